@@ -1,0 +1,5 @@
+"""python -m stepguard"""
+
+from stepguard.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,53 @@
+"""What a baseline file holds, as frozen types. Reading and writing them is host/baseline.py's.
+
+A file holds cases; a case holds epochs, oldest first; an epoch holds the recordings of one level.
+An accepted change of level opens an epoch, and only the last one is compared with.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+SCHEMA = 1
+KEPT_RECORDINGS = 20  # of an epoch, newest
+
+Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=0)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One accepted evidence, summarised."""
+
+    date: Text  # UTC, ISO 8601
+    commit: Text
+    device_uuid: str
+    software: dict[str, str]  # versions that must be equal for a comparison
+    driver: str
+    tokens_per_step: Annotated[int, msgspec.Meta(gt=0)]
+    times_ms: dict[str, list[Milliseconds]]  # metric -> one value a launch
+    counters: dict[str, Count]
+    information: dict[str, float]  # shown beside the verdict, never judged
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Recordings at one level, oldest first, and what the counters are made of at that level."""
+
+    reason: Text
+    recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
+    detail: dict[str, dict[str, Count]]  # metric -> operator, call or graph break -> count
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A case's baseline: the parameters that it was measured with, and its epochs."""
+
+    case: dict[str, Any]
+    epochs: Annotated[list[Epoch], msgspec.Meta(min_length=1)]
+
+
+class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole file: one kind of machine."""
+
+    schema: int
+    machine: Text  # "NVIDIA H200", or "CPU"
+    cases: dict[str, Entry]

@@ -1,0 +1,77 @@
+"""A case: the one thing that is guarded.
+
+A case names a workload factory and its parameters, says on what and on how many ranks it runs, and
+which metrics it gates. Its id is the key of its baseline, so it holds no order, path or object:
+
+    Case("124m-bf16", "model.workloads:train_step", {"size": "124m", "batch": 64}).id
+    -> "train_step[124m-bf16]"
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from stepguard.metrics import METRICS, default_gates
+
+Scalar = str | int | float | bool | None
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_WORKLOAD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One guarded workload. Raises ValueError, naming the field, for anything malformed."""
+
+    name: str  # what distinguishes it from the factory's other cases, "124m-bf16"
+    workload: str  # the factory, "package.module:function"
+    params: Mapping[str, Scalar] = field(default_factory=dict)  # what the factory is called with
+    device: str = "cuda"  # "cuda" or "cpu"
+    world_size: int = 1  # ranks, one per GPU
+    launches: int = 3  # timed launches at the least; a launch is the unit of evidence
+    gates: tuple[str, ...] = ()  # metrics that decide; empty means the device's default
+    extended: bool = False  # left out of the core suite
+    time_limit_s: float = 900.0  # for one launch, its compilation included
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ValueError(f"Case.name {self.name!r}: use letters, digits, '.', '_' and '-'")
+        if not _WORKLOAD.fullmatch(self.workload):
+            raise ValueError(f"Case.workload {self.workload!r}: write 'package.module:factory'")
+        if self.device not in ("cuda", "cpu"):
+            raise ValueError(f"Case.device {self.device!r}: 'cuda' or 'cpu'")
+        if self.world_size < 1:
+            raise ValueError(f"Case.world_size {self.world_size}: at least 1")
+        if self.launches < 1 or (self.launches < 2 and self.device == "cuda"):
+            raise ValueError(f"Case.launches {self.launches}: at least 2 on a GPU, 1 on a CPU")
+        if self.time_limit_s <= 0:
+            raise ValueError(f"Case.time_limit_s {self.time_limit_s}: a positive number of seconds")
+        for key, value in self.params.items():
+            if not isinstance(value, Scalar):
+                raise ValueError(f"Case.params[{key!r}] {value!r}: only JSON scalars")
+        gates = self.gates or default_gates(self.device)
+        for gate in gates:
+            if gate not in METRICS or not METRICS[gate].gateable:
+                known = ", ".join(name for name, metric in METRICS.items() if metric.gateable)
+                raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
+        object.__setattr__(self, "gates", tuple(gates))
+        object.__setattr__(self, "params", dict(self.params))
+
+    @property
+    def id(self) -> str:
+        """The key of the case's baseline: ``factory[name]``."""
+        return f"{self.workload.rpartition(':')[2]}[{self.name}]"
+
+    @property
+    def slug(self) -> str:
+        """The id as a file name."""
+        return re.sub(r"[\[\]]+", "-", self.id).strip("-")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The part of a case that its figures depend on, as JSON: what a baseline must match."""
+        return {
+            "workload": self.workload,
+            "params": dict(sorted(self.params.items())),
+            "device": self.device,
+            "world_size": self.world_size,
+        }

@@ -1,0 +1,200 @@
+"""The command line: measure one workload, check the machine, accept what was measured.
+
+    python -m stepguard run model.workloads:train_step size=nano batch=4 seq=64 device=cpu
+    python -m stepguard doctor
+    python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
+    python -m stepguard baselines list
+
+Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for bad usage.
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from stepguard import explain
+from stepguard.case import Case, Scalar
+from stepguard.doctor import examine
+from stepguard.evidence import Evidence, from_json
+from stepguard.host import baseline
+from stepguard.host.baseline import BaselineError
+from stepguard.host.machine import MachineError, visible_gpus
+from stepguard.host.store import Store
+from stepguard.host.suite import Result, Suite
+from stepguard.metrics import METRICS, format_value
+from stepguard.report import documents
+from stepguard.report.live import Live
+from stepguard.verdict import Status
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; its exit status."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.call(options))
+    except (BaselineError, MachineError, ValueError) as error:
+        print(f"stepguard: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stepguard: interrupted, nothing recorded", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    run = commands.add_parser("run", help="measure one workload, without a baseline")
+    run.add_argument("factory", metavar="FACTORY", help="package.module:function")
+    run.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
+    run.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
+    run.add_argument("--gpus", type=int, default=1, metavar="N", help="ranks (%(default)s)")
+    run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
+    run.set_defaults(call=_run)
+    doctor = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
+    doctor.add_argument("--baselines", default="baselines", metavar="DIR")
+    doctor.set_defaults(call=lambda options: examine(Path.cwd(), Path(options.baselines)))
+    accept = commands.add_parser("accept", help="make the last run's evidence a recording")
+    accept.add_argument("case", nargs="*", metavar="CASE", help="default: every case of that run")
+    accept.add_argument("--reason", default="", help="why a new level is right")
+    accept.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
+    accept.add_argument("--baselines", default="baselines", metavar="DIR")
+    accept.set_defaults(call=_accept)
+    shown = commands.add_parser("baselines", help="what is recorded")
+    shown.add_argument("action", choices=("list", "show"))
+    shown.add_argument("case", nargs="?", metavar="CASE")
+    shown.add_argument("--baselines", default="baselines", metavar="DIR")
+    shown.set_defaults(call=_baselines)
+    return parser
+
+
+def parse_params(pairs: list[str]) -> dict[str, Scalar]:
+    """ "batch=64" -> {"batch": 64}. Values are JSON scalars, anything else is a string.
+
+    Raises ValueError for an argument without "=" or a key given twice.
+    """
+    found: dict[str, Scalar] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise ValueError(f"{pair!r}: write key=value")
+        if key in found:
+            raise ValueError(f"{key} is given twice")
+        try:
+            value = json.loads(text.lower() if text in ("True", "False") else text)
+        except ValueError:
+            value = text
+        found[key] = value if isinstance(value, Scalar) else text
+    return found
+
+
+def _run(options: argparse.Namespace) -> int:
+    params = parse_params(options.params)
+    gpus = tuple(visible_gpus())
+    device = str(params.pop("device", None) or options.device or ("cuda" if gpus else "cpu"))
+    launches = options.launches or (3 if device == "cuda" else 1)
+    case = Case(
+        "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
+    )
+    root = Path.cwd()
+    suite = Suite(root, root / "baselines", gpus, ["python", "-m", "stepguard", *sys.argv[1:]])
+    live = _live(suite)
+    live.plan([(case.id, device)])
+    live.begin(case.id)
+    try:
+        result = suite.run(case, live.stage)
+    finally:
+        live.end()
+    _print_result(result)
+    return 0 if result.verdict.status is Status.NO_BASELINE else 1
+
+
+def _live(suite: Suite) -> Live:
+    def write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    return Live(
+        write,
+        terminal=sys.stderr.isatty(),
+        verbose=True,
+        width=100,
+        expected_s=suite.store.last_wall_s(),
+    )
+
+
+def _print_result(result: Result) -> None:
+    """A table of metrics, what went wrong if anything did, and last one JSON document."""
+    values = result.evidence.values()
+    width = max((len(name) for name in values), default=0)
+    for name in (name for name in METRICS if name in values):
+        metric = METRICS[name]
+        unit = "" if metric.unit == "B" else metric.unit
+        print(f"{name.ljust(width)}  {format_value(name, values[name]):>16} {unit}".rstrip())
+    if result.verdict.status is not Status.NO_BASELINE:
+        print(explain.block(result.verdict, str(result.evidence_path)), file=sys.stderr)
+    print(json.dumps(documents.result_document(result), allow_nan=False))
+
+
+def _accept(options: argparse.Namespace) -> int:
+    refused = 0
+    for evidence in _wanted(options):
+        fingerprint = evidence.fingerprint
+        device_name = fingerprint.device_name if fingerprint else ""
+        world_size = int(evidence.case["world_size"])
+        name = baseline.file_name(str(evidence.case["device"]), device_name, world_size)
+        try:
+            print(baseline.accept(Path(options.baselines, name), evidence, options.reason))
+        except BaselineError as error:
+            print(f"stepguard: {error}", file=sys.stderr)
+            refused += 1
+    return 1 if refused else 0
+
+
+def _wanted(options: argparse.Namespace) -> list[Evidence]:
+    """The evidence that is meant. Raises ValueError when there is none, or a case is unknown."""
+    if options.evidence:
+        path = Path(options.evidence)
+        paths = sorted(path.rglob("evidence.json")) if path.is_dir() else [path]
+        source = str(path)
+    else:
+        store = Store(Path.cwd())
+        paths = list(store.newest().values()) if options.case else store.last_run()
+        source = str(store.runs)
+    try:
+        found = {e.case_id: e for e in (from_json(p.read_bytes(), str(p)) for p in paths)}
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from None
+    if not found:
+        raise ValueError(f"{source} holds no evidence; measure first: pytest perf_tests")
+    for case_id in options.case:
+        if case_id not in found:
+            raise ValueError(f"no evidence of {case_id!r} in {source}; it has: {', '.join(found)}")
+    return [found[case_id] for case_id in options.case or found]
+
+
+def _baselines(options: argparse.Namespace) -> int:
+    folder = Path(options.baselines)
+    paths = sorted(folder.glob("*.json"))
+    if not paths:
+        raise ValueError(f"{folder}: no baseline file; record one: pytest perf_tests --perf-update")
+    shown = 0
+    for path in paths:
+        content = baseline.load(path)
+        for case_id, entry in sorted(content.cases.items()) if content else ():
+            if options.case not in (None, case_id):
+                continue
+            shown += 1
+            last = entry.epochs[-1]
+            newest = last.recordings[-1]
+            times = ", ".join(f"{ms:.3f}" for ms in newest.times_ms.get("step_ms", []))
+            print(
+                f"{path.name}  {case_id}  epoch {len(entry.epochs)}, "
+                f"{len(last.recordings)} recordings, newest {newest.date} {newest.commit[:10]}"
+                + (f", step_ms {times}" if times else "")
+            )
+            if options.action == "show":
+                print(json.dumps(baseline.as_builtins(entry), indent=1, sort_keys=True))
+    if options.case and not shown:
+        raise ValueError(f"{folder} has no baseline of {options.case!r}")
+    return 0

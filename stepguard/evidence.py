@@ -1,0 +1,203 @@
+"""Evidence: everything that one run measured of one case, raw samples included.
+
+Workers send rank reports; the host makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
+verdict reads nothing else. All of it is frozen and turns into JSON and back without loss.
+"""
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+SCHEMA = 1
+EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
+EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive timed steps between two synchronizations, on every rank."""
+
+    steps: int
+    wall_ms: tuple[float, ...]  # by rank: synchronize to synchronize
+    events_ms: tuple[float, ...]  # by rank: first to last event; equals wall_ms on a CPU
+    step_ms: tuple[float, ...]  # single steps of the slowest rank
+    enqueue_ms: float | None = None  # host time for the first step, slowest rank; GPUs only
+    energy_j: float | None = None  # of all GPUs, between the two synchronizations
+    sm_clock_mhz: float | None = None  # median of the samples taken during the block
+    temperature_c: float | None = None
+    power_w: float | None = None
+    tainted: str = ""  # why the block was measured again, if it was; such a block is not counted
+
+    @property
+    def mean_ms(self) -> float:
+        """Step time of the slowest rank: its wall clock over the steps."""
+        return max(self.wall_ms) / self.steps
+
+    def clocks_disagree(self) -> str:
+        """One sentence if wall clock and events tell different times, else the empty string."""
+        for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
+            if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
+                return f"rank {rank}: wall clock {wall:.2f} ms, events {events:.2f} ms"
+        return ""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One fresh worker group that ran the case: its warm-up and its blocks."""
+
+    index: int
+    blocks: tuple[Block, ...]
+    compile_s: float  # the first step, to synchronization
+    warmup_s: float
+    warmup_steps: int
+    steady: str  # empty when the warm-up ended in a steady state, else why not
+    wall_s: float  # the whole launch, start and teardown included
+    discarded: tuple[Block, ...] = ()  # tainted blocks, kept for the record
+
+    @property
+    def step_ms(self) -> float:
+        """Mean step time over the blocks, weighted by their steps."""
+        total = sum(max(block.wall_ms) for block in self.blocks)
+        return total / sum(block.steps for block in self.blocks)
+
+    @property
+    def step_ms_median(self) -> float:
+        """Median of single steps over the blocks."""
+        return statistics.median(ms for block in self.blocks for ms in block.step_ms)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What the counting pass counted. ``unstable`` says why a metric is missing from ``values``."""
+
+    values: dict[str, int]
+    unstable: dict[str, str] = field(default_factory=dict)
+    detail: dict[str, dict[str, int]] = field(default_factory=dict)  # metric -> what -> count
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What measured: hardware and software. ``comparable_key`` is what must be equal."""
+
+    device_name: str  # "NVIDIA H200", or the CPU's name
+    device_uuid: str
+    torch: str
+    cuda: str = ""
+    cudnn: str = ""
+    nccl: str = ""
+    triton: str = ""
+    driver: str = ""
+    python: str = ""
+    arch: str = ""
+    cpu_threads: int = 0
+    peak_flops: float | None = None  # nominal dense peak at the case's precision
+    floor_flops: float | None = None  # peak at the highest clock the card can run
+    environment: dict[str, str] = field(default_factory=dict)  # TORCH_*, NCCL_* ... that were set
+
+    def software_key(self) -> dict[str, str]:
+        """Versions under which stored figures may be compared."""
+        torch = self.torch.partition("+")[0]
+        return {
+            "torch": torch,
+            "cuda": self.cuda,
+            "cudnn": self.cudnn,
+            "triton": self.triton,
+            "driver_branch": self.driver.partition(".")[0],
+            "arch": self.arch,
+        }
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why there is no (or not enough) measurement. ``code`` is a reason code of verdict.py."""
+
+    code: str
+    message: str  # one sentence
+    detail: str = ""  # traceback or the tail of stderr
+    during: str = ""  # "launch 2, block"
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All launches of a case in one run."""
+
+    case_id: str
+    case: dict[str, Any]
+    date: str  # UTC, ISO 8601
+    commit: str
+    dirty: tuple[str, ...]  # changed files outside baselines/
+    command: str
+    planned_launches: int
+    gates: tuple[str, ...]
+    fingerprint: Fingerprint | None = None
+    launches: tuple[Launch, ...] = ()
+    counts: Counts | None = None
+    faults: tuple[Fault, ...] = ()
+    tokens_per_step: int = 0  # all ranks
+    flops_per_step: float = 0.0  # by formula, all ranks
+    floor_flops_per_step: float = 0.0  # fewest that do the step, one rank
+    wall_s: float = 0.0
+    schema: int = SCHEMA
+
+    def samples_ms(self) -> list[float]:
+        """Every counted single step of every launch."""
+        return [ms for launch in self.launches for block in launch.blocks for ms in block.step_ms]
+
+    def values(self) -> dict[str, float]:
+        """Every metric that this evidence has, by name."""
+        found: dict[str, float] = dict(self.counts.values) if self.counts else {}
+        if self.tokens_per_step:
+            found["tokens_per_step"] = self.tokens_per_step
+        if not self.launches:
+            return found
+        step_ms = geometric_mean([launch.step_ms for launch in self.launches])
+        found["step_ms"] = step_ms
+        found["step_ms_median"] = geometric_mean([x.step_ms_median for x in self.launches])
+        found["compile_s"] = max(launch.compile_s for launch in self.launches)
+        blocks = [block for launch in self.launches for block in launch.blocks]
+        enqueue = [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]
+        if enqueue:
+            found["enqueue_ms"] = statistics.median(enqueue)
+        found["tokens_per_s"] = self.tokens_per_step / step_ms * 1e3
+        peak = self.fingerprint.peak_flops if self.fingerprint else None
+        if peak and self.flops_per_step:
+            achieved = self.flops_per_step / self.case["world_size"] / step_ms * 1e3
+            found["mfu_pct"] = 100 * achieved / peak
+        energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]
+        if len(energy) == len(blocks):
+            found["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
+        return found
+
+    def floor_ms(self) -> float | None:
+        """The step time below which the result contradicts the hardware, or None if unknown."""
+        if self.fingerprint is None or not self.fingerprint.floor_flops:
+            return None
+        return self.floor_flops_per_step / self.fingerprint.floor_flops * 1e3
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """exp of the mean log: the level at which ratios of launches average out."""
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def to_json(evidence: Evidence) -> bytes:
+    """The evidence as one JSON document, keys in order of definition."""
+    return msgspec.json.format(msgspec.json.encode(evidence), indent=1)
+
+
+def from_json(text: bytes, source: str) -> Evidence:
+    """Read what to_json wrote. Raises ValueError naming ``source`` and what is wrong with it."""
+    try:
+        evidence = msgspec.json.decode(text, type=Evidence)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{source}: not evidence that stepguard wrote: {error}") from None
+    if evidence.schema != SCHEMA:
+        raise ValueError(
+            f"{source}: evidence schema {evidence.schema}, this version reads {SCHEMA}"
+        )
+    return evidence

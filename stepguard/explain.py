@@ -1,0 +1,90 @@
+"""Verdicts in words: one sentence that fits a terminal, the evidence under it, what to do next."""
+
+import shlex
+
+from stepguard.metrics import METRICS, format_value
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+
+WIDTH = 79  # pytest cuts its own summary at 80 columns
+
+
+def headline(verdict: Verdict) -> str:
+    """One sentence of at most WIDTH columns: case, metric, old -> new, limit, verdict."""
+    worst = verdict.worst
+    status = verdict.status.value
+    if verdict.message or worst is None:
+        text = f"{verdict.case_id}: {status}: {verdict.message or verdict.reason.value}"
+        return _cut(text.splitlines()[0])
+    room = WIDTH - len(f"{verdict.case_id}: {status}: ")
+    return f"{verdict.case_id}: {status}: {_cut(change(worst), max(room, 24))}"
+
+
+def change(found: MetricVerdict) -> str:
+    """A metric's move: "step_ms 252.500 -> 263.100 (+4.2 %, limit 4.0 %)"."""
+    if found.old is None:
+        return f"{found.metric} {format_value(found.metric, found.new)}"
+    old, new = format_value(found.metric, found.old), format_value(found.metric, found.new)
+    text = f"{found.metric} {old} -> {new}"
+    if found.limit_pct is not None and found.change_pct is not None:
+        return f"{text} ({found.change_pct:+.2f} %, limit {found.limit_pct:.2f} %)"
+    if old == new and found.new is not None:  # equal to the eye only
+        return f"{text} ({found.new - found.old:+,.0f} {METRICS[found.metric].unit})"
+    return text
+
+
+def evidence_lines(verdict: Verdict) -> list[str]:
+    """What the verdict rests on, a line each, of any width."""
+    lines = []
+    for metric in _moved(verdict):
+        unit = METRICS[metric.metric].unit
+        line = f"  {metric.metric} [{unit}]: {change(metric)[len(metric.metric) + 1 :]}"
+        line += f": {metric.status.value}, {metric.reason.value}"
+        lines.append(line)
+        if metric.note:
+            lines.append(f"    moved: {metric.note}")
+        if metric.noise_pct is not None:
+            lines.append(f"    standard error over launches {metric.noise_pct:.2f} %")
+    if verdict.recordings:
+        count = verdict.recordings
+        lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")
+    if verdict.detail:
+        lines += [f"  | {line}" for line in verdict.detail.rstrip().splitlines()]
+    return lines
+
+
+def _moved(verdict: Verdict) -> list[MetricVerdict]:
+    if verdict.message:
+        return []
+    gated = [m for m in verdict.metrics if m.gated and m.status is not Status.SAME]
+    return sorted(gated, key=lambda m: m.status.rank)
+
+
+def next_steps(verdict: Verdict, evidence_path: str) -> list[str]:
+    """Commands: accept it, or look closer."""
+    case = shlex.quote(verdict.case_id)
+    accept = f"python -m stepguard accept {case}"
+    if verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
+        steps = [f"accept: {accept} --reason '...'"]
+    elif verdict.status is Status.FASTER:
+        steps = [f"keep the gain: {accept} --reason '...'"]
+    elif verdict.status is Status.NO_BASELINE:
+        lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
+        steps = [f"accept: {accept}" + (" --reason '...'" if lacks_metric else "")]
+    elif verdict.status is Status.SAME:
+        return []
+    else:
+        steps = ["see if the machine is fit: python -m stepguard doctor"]
+    return [*steps, f"look closer: {evidence_path}"]
+
+
+def block(verdict: Verdict, evidence_path: str) -> str:
+    """Everything about one failure, as pytest prints it under FAILURES or ERRORS."""
+    steps = [f"  {step}" for step in next_steps(verdict, evidence_path)]
+    full = [verdict.message] if len(verdict.message) > 60 else []
+    return "\n".join(
+        [headline(verdict), *(f"  {line}" for line in full), *evidence_lines(verdict), *steps]
+    )
+
+
+def _cut(text: str, width: int = WIDTH) -> str:
+    return text if len(text) <= width else text[: width - 3].rstrip() + "..."

@@ -1,0 +1,43 @@
+"""Peaks of GPUs: the nominal one that MFU is quoted against, and the one no result can beat.
+
+The nominal peak is the vendor's data sheet, dense, without sparsity. The physical one is what the
+chip could do at the highest clock it can run, from its own SM count: SMs x FLOP per clock x clock.
+"""
+
+_PRECISION_RATE = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "fp32"}
+
+# NVIDIA data sheets, dense TFLOP/s. Longer names first: the first one that fits wins.
+_NOMINAL_TFLOPS: tuple[tuple[str, dict[str, float]], ...] = (
+    ("H200 NVL", {"half": 836, "tf32": 418, "fp32": 60}),
+    ("H200", {"half": 989, "tf32": 494, "fp32": 67}),
+    ("H100 NVL", {"half": 835, "tf32": 417, "fp32": 60}),
+    ("H100 PCIe", {"half": 756, "tf32": 378, "fp32": 51}),
+    ("H100", {"half": 989, "tf32": 494, "fp32": 67}),
+    ("A100", {"half": 312, "tf32": 156, "fp32": 19.5}),
+)
+
+# FLOP per clock and SM of dense matrix products (vendor's architecture white papers); fp32 is the
+# plain FMA pipe.
+_FLOP_PER_CLOCK_AND_SM: dict[str, dict[str, int]] = {
+    "9.0": {"half": 4096, "tf32": 2048, "fp32": 256},
+    "8.0": {"half": 2048, "tf32": 1024, "fp32": 128},
+}
+
+
+def nominal_peak_flops(device_name: str, precision: str) -> float | None:
+    """Dense peak in FLOP/s by the data sheet; None for a device or precision not in the table."""
+    rate = _PRECISION_RATE.get(precision)
+    for name, tflops in _NOMINAL_TFLOPS:
+        if name in device_name and rate is not None:
+            return tflops[rate] * 1e12
+    return None
+
+
+def physical_peak_flops(
+    capability: str, sm_count: int, max_clock_mhz: float, precision: str
+) -> float | None:
+    """FLOP/s at the highest clock the card can run; None where the rate is not known."""
+    rate = _PRECISION_RATE.get(precision)
+    if rate is None or capability not in _FLOP_PER_CLOCK_AND_SM:
+        return None
+    return sm_count * _FLOP_PER_CLOCK_AND_SM[capability][rate] * max_clock_mhz * 1e6

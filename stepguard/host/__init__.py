@@ -1,0 +1,1 @@
+"""What runs in the calling process: it starts worker groups, watches the machine, keeps files."""

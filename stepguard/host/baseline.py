@@ -1,0 +1,248 @@
+"""Baseline files: read strictly, written so that a git diff is the review, never half written.
+
+A file that cannot be trusted in every line is refused whole: a gate that skips what it does not
+understand turns green by accident.
+"""
+
+import contextlib
+import json
+import math
+import os
+import re
+import tempfile
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from stepguard.baseline_model import (
+    KEPT_RECORDINGS,
+    SCHEMA,
+    BaselineFile,
+    Entry,
+    Epoch,
+    Recording,
+)
+from stepguard.evidence import Evidence
+from stepguard.judge import comparable, judge, measurement_problem
+from stepguard.metrics import METRICS
+from stepguard.verdict import Status
+
+LINE_WIDTH = 100
+CPU_MACHINE = "CPU"
+
+
+class BaselineError(Exception):
+    """A baseline file that cannot be used or written; one sentence with the remedy."""
+
+
+class Refused(BaselineError):
+    """Evidence that must not become a recording."""
+
+
+def file_name(device: str, device_name: str, world_size: int) -> str:
+    """The file for a kind of machine: "h100-80gb-hbm3x1.json", "cpu.json"."""
+    if device == "cpu":
+        return "cpu.json"
+    words = re.findall(r"[a-z0-9]+", device_name.lower().replace("nvidia", ""))
+    return f"{'-'.join(words)}x{world_size}.json"
+
+
+def load(path: Path) -> BaselineFile | None:
+    """The file's content; None where there is no file.
+
+    Raises BaselineError for anything that is not exactly a baseline file: truncated, conflict
+    markers, NaN, a key twice, a wrong or unknown field, another schema.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise BaselineError(f"{path}: cannot be read: {error}") from None
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith(("<<<<<<< ", "=======", ">>>>>>> ")):
+            raise BaselineError(
+                f"{path}, line {number}: merge conflict marker {line[:20]!r}; "
+                f"keep one side, e.g.: git checkout --ours {path}"
+            )
+    try:
+        raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
+    except ValueError as error:
+        raise BaselineError(f"{path}: {error}; {_restore(path)}") from None
+    schema = raw.get("schema") if isinstance(raw, dict) else None
+    if schema != SCHEMA:
+        raise BaselineError(
+            f"{path}: schema {schema!r}, this version of stepguard reads {SCHEMA}; "
+            "record it anew with: pytest perf_tests --perf-update"
+        )
+    try:
+        found = msgspec.convert(raw, BaselineFile, strict=True)
+    except msgspec.ValidationError as error:
+        raise BaselineError(f"{path}: {error}; {_restore(path)}") from None
+    for case_id, entry in found.cases.items():
+        _check_entry(path, case_id, entry)
+    return found
+
+
+def _restore(path: Path) -> str:
+    return f"restore it with: git checkout -- {path}"
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"key {key!r} stands twice")
+    return dict(pairs)
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is not a number that can be compared")
+
+
+def _check_entry(path: Path, case_id: str, entry: Entry) -> None:
+    where = f"{path}: {case_id}"
+    for recording in (r for epoch in entry.epochs for r in epoch.recordings):
+        for name, values in recording.times_ms.items():
+            if name not in METRICS or METRICS[name].kind != "time":
+                raise BaselineError(f"{where}: {name!r} is no time metric; {_restore(path)}")
+            if not values or not all(math.isfinite(value) for value in values):
+                raise BaselineError(f"{where}: {name} {values}; {_restore(path)}")
+        for name in recording.counters:
+            if name not in METRICS or METRICS[name].kind != "counter":
+                raise BaselineError(f"{where}: {name!r} is no counter; {_restore(path)}")
+        if not all(math.isfinite(value) for value in recording.information.values()):
+            raise BaselineError(f"{where}: information is not finite; {_restore(path)}")
+
+
+def save(path: Path, content: BaselineFile) -> None:
+    """Write beside the file and rename over it: the old file stays until the new one is whole.
+
+    Raises BaselineError, and leaves the old file as it was, when the folder cannot be written.
+    """
+    text = _layout(msgspec.to_builtins(content), 0) + "\n"
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise BaselineError(
+            f"{path}: cannot be written: {error.strerror or error}; the old file is unchanged, "
+            "and the evidence is kept: python -m stepguard accept, once it can be written"
+        ) from None
+
+
+def _layout(value: Any, depth: int) -> str:
+    """JSON with sorted keys; what fits a line stands on one, so that a diff shows whole facts."""
+    compact = json.dumps(value, sort_keys=True, allow_nan=False)
+    if len(compact) + depth <= LINE_WIDTH and depth > 2 or not isinstance(value, dict | list):
+        return compact
+    if not value:
+        return compact
+    pad, end = " " * (depth + 1), " " * depth
+    if isinstance(value, list):
+        items = [f"{pad}{_layout(item, depth + 1)}" for item in value]
+        return "[\n" + ",\n".join(items) + f"\n{end}]"
+    items = [f"{pad}{json.dumps(key)}: {_layout(value[key], depth + 1)}" for key in sorted(value)]
+    return "{\n" + ",\n".join(items) + f"\n{end}}}"
+
+
+def recording_of(evidence: Evidence) -> Recording:
+    """The evidence as a recording. Raises Refused, with the reason, when it must not be one."""
+    problem = measurement_problem(evidence)
+    if problem is not None:
+        status, _, message, _ = problem
+        raise Refused(f"{evidence.case_id}: not recorded, {status.value}: {message}")
+    if not evidence.commit:
+        raise Refused(f"{evidence.case_id}: not recorded, the tree is not a git repository")
+    if evidence.dirty:
+        more = f" and {len(evidence.dirty) - 1} more" if len(evidence.dirty) > 1 else ""
+        raise Refused(
+            f"{evidence.case_id}: not recorded, measured on a tree with uncommitted changes "
+            f"({evidence.dirty[0]}{more}); commit, then measure again"
+        )
+    assert evidence.fingerprint is not None and evidence.counts is not None
+    values = evidence.values()
+    timed = evidence.case["device"] == "cuda"
+    return Recording(
+        date=evidence.date,
+        commit=evidence.commit,
+        device_uuid=evidence.fingerprint.device_uuid,
+        software=evidence.fingerprint.software_key(),
+        driver=evidence.fingerprint.driver,
+        tokens_per_step=evidence.tokens_per_step,
+        times_ms={
+            name: [round(getattr(launch, name), 4) for launch in evidence.launches]
+            for name in ("step_ms", "step_ms_median")
+            if timed
+        },
+        counters=dict(evidence.counts.values),
+        information={
+            name: float(f"{value:.6g}")
+            for name, value in values.items()
+            if METRICS[name].kind == "information" and timed
+        },
+    )
+
+
+def accept(path: Path, evidence: Evidence, reason: str) -> str:
+    """Make the evidence a recording of its case in ``path``; one line that says what was done.
+
+    `same` (and the first under new software) appends to the epoch; a change of level or of
+    parameters opens one. Raises Refused or BaselineError; the file is then unchanged.
+    """
+    recording = recording_of(evidence)
+    assert evidence.fingerprint is not None and evidence.counts is not None
+    timed = evidence.case["device"] == "cuda"
+    machine = evidence.fingerprint.device_name if timed else CPU_MACHINE
+    content = load(path) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
+    if content.machine != machine:
+        raise BaselineError(f"{path}: holds {content.machine}, the evidence is from {machine}")
+    entry = content.cases.get(evidence.case_id)
+    status = judge(evidence, entry).status
+    if not timed and status is Status.SAME:
+        return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
+    done, epochs = _place(evidence, recording, entry, status, reason)
+    fresh = Entry(case=evidence.case, epochs=epochs)
+    save(path, msgspec.structs.replace(content, cases=content.cases | {evidence.case_id: fresh}))
+    return f"{evidence.case_id}: {done} in {path}"
+
+
+def _place(
+    evidence: Evidence, recording: Recording, entry: Entry | None, status: Status, reason: str
+) -> tuple[str, list[Epoch]]:
+    assert evidence.counts is not None
+    detail = {name: parts for name, parts in evidence.counts.detail.items() if parts}
+    if entry is None:
+        opened = Epoch(reason=reason or "first recording", recordings=[recording], detail=detail)
+        return "first recording", [opened]
+    last = entry.epochs[-1]
+    if any(recording.date == r.date and recording.commit == r.commit for r in last.recordings):
+        raise Refused(f"{evidence.case_id}: this evidence ({recording.date}) is already recorded")
+    known = comparable(last, evidence)
+    if entry.case == evidence.case and (status is Status.SAME or not known):
+        kept = [*last.recordings, recording][-KEPT_RECORDINGS:]
+        merged = Epoch(reason=last.reason, recordings=kept, detail=detail)
+        done = f"recording {len(known) + 1} of its epoch" if known else "first under this software"
+        return done, [*entry.epochs[:-1], merged]
+    if not reason:
+        raise Refused(
+            f"{evidence.case_id}: {status.value}; a new level needs a reason: "
+            f"python -m stepguard accept '{evidence.case_id}' --reason '...'"
+        )
+    opened = Epoch(reason=reason, recordings=[recording], detail=detail)
+    return f"epoch {len(entry.epochs) + 1} opened ({reason})", [*entry.epochs, opened]
+
+
+def as_builtins(entry: Entry) -> Any:
+    """An entry as plain JSON types, for display."""
+    return msgspec.to_builtins(entry)

@@ -1,0 +1,284 @@
+"""A launch: one fresh worker group under torchrun, with a time limit and no way to outlive us.
+
+Every process of a launch carries its token in the environment. Closing a launch kills by token and
+returns only when nothing that carries it is left; if this process dies, the agent does the same
+(worker/agent.py).
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepguard.evidence import Fault
+from stepguard.host.control import Control, LostWorker, Message, NoAnswer, Poll
+from stepguard.verdict import Reason
+from stepguard.worker import note
+from stepguard.worker.lifeline import kill_by_token, pids_by_token
+
+HELLO_LIMIT_S = 120.0
+GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
+STDERR_TAIL_LINES = 40
+CPU_THREADS = 1  # fixed: what a CPU step allocates depends on it, and more only spin on busy cores
+
+
+class LaunchFailed(Exception):
+    """A launch that ended in a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """Where and with what a launch runs."""
+
+    device: str
+    world_size: int
+    root: Path  # the source tree: working directory and first on the import path
+    folder: Path  # logs and notes of this launch; kept
+    cache: Path  # compile caches, shared by the launches of a checkout
+    label: str  # "launch 2"
+    time_limit_s: float
+
+
+class WorkerGroup:
+    """A running launch. Use as a context manager; leaving it leaves nothing behind."""
+
+    def __init__(self, spec: LaunchSpec) -> None:
+        self.spec = spec
+        self.token = secrets.token_hex(16)
+        self.began = time.monotonic()
+        self.pids: list[int] = []
+        self._closed = False
+        self._poll: Poll = lambda: None
+        shutil.rmtree(spec.folder, ignore_errors=True)  # an older launch's errors are not ours
+        spec.folder.mkdir(parents=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="stepguard-"))
+        self._control = Control(self.token)
+        try:
+            self._agent = self._start()
+        except BaseException:
+            self._control.close()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> "WorkerGroup":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        arguments = [
+            "--nnodes=1",
+            f"--nproc-per-node={self.spec.world_size}",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            f"--rdzv-id={self.token}",
+            "--local-addr=127.0.0.1",
+            "--max-restarts=0",
+            "--monitor-interval=0.1",
+            f"--log-dir={self.spec.folder / 'ranks'}",
+            "--redirects=3",
+            "-m",
+            "stepguard.worker.main",
+        ]
+        with (self.spec.folder / "agent.log").open("wb") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "stepguard.worker.agent", *arguments],
+                cwd=self.spec.root,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # a Ctrl-C at the terminal is ours alone to handle
+            )
+
+    def _environment(self) -> dict[str, str]:
+        env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        package_root = str(Path(__file__).resolve().parents[2])
+        paths = [str(self.spec.root), package_root, env.get("PYTHONPATH", "")]
+        env |= {
+            "STEPGUARD_TOKEN": self.token,
+            "STEPGUARD_SOCKET": self._control.name,
+            "STEPGUARD_RUN_DIR": str(self.spec.folder),
+            "STEPGUARD_SCRATCH": str(self._scratch),
+            "STEPGUARD_HOST_PID": str(os.getpid()),
+            "STEPGUARD_DEVICE": self.spec.device,
+            "TMPDIR": str(self._scratch),
+            "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)),
+            "PYTHONUNBUFFERED": "1",
+            "TORCHINDUCTOR_CACHE_DIR": str(self.spec.cache / "inductor"),
+            "TRITON_CACHE_DIR": str(self.spec.cache / "triton"),
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that NVML and CUDA count alike
+        }
+        if self.spec.device == "cpu":
+            env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
+        return env
+
+    def hello(self, poll: Poll) -> None:
+        """Wait until the ranks have imported torch and stand ready."""
+        with self._faults("start", poll):
+            self.pids = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
+
+    def request(
+        self,
+        command: str,
+        *,
+        limit_s: float,
+        poll: Poll,
+        progress: Callable[[str], None],
+        **args: Any,
+    ) -> list[Message]:
+        """Every rank's answer to a command. Raises LaunchFailed with what went wrong instead."""
+        left = self.began + self.spec.time_limit_s - time.monotonic()
+        with self._faults(command, poll):
+            return self._control.request(
+                command, args, max(1.0, min(limit_s, left)), self._watch, progress
+            )
+
+    @contextlib.contextmanager
+    def _faults(self, command: str, poll: Poll) -> Iterator[None]:
+        self._poll = poll
+        try:
+            yield
+        except (LostWorker, NoAnswer) as error:
+            raise LaunchFailed(self._diagnose(command, error)) from None
+
+    def _watch(self) -> None:
+        """Notice a death at once; torch elastic may wait half a minute for the other ranks."""
+        self._poll()
+        if self._agent.poll() is not None:
+            raise LostWorker("the launcher ended")
+        for pid in self.pids:
+            if not _alive(pid):
+                raise LostWorker(f"process {pid} ended")
+
+    def _diagnose(self, command: str, error: Exception) -> Fault:
+        during = f"{self.spec.label}, {command}"
+        ranks = range(self.spec.world_size)
+        if isinstance(error, NoAnswer):
+            for pid in self.pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
+            time.sleep(0.5)
+            where = "; ".join(f"rank {rank} in {self._position(rank)}" for rank in ranks)
+            waited = time.monotonic() - self.began
+            message = f"no answer {waited:.0f} s into the launch: {where}"
+            started = bool(self.pids)
+            code = Reason.NO_ANSWER if started else Reason.NOT_STARTED
+            return Fault(code.name, message, self._stderr_tail(0), during)
+        time.sleep(0.3)  # let the rank that failed finish writing why
+        failed = self._error_files()
+        if failed:
+            rank, described = failed[0]
+            return _raised(rank, described, self._position(rank), during)
+        dead = [r for r, pid in enumerate(self.pids) if not _alive(pid)]
+        if dead:
+            how = self._exit_signal(dead[0])
+            message = f"rank {dead[0]} was killed{how} in {self._position(dead[0])}"
+            return Fault(Reason.KILLED.name, message, self._stderr_tail(dead[0]), during)
+        if not self.pids:
+            message = f"the launcher ended with {self._agent.poll()} before the workers were ready"
+            detail = _tail(self.spec.folder / "agent.log") + self._stderr_tail(0)
+            return Fault(Reason.NOT_STARTED.name, message, detail, during)
+        message = (
+            f"torchrun ended with {self._agent.poll()} while rank 0 was in {self._position(0)}"
+        )
+        detail = _tail(self.spec.folder / "agent.log")
+        return Fault(Reason.AGENT_DIED.name, message, detail, during)
+
+    def _position(self, rank: int) -> str:
+        return note.read(self.spec.folder / f"note-{rank}")
+
+    def _error_files(self) -> list[tuple[int, dict[str, Any]]]:
+        found = []
+        for rank in range(self.spec.world_size):
+            with contextlib.suppress(OSError, ValueError):
+                text = (self.spec.folder / f"error-{rank}.json").read_text()
+                found.append((rank, json.loads(text)))
+        return sorted(found, key=lambda item: item[1]["at_ns"])  # the first to fail is the cause
+
+    def _exit_signal(self, rank: int) -> str:
+        """torch elastic logs the exit code of a failed rank as "exitcode: -9"."""
+        log = _tail(self.spec.folder / "agent.log", lines=200)
+        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM):
+            if f"exitcode: -{int(number)}" in log:
+                return f" by {number.name}"
+        return ""
+
+    def _stderr_tail(self, rank: int) -> str:
+        logs = sorted((self.spec.folder / "ranks").glob(f"*/attempt_0/{rank}/stderr.log"))
+        return _tail(logs[-1]) if logs else ""
+
+    def leave(self, poll: Poll) -> None:
+        """End in order: ask the ranks to exit and wait a little for torchrun to follow."""
+        self._control.close()
+        until = time.monotonic() + GONE_LIMIT_S
+        while self._agent.poll() is None and time.monotonic() < until:
+            poll()
+            time.sleep(0.02)
+        self.close()
+
+    def close(self) -> None:
+        """Kill what is left and remove the scratch folder. Safe to call twice.
+
+        SIGINT is held back meanwhile: a second Ctrl-C must not leave processes on the GPU.
+        """
+        if self._closed:
+            return
+        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            self._control.close()
+            until = time.monotonic() + GONE_LIMIT_S
+            while True:
+                self._agent.poll()  # reaps it
+                if not kill_by_token(self.token) and not pids_by_token(self.token):
+                    if self._agent.poll() is not None:
+                        break
+                if time.monotonic() > until:
+                    raise RuntimeError(f"processes {pids_by_token(self.token)} do not die")
+                time.sleep(0.02)
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            self._closed = True
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+def _raised(rank: int, described: dict[str, Any], position: str, during: str) -> Fault:
+    first = (described["message"].strip() or described["type"]).splitlines()[0]
+    code = Reason.RAISED
+    if described["bad_workload"]:
+        code = Reason.BAD_WORKLOAD
+    elif described["out_of_memory"]:
+        code = Reason.OUT_OF_MEMORY
+    kind = "" if described["bad_workload"] else f"{described['type']}: "
+    message = f"rank {rank} in {position}: {kind}{first}"
+    return Fault(code.name, message, described["traceback"], during)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) + "\n"
+    except OSError:
+        return ""

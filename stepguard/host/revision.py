@@ -1,0 +1,42 @@
+"""What git says of the tree that is measured."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+GIT_LIMIT_S = 30
+
+
+@dataclass(frozen=True)
+class Revision:
+    """The commit a tree stands on; ``dirty`` lists what differs from it outside baselines/."""
+
+    commit: str = ""
+    dirty: tuple[str, ...] = ()
+
+
+def current(root: Path, baselines: Path) -> Revision:
+    """The revision of ``root``; an empty one where there is no repository or no git."""
+    commit = _git(root, "rev-parse", "HEAD").strip()
+    if not commit:
+        return Revision()
+    top = Path(_git(root, "rev-parse", "--show-toplevel").strip())
+    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=normal")
+    paths = [entry[3:] for entry in status.split("\0") if entry]
+    kept = baselines.resolve()
+    dirty = [path for path in paths if not (top / path).resolve().is_relative_to(kept)]
+    return Revision(commit, tuple(sorted(dirty)))
+
+
+def _git(root: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=GIT_LIMIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""

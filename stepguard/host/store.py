@@ -1,0 +1,77 @@
+"""The evidence of past runs, kept under .stepguard/ so that a number can be accepted unmeasured.
+
+.stepguard/runs/20261121T101500Z-4711/<case>/evidence.json    one case of one run
+.stepguard/runs/.../<case>/launch-1/ranks/...                 its logs
+.stepguard/cache/                                             compile caches of this checkout
+"""
+
+import contextlib
+import os
+import shutil
+from datetime import UTC, datetime
+from pathlib import Path
+
+from stepguard.evidence import Evidence, from_json, to_json
+
+FOLDER = ".stepguard"
+KEPT_RUNS = 20
+EVIDENCE = "evidence.json"
+
+
+class Store:
+    """The runs of one checkout."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / FOLDER
+        self.cache = self.folder / "cache"
+        self.runs = self.folder / "runs"
+
+    def new_run(self) -> Path:
+        """A folder for a run that begins; the oldest beyond KEPT_RUNS go.
+
+        Raises OSError when the folder cannot be made.
+        """
+        self.runs.mkdir(parents=True, exist_ok=True)
+        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+        fresh = self.runs / f"{stamp}-{os.getpid()}"
+        fresh.mkdir()
+        for old in sorted(self.runs.iterdir())[:-KEPT_RUNS]:
+            shutil.rmtree(old, ignore_errors=True)
+        return fresh
+
+    def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
+        """Write a case's evidence into its run, whole or not at all."""
+        path = run / slug / EVIDENCE
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".part")
+        temporary.write_bytes(to_json(evidence))
+        temporary.replace(path)
+        return path
+
+    def newest(self) -> dict[str, Path]:
+        """The newest evidence file of every case, by case id."""
+        found: dict[str, Path] = {}
+        if not self.runs.is_dir():
+            return found
+        for run in sorted(self.runs.iterdir()):
+            for path in sorted(run.glob(f"*/{EVIDENCE}")):
+                with contextlib.suppress(OSError, ValueError):
+                    found[from_json(path.read_bytes(), str(path)).case_id] = path
+        return found
+
+    def last_run(self) -> list[Path]:
+        """The evidence files of the newest run that has any."""
+        runs = sorted(self.runs.iterdir(), reverse=True) if self.runs.is_dir() else []
+        for run in runs:
+            if paths := sorted(run.glob(f"*/{EVIDENCE}")):
+                return paths
+        return []
+
+    def last_wall_s(self) -> dict[str, float]:
+        """How long each case took the last time, for the live line."""
+        walls: dict[str, float] = {}
+        for case_id, path in self.newest().items():
+            evidence = from_json(path.read_bytes(), str(path))
+            if not evidence.faults:
+                walls[case_id] = evidence.wall_s
+        return walls

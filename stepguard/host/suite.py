@@ -1,0 +1,90 @@
+"""A run of cases: measure, compare with the baseline files, keep the evidence.
+
+Both the pytest plugin and the command line drive this; neither measures or judges by itself.
+"""
+
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepguard.baseline_model import BaselineFile, Entry
+from stepguard.case import Case
+from stepguard.evidence import Evidence
+from stepguard.host import baseline
+from stepguard.host.machine import Gpu
+from stepguard.host.measure import Bench, measure
+from stepguard.host.revision import current
+from stepguard.host.store import Store
+from stepguard.judge import judge, wants_more
+from stepguard.verdict import Verdict
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One case, measured and judged, and where its evidence is kept."""
+
+    case: Case
+    evidence: Evidence
+    verdict: Verdict
+    evidence_path: Path
+    baseline_path: Path
+
+
+class Suite:
+    """The cases of one run on one machine."""
+
+    def __init__(
+        self, root: Path, baselines: Path, gpus: tuple[Gpu, ...], arguments: list[str]
+    ) -> None:
+        self.root, self.baselines, self.gpus = root, baselines, gpus
+        self.store = Store(root)
+        self.run_folder = self.store.new_run()
+        self.results: list[Result] = []
+        self._bench = Bench(
+            root=root,
+            cache=self.store.cache,
+            folder=self.run_folder,
+            gpus=gpus,
+            revision=current(root, baselines),
+            command=shlex.join(arguments),
+        )
+
+    def baseline_path(self, case: Case) -> Path:
+        """The file that holds the case's baseline on this machine."""
+        name = self.gpus[0].name if case.device == "cuda" and self.gpus else ""
+        return self.baselines / baseline.file_name(case.device, name, case.world_size)
+
+    def entry(self, case: Case) -> Entry | None:
+        """The case's baseline. Raises BaselineError if its file cannot be trusted."""
+        path = self.baseline_path(case)
+        content = baseline.load(path)
+        if content is not None:
+            self._check_machine(case, path, content)
+        return content.cases.get(case.id) if content else None
+
+    def _check_machine(self, case: Case, path: Path, content: BaselineFile) -> None:
+        machine = self.gpus[0].name if case.device == "cuda" else baseline.CPU_MACHINE
+        if content.machine != machine:
+            raise baseline.BaselineError(
+                f"{path}: holds figures of {content.machine!r}, this machine is {machine!r}; "
+                f"restore it with: git checkout -- {path}"
+            )
+
+    def run(self, case: Case, progress: Progress) -> Result:
+        """Measure and judge one case. Raises BaselineError before anything is measured if the
+        baseline file cannot be trusted.
+        """
+        entry = self.entry(case)
+        evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
+        path = self.store.keep(self.run_folder, case.slug, evidence)
+        verdict = judge(evidence, entry)
+        result = Result(case, evidence, verdict, path, self.baseline_path(case))
+        self.results.append(result)
+        return result
+
+    def accept(self, result: Result, reason: str) -> str:
+        """Record a result's evidence. Raises BaselineError when that is refused."""
+        return baseline.accept(result.baseline_path, result.evidence, reason)

@@ -1,0 +1,261 @@
+"""The rules that make a verdict of evidence and baseline. Pure: no I/O, no clock, no torch.
+
+In order, and the first that applies decides: the machine or a worker failed; the measurement
+contradicts itself or the hardware; something that is gated is missing; there is nothing to compare
+with; what is there cannot be compared; then every metric on its own, the worst one deciding.
+"""
+
+from collections.abc import Mapping
+
+from stepguard.baseline_model import Entry, Epoch, Recording
+from stepguard.evidence import Evidence
+from stepguard.metrics import METRICS, format_value
+from stepguard.statistics import Screen, screen
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+
+_UNFIT = {
+    Reason.FOREIGN_PROCESS,
+    Reason.THROTTLED,
+    Reason.MACHINE_UNREADABLE,
+    Reason.TOO_FEW_GPUS,
+}
+NOTE_ITEMS = 3  # how many moved operators a note names
+
+
+def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
+    """The case's verdict. ``entry`` is its baseline, or None when it has none."""
+    problem = measurement_problem(evidence)
+    if problem is not None:
+        status, reason, message, detail = problem
+        shown = _uncompared(evidence, status, reason) if evidence.launches else ()
+        return Verdict(evidence.case_id, status, reason, message, detail, shown)
+    epoch = entry.epochs[-1] if entry and entry.epochs else None
+    if entry is None or epoch is None:
+        return _without_comparison(evidence, Status.NO_BASELINE, Reason.NOT_RECORDED)
+    if difference := _differences(entry.case, evidence.case):
+        return _without_comparison(
+            evidence, Status.NOT_COMPARABLE, Reason.OTHER_PARAMETERS, difference
+        )
+    recordings = comparable(epoch, evidence)
+    if not recordings:
+        return _other_software(evidence, epoch)
+    tokens = recordings[-1].tokens_per_step
+    if tokens != evidence.tokens_per_step:
+        message = f"recorded with {tokens} tokens a step, now {evidence.tokens_per_step}"
+        return _without_comparison(evidence, Status.NOT_COMPARABLE, Reason.OTHER_TOKENS, message)
+    metrics = tuple(_compare(name, evidence, recordings, epoch) for name in _shown(evidence))
+    worst = min((m for m in metrics if m.gated), key=lambda m: m.status.rank)
+    return Verdict(
+        evidence.case_id,
+        worst.status,
+        worst.reason,
+        metrics=metrics,
+        recordings=len(recordings),
+    )
+
+
+def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
+    """The epoch's recordings that were made under the evidence's software, oldest first."""
+    assert evidence.fingerprint is not None
+    software = evidence.fingerprint.software_key()
+    return [recording for recording in epoch.recordings if recording.software == software]
+
+
+def wants_more(evidence: Evidence, entry: Entry | None) -> bool:
+    """Whether another launch could turn the screen's answer; only asked of sound evidence."""
+    if measurement_problem(evidence) is not None or entry is None or not entry.epochs:
+        return False
+    recordings = comparable(entry.epochs[-1], evidence)
+    if not recordings:
+        return False
+    times = [name for name in evidence.gates if METRICS[name].kind == "time"]
+    screens = [found for name in times if (found := _screen(name, evidence, recordings))]
+    return any(found.close or found.noisy for found in screens)
+
+
+Problem = tuple[Status, Reason, str, str]
+
+
+def measurement_problem(evidence: Evidence) -> Problem | None:
+    """Why this evidence cannot be judged or recorded, baseline aside; None if it is sound."""
+    for fault in evidence.faults:
+        reason = Reason[fault.code]
+        status = Status.UNFIT if reason in _UNFIT else Status.BROKEN
+        where = f"{fault.during}: " if fault.during else ""
+        return status, reason, where + fault.message, fault.detail
+    if not evidence.launches or evidence.fingerprint is None:
+        return Status.BROKEN, Reason.NOTHING_MEASURED, "no launch was measured", ""
+    count, planned = len(evidence.launches), evidence.planned_launches
+    if count < planned:
+        return Status.BROKEN, Reason.TOO_FEW_LAUNCHES, f"{count} of {planned} launches", ""
+    return _contradiction(evidence) or _undecided(evidence)
+
+
+def _contradiction(evidence: Evidence) -> Problem | None:
+    for launch in evidence.launches:
+        if not launch.blocks:
+            message = f"launch {launch.index} has no block"
+            return Status.BROKEN, Reason.NOTHING_MEASURED, message, ""
+        for block in launch.blocks:
+            if message := block.clocks_disagree():
+                message = f"launch {launch.index}: {message}"
+                return Status.BROKEN, Reason.CLOCKS_DISAGREE, message, ""
+    floor, found = evidence.floor_ms(), evidence.values()["step_ms"]
+    if floor is not None and found < floor:
+        message = f"{found:.3f} ms a step, but the GPU's peak allows no less than {floor:.3f} ms"
+        return Status.BROKEN, Reason.FASTER_THAN_PHYSICS, message, ""
+    return None
+
+
+def _undecided(evidence: Evidence) -> Problem | None:
+    times_gated = any(METRICS[name].kind == "time" for name in evidence.gates)
+    for launch in evidence.launches:
+        if launch.steady and times_gated:
+            message = f"launch {launch.index}: {launch.steady}"
+            return Status.INCONCLUSIVE, Reason.NOT_STEADY, message, ""
+    unstable = evidence.counts.unstable if evidence.counts else {}
+    values = evidence.values()
+    for name in evidence.gates:
+        if name in unstable:
+            message = f"{name}: {unstable[name]}"
+            return Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, message, ""
+        if name not in values:
+            return Status.BROKEN, Reason.METRIC_MISSING, f"{name} was not measured", ""
+    return None
+
+
+def _shown(evidence: Evidence) -> list[str]:
+    """Gated metrics and whatever else was measured, in the table's order."""
+    values = evidence.values()
+    return [name for name in METRICS if name in values]
+
+
+def _without_comparison(
+    evidence: Evidence, status: Status, reason: Reason, message: str = ""
+) -> Verdict:
+    metrics = _uncompared(evidence, status, reason)
+    return Verdict(evidence.case_id, status, reason, message or reason.value, metrics=metrics)
+
+
+def _uncompared(evidence: Evidence, status: Status, reason: Reason) -> tuple[MetricVerdict, ...]:
+    values = evidence.values()
+    return tuple(
+        MetricVerdict(name, status, reason, new=values[name], gated=name in evidence.gates)
+        for name in _shown(evidence)
+    )
+
+
+def _differences(recorded: Mapping[str, object], now: Mapping[str, object]) -> str:
+    """What differs between two cases, flattened: "batch 64 -> 32"."""
+    old, new = _flat(recorded), _flat(now)
+    keys = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+    return ", ".join(f"{key} {old.get(key, 'unset')} -> {new.get(key, 'unset')}" for key in keys)
+
+
+def _flat(case: Mapping[str, object]) -> dict[str, object]:
+    params = case.get("params")
+    rest = {key: value for key, value in case.items() if key != "params"}
+    return rest | (dict(params) if isinstance(params, Mapping) else {})
+
+
+def _other_software(evidence: Evidence, epoch: Epoch) -> Verdict:
+    assert evidence.fingerprint is not None
+    newest = epoch.recordings[-1].software
+    message = _differences(newest, evidence.fingerprint.software_key())
+    return _without_comparison(evidence, Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE, message)
+
+
+def _compare(
+    name: str, evidence: Evidence, recordings: list[Recording], epoch: Epoch
+) -> MetricVerdict:
+    metric, gated = METRICS[name], name in evidence.gates
+    new = evidence.values()[name]
+    if metric.kind == "time":
+        return _compare_time(name, new, _screen(name, evidence, recordings), gated)
+    if metric.kind == "information":
+        past = recordings[-1].information.get(name)
+        return _verdict(name, Status.SAME, Reason.EQUAL, past, new, gated=False)
+    if name == "tokens_per_step":
+        return _verdict(name, Status.SAME, Reason.EQUAL, recordings[-1].tokens_per_step, new)
+    old = recordings[-1].counters.get(name)
+    if old is None:
+        reason = Reason.METRIC_NOT_RECORDED
+        return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
+    return _compare_counter(name, old, new, _moved(name, evidence, epoch), gated)
+
+
+def _screen(name: str, evidence: Evidence, recordings: list[Recording]) -> Screen | None:
+    """The comparison of a time with the recordings that hold it; None if none does."""
+    past = [recording.times_ms[name] for recording in recordings if recording.times_ms.get(name)]
+    if not past:
+        return None
+    return screen([getattr(launch, name) for launch in evidence.launches], past)
+
+
+def _compare_time(name: str, new: float, found: Screen | None, gated: bool) -> MetricVerdict:
+    if found is None:
+        reason = Reason.METRIC_NOT_RECORDED
+        return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
+    if found.noisy:
+        status, reason = Status.INCONCLUSIVE, Reason.TOO_NOISY
+    elif abs(found.change_pct) <= found.limit_pct:
+        status, reason = Status.SAME, Reason.WITHIN_LIMIT
+    else:
+        status = Status.SLOWER if found.change_pct > 0 else Status.FASTER
+        reason = Reason.BEYOND_LIMIT
+    return MetricVerdict(
+        name,
+        status,
+        reason,
+        old=new / (1 + found.change_pct / 100),
+        new=new,
+        change_pct=found.change_pct,
+        limit_pct=found.limit_pct,
+        noise_pct=found.se_pct,
+        gated=gated,
+    )
+
+
+def _compare_counter(name: str, old: float, new: float, note: str, gated: bool) -> MetricVerdict:
+    metric = METRICS[name]
+    if new == old:
+        return _verdict(name, Status.SAME, Reason.EQUAL, old, new, gated=gated)
+    if metric.role == "work":
+        return _verdict(name, Status.CHANGED, Reason.WORK_MOVED, old, new, note, gated)
+    if new < old:
+        return _verdict(name, Status.FASTER, Reason.COUNTER_FELL, old, new, note, gated)
+    if new <= old * (1 + metric.slack_pct / 100):
+        return _verdict(name, Status.SAME, Reason.WITHIN_LIMIT, old, new, note, gated)
+    return _verdict(name, Status.CHANGED, Reason.COUNTER_ROSE, old, new, note, gated)
+
+
+def _verdict(
+    name: str,
+    status: Status,
+    reason: Reason,
+    old: float | None,
+    new: float,
+    note: str = "",
+    gated: bool = True,
+) -> MetricVerdict:
+    change = 100 * (new / old - 1) if old else None
+    return MetricVerdict(
+        name, status, reason, old=old, new=new, change_pct=change, note=note, gated=gated
+    )
+
+
+def _moved(name: str, evidence: Evidence, epoch: Epoch) -> str:
+    """Which parts of a counter moved, the largest first: "aten.mm.default 24 -> 25"."""
+    assert evidence.counts is not None
+    now, then = evidence.counts.detail.get(name, {}), epoch.detail.get(name, {})
+    if not then:
+        return ""
+    moves = [
+        (key, then.get(key, 0), now.get(key, 0))
+        for key in sorted(then.keys() | now.keys())
+        if then.get(key, 0) != now.get(key, 0)
+    ]
+    moves.sort(key=lambda move: -abs(move[2] - move[1]))
+    shown = [f"{key} {format_value(name, a)} -> {format_value(name, b)}" for key, a, b in moves]
+    rest = len(shown) - NOTE_ITEMS
+    return ", ".join(shown[:NOTE_ITEMS]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,0 +1,162 @@
+"""Every metric there is, in one table: its unit, which way is better, and how it is judged.
+
+Kinds: a ``time`` is judged against a limit in percent; a ``counter`` is an exact count and is
+compared to the unit; ``information`` is shown and never judged.
+
+A counter has a role. ``work`` is what the step does (FLOPs, operator calls): a move either way
+means that it is no longer the same step. ``cost`` is what it pays (launches, peak memory): a rise
+fails, a fall is an improvement.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table. ``digits`` is for display; stored values are never rounded to it."""
+
+    name: str
+    unit: str
+    kind: str  # "time", "counter" or "information"
+    meaning: str
+    better: str = "lower"  # "lower", "higher" or "" where neither is
+    role: str = ""  # counters: "work" or "cost"
+    slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
+    digits: int = 0
+
+    @property
+    def gateable(self) -> bool:
+        """Whether a case may name it among its gates."""
+        return self.kind != "information"
+
+
+def _table(*metrics: Metric) -> dict[str, Metric]:
+    return {metric.name: metric for metric in metrics}
+
+
+METRICS: dict[str, Metric] = _table(
+    Metric(
+        "step_ms",
+        "ms",
+        "time",
+        "mean step time: a block's wall clock over its steps, slowest rank",
+        digits=3,
+    ),
+    Metric(
+        "step_ms_median",
+        "ms",
+        "time",
+        "median of single steps, by events, of the slowest rank",
+        digits=3,
+    ),
+    Metric("flops_per_step", "FLOP", "counter", "counted while the step runs eagerly", role="work"),
+    Metric(
+        "operator_calls_per_step",
+        "calls",
+        "counter",
+        "ATen operators dispatched by the eager step",
+        role="work",
+    ),
+    Metric(
+        "compiled_operator_calls_per_step",
+        "calls",
+        "counter",
+        "ATen operators that the compiled step still calls",
+        role="work",
+    ),
+    Metric("tokens_per_step", "tokens", "counter", "over all ranks", better="", role="work"),
+    Metric(
+        "launches_per_step",
+        "calls",
+        "counter",
+        "kernel and graph launches, counted as API calls",
+        role="cost",
+        slack_pct=2.0,
+    ),
+    Metric(
+        "generated_kernels",
+        "kernels",
+        "counter",
+        "kernels that the compiler generated for the workload",
+        role="cost",
+    ),
+    Metric("graph_breaks", "breaks", "counter", "unique graph breaks", role="cost"),
+    Metric("unique_graphs", "graphs", "counter", "graphs that were compiled", role="cost"),
+    Metric(
+        "peak_allocated_bytes",
+        "B",
+        "counter",
+        "peak of live tensor bytes within a steady step",
+        role="cost",
+    ),
+    Metric(
+        "tokens_per_s",
+        "tok/s",
+        "information",
+        "tokens of all ranks over step_ms",
+        better="higher",
+    ),
+    Metric(
+        "mfu_pct",
+        "%",
+        "information",
+        "formula FLOPs over step_ms and the GPU's nominal peak",
+        better="higher",
+        digits=2,
+    ),
+    Metric(
+        "compile_s",
+        "s",
+        "information",
+        "the first step: compilation, or loading it from the cache",
+        digits=2,
+    ),
+    Metric(
+        "enqueue_ms",
+        "ms",
+        "information",
+        "host time to enqueue a block's first step, when the launch queue is empty",
+        digits=3,
+    ),
+    Metric(
+        "energy_j_per_step",
+        "J",
+        "information",
+        "the GPU's energy counter over the timed blocks",
+        digits=2,
+    ),
+)
+
+
+def default_gates(device: str) -> tuple[str, ...]:
+    """What a case gates unless it says otherwise: counters everywhere, times on GPUs alone.
+
+    A time on a shared CPU says nothing that should stop a merge.
+    """
+    counters = tuple(name for name, metric in METRICS.items() if metric.kind == "counter")
+    if device == "cpu":
+        return tuple(name for name in counters if name != "launches_per_step")
+    return ("step_ms", "step_ms_median", *counters)
+
+
+def format_value(name: str, value: float | None) -> str:
+    """A value as a person reads it: thousands separated, bytes in GiB or MiB, no unit."""
+    if value is None:
+        return "-"
+    metric = METRICS[name]
+    if metric.unit == "B":
+        return format_bytes(value)
+    if metric.digits:
+        return f"{value:,.{metric.digits}f}"
+    if abs(value) >= 1e9:
+        return f"{value:.6g}"
+    return f"{value:,.0f}"
+
+
+def format_bytes(value: float) -> str:
+    """Binary units, as torch prints them: 1 GiB = 2**30 B; exact bytes under 10 MiB."""
+    if abs(value) >= 2**30:
+        return f"{value / 2**30:,.3f} GiB"
+    if abs(value) >= 10 * 2**20:
+        return f"{value / 2**20:,.3f} MiB"
+    return f"{value:,.0f} B"

@@ -1,0 +1,1 @@
+"""Verdicts as text: for the terminal, as Markdown, as JSON."""

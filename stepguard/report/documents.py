@@ -1,0 +1,62 @@
+"""A run as documents: JSON for machines, Markdown for a pull request."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from stepguard import explain
+from stepguard.host.suite import Result
+from stepguard.report import table
+from stepguard.verdict import Status, Verdict
+
+SCHEMA = 1
+
+
+def verdict_document(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON: names of statuses and reasons instead of enums."""
+    document = asdict(verdict)
+    for item in (document, *document["metrics"]):
+        item["reason"] = item["reason"].name
+        item["status"] = item["status"].value
+    return document
+
+
+def result_document(result: Result) -> dict[str, Any]:
+    """One case: its parameters, every metric, the verdict, where the evidence is."""
+    return {
+        "case": result.case.id,
+        "parameters": result.case.as_dict(),
+        "metrics": result.evidence.values(),
+        "launches": [
+            {"step_ms": launch.step_ms, "step_ms_median": launch.step_ms_median}
+            for launch in result.evidence.launches
+        ],
+        "verdict": verdict_document(result.verdict),
+        "evidence": str(result.evidence_path),
+        "baseline": str(result.baseline_path),
+    }
+
+
+def suite_json(results: Sequence[Result]) -> str:
+    """The whole run as one JSON document."""
+    return json.dumps(
+        {"schema": SCHEMA, "cases": [result_document(result) for result in results]}, indent=1
+    )
+
+
+def suite_markdown(results: Sequence[Result]) -> str:
+    """Counts, the table, then a folded block for every case that did not pass."""
+    verdicts = [result.verdict for result in results]
+    rows = table.rows(verdicts)
+    lines = [f"**Performance:** {table.counts(verdicts) or 'nothing was measured'}", ""]
+    lines += ["| " + " | ".join(table.COLUMNS) + " |"]
+    lines += ["|" + "---|" * len(table.COLUMNS)]
+    lines += ["| " + " | ".join(cell or "-" for cell in row.cells) + " |" for row in rows]
+    for result in sorted(results, key=lambda r: r.verdict.status.rank):
+        if result.verdict.status is Status.SAME:
+            continue
+        title = explain.headline(result.verdict).replace("<", "&lt;")
+        body = explain.block(result.verdict, str(result.evidence_path))
+        lines += ["", f"<details><summary>{title}</summary>", "", "```", body, "```", "</details>"]
+    return "\n".join(lines) + "\n"

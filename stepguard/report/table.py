@@ -1,0 +1,93 @@
+"""The table of a run: a row per case, worst first; columns that nobody fills are left out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from stepguard.metrics import METRICS, format_value
+from stepguard.verdict import MetricVerdict, Status, Verdict
+
+COLUMNS = (
+    "case",
+    "step [ms]",
+    "baseline [ms]",
+    "change [%]",
+    "limit [%]",
+    "tok/s",
+    "MFU [%]",
+    "peak [MiB]",
+    "counters",
+    "verdict",
+)
+CPU_NOTE = "Times are not gated on CPU."
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case's cells, by column, and its verdict for colour."""
+
+    cells: tuple[str, ...]
+    status: Status
+
+
+def rows(verdicts: Sequence[Verdict]) -> list[Row]:
+    """The rows, worst verdict first, then by case id."""
+    ordered = sorted(verdicts, key=lambda v: (v.status.rank, v.case_id))
+    return [Row(_cells(verdict), verdict.status) for verdict in ordered]
+
+
+def _cells(verdict: Verdict) -> tuple[str, ...]:
+    found = {metric.metric: metric for metric in verdict.metrics}
+    step = found.get("step_ms")
+    gated = step is not None and step.gated
+    peak = found.get("peak_allocated_bytes")
+    return (
+        verdict.case_id,
+        _value(step),
+        format_value("step_ms", step.old) if gated and step and step.old else "",
+        f"{step.change_pct:+.2f}" if gated and step and step.change_pct is not None else "",
+        f"{step.limit_pct:.2f}" if step and step.limit_pct is not None else "",
+        _value(found.get("tokens_per_s")),
+        _value(found.get("mfu_pct")),
+        f"{peak.new / 2**20:,.1f}" if peak and peak.new is not None else "",
+        _counters(verdict),
+        verdict.status.value + (" (recorded)" if verdict.recorded else ""),
+    )
+
+
+def _value(metric: MetricVerdict | None) -> str:
+    return "" if metric is None else format_value(metric.metric, metric.new)
+
+
+def _counters(verdict: Verdict) -> str:
+    counters = [m for m in verdict.metrics if m.gated and METRICS[m.metric].kind == "counter"]
+    if not counters:
+        return ""
+    moved = [m for m in counters if m.status in (Status.CHANGED, Status.FASTER)]
+    if moved:
+        return f"{len(moved)} of {len(counters)} moved"
+    compared = all(m.old is not None for m in counters)
+    return f"{len(counters)} equal" if compared else f"{len(counters)} counted"
+
+
+def lines(table: Sequence[Row]) -> Iterator[tuple[str, Status | None]]:
+    """The table as text, a line at a time; the status is None for the header."""
+    kept = [
+        index
+        for index in range(len(COLUMNS))
+        if index in (0, len(COLUMNS) - 1) or any(row.cells[index] for row in table)
+    ]
+    matrix = [[COLUMNS[i] for i in kept]] + [[row.cells[i] or "-" for i in kept] for row in table]
+    widths = [max(len(line[i]) for line in matrix) for i in range(len(kept))]
+    for number, line in enumerate(matrix):
+        first, *middle, last = [
+            cell.ljust(width) if i in (0, len(kept) - 1) else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ]
+        text = "  ".join([first, *middle, last]).rstrip()
+        yield text, (table[number - 1].status if number else None)
+
+
+def counts(verdicts: Sequence[Verdict]) -> str:
+    """How many of each verdict: "1 SLOWER, 2 same"."""
+    found = [(status, sum(v.status is status for v in verdicts)) for status in Status]
+    return ", ".join(f"{number} {status.value}" for status, number in found if number)

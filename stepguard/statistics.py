@@ -1,0 +1,123 @@
+"""The screen's arithmetic: how far this run lies from the recordings, and how far it may.
+
+All of it is on logarithms of per-launch step times, since launches differ by ratios. A launch is
+one observation; the steps inside it are not independent and never counted as such.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev, variance
+
+from scipy.special import stdtrit
+
+# Two H200s differ by 1.3 %, two hosts by 3 %, one card by 4 % between cold and hot. Until an epoch
+# holds MIN_RECORDINGS its own spread cannot be known, and this stands in for it.
+DEFAULT_LIMIT_PCT = 4.0
+MIN_RECORDINGS = 5
+FLOOR_LIMIT_PCT = 0.5  # a limit below this would judge the card's temperature
+ALPHA = 0.001  # one-sided, per metric
+LAUNCH_SD_PCT = 0.25  # what launches of one case differ by at the least, when few are at hand
+CLOSE_SE = 2.0  # "close": the limit lies within this many standard errors of the change
+
+
+@dataclass(frozen=True)
+class Screen:
+    """The comparison of one run with the recordings of an epoch, in percent."""
+
+    change_pct: float
+    limit_pct: float
+    se_pct: float  # standard error of this run's level, from its launches
+    recordings: int
+
+    @property
+    def close(self) -> bool:
+        """Whether more launches could change what the comparison says."""
+        return abs(abs(self.change_pct) - self.limit_pct) < CLOSE_SE * self.se_pct
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the launches differ so much that the limit cannot be told from noise."""
+        return CLOSE_SE * self.se_pct > self.limit_pct
+
+
+def limit_pct(recording_levels: Sequence[float]) -> float:
+    """The screen's limit, from the log levels of the epoch's recordings.
+
+    A prediction limit for one more recording, ``t(1 - ALPHA, S - 1) * s * sqrt(1 + 1 / S)`` with s
+    the standard deviation between recordings, kept between FLOOR_LIMIT_PCT and DEFAULT_LIMIT_PCT.
+    Fewer than MIN_RECORDINGS recordings give DEFAULT_LIMIT_PCT.
+    """
+    count = len(recording_levels)
+    if count < MIN_RECORDINGS:
+        return DEFAULT_LIMIT_PCT
+    spread = stdev(recording_levels)
+    reach = float(stdtrit(count - 1, 1 - ALPHA)) * spread * math.sqrt(1 + 1 / count)
+    return min(DEFAULT_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
+
+
+def standard_error_pct(logs: Sequence[float]) -> float:
+    """Standard error of the mean log over launches, in percent.
+
+    The variance is pooled with LAUNCH_SD_PCT at four degrees of freedom, so that two launches that
+    happen to agree are not taken for certainty.
+    """
+    count = len(logs)
+    prior_weight, prior = 4.0, (LAUNCH_SD_PCT / 100) ** 2
+    sample = variance(logs) if count > 1 else 0.0
+    pooled = (prior_weight * prior + (count - 1) * sample) / (prior_weight + count - 1)
+    return 100 * math.sqrt(pooled / count)
+
+
+def screen(launch_ms: Sequence[float], recordings_ms: Sequence[Sequence[float]]) -> Screen:
+    """Compare this run's launches with the recordings' launches, each in ms per step.
+
+    Raises ValueError when a side is empty or a time is not a positive finite number.
+    """
+    logs = _logs(launch_ms)
+    levels = [fmean(_logs(recording)) for recording in recordings_ms]
+    if not levels:
+        raise ValueError("screen() needs at least one recording")
+    return Screen(
+        change_pct=100 * math.expm1(fmean(logs) - fmean(levels)),
+        limit_pct=limit_pct(levels),
+        se_pct=standard_error_pct(logs),
+        recordings=len(levels),
+    )
+
+
+def _logs(times_ms: Sequence[float]) -> list[float]:
+    if not times_ms:
+        raise ValueError("no launch to take a level from")
+    for ms in times_ms:
+        if not (math.isfinite(ms) and ms > 0):
+            raise ValueError(f"step time {ms!r} ms: not a positive finite number")
+    return [math.log(ms) for ms in times_ms]
+
+
+def steady(window_ms: Sequence[float], window_s: Sequence[float], tolerance: float) -> bool:
+    """Whether a warm-up has ended: two neighbouring windows agree in mean step time.
+
+    ``window_ms`` are mean step times of consecutive windows, ``window_s`` how long each took. The
+    two windows compared are each a quarter of the load so far, and at least one window: they grow
+    with the load, so that noise averages out while drift does not.
+    """
+    total = sum(window_s)
+    newer, taken = _tail_mean(window_ms, window_s, total / 4)
+    older, taken_older = _tail_mean(window_ms[: len(window_ms) - taken], window_s, total / 4)
+    if not taken or not taken_older:
+        return False
+    return abs(math.log(newer / older)) <= tolerance
+
+
+def _tail_mean(
+    values: Sequence[float], seconds: Sequence[float], at_least_s: float
+) -> tuple[float, int]:
+    """Time-weighted mean of the last windows that together last ``at_least_s``; how many."""
+    weight = total = 0.0
+    for taken, index in enumerate(range(len(values) - 1, -1, -1), start=1):
+        weight += seconds[index]
+        total += seconds[index] * values[index]
+        if weight >= at_least_s:
+            return total / weight, taken
+    return 0.0, 0

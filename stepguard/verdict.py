@@ -1,0 +1,105 @@
+"""Verdict types: what can be said of a metric and of a case, and why. No I/O, no torch.
+
+Every verdict carries a reason code, so that a machine can tell two failures apart and the docs can
+name each. `judge.py` holds the rules that choose among them.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Status(Enum):
+    """The verdicts, worst first."""
+
+    BROKEN = "BROKEN"
+    UNFIT = "UNFIT"
+    NOT_COMPARABLE = "NOT COMPARABLE"
+    NO_BASELINE = "NO BASELINE"
+    INCONCLUSIVE = "INCONCLUSIVE"
+    SLOWER = "SLOWER"
+    CHANGED = "CHANGED"
+    FASTER = "FASTER"
+    SAME = "same"
+
+    @property
+    def rank(self) -> int:
+        """0 is the worst."""
+        return list(Status).index(self)
+
+    @property
+    def outcome(self) -> str:
+        """pytest's word for it: passed, failed, or error when nothing could be decided."""
+        if self in (Status.SAME, Status.FASTER):
+            return "passed"
+        return "failed" if self in (Status.SLOWER, Status.CHANGED) else "error"
+
+
+class Reason(Enum):
+    """Why. The value says it in a few words."""
+
+    WITHIN_LIMIT = "within the limit"
+    EQUAL = "equal"
+    BEYOND_LIMIT = "beyond the limit"
+    COUNTER_ROSE = "a counter rose"
+    COUNTER_FELL = "a counter fell"
+    WORK_MOVED = "the step does other work"
+    NOT_RECORDED = "no recording for this machine"
+    METRIC_NOT_RECORDED = "the recording lacks this metric"
+    OTHER_SOFTWARE = "recorded under other software"
+    OTHER_PARAMETERS = "recorded with other parameters"
+    OTHER_TOKENS = "another number of tokens in a step"
+    NOT_STEADY = "no steady state within the warm-up's time"
+    TOO_NOISY = "launches differ by more than the limit allows"
+    TOO_FEW_LAUNCHES = "fewer launches than the case asks for"
+    COUNT_UNSTABLE = "a counter differs between steps"
+    FOREIGN_PROCESS = "another process uses the GPU"
+    THROTTLED = "the GPU was throttled"
+    MACHINE_UNREADABLE = "the machine's state cannot be read"
+    TOO_FEW_GPUS = "fewer GPUs than the case needs"
+    NOTHING_MEASURED = "nothing was measured"
+    METRIC_MISSING = "a gated metric was not measured"
+    FASTER_THAN_PHYSICS = "faster than the hardware can be"
+    CLOCKS_DISAGREE = "wall clock and CUDA events disagree"
+    RAISED = "the workload raised"
+    BAD_WORKLOAD = "the factory is not one, or returned no workload"
+    OUT_OF_MEMORY = "out of memory"
+    KILLED = "a worker was killed"
+    AGENT_DIED = "the launcher died"
+    NO_ANSWER = "a worker did not answer in time"
+    NOT_STARTED = "the workers did not start"
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One metric of one case, compared."""
+
+    metric: str
+    status: Status
+    reason: Reason
+    old: float | None = None
+    new: float | None = None
+    change_pct: float | None = None  # 100 * (new / old - 1)
+    limit_pct: float | None = None  # times only
+    noise_pct: float | None = None  # times only: standard error over launches
+    note: str = ""  # what exactly moved, "aten.mm 24 -> 25"
+    gated: bool = True
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A case's verdict: that of its worst gated metric, or of the case as a whole."""
+
+    case_id: str
+    status: Status
+    reason: Reason
+    message: str = ""  # one sentence, when the case as a whole is judged
+    detail: str = ""
+    metrics: tuple[MetricVerdict, ...] = ()
+    recordings: int = 0  # how many the comparison rests on
+    recorded: bool = False  # this run's evidence was accepted by --perf-update
+
+    @property
+    def worst(self) -> MetricVerdict | None:
+        """The metric that decided, if one did."""
+        gated = [metric for metric in self.metrics if metric.gated]
+        return min(gated, key=lambda metric: metric.status.rank, default=None)

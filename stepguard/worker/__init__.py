@@ -1,0 +1,1 @@
+"""What runs inside a rank. Nothing outside this package imports torch."""

@@ -1,0 +1,40 @@
+"""torchrun, with one promise added: nothing outlives the process that asked for the launch.
+
+torch elastic starts its ranks in sessions of their own, so a killed caller would leave them on the
+GPU. The kernel tells this process when its caller dies (PR_SET_PDEATHSIG); it then kills every
+process of the launch, found by the launch's token in its environment, and removes the launch's
+temporary directory.
+
+    STEPGUARD_TOKEN=... python -m stepguard.worker.agent --nproc-per-node=2 -m stepguard.worker.main
+"""
+
+import os
+import runpy
+import shutil
+import signal
+import sys
+from types import FrameType
+
+from stepguard.worker.lifeline import die_with_parent, kill_by_token
+
+
+def main() -> None:
+    """Watch the caller, then become torchrun with this process's arguments."""
+    token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
+
+    def caller_died(signum: int, frame: FrameType | None) -> None:
+        kill_by_token(token, spare=os.getpid())
+        shutil.rmtree(scratch, ignore_errors=True)
+        os._exit(1)
+
+    # SIGUSR1, since torch elastic installs handlers of its own for TERM, INT, HUP and QUIT.
+    signal.signal(signal.SIGUSR1, caller_died)
+    if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
+        caller_died(signal.SIGUSR1, None)
+    os.environ["STEPGUARD_AGENT_PID"] = str(os.getpid())
+    sys.argv[0] = "torchrun"
+    runpy.run_module("torch.distributed.run", run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

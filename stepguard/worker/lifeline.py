@@ -1,0 +1,44 @@
+"""Ties processes to their parent, and finds those of one launch. Standard library, Linux."""
+
+import ctypes
+import os
+import signal
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
+    """Ask the kernel for ``signum`` when the parent dies; False if it is already gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    return os.getppid() == parent_pid
+
+
+def pids_by_token(token: str) -> list[int]:
+    """Processes that inherited ``STEPGUARD_TOKEN=token``, zombies left out."""
+    wanted = f"STEPGUARD_TOKEN={token}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+        except OSError:  # gone meanwhile, or another user's
+            continue
+    return found
+
+
+def kill_by_token(token: str, spare: int = 0) -> list[int]:
+    """SIGKILL every process of the launch but ``spare``; the pids that were killed."""
+    killed = []
+    for pid in pids_by_token(token):
+        if pid not in (spare, os.getpid()):
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
+            except ProcessLookupError:
+                pass
+    return killed

@@ -1,0 +1,214 @@
+"""A rank: takes commands from the host one at a time, on live state, until told to leave.
+
+    prepare   import the factory and build the workload
+    first_step run one step and wait for it: compilation
+    block     run n timed steps
+    count     the counting pass
+    park      give cached memory back, so that another group can use the card
+    exit
+
+An exception ends the launch. It is written to a file of the rank's own, since any rank may fail and
+only rank 0 can speak.
+"""
+
+import faulthandler
+import importlib
+import inspect
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepguard.worker.lifeline import die_with_parent
+from stepguard.worker.note import Note
+
+REQUIRED = ("step", "tokens_per_step")
+
+
+class BadWorkload(Exception):
+    """The factory is not one, cannot be called so, or returned something else."""
+
+
+class Session:
+    """The commands, on one rank."""
+
+    def __init__(self, note: Note) -> None:
+        import torch
+
+        from stepguard.worker.channel import Channel
+        from stepguard.worker.clock import CudaClock, HostClock
+
+        self.torch = torch
+        self.note = note
+        self.device = _device()
+        _join_process_group(self.device)
+        self.channel = Channel()
+        self.clock = CudaClock() if self.device.type == "cuda" else HostClock()
+        self.workload: Any = None
+
+    def serve(self) -> None:
+        """Answer commands until ``exit``."""
+        while True:
+            message = self.channel.receive()
+            name = message.pop("command")
+            self.note.command(name.replace("_", " "))
+            if name == "exit":
+                self.leave()
+                return
+            handler: Callable[..., Any] = getattr(self, f"do_{name}")
+            replies = self.channel.gather(handler(**message))
+            self.channel.reply({"reply": name, "ranks": replies})
+            self.note.command("idle")
+
+    def leave(self) -> None:
+        """Take the process group down in order, so that no rank is left waiting for another."""
+        if self.channel.world_size > 1:
+            self.torch.distributed.destroy_process_group()
+
+    def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Build the workload. What it says of itself, and what this rank runs on."""
+        from stepguard.worker.fingerprint import fingerprint
+
+        if self.device.type == "cuda":  # not before: a launch that waits must not hold a context
+            self.torch.cuda.set_device(self.device)
+        self.workload = build(factory, params, str(self.device))
+        if hasattr(self.workload, "on_phase"):
+            self.workload.on_phase = self.note.phase
+        return {
+            "tokens_per_step": int(self.workload.tokens_per_step),
+            "flops_per_step": float(getattr(self.workload, "flops_per_step", 0.0)),
+            "floor_flops_per_step": float(getattr(self.workload, "floor_flops_per_step", 0.0)),
+            "precision": str(getattr(self.workload, "precision", "")),
+            "fingerprint": fingerprint(self.device),
+        }
+
+    def do_first_step(self) -> dict[str, Any]:
+        """The first step, compilation included, in seconds to synchronization."""
+        self.clock.synchronize()
+        began = time.perf_counter()
+        self.workload.step()
+        self.clock.synchronize()
+        return {"compile_s": time.perf_counter() - began}
+
+    def do_block(self, steps: int) -> dict[str, Any]:
+        """One block, and what would show that it was not steady."""
+        self.channel.barrier()
+        timed = self.clock.block(self.workload.step, steps, self.note.step)
+        return timed | self._steadiness()
+
+    def _steadiness(self) -> dict[str, int]:
+        from stepguard.worker.counters import compiled_graphs
+
+        found = {"compiled_graphs": compiled_graphs()}
+        if self.device.type == "cuda":
+            stats = self.torch.cuda.memory_stats()
+            found["device_allocations"] = int(stats.get("num_device_alloc", 0))
+        return found
+
+    def do_count(self) -> dict[str, Any]:
+        """The counting pass."""
+        from stepguard.worker.counters import count
+
+        def progress(text: str) -> None:
+            self.note.command(text)
+            self.channel.reply({"progress": text})
+
+        return count(self.workload.step, self.device, progress)
+
+    def do_park(self) -> dict[str, Any]:
+        """Hand cached memory back to the driver."""
+        if self.device.type == "cuda":
+            self.torch.cuda.synchronize()
+            self.torch.cuda.empty_cache()
+            return {"reserved_bytes": int(self.torch.cuda.memory_reserved())}
+        return {"reserved_bytes": 0}
+
+
+def build(factory: str, params: dict[str, Any], device: str) -> Any:
+    """Call ``package.module:function`` with the case's parameters and the rank's device.
+
+    Raises BadWorkload, in one line, for anything that is wrong with the name, the parameters or the
+    result; ValueError from the factory itself (an impossible value) passes through.
+    """
+    module_name, _, function_name = factory.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.startswith(error.name):
+            where = os.getcwd()
+            raise BadWorkload(f"no module {error.name!r} for {factory!r} in {where}") from None
+        raise
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        known = [n for n, v in vars(module).items() if callable(v) and n[0].islower()]
+        raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has {known}")
+    try:
+        inspect.signature(function).bind(device=device, **params)
+    except TypeError as error:
+        possible = [n for n in inspect.signature(function).parameters if n != "device"]
+        raise BadWorkload(f"{factory}: {error}; its parameters: {', '.join(possible)}") from None
+    workload = function(device=device, **params)
+    missing = [name for name in REQUIRED if not hasattr(workload, name)]
+    if missing or not callable(workload.step):
+        kind = type(workload).__name__
+        raise BadWorkload(f"{factory} returned {kind} without {' and '.join(missing) or 'step()'}")
+    if int(workload.tokens_per_step) < 1:
+        raise BadWorkload(f"{factory}: tokens_per_step is {workload.tokens_per_step}, not positive")
+    return workload
+
+
+def _device() -> Any:
+    import torch
+
+    kind = os.environ["STEPGUARD_DEVICE"]
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise BadWorkload(
+            f"torch {torch.__version__} cannot use this machine's GPU "
+            f"(built for CUDA {torch.version.cuda}); see: python -m stepguard doctor"
+        )
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    return torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+
+
+def _join_process_group(device: Any) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return
+    import torch.distributed as dist
+
+    # No device_id: that would open NCCL at once, on a card that another launch is measured on.
+    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+
+
+def main() -> None:
+    """Run until told to leave; leave a description of what went wrong, if anything did."""
+    if not die_with_parent(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL):
+        os._exit(1)
+    rank = os.environ.get("RANK", "0")
+    folder = Path(os.environ["STEPGUARD_RUN_DIR"])
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the host asks where a rank hangs
+    sys.path.insert(0, os.getcwd())
+    note = Note(folder / f"note-{rank}")
+    try:
+        Session(note).serve()
+    except BaseException as error:
+        description = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": traceback.format_exc(),
+            "bad_workload": isinstance(error, BadWorkload),
+            "out_of_memory": type(error).__name__ == "OutOfMemoryError",
+            "at_ns": time.perf_counter_ns(),
+        }
+        (folder / f"error-{rank}.json").write_text(json.dumps(description))
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # a rank stuck in another thread's collective must not hold up the exit
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Workload factories of known truth for the engine's tests: what each does is in its docstring."""
+
+import os
+import signal
+import time
+
+import torch
+
+
+class Linear:
+    """k products of (n, n) matrices a step, then a backward pass when asked for."""
+
+    def __init__(self, device, n=32, k=3, backward=False, compile=False):
+        torch.manual_seed(0)
+        self.x = torch.randn(n, n, device=device)
+        self.w = torch.randn(n, n, device=device, requires_grad=backward)
+        self.k, self.backward = k, backward
+        self.tokens_per_step = n
+        self.on_phase = None
+        self.run = torch.compile(self._run) if compile else self._run
+
+    def _run(self):
+        y = self.x
+        for _ in range(self.k):
+            y = y @ self.w
+        return y
+
+    def step(self):
+        if self.on_phase:
+            self.on_phase("forward")
+        y = self.run()
+        if self.backward:
+            if self.on_phase:
+                self.on_phase("backward")
+            y.sum().backward()
+            self.w.grad = None
+
+
+def linear(*, n=32, k=3, backward=False, compile=False, device):
+    """A workload whose counts follow from n and k."""
+    return Linear(device, n, k, backward, compile)
+
+
+class Faulty(Linear):
+    """Fails in the given way at its nth step (0: while it is built)."""
+
+    def __init__(self, device, how, at_step):
+        super().__init__(device)
+        self.how, self.at_step, self.steps = how, at_step, 0
+        if at_step == 0:
+            fail(how)
+
+    def step(self):
+        super().step()
+        self.steps += 1
+        if self.steps == self.at_step:
+            self.on_phase("backward")
+            fail(self.how)
+
+
+def fail(how):
+    """Raise, die, hang or run out of memory."""
+    if how == "raise":
+        raise ValueError("planted\nsecond line")
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "hang":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(3600)
+    if how == "oom":
+        raise torch.OutOfMemoryError("planted: tried to allocate 1000 GiB")
+
+
+def faulty(*, how, at_step=1, device):
+    """See Faulty."""
+    return Faulty(device, how, at_step)
+
+
+def returns_none(*, device):
+    """Returns no workload."""
+
+
+def without_tokens(*, device):
+    """Returns an object without tokens_per_step."""
+
+    class Bare:
+        def step(self):
+            pass
+
+    return Bare()
