@@ -45,6 +45,7 @@ class LaunchSpec:
     """Where and with what a launch runs."""
 
     device: str
+    preload: tuple[str, ...]  # modules imported before the ranks say hello
     world_size: int
     root: Path  # the source tree: working directory and first on the import path
     folder: Path  # logs and notes of this launch; kept
@@ -117,6 +118,7 @@ class WorkerGroup:
             "STEPGUARD_SCRATCH": str(self._scratch),
             "STEPGUARD_HOST_PID": str(os.getpid()),
             "STEPGUARD_DEVICE": self.spec.device,
+            "STEPGUARD_PRELOAD": " ".join(self.spec.preload),
             "TMPDIR": str(self._scratch),
             "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)),
             "PYTHONUNBUFFERED": "1",
@@ -129,7 +131,9 @@ class WorkerGroup:
         return env
 
     def hello(self, poll: Poll) -> None:
-        """Wait until the ranks have imported torch and stand ready."""
+        """Wait until the ranks have imported torch and stand ready. Once is enough."""
+        if self.pids:
+            return
         with self._faults("start", poll):
             self.pids = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
 
@@ -224,10 +228,10 @@ class WorkerGroup:
         return _tail(logs[-1]) if logs else ""
 
     def leave(self, poll: Poll) -> None:
-        """End in order: ask the ranks to exit and wait a little for torchrun to follow."""
+        """End in order: the ranks exit by themselves, then torchrun, which has nothing to add."""
         self._control.close()
         until = time.monotonic() + GONE_LIMIT_S
-        while self._agent.poll() is None and time.monotonic() < until:
+        while any(_alive(pid) for pid in self.pids) and time.monotonic() < until:
             poll()
             time.sleep(0.02)
         self.close()

@@ -126,6 +126,7 @@ class _CaseRun:
         folder = self.bench.folder / self.case.slug / label.partition(" (")[0].replace(" ", "-")
         spec = LaunchSpec(
             device=self.case.device,
+            preload=(self.case.workload.partition(":")[0], "torch._dynamo", "torch._inductor"),
             world_size=self.case.world_size,
             root=self.bench.root,
             folder=folder,

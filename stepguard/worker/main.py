@@ -11,6 +11,7 @@ An exception ends the launch. It is written to a file of the rank's own, since a
 only rank 0 can speak.
 """
 
+import contextlib
 import faulthandler
 import importlib
 import inspect
@@ -44,6 +45,7 @@ class Session:
         from stepguard.worker.clock import CudaClock, HostClock
 
         self.torch = torch
+        preload()
         self.note = note
         self.device = _device()
         _join_process_group(self.device)
@@ -76,7 +78,7 @@ class Session:
 
         if self.device.type == "cuda":  # not before: a launch that waits must not hold a context
             self.torch.cuda.set_device(self.device)
-        self.workload = build(factory, params, str(self.device))
+        self.workload = build(factory, params, self.device.type)
         if hasattr(self.workload, "on_phase"):
             self.workload.on_phase = self.note.phase
         return {
@@ -162,6 +164,16 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
     return workload
 
 
+def preload() -> None:
+    """Import what the launch will need while nobody waits for it: the next launch starts early.
+
+    Whatever fails here fails again in ``prepare``, where it is reported.
+    """
+    for name in os.environ.get("STEPGUARD_PRELOAD", "").split():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
 def _device() -> Any:
     import torch
 
@@ -195,6 +207,8 @@ def main() -> None:
     note = Note(folder / f"note-{rank}")
     try:
         Session(note).serve()
+        sys.stdout.flush()
+        os._exit(0)  # tearing the interpreter and CUDA down takes seconds and tells nothing
     except BaseException as error:
         description = {
             "type": type(error).__name__,

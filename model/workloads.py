@@ -1,0 +1,258 @@
+"""The three workloads: a forward pass, forward and backward, and a whole training step.
+
+Each factory returns an object whose ``step()`` enqueues exactly one step and returns its loss,
+still on the device. Nothing in a step waits for the device: no ``.item()``, no pageable copy, no
+``synchronize()``. Whoever calls decides when to wait; that is what lets a measurement separate
+the cost of the step from the cost of waiting.
+
+    workload = train_step(size="124m", batch=64, seq=1024, micro_steps=2)
+    loss = workload.step()
+    mfu = workload.flops_per_step / step_s / peak_flops_per_s
+
+Under an initialised ``torch.distributed`` with several ranks every workload reads its own share of
+the tokens, and ``train_step`` synchronises gradients with DistributedDataParallel. The caller sets
+the current CUDA device first.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from model.data import STDLIB_SHARD, BatchLoader, Shard
+from model.gpt import GPT, attention_context, causal_flops_per_token, flops_per_token
+from model.phases import OnPhase, phase
+from model.settings import Settings, check_int, check_number
+
+
+class Workload:
+    """A GPT-2 with a stream of batches; subclasses say what a step does with them.
+
+    Attributes:
+        tokens_per_step: tokens that this rank reads in a step.
+        flops_per_step: this rank's FLOPs by the formula for MFU (``model.gpt.flops_per_token``).
+        floor_flops_per_step: the fewest that could do (``model.gpt.causal_flops_per_token``).
+        precision: as given to the factory.
+        phases: the names that ``on_phase`` can be called with.
+        on_phase: called with the name of each phase as the host enters it, if not None.
+        model: the bare ``GPT``, neither compiled nor wrapped.
+    """
+
+    on_phase: OnPhase | None = None
+
+    def __init__(
+        self, settings: Settings, *, phases: tuple[str, ...], passes: int, micro_steps: int = 1
+    ) -> None:
+        """``passes``: 1 for the forward pass, 3 with the backward pass, which costs twice that."""
+        settings.set_matmul_precision()
+        config, seq, device = settings.config, settings.seq, settings.torch_device
+        self.tokens_per_step = micro_steps * settings.batch * seq
+        self.flops_per_step = self.tokens_per_step * flops_per_token(config, seq) * passes / 3
+        self.floor_flops_per_step = (
+            self.tokens_per_step * causal_flops_per_token(config, seq) * passes / 3
+        )
+        self.precision = settings.precision
+        self.phases = phases
+        self.model = GPT(config, seed=settings.seed, device=device, attention=settings.attention)
+        self._network: nn.Module = self.model
+        if settings.compile:
+            self._network = cast(nn.Module, torch.compile(self.model, dynamic=False))
+        self._autocast = settings.autocast()
+        self._attention = settings.attention
+        rank, world_size = _rank_and_world_size()
+        shard = Shard.open(STDLIB_SHARD)
+        self._loader = BatchLoader(shard, settings.batch, seq, rank, world_size, device)
+
+    def step(self) -> Tensor:
+        """Enqueue one step; return its mean loss in nats, a detached scalar on the device."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Let go of the model and everything that holds device memory; no step may follow."""
+        for name in ("model", "optimizer", "_network", "_loader", "_scaler"):
+            vars(self).pop(name, None)
+
+    def _phase(self, name: str) -> AbstractContextManager[object]:
+        return phase(name, self.on_phase)
+
+    def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        with self._phase("forward"), self._autocast, attention_context(self._attention):
+            # Only the loss is kept: the logits are the largest tensor of all.
+            return self._network(inputs, targets)[1]
+
+
+class _Forward(Workload):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, phases=("forward",), passes=1)
+        self.model.eval()
+
+    @torch.no_grad()
+    def step(self) -> Tensor:
+        return self._forward(*self._loader.next())
+
+
+class _ForwardBackward(Workload):
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, phases=("forward", "backward"), passes=3)
+
+    def step(self) -> Tensor:
+        self.model.zero_grad(set_to_none=True)
+        loss = self._forward(*self._loader.next())
+        with self._phase("backward"):
+            loss.backward()
+        return loss.detach()
+
+
+class _TrainStep(Workload):
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        micro_steps: int,
+        grad_clip: float,
+        lr: float,
+        weight_decay: float,
+    ) -> None:
+        _, self._world_size = _rank_and_world_size()
+        self._micro_names = tuple(f"micro_step_{index}" for index in range(micro_steps))
+        reduce = ("all_reduce",) if self._world_size > 1 else ()
+        phases = (*self._micro_names, "forward", "backward", *reduce, "clip_grad", "optimizer")
+        super().__init__(settings, phases=phases, passes=3, micro_steps=micro_steps)
+        if self._world_size > 1:
+            ids = [settings.torch_device.index] if settings.device == "cuda" else None
+            self._network = DistributedDataParallel(self._network, device_ids=ids)
+        self._grad_clip = grad_clip
+        self.optimizer = make_optimizer(self.model, lr=lr, weight_decay=weight_decay)
+        # Looking whether a gradient overflowed would make the host wait in every step. It does
+        # not have to: GradScaler hands its scale and its overflow flag, both on the device, to an
+        # optimizer that takes them, and the fused AdamW does; its kernel then skips the update.
+        # A disabled scaler does nothing at all.
+        self._scaler = torch.amp.GradScaler(settings.device, enabled=self.precision == "fp16")
+
+    def step(self) -> Tensor:
+        total = self._micro_step(0)
+        for index in range(1, len(self._micro_names)):
+            total = total + self._micro_step(index)
+        if self._world_size > 1:
+            with self._phase("all_reduce"):
+                total = total / self._world_size  # gloo sums, but has no mean
+                dist.all_reduce(total)
+        with self._phase("clip_grad"):
+            self._scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self._grad_clip, foreach=True)
+        with self._phase("optimizer"):
+            self._scaler.step(self.optimizer)
+            self._scaler.update()
+            self.optimizer.zero_grad(set_to_none=True)
+        return total
+
+    def _micro_step(self, index: int) -> Tensor:
+        """Add the gradients of one batch; return its share of the step's loss."""
+        count = len(self._micro_names)
+        with self._phase(self._micro_names[index]), self._gradient_sync(index == count - 1):
+            loss = self._forward(*self._loader.next()) / count
+            with self._phase("backward"):
+                self._scaler.scale(loss).backward()
+        return loss.detach()
+
+    def _gradient_sync(self, wanted: bool) -> AbstractContextManager[object]:
+        """Ranks exchange gradients once a step, during the last backward pass."""
+        if wanted or not isinstance(self._network, DistributedDataParallel):
+            return nullcontext()
+        return self._network.no_sync()
+
+
+def make_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.AdamW:
+    """Fused AdamW with betas 0.9 and 0.95; only matrices decay, not biases and norms."""
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
+
+
+def forward(
+    *,
+    size: str = "124m",
+    batch: int = 64,
+    seq: int = 1024,
+    precision: str = "bf16",
+    compile: bool = True,
+    attention: str = "default",
+    seed: int = 1337,
+    device: str = "cuda",
+) -> Workload:
+    """A forward pass with the loss, without gradients, in evaluation mode.
+
+    Raises:
+        ValueError: an impossible parameter; see ``model.settings.Settings`` for their meaning.
+    """
+    return _Forward(Settings(size, batch, seq, precision, compile, attention, seed, device))
+
+
+def forward_backward(
+    *,
+    size: str = "124m",
+    batch: int = 64,
+    seq: int = 1024,
+    precision: str = "bf16",
+    compile: bool = True,
+    attention: str = "default",
+    seed: int = 1337,
+    device: str = "cuda",
+) -> Workload:
+    """A forward and a backward pass; gradients are thrown away before each step.
+
+    In fp16 the loss is not scaled: the kernels are the same, and nobody uses the gradients.
+
+    Raises:
+        ValueError: an impossible parameter; see ``model.settings.Settings`` for their meaning.
+    """
+    return _ForwardBackward(Settings(size, batch, seq, precision, compile, attention, seed, device))
+
+
+def train_step(
+    *,
+    size: str = "124m",
+    batch: int = 64,
+    seq: int = 1024,
+    precision: str = "bf16",
+    compile: bool = True,
+    attention: str = "default",
+    seed: int = 1337,
+    device: str = "cuda",
+    micro_steps: int = 2,
+    grad_clip: float = 1.0,
+    lr: float = 6e-4,
+    weight_decay: float = 0.1,
+) -> Workload:
+    """A training step: ``micro_steps`` times forward and backward, clip, AdamW.
+
+    Args:
+        micro_steps: batches whose gradients are added up before the update.
+        grad_clip: largest norm of the gradient of all parameters together.
+        lr, weight_decay: of AdamW; the learning rate stays constant.
+
+    Raises:
+        ValueError: an impossible parameter; see ``model.settings.Settings`` for the others.
+    """
+    settings = Settings(size, batch, seq, precision, compile, attention, seed, device)
+    check_int("micro_steps", micro_steps)
+    check_number("grad_clip", grad_clip)
+    check_number("lr", lr)
+    check_number("weight_decay", weight_decay, zero=True)
+    return _TrainStep(
+        settings, micro_steps=micro_steps, grad_clip=grad_clip, lr=lr, weight_decay=weight_decay
+    )
+
+
+def _rank_and_world_size() -> tuple[int, int]:
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
