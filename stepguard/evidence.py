@@ -37,6 +37,15 @@ class Block:
         """Step time of the slowest rank: its wall clock over the steps."""
         return max(self.wall_ms) / self.steps
 
+    def no_time(self) -> str:
+        """One sentence if a time is missing or not a positive finite number, else empty."""
+        if self.steps < 1 or not self.wall_ms or not self.step_ms:
+            return f"a block of {self.steps} steps has no times"
+        for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
+            if not (math.isfinite(ms) and ms > 0):
+                return f"a block has a time of {ms!r} ms"
+        return ""
+
     def clocks_disagree(self) -> str:
         """One sentence if wall clock and events tell different times, else the empty string."""
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
@@ -153,7 +162,8 @@ class Evidence:
         found: dict[str, float] = dict(self.counts.values) if self.counts else {}
         if self.tokens_per_step:
             found["tokens_per_step"] = self.tokens_per_step
-        if not self.launches:
+        timed = all(x.blocks and not any(b.no_time() for b in x.blocks) for x in self.launches)
+        if not self.launches or not timed:
             return found
         step_ms = geometric_mean([launch.step_ms for launch in self.launches])
         found["step_ms"] = step_ms

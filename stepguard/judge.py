@@ -32,7 +32,8 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     epoch = entry.epochs[-1] if entry and entry.epochs else None
     if entry is None or epoch is None:
         return _without_comparison(evidence, Status.NO_BASELINE, Reason.NOT_RECORDED)
-    if difference := _differences(entry.case, evidence.case):
+    if entry.case != evidence.case:
+        difference = _differences(entry.case, evidence.case)
         return _without_comparison(
             evidence, Status.NOT_COMPARABLE, Reason.OTHER_PARAMETERS, difference
         )
@@ -97,6 +98,9 @@ def _contradiction(evidence: Evidence) -> Problem | None:
             message = f"launch {launch.index} has no block"
             return Status.BROKEN, Reason.NOTHING_MEASURED, message, ""
         for block in launch.blocks:
+            if message := block.no_time():
+                message = f"launch {launch.index}: {message}"
+                return Status.BROKEN, Reason.NOTHING_MEASURED, message, ""
             if message := block.clocks_disagree():
                 message = f"launch {launch.index}: {message}"
                 return Status.BROKEN, Reason.CLOCKS_DISAGREE, message, ""
@@ -113,6 +117,8 @@ def _undecided(evidence: Evidence) -> Problem | None:
         if launch.steady and times_gated:
             message = f"launch {launch.index}: {launch.steady}"
             return Status.INCONCLUSIVE, Reason.NOT_STEADY, message, ""
+    if not evidence.gates:
+        return Status.BROKEN, Reason.METRIC_MISSING, "the case gates no metric", ""
     unstable = evidence.counts.unstable if evidence.counts else {}
     values = evidence.values()
     for name in evidence.gates:
@@ -148,14 +154,18 @@ def _uncompared(evidence: Evidence, status: Status, reason: Reason) -> tuple[Met
 def _differences(recorded: Mapping[str, object], now: Mapping[str, object]) -> str:
     """What differs between two cases, flattened: "batch 64 -> 32"."""
     old, new = _flat(recorded), _flat(now)
-    keys = [key for key in sorted(old | new) if old.get(key) != new.get(key)]
+    keys = [
+        key for key in sorted(old | new) if (key in old, old.get(key)) != (key in new, new.get(key))
+    ]
     return ", ".join(f"{key} {old.get(key, 'unset')} -> {new.get(key, 'unset')}" for key in keys)
 
 
 def _flat(case: Mapping[str, object]) -> dict[str, object]:
     params = case.get("params")
-    rest = {key: value for key, value in case.items() if key != "params"}
-    return rest | (dict(params) if isinstance(params, Mapping) else {})
+    flat = {key: value for key, value in case.items() if key != "params"}
+    for key, value in params.items() if isinstance(params, Mapping) else ():
+        flat[f"params.{key}" if key in flat else key] = value
+    return flat
 
 
 def _other_software(evidence: Evidence, epoch: Epoch) -> Verdict:
@@ -176,7 +186,8 @@ def _compare(
         past = recordings[-1].information.get(name)
         return _verdict(name, Status.SAME, Reason.EQUAL, past, new, gated=False)
     if name == "tokens_per_step":
-        return _verdict(name, Status.SAME, Reason.EQUAL, recordings[-1].tokens_per_step, new)
+        tokens = recordings[-1].tokens_per_step  # equal, or judge() had stopped
+        return _verdict(name, Status.SAME, Reason.EQUAL, tokens, new, gated=gated)
     old = recordings[-1].counters.get(name)
     if old is None:
         reason = Reason.METRIC_NOT_RECORDED

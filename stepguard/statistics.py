@@ -96,9 +96,9 @@ def _logs(times_ms: Sequence[float]) -> list[float]:
 
 
 def steady(window_ms: Sequence[float], window_s: Sequence[float], tolerance: float) -> bool:
-    """Whether a warm-up has ended: two neighbouring windows agree in mean step time.
+    """Whether a warm-up has ended: two neighbouring windows agree in step time.
 
-    ``window_ms`` are mean step times of consecutive windows, ``window_s`` how long each took. The
+    ``window_ms`` are step times of consecutive windows, ``window_s`` how long each took. The
     two windows compared are each a quarter of the load so far, and at least one window: they grow
     with the load, so that noise averages out while drift does not.
     """

@@ -54,6 +54,10 @@ class Control:
                 return hello
             peer.close()
 
+    def somebody_waits(self) -> bool:
+        """Whether accept() would find a connection at once."""
+        return bool(select.select([self._listener], [], [], 0)[0])
+
     def request(
         self,
         command: str,

@@ -137,6 +137,16 @@ class WorkerGroup:
         with self._faults("start", poll):
             self.pids = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
 
+    def ready(self) -> bool:
+        """Whether the ranks stand ready, without waiting. LaunchFailed if they never will."""
+        if not self.pids and self._control.somebody_waits():
+            self.hello(lambda: None)
+        elif not self.pids and time.monotonic() - self.began > HELLO_LIMIT_S:
+            raise LaunchFailed(self._diagnose("start", NoAnswer()))
+        elif not self.pids and self._agent.poll() is not None:
+            raise LaunchFailed(self._diagnose("start", LostWorker("the launcher ended")))
+        return bool(self.pids)
+
     def request(
         self,
         command: str,

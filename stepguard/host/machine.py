@@ -17,6 +17,7 @@ import pynvml
 from stepguard.evidence import Block
 
 SAMPLE_S = 0.05
+GONE_LIMIT_S = 10.0
 HIDDEN_MEMORY_BYTES = 2 << 30  # more than this in use with no process to see: somebody is hiding
 # Bits of nvmlDeviceGetCurrentClocksThrottleReasons (nvml.h). The software power cap, 0x4, is left
 # out: a big GPU lives at it, and the recordings do too.
@@ -118,7 +119,16 @@ class Monitor:
         self._ours = frozenset(pids)
 
     def preflight(self) -> str:
-        """Why the machine is not fit to measure on, with the remedy, or the empty string."""
+        """Why the machine is not fit to measure on, with the remedy, or the empty string.
+
+        The driver may list a process for seconds after it has ended, so a first no is not final.
+        """
+        until = time.monotonic() + GONE_LIMIT_S
+        while (problem := self._problem()) and time.monotonic() < until:
+            time.sleep(0.2)
+        return problem
+
+    def _problem(self) -> str:
         for gpu, handle in zip(self.gpus, self._handles, strict=True):
             try:
                 if problem := _preflight(handle):

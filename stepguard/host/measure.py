@@ -1,8 +1,8 @@
 """Measures one case: launch after launch, warm-up and blocks by command, evidence at the end.
 
 The host decides everything that is not physics, so that one rank protocol serves any policy. While
-a launch warms up, the next one is started and imports torch; its import is over before the first
-timed block begins, since that waits for its hello.
+a launch compiles and warms up, the next one is started and imports torch; its import is over before
+the first timed block begins, since that waits for its hello.
 """
 
 import contextlib
@@ -19,31 +19,13 @@ from stepguard.hardware import nominal_peak_flops, physical_peak_flops
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, Monitor
 from stepguard.host.revision import Revision
-from stepguard.statistics import steady
+from stepguard.host.warmup import PROTOCOLS, WarmUp
+from stepguard.metrics import METRICS
 from stepguard.verdict import Reason
 
 Progress = Callable[[str], None]
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How long things take, by device. A GPU's clocks settle in seconds; a CPU is not judged."""
-
-    warmup_min_s: float
-    warmup_cap_s: float
-    window_s: float
-    tolerance: float  # two windows of a steady state agree within this
-    blocks: int
-    block_s: float
-    retries: int = 3  # tainted blocks measured again, per launch
-
-
-PROTOCOLS = {
-    "cuda": Protocol(5.0, 60.0, 1.0, 0.003, blocks=3, block_s=2.0),
-    "cpu": Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5),
-}
 
 
 @dataclass(frozen=True)
@@ -76,6 +58,30 @@ def measure(
     return run.evidence()
 
 
+@dataclass(frozen=True)
+class Leg:
+    """One launch of the plan: whether it times blocks, whether it counts."""
+
+    label: str
+    timed: bool
+    count: bool
+
+
+def plan(case: Case) -> list[Leg]:
+    """The launches of a case, in order.
+
+    On a GPU the counting pass has a launch of its own, first, which also fills the compile caches;
+    a case that gates no counter needs none. On a CPU, where times decide nothing, the first timed
+    launch counts too, after its blocks.
+    """
+    own_launch = case.device == "cuda"
+    counted = any(METRICS[name].kind == "counter" for name in case.gates)
+    legs = [Leg("counting launch", False, True)] if own_launch and counted else []
+    for index in range(case.launches):
+        legs.append(Leg(f"launch {index + 1}", True, counted and not own_launch and index == 0))
+    return legs
+
+
 class _CaseRun:
     def __init__(self, case: Case, bench: Bench, progress: Progress) -> None:
         self.case, self.bench, self.progress = case, bench, progress
@@ -93,23 +99,15 @@ class _CaseRun:
         if self.case.device == "cuda" and not self._machine_fit():
             return
         with self._stack:
-            # On a GPU the counting pass has a launch of its own, first: it fills compile caches.
-            own_count = self.case.device == "cuda"
-            labels = ["counting launch"] if own_count else []
-            labels += [f"launch {i + 1}" for i in range(self.case.launches)]
-            group: WorkerGroup | None = self._start(labels[0])
-            for index in range(len(labels)):
+            legs = plan(self.case)
+            group: WorkerGroup | None = self._start(legs[0])
+            for leg, following in zip(legs, [*legs[1:], None], strict=True):
                 assert group is not None
-                following = labels[index + 1] if index + 1 < len(labels) else ""
-                timed = not (own_count and index == 0)
-                group = self._launch(
-                    group, following, timed=timed, count=not timed or not own_count
-                )
-            while len(self.launches) < self.case.launches + self.bench.more_launches and wants_more(
-                self.evidence()
-            ):
-                label = f"launch {len(self.launches) + 1} (close, one more)"
-                self._launch(self._start(label), "", timed=True, count=False)
+                group = self._launch(group, leg, following)
+            most = self.case.launches + self.bench.more_launches
+            while len(self.launches) < most and wants_more(self.evidence()):
+                leg = Leg(f"launch {len(self.launches) + 1} (close, one more)", True, False)
+                self._launch(self._start(leg), leg, None)
 
     def _machine_fit(self) -> bool:
         have = len(self.bench.gpus)
@@ -122,8 +120,9 @@ class _CaseRun:
             self.faults.append(Fault(Reason.FOREIGN_PROCESS.name, problem, "", "preflight"))
         return not problem
 
-    def _start(self, label: str) -> WorkerGroup:
-        folder = self.bench.folder / self.case.slug / label.partition(" (")[0].replace(" ", "-")
+    def _start(self, leg: Leg) -> WorkerGroup:
+        name = leg.label.partition(" (")[0].replace(" ", "-")
+        folder = self.bench.folder / self.case.slug / name
         spec = LaunchSpec(
             device=self.case.device,
             preload=(self.case.workload.partition(":")[0], "torch._dynamo", "torch._inductor"),
@@ -131,29 +130,26 @@ class _CaseRun:
             root=self.bench.root,
             folder=folder,
             cache=self.bench.cache,
-            label=label,
+            label=leg.label,
             time_limit_s=self.case.time_limit_s,
         )
         return self._stack.enter_context(WorkerGroup(spec))
 
-    def _launch(
-        self, group: WorkerGroup, following: str, *, timed: bool, count: bool
-    ) -> WorkerGroup | None:
+    def _launch(self, group: WorkerGroup, leg: Leg, following: Leg | None) -> WorkerGroup | None:
         """Run one launch; the group that was started meanwhile for the next one, if any."""
         began = time.monotonic()
-        label = group.spec.label
+        label = leg.label
         self.progress(f"{label}: start")
         group.hello(lambda: None)
+        group.began = time.monotonic()  # its time limit does not run while it waits its turn
+        next_group = self._start(following) if following else None
         ask = self._asker(group)
         self.progress(f"{label}: build")
         self._take_prepared(ask("prepare", factory=self.case.workload, params=self.case.params))
         self.progress(f"{label}: first step (compilation)")
         first = ask("first_step", limit_s=COMPILE_LIMIT_S)
-        next_group = self._start(following) if following else None
-        if timed:
-            warmup = self._warm_up(ask, label)
-            if next_group is not None:
-                next_group.hello(lambda: None)
+        if leg.timed:
+            warmup = self._warm_up(ask, label, next_group)
             blocks, discarded = self._blocks(ask, label, warmup.step_s)
             self.launches.append(
                 Launch(
@@ -167,10 +163,10 @@ class _CaseRun:
                     discarded=tuple(discarded),
                 )
             )
-        if count:
+        if leg.count:
             self._count(ask, label)
         group.leave(lambda: None)
-        if timed:
+        if leg.timed:
             self.launches[-1] = replace(self.launches[-1], wall_s=time.monotonic() - began)
         return next_group
 
@@ -197,10 +193,13 @@ class _CaseRun:
                 raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE.name, message))
         self.prepared = ranks
 
-    def _warm_up(self, ask: "Ask", label: str) -> "_WarmUp":
-        """Windows of steps until steady, or until the cap."""
-        state = _WarmUp(self.protocol)
-        while not state.done():
+    def _warm_up(self, ask: "Ask", label: str, following: WorkerGroup | None) -> WarmUp:
+        """Windows of steps until steady, or until the cap, and until the next launch is idle.
+
+        The card is kept busy while the next launch still imports: a pause would cool it.
+        """
+        state = WarmUp(self.protocol)
+        while not state.done() or not (following is None or following.ready()):
             self.progress(f"{label}: warm-up {state.seconds:.0f} s")
             state.add(ask("block", steps=state.next_steps()))
         return state
@@ -271,54 +270,6 @@ class _CaseRun:
 
 
 Ask = Callable[..., list[dict[str, Any]]]
-
-
-class _WarmUp:
-    """The windows of a warm-up, and whether they are steady by now."""
-
-    def __init__(self, protocol: Protocol) -> None:
-        self.protocol = protocol
-        self.steps = 0
-        self.seconds = 0.0
-        self.step_s = 0.0
-        self.problem = ""
-        self._window_ms: list[float] = []
-        self._window_s: list[float] = []
-        self._settled: tuple[int, int] | None = None  # graphs, device allocations
-
-    def next_steps(self) -> int:
-        """Steps of the next window: one at first, then as many as fill ``window_s``."""
-        return max(1, round(self.protocol.window_s / self.step_s)) if self.step_s else 1
-
-    def add(self, ranks: Sequence[dict[str, Any]]) -> None:
-        """Take a window's figures. A recompilation or a new allocation starts the series anew."""
-        steps = len(ranks[0]["step_ms"])
-        wall_s = max(rank["wall_ms"] for rank in ranks) / 1e3
-        self.steps += steps
-        self.seconds += wall_s
-        self.step_s = wall_s / steps
-        settled = (
-            sum(rank["compiled_graphs"] for rank in ranks),
-            sum(rank.get("device_allocations", 0) for rank in ranks),
-        )
-        if settled != self._settled:
-            self._settled = settled
-            self._window_ms, self._window_s = [], []
-            return
-        self._window_ms.append(1e3 * self.step_s)
-        self._window_s.append(wall_s)
-
-    def done(self) -> bool:
-        """Steady, or out of time (then ``problem`` says so)."""
-        if self.seconds >= self.protocol.warmup_min_s and steady(
-            self._window_ms, self._window_s, self.protocol.tolerance
-        ):
-            return True
-        if self.seconds < self.protocol.warmup_cap_s:
-            return False
-        last = ", ".join(f"{ms:.2f}" for ms in self._window_ms[-4:]) or "none without allocation"
-        self.problem = f"not steady after {self.seconds:.0f} s; last windows: {last} ms per step"
-        return True
 
 
 def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
