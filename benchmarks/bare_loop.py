@@ -65,8 +65,9 @@ def main() -> None:
         )
 
     warm_until = time.perf_counter() + WARM_UP_S
-    while time.perf_counter() < warm_until:
-        bare_ms(workload.step, max(1, options.steps // 10), options.device)
+    while time.perf_counter() < warm_until:  # with the load of the pairs: pauses would cool it
+        engine_ms()
+        bare_ms(workload.step, options.steps, options.device)
     pairs = []
     for index in range(options.pairs):
         if index % 2 == 0:

@@ -12,7 +12,7 @@ SCHEMA = 1
 KEPT_RECORDINGS = 20  # of an epoch, newest
 
 Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 

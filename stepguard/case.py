@@ -7,6 +7,7 @@ which metrics it gates. Its id is the key of its baseline, so it holds no order,
     -> "train_step[124m-bf16]"
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,10 +45,10 @@ class Case:
             raise ValueError(f"Case.world_size {self.world_size}: at least 1")
         if self.launches < 1 or (self.launches < 2 and self.device == "cuda"):
             raise ValueError(f"Case.launches {self.launches}: at least 2 on a GPU, 1 on a CPU")
-        if self.time_limit_s <= 0:
+        if not self.time_limit_s > 0:  # NaN neither
             raise ValueError(f"Case.time_limit_s {self.time_limit_s}: a positive number of seconds")
         for key, value in self.params.items():
-            if not isinstance(value, Scalar):
+            if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
                 raise ValueError(f"Case.params[{key!r}] {value!r}: only JSON scalars")
         gates = self.gates or default_gates(self.device)
         for gate in gates:

@@ -22,8 +22,9 @@ from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import MachineError, visible_gpus
 from stepguard.host.store import Store
 from stepguard.host.suite import Result, Suite
+from stepguard.judge import judge
 from stepguard.metrics import METRICS, format_value
-from stepguard.report import documents
+from stepguard.report import documents, table
 from stepguard.report.live import Live
 from stepguard.verdict import Status
 
@@ -60,6 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     accept.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
     accept.add_argument("--baselines", default="baselines", metavar="DIR")
     accept.set_defaults(call=_accept)
+    again = commands.add_parser("judge", help="judge kept evidence against the baselines again")
+    again.add_argument(
+        "case", nargs="*", metavar="CASE", help="default: every case of the last run"
+    )
+    again.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
+    again.add_argument("--baselines", default="baselines", metavar="DIR")
+    again.set_defaults(call=_judge)
     shown = commands.add_parser("baselines", help="what is recorded")
     shown.add_argument("action", choices=("list", "show"))
     shown.add_argument("case", nargs="?", metavar="CASE")
@@ -139,16 +147,29 @@ def _print_result(result: Result) -> None:
 def _accept(options: argparse.Namespace) -> int:
     refused = 0
     for evidence in _wanted(options):
-        fingerprint = evidence.fingerprint
-        device_name = fingerprint.device_name if fingerprint else ""
-        world_size = int(evidence.case["world_size"])
-        name = baseline.file_name(str(evidence.case["device"]), device_name, world_size)
         try:
-            print(baseline.accept(Path(options.baselines, name), evidence, options.reason))
+            path = baseline.path_of(Path(options.baselines), evidence)
+            print(baseline.accept(path, evidence, options.reason))
         except BaselineError as error:
             print(f"stepguard: {error}", file=sys.stderr)
             refused += 1
     return 1 if refused else 0
+
+
+def _judge(options: argparse.Namespace) -> int:
+    """The verdicts that kept evidence gets from today's baselines; nothing is measured."""
+    verdicts = []
+    for evidence in _wanted(options):
+        content = baseline.load(baseline.path_of(Path(options.baselines), evidence))
+        entry = content.cases.get(evidence.case_id) if content else None
+        verdicts.append(judge(evidence, entry))
+    for text, _ in table.lines(table.rows(verdicts)):
+        print(text)
+    for verdict in verdicts:
+        if verdict.status is not Status.SAME:
+            print("\n".join([explain.headline(verdict), *explain.evidence_lines(verdict)]))
+    print(json.dumps([documents.verdict_document(verdict) for verdict in verdicts]))
+    return 0 if all(verdict.status.outcome == "passed" for verdict in verdicts) else 1
 
 
 def _wanted(options: argparse.Namespace) -> list[Evidence]:

@@ -4,6 +4,8 @@ The nominal peak is the vendor's data sheet, dense, without sparsity. The physic
 chip could do at the highest clock it can run, from its own SM count: SMs x FLOP per clock x clock.
 """
 
+import re
+
 _PRECISION_RATE = {"bf16": "half", "fp16": "half", "tf32": "tf32", "fp32": "fp32"}
 
 # NVIDIA data sheets, dense TFLOP/s. Longer names first: the first one that fits wins.
@@ -28,7 +30,7 @@ def nominal_peak_flops(device_name: str, precision: str) -> float | None:
     """Dense peak in FLOP/s by the data sheet; None for a device or precision not in the table."""
     rate = _PRECISION_RATE.get(precision)
     for name, tflops in _NOMINAL_TFLOPS:
-        if name in device_name and rate is not None:
+        if re.search(rf"{name}(?!\d)", device_name) and rate is not None:  # no A1000 is an A100
             return tflops[rate] * 1e12
     return None
 

@@ -8,6 +8,7 @@ Exit codes are pytest's own. A verdict that fails the build fails its test; a ve
 decide is an error of its test; a run that selected cases and measured none of them fails.
 """
 
+import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.suite import Result, Suite
 from stepguard.report import documents, table
 from stepguard.report.live import Live
-from stepguard.verdict import Status
+from stepguard.verdict import Reason, Status
 
 MARKERS = (
     "gpu: needs a GPU",
@@ -31,6 +32,7 @@ MARKERS = (
 )
 _RUN = pytest.StashKey["PerfRun"]()
 _RESULT = pytest.StashKey[Result]()
+_REFUSED = pytest.StashKey[str]()  # why nothing was measured: the baseline file is not trusted
 _PASSED = pytest.StashKey[bool]()
 
 
@@ -79,7 +81,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register markers, the bridge to pytest-benchmark, and the run's state."""
     for line in MARKERS:
         config.addinivalue_line("markers", line)
-    bridge = WithBenchmark() if config.pluginmanager.hasplugin("benchmark") else WithoutBenchmark()
+    active = map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))
+    bridge = WithBenchmark() if any(active) else WithoutBenchmark()
     config.pluginmanager.register(bridge, "stepguard-bridge")
     config.stash[_RUN] = PerfRun(config, bridge)
 
@@ -92,6 +95,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Check what would make the gate pass without measuring; give every case its timer."""
+    config.stash[_RUN].declared = {case.id for item in items if (case := _case_of(item))}
     ours = [item for item in items if "perf" in getattr(item, "fixturenames", ())]
     if not ours:
         return
@@ -106,8 +110,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     session.config.stash[_RUN].plan(session.items)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip, with the reason, what this machine is not for."""
+    if hasattr(item.config, "workerinput") and "perf" in getattr(item, "fixturenames", ()):
+        pytest.fail("performance cases cannot share a machine: run without -n", pytrace=False)
     case = _case_of(item)
     if case is None:
         return
@@ -138,7 +145,8 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
         try:
             result = run.measure(case)
         except BaselineError as error:
-            pytest.fail(f"{case.id}: {Status.BROKEN.value}: {error}", pytrace=False)
+            node.stash[_REFUSED] = f"{case.id}: {Status.BROKEN.value}: {error}"
+            pytest.fail(node.stash[_REFUSED], pytrace=False)
         node.stash[_RESULT] = result
         perf_sink(result)
         node.user_properties.extend(_properties(result))
@@ -160,15 +168,26 @@ def _properties(result: Result) -> list[tuple[str, object]]:
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A verdict that could not decide is an error, not a failure, as if its set-up had failed."""
+    """A verdict that could not decide is an error, not a failure, as if its set-up had failed.
+
+    Neither a test that catches the verdict nor, where nothing was decided, an xfail mark hides it.
+    """
     report = yield
-    if call.when == "call":
-        item.stash[_PASSED] = report.passed
-        result = item.stash.get(_RESULT, None)
-        if result is not None:
-            report.perf_status = result.verdict.status.value  # type: ignore[attr-defined]
-            if report.failed and result.verdict.status.outcome == "error":
-                report.when = "setup"
+    if call.when != "call":
+        return report
+    item.stash[_PASSED] = report.passed
+    result, text = item.stash.get(_RESULT, None), item.stash.get(_REFUSED, "")
+    outcome = "error" if text else "passed"
+    if result is not None and not result.verdict.recorded:
+        outcome = result.verdict.status.outcome
+        text = explain.block(result.verdict, str(result.evidence_path))
+    if outcome != "passed" and (report.passed or report.skipped and outcome == "error"):
+        report.outcome, report.longrepr = "failed", text
+        vars(report).pop("wasxfail", None)
+    if result is not None and (report.passed or report.failed and outcome != "passed"):
+        report.perf_status = result.verdict.status.value  # type: ignore[attr-defined]
+    if report.failed and outcome == "error":
+        report.when = "setup"
     return report
 
 
@@ -186,7 +205,8 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Write the documents; fail a run that had cases and measured none."""
     run = session.config.stash[_RUN]
-    run.write_documents()
+    if exitstatus != pytest.ExitCode.USAGE_ERROR:
+        run.write_documents()
     if run.measured_nothing and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
@@ -206,6 +226,7 @@ class PerfRun:
         self.baselines = (
             Path(config.invocation_params.dir, folder) if folder else self.root / "baselines"
         )
+        self.declared: set[str] = set()
         self.selected: list[Case] = []
         self.notices: list[str] = []
         self._gpus: tuple[Gpu, ...] | None = None
@@ -235,8 +256,8 @@ class PerfRun:
     def refuse_bad_options(self) -> None:
         """Raise UsageError for what would turn the gate off or make it meaningless."""
         option = self.config.option
-        if hasattr(self.config, "workerinput") or getattr(option, "numprocesses", None):
-            raise pytest.UsageError("performance cases cannot share a machine: run without -n")
+        if hasattr(self.config, "workerinput"):
+            return  # every case is refused when its turn comes: here xdist would hide the reason
         for name in ("benchmark_skip", "benchmark_disable"):
             if getattr(option, name, False):
                 flag = "--" + name.replace("_", "-")
@@ -247,6 +268,9 @@ class PerfRun:
                 f"--perf-require-gpus={required}: this machine shows {len(self.gpus())}; "
                 "see: python -m stepguard doctor"
             )
+        for name in ("perf_json", "perf_report"):
+            if target := getattr(option, name):
+                self._refuse_target(f"--{name.replace('_', '-')}={target}", target)
         try:
             for path in sorted(self.baselines.glob("*.json")):
                 load(path)
@@ -254,6 +278,15 @@ class PerfRun:
             raise pytest.UsageError(str(error)) from None
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
+
+    def _refuse_target(self, given: str, target: str) -> None:
+        path = Path(self.config.invocation_params.dir, target)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(f"{given}: {error.strerror}") from None
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise pytest.UsageError(f"{given}: cannot be written")
 
     def plan(self, items: list[pytest.Item]) -> None:
         """Remember the cases to come."""
@@ -265,6 +298,8 @@ class PerfRun:
     def measure(self, case: Case) -> Result:
         """Measure and judge one case, and record it if that was asked for."""
         suite, live = self._started()
+        if any(result.case.id == case.id for result in suite.results):
+            raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
         live.begin(case.id)
         try:
             result = suite.run(case, live.stage)
@@ -276,7 +311,7 @@ class PerfRun:
         import dataclasses
 
         new_only = self.config.option.perf_update_new
-        lacks = result.verdict.status is Status.NO_BASELINE
+        lacks = result.verdict.reason is Reason.NOT_RECORDED
         if not (self.config.option.perf_update or (new_only and lacks)):
             return result
         try:
@@ -342,6 +377,8 @@ class PerfRun:
 
     def write_documents(self) -> None:
         """--perf-json and --perf-report; also for a run that measured nothing."""
+        if self.config.option.collectonly or hasattr(self.config, "workerinput"):
+            return
         for option, render in (
             ("perf_json", documents.suite_json),
             ("perf_report", documents.suite_markdown),
@@ -354,14 +391,14 @@ class PerfRun:
 
     def summarize(self, reporter: pytest.TerminalReporter) -> None:
         """The table, then a sentence and the commands for each case that needs a person."""
-        if not self.selected or self.config.option.collectonly:
+        if not (self.selected or self.results) or self.config.option.collectonly:
             return
         reporter.section("performance")
         verdicts = [result.verdict for result in self.results]
         for text, status in table.lines(table.rows(verdicts)) if verdicts else ():
             reporter.line(text, **_colour(status))
         if self.measured_nothing:
-            reporter.line("NOTHING WAS MEASURED: every selected case was skipped.", red=True)
+            reporter.line("NOTHING WAS MEASURED: no selected case came to a result.", red=True)
         elif all(result.case.device == "cpu" for result in self.results):
             reporter.line(table.CPU_NOTE)
         reporter.line(table.counts(verdicts))
@@ -376,15 +413,16 @@ class PerfRun:
                     reporter.line(f"  {step}")
 
     def _stale(self) -> list[str]:
-        """Baseline entries that no case claims; said only when nothing was deselected."""
+        """Baseline entries that no case claims; said only when whole folders were collected."""
         option = self.config.option
-        if option.keyword or option.markexpr not in ("", "not extended"):
+        if any(not Path(argument).is_dir() for argument in self.config.args):
+            return []
+        if option.ignore or option.ignore_glob or option.deselect:
             return []
         lines = []
-        declared = {case.id for case in self.selected}
         for path in sorted({result.baseline_path for result in self.results}):
             content = load(path)
-            for case_id in sorted(set(content.cases) - declared if content else ()):
+            for case_id in sorted(set(content.cases) - self.declared if content else ()):
                 lines.append(f"{self.relative(path)}: {case_id} has a baseline but no case")
         return lines
 

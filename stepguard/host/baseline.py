@@ -48,6 +48,13 @@ def file_name(device: str, device_name: str, world_size: int) -> str:
     return f"{'-'.join(words)}x{world_size}.json"
 
 
+def path_of(folder: Path, evidence: Evidence) -> Path:
+    """The file in ``folder`` that the evidence belongs to."""
+    device_name = evidence.fingerprint.device_name if evidence.fingerprint else ""
+    case = evidence.case
+    return folder / file_name(str(case["device"]), device_name, int(case["world_size"]))
+
+
 def load(path: Path) -> BaselineFile | None:
     """The file's content; None where there is no file.
 
@@ -59,7 +66,7 @@ def load(path: Path) -> BaselineFile | None:
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise BaselineError(f"{path}: cannot be read: {error}") from None
+        raise BaselineError(f"{path}: cannot be read: {error}; {_restore(path)}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(("<<<<<<< ", "=======", ">>>>>>> ")):
             raise BaselineError(
@@ -68,7 +75,8 @@ def load(path: Path) -> BaselineFile | None:
             )
     try:
         raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
-    except ValueError as error:
+        json.dumps(raw, allow_nan=False, ensure_ascii=False).encode()  # no 1e999, no half character
+    except (ValueError, RecursionError) as error:
         raise BaselineError(f"{path}: {error}; {_restore(path)}") from None
     schema = raw.get("schema") if isinstance(raw, dict) else None
     if schema != SCHEMA:
@@ -170,7 +178,7 @@ def recording_of(evidence: Evidence) -> Recording:
             f"{evidence.case_id}: not recorded, measured on a tree with uncommitted changes "
             f"({evidence.dirty[0]}{more}); commit, then measure again"
         )
-    assert evidence.fingerprint is not None and evidence.counts is not None
+    assert evidence.fingerprint is not None
     values = evidence.values()
     timed = evidence.case["device"] == "cuda"
     return Recording(
@@ -185,7 +193,7 @@ def recording_of(evidence: Evidence) -> Recording:
             for name in ("step_ms", "step_ms_median")
             if timed
         },
-        counters=dict(evidence.counts.values),
+        counters=dict(evidence.counts.values) if evidence.counts else {},
         information={
             name: float(f"{value:.6g}")
             for name, value in values.items()
@@ -201,7 +209,7 @@ def accept(path: Path, evidence: Evidence, reason: str) -> str:
     parameters opens one. Raises Refused or BaselineError; the file is then unchanged.
     """
     recording = recording_of(evidence)
-    assert evidence.fingerprint is not None and evidence.counts is not None
+    assert evidence.fingerprint is not None
     timed = evidence.case["device"] == "cuda"
     machine = evidence.fingerprint.device_name if timed else CPU_MACHINE
     content = load(path) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
@@ -220,8 +228,8 @@ def accept(path: Path, evidence: Evidence, reason: str) -> str:
 def _place(
     evidence: Evidence, recording: Recording, entry: Entry | None, status: Status, reason: str
 ) -> tuple[str, list[Epoch]]:
-    assert evidence.counts is not None
-    detail = {name: parts for name, parts in evidence.counts.detail.items() if parts}
+    counted = evidence.counts.detail if evidence.counts else {}
+    detail = {name: parts for name, parts in counted.items() if parts}
     if entry is None:
         opened = Epoch(reason=reason or "first recording", recordings=[recording], detail=detail)
         return "first recording", [opened]

@@ -4,6 +4,7 @@ Everything is read through NVML by GPU UUID and nothing is ever set. NVML starts
 the calling process can sample while a worker is timed: it is idle then, and not the timed process.
 """
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -74,9 +75,12 @@ def visible_gpus() -> list[Gpu]:
         return []
     except pynvml.NVMLError as error:
         raise MachineError(f"NVML does not answer: {error}; try: nvidia-smi") from None
-    driver = str(pynvml.nvmlSystemGetDriverVersion())
-    handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-    gpus = [_describe(handle, driver) for handle in handles]
+    try:
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        gpus = [_describe(handle, driver) for handle in handles]
+    except pynvml.NVMLError as error:
+        raise MachineError(f"NVML does not answer: {error}; try: nvidia-smi") from None
     return _visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
@@ -95,7 +99,7 @@ def _visible(gpus: list[Gpu], variable: str | None) -> list[Gpu]:
         return gpus
     chosen: list[Gpu] = []
     for entry in (part.strip() for part in variable.split(",")):
-        if entry.isdigit() and int(entry) < len(gpus):
+        if entry.isdecimal() and int(entry) < len(gpus):
             chosen.append(gpus[int(entry)])
         elif entry.startswith("GPU-") and (hit := [g for g in gpus if g.uuid.startswith(entry)]):
             chosen.append(hit[0])
@@ -144,7 +148,8 @@ class Monitor:
             return
         self._next = now + SAMPLE_S
         for handle, samples in zip(self._handles, self._samples, strict=True):
-            samples.append(_sample(handle, self._ours))
+            with contextlib.suppress(pynvml.NVMLError):  # a block without samples is tainted
+                samples.append(_sample(handle, self._ours))
 
     def annotate(self, block: Block, began_ns: int, ended_ns: int) -> Block:
         """The block with its telemetry; ``tainted`` says why it must be measured again."""

@@ -17,18 +17,22 @@ class Revision:
 
 def current(root: Path, baselines: Path) -> Revision:
     """The revision of ``root``; an empty one where there is no repository or no git."""
-    commit = _git(root, "rev-parse", "HEAD").strip()
+    commit = _git(root, "rev-parse", "HEAD")
     if not commit:
         return Revision()
-    top = Path(_git(root, "rev-parse", "--show-toplevel").strip())
+    commit, folder = commit.strip(), _git(root, "rev-parse", "--show-toplevel")
     status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=normal")
+    if folder is None or status is None:  # not known to be clean
+        return Revision(commit, ("git status failed",))
+    top = Path(folder.removesuffix("\n"))
     paths = [entry[3:] for entry in status.split("\0") if entry]
     kept = baselines.resolve()
     dirty = [path for path in paths if not (top / path).resolve().is_relative_to(kept)]
     return Revision(commit, tuple(sorted(dirty)))
 
 
-def _git(root: Path, *arguments: str) -> str:
+def _git(root: Path, *arguments: str) -> str | None:
+    """What git prints; None if it fails."""
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],
@@ -38,5 +42,5 @@ def _git(root: Path, *arguments: str) -> str:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
+        return None
+    return done.stdout if done.returncode == 0 else None
