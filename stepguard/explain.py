@@ -6,17 +6,16 @@ from stepguard.metrics import METRICS, format_value
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
+ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
 
 
 def headline(verdict: Verdict) -> str:
     """One sentence of at most WIDTH columns: case, metric, old -> new, limit, verdict."""
     worst = verdict.worst
-    status = verdict.status.value
+    front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}: "
     if verdict.message or worst is None:
-        text = f"{verdict.case_id}: {status}: {verdict.message or verdict.reason.value}"
-        return _cut(text.splitlines()[0])
-    room = WIDTH - len(f"{verdict.case_id}: {status}: ")
-    return f"{verdict.case_id}: {status}: {_cut(change(worst), max(room, 24))}"
+        return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
+    return front + _cut(change(worst), WIDTH - len(front))
 
 
 def change(found: MetricVerdict) -> str:
@@ -80,10 +79,9 @@ def next_steps(verdict: Verdict, evidence_path: str) -> list[str]:
 def block(verdict: Verdict, evidence_path: str) -> str:
     """Everything about one failure, as pytest prints it under FAILURES or ERRORS."""
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path)]
-    full = [verdict.message] if len(verdict.message) > 60 else []
-    return "\n".join(
-        [headline(verdict), *(f"  {line}" for line in full), *evidence_lines(verdict), *steps]
-    )
+    head = headline(verdict)
+    full = [] if head.endswith(verdict.message) else [f"  {verdict.message}"]
+    return "\n".join([head, *full, *evidence_lines(verdict), *steps])
 
 
 def _cut(text: str, width: int = WIDTH) -> str:

@@ -5,6 +5,7 @@ killed process leaves none. A launch authenticates by its token, and only this u
 While it waits, the host polls: the launch's processes, the machine's telemetry, the live line.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -49,10 +50,12 @@ class Control:
                 peer.close()
                 continue
             self._peer = peer
-            hello = self._receive(until, poll)
-            if hello.get("hello") == self._token:
-                return hello
+            with contextlib.suppress(ValueError, TypeError):  # a stranger's, not JSON at all
+                hello = self._receive(until, poll)
+                if hello.get("hello") == self._token:
+                    return hello
             peer.close()
+            self._buffer = b""
 
     def somebody_waits(self) -> bool:
         """Whether accept() would find a connection at once."""

@@ -8,12 +8,14 @@ returns only when nothing that carries it is left; if this process dies, the age
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -184,7 +186,8 @@ class WorkerGroup:
         during = f"{self.spec.label}, {command}"
         ranks = range(self.spec.world_size)
         if isinstance(error, NoAnswer):
-            for pid in self.pids:
+            started_pids = [p for p in pids_by_token(self.token) if p != self._agent.pid]
+            for pid in self.pids or started_pids:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
             time.sleep(0.5)
@@ -196,21 +199,28 @@ class WorkerGroup:
             return Fault(code.name, message, self._stderr_tail(0), during)
         time.sleep(0.3)  # let the rank that failed finish writing why
         failed = self._error_files()
-        if failed:
+        if not failed and (self._agent.poll() or 0) < 0:  # the ranks die with it, being its victims
+            return self._agent_died(during)
+        dead = [r for r, pid in enumerate(self.pids) if not _alive(pid)]
+        told = {rank for rank, _ in failed}
+        killed = [r for r in dead if r not in told and self._exit_signal(r, wait=bool(told))]
+        if failed and not killed:
             rank, described = failed[0]
             return _raised(rank, described, self._position(rank), during)
-        dead = [r for r, pid in enumerate(self.pids) if not _alive(pid)]
         if dead:
-            how = self._exit_signal(dead[0])
-            message = f"rank {dead[0]} was killed{how} in {self._position(dead[0])}"
-            return Fault(Reason.KILLED.name, message, self._stderr_tail(dead[0]), during)
+            first = (killed or dead)[0]
+            how = self._exit_signal(first)
+            message = f"rank {first} was killed{how and f' by {how}'} in {self._position(first)}"
+            return Fault(Reason.KILLED.name, message, self._stderr_tail(first), during)
         if not self.pids:
             message = f"the launcher ended with {self._agent.poll()} before the workers were ready"
             detail = _tail(self.spec.folder / "agent.log") + self._stderr_tail(0)
             return Fault(Reason.NOT_STARTED.name, message, detail, during)
-        message = (
-            f"torchrun ended with {self._agent.poll()} while rank 0 was in {self._position(0)}"
-        )
+        return self._agent_died(during)
+
+    def _agent_died(self, during: str) -> Fault:
+        status, where = self._agent.poll(), self._position(0)
+        message = f"torchrun ended with {status} while rank 0 was in {where}"
         detail = _tail(self.spec.folder / "agent.log")
         return Fault(Reason.AGENT_DIED.name, message, detail, during)
 
@@ -225,13 +235,19 @@ class WorkerGroup:
                 found.append((rank, json.loads(text)))
         return sorted(found, key=lambda item: item[1]["at_ns"])  # the first to fail is the cause
 
-    def _exit_signal(self, rank: int) -> str:
-        """torch elastic logs the exit code of a failed rank as "exitcode: -9"."""
-        log = _tail(self.spec.folder / "agent.log", lines=200)
-        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGTERM):
-            if f"exitcode: -{int(number)}" in log:
-                return f" by {number.name}"
-        return ""
+    def _exit_signal(self, rank: int, wait: bool = False) -> str:
+        """The signal that ended a rank, as torch elastic logs it ("exitcode: -9"), if one did.
+
+        Not SIGTERM: with it torch elastic ends the ranks that are left when one has failed.
+        """
+        pattern = re.compile(rf"exitcode *: (-?\d+)\)?[^\n]*\(pid: {self.pids[rank]}\)")
+        until = time.monotonic() + (2.0 if wait else 0.0)
+        while not (found := pattern.search(_tail(self.spec.folder / "agent.log", lines=200))):
+            if time.monotonic() >= until:
+                return ""
+            time.sleep(0.05)
+        number = -int(found[1])
+        return signal.Signals(number).name if number > 0 and number != signal.SIGTERM else ""
 
     def _stderr_tail(self, rank: int) -> str:
         logs = sorted((self.spec.folder / "ranks").glob(f"*/attempt_0/{rank}/stderr.log"))
@@ -253,8 +269,7 @@ class WorkerGroup:
         """
         if self._closed:
             return
-        held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with _interrupts_held():
             self._control.close()
             until = time.monotonic() + GONE_LIMIT_S
             while True:
@@ -267,8 +282,24 @@ class WorkerGroup:
                 time.sleep(0.02)
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._closed = True
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until the end. A signal mask would not do: it is a thread's own, and the
+    numerical libraries have threads that take the signal in the main thread's place.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _raised(rank: int, described: dict[str, Any], position: str, during: str) -> Fault:

@@ -1,6 +1,7 @@
 """A run as documents: JSON for machines, Markdown for a pull request."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -58,5 +59,6 @@ def suite_markdown(results: Sequence[Result]) -> str:
             continue
         title = explain.headline(result.verdict).replace("<", "&lt;")
         body = explain.block(result.verdict, str(result.evidence_path))
-        lines += ["", f"<details><summary>{title}</summary>", "", "```", body, "```", "</details>"]
+        fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
+        lines += ["", f"<details><summary>{title}</summary>", "", fence, body, fence, "</details>"]
     return "\n".join(lines) + "\n"

@@ -46,8 +46,8 @@ class Live:
         if self._terminal:
             elapsed = _clock(time.monotonic() - self._began)
             tail = f"  {elapsed}, about {_clock(self._left_s())} left"
-            room = self._width - 1 - len(tail)
-            self._write("\r" + (line[:room].ljust(room) + tail))
+            room = max(0, self._width - 1 - len(tail))
+            self._write("\r" + (line[:room].ljust(room) + tail)[: self._width - 1])
         elif self._verbose:
             self._write(f"  {time.monotonic() - self._began:6.1f} s  {text}\n")
 

@@ -45,7 +45,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
         _value(step),
         format_value("step_ms", step.old) if gated and step and step.old else "",
         f"{step.change_pct:+.2f}" if gated and step and step.change_pct is not None else "",
-        f"{step.limit_pct:.2f}" if step and step.limit_pct is not None else "",
+        f"{step.limit_pct:.2f}" if gated and step and step.limit_pct is not None else "",
         _value(found.get("tokens_per_s")),
         _value(found.get("mfu_pct")),
         f"{peak.new / 2**20:,.1f}" if peak and peak.new is not None else "",

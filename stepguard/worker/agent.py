@@ -13,6 +13,7 @@ import runpy
 import shutil
 import signal
 import sys
+import time
 from types import FrameType
 
 from stepguard.worker.lifeline import die_with_parent, kill_by_token
@@ -23,7 +24,9 @@ def main() -> None:
     token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
 
     def caller_died(signum: int, frame: FrameType | None) -> None:
-        kill_by_token(token, spare=os.getpid())
+        until = time.monotonic() + 5.0
+        while kill_by_token(token, spare=os.getpid()) and time.monotonic() < until:
+            time.sleep(0.02)  # until none is found: one may be born while the others are killed
         shutil.rmtree(scratch, ignore_errors=True)
         os._exit(1)
 

@@ -44,7 +44,7 @@ class Note:
 def read(path: Path) -> str:
     """A rank's last position in words: "block, step 12, phase backward"."""
     try:
-        command, step, phase = path.read_text("ascii").strip(" \0").split("|")
+        command, step, phase = path.read_text("ascii").strip(" \0").split("|", 2)
     except (OSError, ValueError):
         return "before it started"
     words = [command]

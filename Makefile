@@ -1,0 +1,40 @@
+# `make perf` and `make test` set up .venv by themselves; see scripts/setup.sh.
+#
+#   make perf ARGS="-k forward"     ARGS goes to pytest
+#   make perf PYTHON=python3        an interpreter that has torch already: nothing is installed
+
+.DEFAULT_GOAL := help
+.PHONY: help perf test doctor setup
+ARGS ?=
+TESTS ?= tests
+
+# Only from the command line: a PYTHON that happens to be in the environment means something else.
+ifeq ($(origin PYTHON),command line)
+python := $(PYTHON)
+ready = @$(PYTHON) scripts/requirements.py check $(1)
+else
+python := .venv/bin/python
+ready = @scripts/setup.sh $(1)
+endif
+
+help: ## what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo 'ARGS="..." is passed to pytest; TESTS=... narrows `make test`; PYTHON=python3 uses that interpreter as it is'
+
+perf: ## measure and judge: the GPU suite, or the smoke cases where there is no GPU
+	$(call ready,perf)
+	$(python) -m pytest perf_tests $(ARGS)
+
+test: ## the project's own tests, on a CPU: ruff, mypy, pytest
+	$(call ready,test)
+	$(python) -m ruff check .
+	$(python) -m ruff format --check .
+	$(python) -m mypy
+	$(python) -m pytest $(TESTS) $(ARGS)
+
+doctor: ## is this machine fit, and is there a baseline?
+	$(call ready,perf)
+	$(python) -m stepguard doctor
+
+setup: ## only make .venv
+	$(call ready,test)

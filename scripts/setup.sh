@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Makes .venv and installs what pyproject.toml names, at the versions of constraints.txt.
+#
+#     scripts/setup.sh perf     what the suite needs
+#     scripts/setup.sh test     and what the project's own tests and linters need
+#
+# Nothing is done while .venv/.stepguard-perf (or -test) is newer than its inputs. A .venv that an
+# interrupted set-up left, or whose interpreter does not run, is made anew; one that somebody else
+# made is installed into. pip's own configuration decides where packages come from.
+#
+# TORCH_INDEX_URL: where torch alone comes from (pip's --index-url). On a machine without a GPU, set
+# it to the CPU wheel index that the PyTorch install page names, or pip may fetch the CUDA build.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+what=${1:?usage: scripts/setup.sh perf|test}
+python=.venv/bin/python
+unfinished=.venv/.stepguard-unfinished
+inputs=(constraints.txt pyproject.toml scripts/setup.sh scripts/requirements.py)
+
+die() { echo "set-up: $1" >&2; exit 1; }
+say() { echo "set-up: $1" >&2; }
+
+is_ready() {
+    local input
+    [ ! -e "$unfinished" ] && [ -e ".venv/.stepguard-$1" ] && "$python" -c '' 2>/dev/null || return 1
+    for input in "${inputs[@]}"; do
+        [ ".venv/.stepguard-$1" -nt "$input" ] || return 1
+    done
+}
+
+has_gpu() { compgen -G '/dev/nvidia[0-9]*' >/dev/null || nvidia-smi -L >/dev/null 2>&1; }
+
+find_interpreter() {
+    local name
+    for name in python3 python3.11 python3.12 python3.13 python3.14; do
+        if "$name" -c 'import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+        then
+            command -v "$name"
+            return
+        fi
+    done
+    die "no Python 3.11 or newer with the venv module was found; install one (on Debian and Ubuntu the package is python3-venv)"
+}
+
+make_venv() {
+    local interpreter
+    if [ ! -e "$unfinished" ] && "$python" -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
+    then
+        return
+    fi
+    interpreter=$(find_interpreter)
+    say "making .venv with $("$interpreter" --version)"
+    rm -rf .venv
+    mkdir .venv
+    touch "$unfinished"
+    "$interpreter" -m venv .venv
+}
+
+install() {
+    local pip=("$python" -m pip --disable-pip-version-check install --quiet) pinned built
+    [ ! -e .venv/.stepguard-perf ] || touch "$unfinished" # it is ours, so it may be made anew
+    pinned=$(grep '^torch==' constraints.txt)
+    say "installing for $1, $pinned among it"
+    if [ -n "${TORCH_INDEX_URL:-}" ]; then
+        "${pip[@]}" --no-deps --index-url "$TORCH_INDEX_URL" "$pinned"
+    fi
+    "${pip[@]}" -c constraints.txt -r <("$python" scripts/requirements.py list "$1")
+    if [ "${CI:-}" = true ] && ! has_gpu; then
+        built=$("$python" -c 'import torch; print(torch.version.cuda or "")')
+        [ -z "$built" ] || die "no GPU here, but $pinned came as the build for CUDA $built; set TORCH_INDEX_URL to the CPU wheel index that the PyTorch install page names"
+    fi
+    touch .venv/.stepguard-perf
+    [ "$1" = perf ] || touch ".venv/.stepguard-$1"
+    rm -f "$unfinished"
+}
+
+[ "$(uname -s)" = Linux ] || die "stepguard measures on Linux only"
+case $what in perf | test) ;; *) die "perf or test, not '$what'" ;; esac
+if ! is_ready "$what"; then
+    mkdir -p .stepguard
+    exec 9>.stepguard/setup.lock
+    flock 9 # two makes at once: the second waits and finds it done
+    if ! is_ready "$what"; then
+        make_venv
+        install "$what"
+        say "done"
+    fi
+fi

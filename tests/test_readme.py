@@ -1,0 +1,117 @@
+"""What the documents promise is there: commands, options, files, reasons, metrics, the example.
+
+pytest tests/test_readme.py
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepguard.metrics import METRICS
+from stepguard.verdict import Reason, Status
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text()
+DOCUMENTS = [
+    *sorted(ROOT.glob("*.md")),
+    *sorted(ROOT.glob("docs/*.md")),
+    ROOT / "baselines" / "README.md",
+]
+WRITTEN_BY_A_MEASUREMENT = ROOT / "docs" / "measurements.md"
+
+
+def run(*arguments, cwd):
+    """pytest or git in ``cwd``, with this tree's stepguard and nothing of the outer pytest."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    env["PYTHONPATH"] = str(ROOT)
+    return subprocess.run(
+        arguments, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def blocks(language):
+    """The fenced blocks of the README in a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("reason", [reason.name for reason in Reason])
+def test_every_reason_is_documented(reason):
+    """A code in the JSON can be looked up, in a row of its own."""
+    assert f"| `{reason}` |" in (ROOT / "docs" / "reason-codes.md").read_text()
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_metric_is_documented(metric):
+    """How each figure is had, in a row of its own; and with the kind that the table gives it."""
+    method = (ROOT / "docs" / "method.md").read_text()
+    row = next((line for line in method.splitlines() if line.startswith(f"| `{metric}` |")), "")
+    role = METRICS[metric].role
+    assert f"| {METRICS[metric].kind}{', ' + role if role else ''} |" in row
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_every_verdict_stands_in_the_readme_with_its_outcome(status):
+    """The table of verdicts says what pytest will."""
+    row = next(line for line in README.splitlines() if line.startswith(f"| `{status.value}` |"))
+    assert row.split("|")[3].strip().startswith(status.outcome)
+
+
+def test_the_options_table_is_what_pytest_offers():
+    """No option missing, none invented."""
+    shown = run(sys.executable, "-m", "pytest", "--help", cwd=ROOT).stdout
+    offered = set(re.findall(r"^  (--perf-[a-z-]+)", shown, re.MULTILINE))
+    assert offered
+    assert set(re.findall(r"^\| `(--perf-[a-z-]+)", README, re.MULTILINE)) == offered
+
+
+def test_the_files_that_the_readme_lists_exist():
+    """The tree is drawn with two spaces a level."""
+    (tree,) = [block for block in blocks("") if block.startswith("model/")]
+    folders = []
+    for line in tree.splitlines():
+        name = line.split()[0]
+        del folders[(len(line) - len(line.lstrip())) // 2 :]
+        assert ROOT.joinpath(*folders, name).exists(), line
+        folders.append(name)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    """Relative links only; measurements.md is written when there are measurements."""
+    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
+        found = document.parent / target
+        assert found.exists() or found == WRITTEN_BY_A_MEASUREMENT, target
+
+
+def test_make_knows_the_commands_of_the_readme():
+    """Every "make something" is a target."""
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"^make ([a-z]+)|`make ([a-z]+)", README, re.MULTILINE)):
+        assert re.search(rf"^{''.join(target)}:.*##", makefile, re.MULTILINE), target
+
+
+def test_the_readmes_own_model_records_and_is_then_the_same(tmp_path):
+    """The example, copied out of the README into an empty repository, without a GPU."""
+    for block in blocks("python"):
+        name, source = re.match(r"# (\S+)\n", block).group(1), block
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(source)
+    (tmp_path / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
+    run("git", "init", "--quiet", cwd=tmp_path)
+    run("git", "add", ".", cwd=tmp_path)
+    author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    committed = run("git", *author, "commit", "--quiet", "-m", "a model", cwd=tmp_path)
+    assert committed.returncode == 0, committed.stderr
+    pytest_command = (sys.executable, "-m", "pytest", "-p", "stepguard.plugin", "-m", "smoke")
+    pytest_command += ("-p", "no:cacheprovider", "perf_tests/test_my_model.py")
+    recorded = run(*pytest_command, "--perf-update-new", cwd=tmp_path)
+    assert "first recording in" in recorded.stdout, recorded.stdout
+    assert (tmp_path / "baselines" / "cpu.json").is_file()
+    again = run(*pytest_command, cwd=tmp_path)
+    assert again.returncode == 0, again.stdout
+    assert "1 same" in again.stdout

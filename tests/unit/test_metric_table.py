@@ -1,0 +1,113 @@
+"""The table of metrics, the verdicts' ranks and outcomes, and how values are shown."""
+
+import pytest
+
+from stepguard.metrics import METRICS, default_gates, format_bytes, format_value
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+
+UNIT_IN_NAME = {
+    "ms": "_ms",
+    "s": "_s",
+    "B": "_bytes",
+    "%": "_pct",
+    "tok/s": "tokens_per_s",
+    "J": "_j_per_step",
+    "FLOP": "flops_per_step",
+    "calls": "s_per_step",
+    "tokens": "tokens_per_step",
+    "kernels": "_kernels",
+    "breaks": "_breaks",
+    "graphs": "_graphs",
+}
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_row_is_complete(name):
+    """A metric has its key as its name, which carries its unit, and a kind that can be judged."""
+    metric = METRICS[name]
+    assert metric.name == name and metric.meaning
+    assert UNIT_IN_NAME[metric.unit] in name
+    assert metric.kind in ("time", "counter", "information")
+    assert metric.better in ("lower", "higher", "")
+    assert (metric.role in ("work", "cost")) == (metric.kind == "counter")
+    assert metric.gateable == (metric.kind != "information")
+
+
+def test_which_counters_are_work_and_which_are_cost():
+    """What the step does may not move at all; what it pays may fall, launches may rise by 2 %."""
+    work = {name for name, metric in METRICS.items() if metric.role == "work"}
+    assert work == {
+        "flops_per_step",
+        "operator_calls_per_step",
+        "compiled_operator_calls_per_step",
+        "tokens_per_step",
+    }
+    slack = {name: metric.slack_pct for name, metric in METRICS.items() if metric.slack_pct}
+    assert slack == {"launches_per_step": 2.0}
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_default_gates_exist_and_gate(device):
+    """Every default gate is a gateable metric, and none stands twice."""
+    gates = default_gates(device)
+    assert len(set(gates)) == len(gates) > 0
+    assert all(METRICS[name].gateable for name in gates)
+    assert all(METRICS[name].kind == "counter" for name in gates) == (device == "cpu")
+
+
+def test_statuses_from_worst_to_best():
+    """The order in which one verdict hides another, and what pytest makes of each."""
+    assert [(status.value, status.outcome) for status in Status] == [
+        ("BROKEN", "error"),
+        ("UNFIT", "error"),
+        ("NOT COMPARABLE", "error"),
+        ("NO BASELINE", "error"),
+        ("INCONCLUSIVE", "error"),
+        ("SLOWER", "failed"),
+        ("CHANGED", "failed"),
+        ("FASTER", "passed"),
+        ("same", "passed"),
+    ]
+    assert [status.rank for status in Status] == list(range(9))
+
+
+def test_every_reason_says_something_else():
+    """No two reasons share their words."""
+    assert len({reason.value for reason in Reason}) == len(list(Reason)) > 20
+
+
+def test_the_worst_gated_metric_is_a_verdicts_worst():
+    """An ungated metric is never the worst, and a verdict without metrics has none."""
+    fine = MetricVerdict("step_ms", Status.SAME, Reason.WITHIN_LIMIT)
+    bad = MetricVerdict("graph_breaks", Status.CHANGED, Reason.COUNTER_ROSE)
+    shown = MetricVerdict("compile_s", Status.BROKEN, Reason.RAISED, gated=False)
+    verdict = Verdict("c", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(fine, shown, bad))
+    assert verdict.worst is bad
+    assert Verdict("c", Status.BROKEN, Reason.RAISED, metrics=(shown,)).worst is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("step_ms", 1234.56789, "1,234.568"),
+        ("mfu_pct", 45.678, "45.68"),
+        ("tokens_per_s", 519_123.4, "519,123"),
+        ("operator_calls_per_step", 2400, "2,400"),
+        ("flops_per_step", 112_123_456_789_012, "1.12123e+14"),
+        ("peak_allocated_bytes", 42 * 2**30, "42.000 GiB"),
+        ("peak_allocated_bytes", 9_999_999, "9,999,999 B"),
+        ("graph_breaks", 0, "0"),
+        ("step_ms", None, "-"),
+    ],
+)
+def test_values_as_a_person_reads_them(name, value, shown):
+    """Thousands are separated, large counts rounded, bytes in binary units, a gap is a dash."""
+    assert format_value(name, value) == shown
+
+
+def test_bytes_change_their_unit_at_10_mib_and_1_gib():
+    """Exact bytes below 10 MiB, MiB up to 1 GiB, GiB above; a fall is shown the same way."""
+    assert format_bytes(10 * 2**20 - 1) == "10,485,759 B"
+    assert format_bytes(10 * 2**20) == "10.000 MiB"
+    assert format_bytes(2**30) == "1.000 GiB"
+    assert format_bytes(-(2**30)) == "-1.000 GiB"

@@ -1,0 +1,280 @@
+"""Parts of a rank that need no launch: its note, its lifeline, its clock, its tally."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from making import PROPERTY
+
+from stepguard.worker import note
+from stepguard.worker.clock import HostClock, quiet_gc
+from stepguard.worker.counters import (
+    ACTIVE_STEPS,
+    OperatorCounter,
+    Tally,
+    compiled_graphs,
+    events_by_step,
+)
+from stepguard.worker.lifeline import die_with_parent, kill_by_token, pids_by_token
+from stepguard.worker.note import Note
+
+LONG_S = 60.0
+
+
+# The note
+
+
+def test_a_note_follows_the_rank(tmp_path):
+    """Command, step and phase as they come; a new command or step forgets what was below it."""
+    path = tmp_path / "note-0"
+    rank = Note(path)
+    assert note.read(path) == "start"
+    rank.command("first step")
+    assert note.read(path) == "first step"
+    rank.phase("forward")
+    assert note.read(path) == "first step, phase forward"
+    rank.command("block")
+    rank.step(0)
+    assert note.read(path) == "block, step 0"
+    rank.phase("backward")
+    assert note.read(path) == "block, step 0, phase backward"
+    rank.step(12)
+    assert note.read(path) == "block, step 12"
+    rank.command("idle")
+    assert note.read(path) == "idle"
+
+
+def test_no_note_is_before_it_started(tmp_path):
+    """No file, an empty or a damaged one: the rank had not started."""
+    assert note.read(tmp_path / "none") == "before it started"
+    for content in (b"", b" " * 128, b"\xff" * 128):
+        (tmp_path / "note").write_bytes(content)
+        assert note.read(tmp_path / "note") == "before it started"
+
+
+@PROPERTY
+@given(st.text(max_size=200), st.integers(0, 10**9))
+def test_any_phase_can_be_noted(tmp_path, phase, step):
+    """A workload may call its phases what it likes: step and command survive, nothing raises."""
+    rank = Note(tmp_path / "note")
+    rank.command("block")
+    rank.step(step)
+    rank.phase(phase)
+    assert note.read(tmp_path / "note").startswith(f"block, step {step}")
+
+
+def test_a_note_outlives_its_process(tmp_path):
+    """What a killed process noted last can still be read."""
+    code = (
+        "import os, signal, sys; from pathlib import Path; from stepguard.worker.note import Note\n"
+        "rank = Note(Path(sys.argv[1])); rank.command('block'); rank.step(3)\n"
+        "rank.phase('backward'); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "note"], timeout=LONG_S)
+    assert done.returncode == -signal.SIGKILL
+    assert note.read(tmp_path / "note") == "block, step 3, phase backward"
+
+
+# The lifeline
+
+
+CHILD = """
+import os, sys, time
+from stepguard.worker.lifeline import die_with_parent
+tied = die_with_parent(int(sys.argv[1]))
+print(os.getpid(), tied, flush=True)
+time.sleep(600)
+"""
+PARENT = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
+time.sleep(600)
+"""
+
+
+def gone(pid):
+    """Wait until the process is no more, or a zombie; False if it stays."""
+    until = time.monotonic() + LONG_S
+    while time.monotonic() < until:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] in ("Z", "X"):
+                    return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_dies_with_its_parent(signum):
+    """However the parent ends, SIGKILL included, the kernel ends the child."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
+    )
+    pid, tied = parent.stdout.readline().split()
+    try:
+        assert tied == "True" and not (int(pid) == parent.pid)
+        os.kill(parent.pid, signum)
+        parent.wait(LONG_S)
+        assert gone(pid)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def test_a_parent_that_is_gone_already_is_noticed():
+    """If another process adopted the child before it asked, die_with_parent says so."""
+    code = "from stepguard.worker.lifeline import die_with_parent; print(die_with_parent(1234567))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"
+
+
+def test_asking_for_an_impossible_signal_raises():
+    """The kernel's refusal is an OSError, not silence."""
+    with pytest.raises(OSError):
+        die_with_parent(os.getppid(), 4242)
+
+
+def sleeper(token):
+    """A process that carries a token, with a child in a session of its own that does too."""
+    code = (
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " start_new_session=True)\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"STEPGUARD_TOKEN": token},
+        stdout=subprocess.PIPE,
+    )
+    process.stdout.readline()
+    return process
+
+
+def test_processes_are_found_by_their_token():
+    """A token finds its process and what that started, in other sessions too, and nobody else."""
+    mine, other = f"mine-{os.getpid()}", f"mine-{os.getpid()}-other"
+    one, two = sleeper(mine), sleeper(other)
+    try:
+        assert one.pid in pids_by_token(mine) and len(pids_by_token(mine)) == 2
+        assert two.pid in pids_by_token(other) and len(pids_by_token(other)) == 2
+        assert pids_by_token(f"mine-{os.getpid()}-nobody") == []
+        assert pids_by_token(mine[:-1]) == []  # no token is the beginning of another
+        child = next(pid for pid in pids_by_token(mine) if pid != one.pid)
+        assert kill_by_token(mine, spare=one.pid) == [child]
+        assert gone(child) and one.poll() is None
+        assert kill_by_token(mine) == [one.pid]
+        assert gone(one.pid)  # a zombie now, and not found any more
+        assert pids_by_token(mine) == []
+        assert len(pids_by_token(other)) == 2
+    finally:
+        for process, token in ((one, mine), (two, other)):
+            kill_by_token(token)
+            process.wait()
+            process.stdout.close()
+
+
+# The clock
+
+
+@pytest.mark.parametrize("steps", [1, 7])
+def test_a_block_runs_its_steps_in_order(steps):
+    """As many steps as asked for, each announced before it; a time for each, which add up."""
+    seen = []
+    block = HostClock().block(lambda: seen.append("step"), steps, seen.append)
+    assert seen == [item for index in range(steps) for item in (index, "step")]
+    assert len(block["step_ms"]) == steps
+    assert all(ms > 0 for ms in block["step_ms"])
+    assert sum(block["step_ms"]) == pytest.approx(block["wall_ms"])
+    assert block["wall_ms"] == (block["ended_ns"] - block["began_ns"]) / 1e6
+    assert block["events_ms"] == block["wall_ms"] and block["enqueue_ms"] is None
+
+
+def test_no_garbage_collection_inside_a_block():
+    """The collector is off while steps run, and on again afterwards, also when a step raises."""
+    states = []
+    HostClock().block(lambda: states.append(gc.isenabled()), 2, lambda index: None)
+    assert states == [False, False] and gc.isenabled()
+    with pytest.raises(ZeroDivisionError), quiet_gc():
+        raise ZeroDivisionError
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+# The counters
+
+
+def test_a_count_that_differs_between_steps_is_no_value():
+    """Two steps that disagree make a counter unstable, with what was seen; no average."""
+    tally = Tally()
+    tally.add("graph_breaks", [2, 2], {"b": 1, "a": 1})
+    tally.add("launches_per_step", [676, 677])
+    assert tally.as_dict() == {
+        "values": {"graph_breaks": 2},
+        "unstable": {"launches_per_step": "steps differ: 676, 677"},
+        "detail": {"graph_breaks": {"a": 1, "b": 1}},
+    }
+
+
+def event(name, ts, cat="cpu_op", dur=1.0):
+    """A trace event."""
+    return {"name": name, "ts": ts, "dur": dur, "cat": cat, "ph": "X"}
+
+
+MARKS = [
+    event("stepguard.step", 100.0 * number, "user_annotation", 50.0)
+    for number in range(1, ACTIVE_STEPS + 1)
+]
+
+
+def test_events_belong_to_the_step_that_they_lie_in():
+    """Host events between steps and device events are left out; the steps come in order."""
+    events = [
+        event("aten::warmup", 10.0),
+        event("aten::mm", 100.0),
+        event("cudaLaunchKernel", 149.9, "cuda_runtime"),
+        event("aten::between", 150.0),
+        event("kernel", 120.0, "kernel"),
+        event("aten::add", 230.0),
+        event("cuLaunchKernel", 240.0, "cuda_driver"),
+    ]
+    found = [[e["name"] for e in step] for step in events_by_step([*MARKS[::-1], *events])]
+    assert found == [["aten::mm", "cudaLaunchKernel"], ["aten::add", "cuLaunchKernel"]]
+
+
+@pytest.mark.parametrize("marks", [[], MARKS[:-1], [*MARKS, MARKS[0]]])
+def test_an_incomplete_trace_is_not_counted(marks):
+    """A trace that lacks a marked step raises: its counts would be wrong, not approximate."""
+    with pytest.raises(RuntimeError, match="marked steps"):
+        events_by_step([*marks, event("aten::mm", 110.0)])
+
+
+def test_operators_are_counted_backward_included():
+    """One product forward is one mm, and two more in its backward pass."""
+    a = torch.ones(2, 2, requires_grad=True)
+    b = torch.ones(2, 2, requires_grad=True)
+    with OperatorCounter() as counter:
+        product = a @ b
+        assert counter.calls == {"aten.mm.default": 1}
+        product.sum().backward()
+    assert counter.calls["aten.mm.default"] == 3
+
+
+def test_asking_for_graphs_does_not_import_the_compiler():
+    """An uncompiled workload has no compiled graphs, and finding that out imports nothing."""
+    code = (
+        "import sys; from stepguard.worker.counters import compiled_graphs\n"
+        "assert compiled_graphs() == 0; print('torch._inductor' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
+    assert isinstance(compiled_graphs(), int)

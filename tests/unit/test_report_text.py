@@ -1,0 +1,399 @@
+"""Headlines, the table, the documents and the live line: what they say and how wide they are."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from making import CASE_ID, PROPERTY, entry, evidence, with_counts
+
+from stepguard import Case, explain
+from stepguard.host.suite import Result
+from stepguard.judge import judge
+from stepguard.metrics import METRICS
+from stepguard.report import documents, live, table
+from stepguard.report.live import Live
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+
+IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
+NUMBERS = st.none() | st.floats(0, 1e15)
+METRIC_VERDICTS = st.builds(
+    MetricVerdict,
+    metric=st.sampled_from(list(METRICS)),
+    status=st.sampled_from(Status),
+    reason=st.sampled_from(Reason),
+    old=NUMBERS,
+    new=st.floats(0, 1e15),
+    change_pct=st.none() | st.floats(-100, 1e6),
+    limit_pct=st.none() | st.floats(0, 4),
+    noise_pct=st.none() | st.floats(0, 4),
+    note=st.text(max_size=30),
+    gated=st.booleans(),
+)
+VERDICTS = st.builds(
+    Verdict,
+    case_id=IDS,
+    status=st.sampled_from(Status),
+    reason=st.sampled_from(Reason),
+    message=st.text(max_size=120),
+    detail=st.text(max_size=50),
+    metrics=st.lists(METRIC_VERDICTS, max_size=3).map(tuple),
+    recordings=st.integers(0, 20),
+    recorded=st.booleans(),
+)
+SLOWER = judge(evidence((270.0,) * 3), entry())
+CHANGED = judge(with_counts(evidence(), operator_calls_per_step=2401), entry())
+SAME = judge(evidence(), entry())
+FASTER = judge(evidence((230.0,) * 3), entry())
+NO_BASELINE = judge(evidence(), None)
+
+
+@PROPERTY
+@given(VERDICTS)
+def test_a_headline_is_one_line_that_fits(verdict):
+    """However long the id, the metric or the message: one line of at most 79 columns."""
+    line = explain.headline(verdict)
+    assert len(line) <= 79
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("length", [30, 60, 200])
+@pytest.mark.parametrize("message", ["", "m" * 100])
+def test_a_long_id_gives_way(length, message):
+    """Verdict, metric and figures, or the message's beginning, survive an id of any length."""
+    case_id = f"train_step[{'x' * length}]"
+    verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, message, metrics=SLOWER.metrics)
+    line = explain.headline(verdict)
+    assert len(line) <= 79
+    assert ": SLOWER: " in line
+    assert ("mmmmmm" if message else "step_ms 250.000 -> 2") in line
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_headline_says_case_and_verdict(status):
+    """Case and verdict stand in front, so that a cut takes neither."""
+    verdict = Verdict(CASE_ID, status, Reason.RAISED, "m" * 200)
+    assert explain.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
+
+
+def test_a_headline_says_what_moved():
+    """The metric, from what to what, by how much and the limit, in one line."""
+    whole = f"{CASE_ID}: SLOWER: step_ms 250.000 -> 270.000 (+8.00 %, limit 4.00 %)"
+    assert explain.headline(SLOWER) == whole[:76] + "..."
+    short = Verdict("f[x]", Status.SLOWER, Reason.BEYOND_LIMIT, metrics=SLOWER.metrics)
+    assert explain.headline(short) == (
+        "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.00 %, limit 4.00 %)"
+    )
+
+
+def test_a_move_that_rounding_hides_is_shown():
+    """Two counts that print alike are told apart by their difference."""
+    moved = MetricVerdict(
+        "peak_allocated_bytes",
+        Status.CHANGED,
+        Reason.COUNTER_ROSE,
+        old=45_000_000_000,
+        new=45_000_000_512,
+    )
+    assert "+512 B" in explain.change(moved)
+
+
+@PROPERTY
+@given(VERDICTS)
+def test_a_block_never_raises(verdict):
+    """Whatever the verdict, its explanation can be written, headline first."""
+    assert explain.block(verdict, "x").startswith(explain.headline(verdict))
+
+
+def test_a_block_names_metric_operator_and_command():
+    """A failure says what moved, on how many recordings it rests, and how to accept it."""
+    text = explain.block(CHANGED, ".stepguard/runs/1/evidence.json")
+    assert "operator_calls_per_step" in text and "a counter" not in text.splitlines()[0]
+    assert "compared with 1 recording" in text
+    assert f"python -m stepguard accept '{CASE_ID}' --reason '...'" in text
+    assert "look closer: .stepguard/runs/1/evidence.json" in text
+    assert "standard error over launches" in explain.block(SLOWER, "x")
+
+
+def test_a_traceback_stands_in_the_block():
+    """The detail of a fault is shown whole, each line marked."""
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "ValueError: x", "a\nb\n")
+    assert "  | a\n  | b\n" in explain.block(verdict, "x")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "command"),
+    [
+        (SAME, None),
+        (FASTER, "keep the gain: python -m stepguard accept"),
+        (SLOWER, "accept: python -m stepguard accept"),
+        (NO_BASELINE, "accept: python -m stepguard accept"),
+        (Verdict("c", Status.UNFIT, Reason.THROTTLED, "hot"), "stepguard doctor"),
+        (Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, "x"), "stepguard doctor"),
+    ],
+)
+def test_every_verdict_has_its_next_step(verdict, command):
+    """What needs a person comes with a command; what does not is left alone."""
+    steps = explain.next_steps(verdict, "evidence.json")
+    assert (steps == []) if command is None else (command in steps[0])
+
+
+def test_a_first_recording_needs_no_reason():
+    """Only a new level asks for one."""
+    assert "--reason" not in explain.next_steps(NO_BASELINE, "x")[0]
+    assert "--reason" in explain.next_steps(SLOWER, "x")[0]
+
+
+# The table
+
+
+def names(verdicts):
+    """The first cell of each row."""
+    return [row.cells[0] for row in table.rows(verdicts)]
+
+
+@PROPERTY
+@given(st.lists(VERDICTS, max_size=5))
+def test_rows_stand_worst_first(verdicts):
+    """Rows are ordered by verdict, worst first, then by case."""
+    rows = table.rows(verdicts)
+    keys = [(row.status.rank, row.cells[0]) for row in rows]
+    assert keys == sorted(keys) and len(rows) == len(verdicts)
+    assert all(len(row.cells) == len(table.COLUMNS) for row in rows)
+
+
+def test_columns_nobody_fills_are_left_out():
+    """A table of verdicts without figures has its case and its verdict, no empty columns."""
+    broken = Verdict("b", Status.BROKEN, Reason.RAISED, "x")
+    lines = [text for text, _ in table.lines(table.rows([broken]))]
+    assert [re.split(r"\s{2,}", line) for line in lines] == [["case", "verdict"], ["b", "BROKEN"]]
+    both = [text for text, _ in table.lines(table.rows([broken, SAME]))]
+    assert "step [ms]" in both[0] and "baseline [ms]" in both[0]
+    assert "250.000" in both[2]
+    assert both[1].split() == ["b", *"-" * (len(re.split(r"\s{2,}", both[0])) - 2), "BROKEN"]
+
+
+def test_a_row_has_its_figures():
+    """Time, baseline, change, limit, throughput, MFU, memory, counters and verdict."""
+    (row,) = table.rows([SLOWER])
+    assert row.cells == (
+        CASE_ID,
+        "270.000",
+        "250.000",
+        "+8.00",
+        "4.00",
+        "485,452",
+        "37.04",
+        "42,915.3",
+        "9 equal",
+        "SLOWER",
+    )
+
+
+def test_counters_are_summed_up():
+    """So many equal, so many moved, or just counted where there is nothing to compare with."""
+    counters = table.COLUMNS.index("counters")
+    assert table.rows([CHANGED])[0].cells[counters] == "1 of 9 moved"
+    assert table.rows([NO_BASELINE])[0].cells[counters] == "9 counted"
+
+
+def test_times_that_are_not_gated_are_not_compared():
+    """A time that does not decide is shown without baseline, change and limit."""
+    found = evidence((270.0,) * 3, gates=("flops_per_step",))
+    row = table.rows([judge(found, entry())])[0].cells
+    assert row[1] == "270.000"
+    assert row[2:5] == ("", "", "")
+
+
+@PROPERTY
+@given(st.lists(VERDICTS, max_size=4))
+def test_lines_align(verdicts):
+    """Every line starts its columns where the header does."""
+    lines = [text for text, _ in table.lines(table.rows(verdicts))]
+    assert len(lines) == len(verdicts) + 1
+    assert lines[0].startswith("case") and "verdict" in lines[0]
+    column = lines[0].index("verdict")
+    for line, row in zip(lines[1:], table.rows(verdicts), strict=True):
+        assert line[column:] == row.cells[-1]
+
+
+def test_counts_of_verdicts():
+    """How many of each, worst first; nothing for no verdicts."""
+    assert table.counts([SAME, SLOWER, SAME]) == "1 SLOWER, 2 same"
+    assert table.counts([]) == ""
+
+
+# Documents
+
+
+def result(verdict, found=None):
+    """A result with that verdict."""
+    case = Case("124m-bf16", "model.workloads:train_step", {"batch": 64})
+    return Result(case, found or evidence(), verdict, Path("e.json"), Path("b.json"))
+
+
+def no_constant(name):
+    """json.loads calls it for NaN and the infinities, which are not JSON."""
+    raise AssertionError(f"{name} is not JSON")
+
+
+@PROPERTY
+@given(st.lists(VERDICTS, max_size=3))
+def test_the_run_as_json(verdicts):
+    """Valid JSON with a schema, and each verdict in words."""
+    text = documents.suite_json([result(verdict) for verdict in verdicts])
+    document = json.loads(text, parse_constant=no_constant)
+    assert document["schema"] == 1
+    told = [case["verdict"] for case in document["cases"]]
+    assert [item["status"] for item in told] == [v.status.value for v in verdicts]
+    assert [item["reason"] for item in told] == [v.reason.name for v in verdicts]
+
+
+def test_a_result_as_json():
+    """Parameters, metrics, launches, and where evidence and baseline are."""
+    document = json.loads(documents.suite_json([result(SLOWER, evidence((270.0,) * 3))]))["cases"][
+        0
+    ]
+    assert document["parameters"]["params"] == {"batch": 64}
+    assert document["metrics"]["step_ms"] == pytest.approx(270.0)
+    assert document["launches"] == [{"step_ms": 270.0, "step_ms_median": 270.0}] * 3
+    assert (document["evidence"], document["baseline"]) == ("e.json", "b.json")
+    step = document["verdict"]["metrics"][0]
+    assert (step["metric"], step["status"], step["change_pct"]) == (
+        "step_ms",
+        "SLOWER",
+        pytest.approx(8.0),
+    )
+
+
+def test_a_result_without_launches_as_json():
+    """A run that broke at once still is a document."""
+    broken = evidence(launches=(), counts=None)
+    document = json.loads(documents.suite_json([result(judge(broken, None), broken)]))
+    assert document["cases"][0]["launches"] == []
+
+
+@PROPERTY
+@given(st.lists(VERDICTS, max_size=3))
+def test_the_run_as_markdown(verdicts):
+    """A table with a row a case and every row as wide as the header; blocks that end."""
+    text = documents.suite_markdown([result(verdict) for verdict in verdicts])
+    rows = [line for line in text.split("\n")[2 : 4 + len(verdicts)]]
+    assert all(line.startswith("|") and line.endswith("|") for line in rows)
+    assert {line.count("|") for line in rows} == {len(table.COLUMNS) + 1}
+    failed = sum(verdict.status is not Status.SAME for verdict in verdicts)
+    assert len(re.findall(r"(?m)^<details><summary>", text)) == failed
+    assert len(re.findall(r"(?m)^</details>$", text)) == failed
+
+
+def test_markdown_of_nothing_says_so():
+    """A report of no case does not look like success."""
+    assert "nothing was measured" in documents.suite_markdown([])
+
+
+def test_a_fence_in_a_traceback_does_not_end_the_block():
+    """Code fences in a message stay inside the block: its own fence is longer."""
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "x", "```\n</details>\n````")
+    text = documents.suite_markdown([result(verdict)])
+    opening = re.search(r"(?m)^(`{3,})", text).group(1)
+    assert len(opening) > 4
+    assert text.count(f"\n{opening}\n") == 2
+
+
+def test_a_title_is_escaped():
+    """A message with markup cannot open a tag in the summary."""
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "no <b> & </summary>")
+    text = documents.suite_markdown([result(verdict)])
+    assert "<summary>c: BROKEN: no &lt;b>" in text
+
+
+# The live line
+
+
+class Screen:
+    """What was written, and a clock that a test moves."""
+
+    def __init__(self, monkeypatch):
+        self.now_s = 1000.0
+        self.written = []
+        monkeypatch.setattr(live, "time", self)
+
+    def monotonic(self):
+        return self.now_s
+
+    def left(self):
+        """The seconds left that the last text names."""
+        minutes, seconds = re.search(r"about (\d+):(\d\d) left", self.written[-1]).groups()
+        return 60 * int(minutes) + int(seconds)
+
+    def live(self, expected_s=None, **options):
+        options = {"terminal": True, "verbose": False, "width": 80} | options
+        return Live(self.written.append, expected_s=expected_s or {}, **options)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """A terminal."""
+    return Screen(monkeypatch)
+
+
+@pytest.mark.parametrize("width", [1, 10, 20, 28, 40, 80, 200])
+@pytest.mark.parametrize("text", ["start", "x" * 300])
+def test_the_live_line_never_wraps(screen, width, text):
+    """However narrow the terminal or long the text, the line stays within it, rewritten whole."""
+    line = screen.live(width=width)
+    line.plan([("train_step[124m-bf16-compiled]", "cuda")])
+    line.begin("train_step[124m-bf16-compiled]")
+    line.stage(text)
+    (written,) = screen.written
+    assert written.startswith("\r")
+    assert len(written) - 1 == width - 1
+    line.end()
+    assert screen.written[-1] == "\r" + " " * (width - 1) + "\r"
+
+
+def test_the_live_line_counts_down(screen):
+    """The time left falls with the clock, from what the cases took the last time."""
+    line = screen.live({"a": 60.0, "b": 30.0})
+    line.plan([("a", "cuda"), ("b", "cuda")])
+    line.begin("a")
+    line.stage("warm-up")
+    assert screen.left() == 90
+    assert "[1/2] a: warm-up" in screen.written[-1]
+    screen.now_s += 20
+    line.stage("warm-up")
+    assert screen.left() == 70 and "0:20" in screen.written[-1]
+    screen.now_s += 30
+    line.end()
+    line.begin("b")
+    line.stage("start")
+    assert screen.left() == 30
+    assert "[2/2] b: start" in screen.written[-1]
+    screen.now_s += 500
+    line.stage("slow today")
+    assert screen.left() == 1
+
+
+def test_a_case_that_never_ran_is_guessed_by_device(screen):
+    """Without a last time a GPU case is guessed at 110 s, a CPU case at 20."""
+    line = screen.live({"a": 60.0})
+    line.plan([("a", "cuda"), ("b", "cuda"), ("c", "cpu")])
+    line.begin("a")
+    line.stage("start")
+    assert screen.left() == 60 + 110 + 20
+
+
+def test_without_a_terminal_a_case_is_a_line(screen):
+    """In a log file there is one line a case, no carriage returns, and stages only with -v."""
+    line = screen.live(terminal=False)
+    line.plan([("a", "cpu")])
+    line.begin("a")
+    line.stage("warm-up")
+    line.end()
+    assert screen.written == ["\n[1/1] a: about 0:20 left\n"]
+    verbose = screen.live(terminal=False, verbose=True)
+    verbose.begin("a")
+    verbose.stage("warm-up")
+    assert screen.written[-1].endswith("warm-up\n")
