@@ -28,14 +28,15 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     times_ms: dict[str, list[Milliseconds]]  # metric -> one value a launch
     counters: dict[str, Count]
     information: dict[str, float]  # shown beside the verdict, never judged
+    # metric -> operator, call or graph break -> count; only in the newest of its software
+    detail: dict[str, dict[str, Count]]
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Recordings at one level, oldest first, and what the counters are made of at that level."""
+    """Recordings at one level, oldest first."""
 
     reason: Text
     recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
-    detail: dict[str, dict[str, Count]]  # metric -> operator, call or graph break -> count
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -22,7 +22,7 @@ from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import MachineError, visible_gpus
 from stepguard.host.store import Store
 from stepguard.host.suite import Result, Suite
-from stepguard.judge import judge
+from stepguard.judge import judge, measurement_problem
 from stepguard.metrics import METRICS, format_value
 from stepguard.report import documents, table
 from stepguard.report.live import Live
@@ -114,7 +114,12 @@ def _run(options: argparse.Namespace) -> int:
     finally:
         live.end()
     _print_result(result)
-    return 0 if result.verdict.status is Status.NO_BASELINE else 1
+    return 0 if _measured(result) else 1
+
+
+def _measured(result: Result) -> bool:
+    """Whether there is a sound measurement; what a baseline says of it is not asked here."""
+    return measurement_problem(result.evidence) is None
 
 
 def _live(suite: Suite) -> Live:
@@ -139,7 +144,7 @@ def _print_result(result: Result) -> None:
         metric = METRICS[name]
         unit = "" if metric.unit == "B" else metric.unit
         print(f"{name.ljust(width)}  {format_value(name, values[name]):>16} {unit}".rstrip())
-    if result.verdict.status is not Status.NO_BASELINE:
+    if not _measured(result):
         print(explain.block(result.verdict, str(result.evidence_path)), file=sys.stderr)
     print(json.dumps(documents.result_document(result), allow_nan=False))
 
@@ -160,7 +165,8 @@ def _judge(options: argparse.Namespace) -> int:
     """The verdicts that kept evidence gets from today's baselines; nothing is measured."""
     verdicts = []
     for evidence in _wanted(options):
-        content = baseline.load(baseline.path_of(Path(options.baselines), evidence))
+        path = baseline.path_of(Path(options.baselines), evidence)
+        content = baseline.load_for(path, evidence)
         entry = content.cases.get(evidence.case_id) if content else None
         verdicts.append(judge(evidence, entry))
     for text, _ in table.lines(table.rows(verdicts)):

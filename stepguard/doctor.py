@@ -86,7 +86,11 @@ def _machine(baselines: Path) -> Iterator[Finding]:
 def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
     for gpu in gpus:
         yield "ok", f"{gpu.name}, {gpu.uuid}, driver {gpu.driver}"
-        if problem := Monitor([gpu]).preflight():
+        try:
+            problem = Monitor([gpu]).preflight()
+        except MachineError as error:
+            problem = str(error)
+        if problem:
             yield "ERROR", problem
     if len({gpu.name for gpu in gpus}) > 1:
         yield "ERROR", "GPUs of several kinds: choose one kind with CUDA_VISIBLE_DEVICES"

@@ -12,6 +12,9 @@ from typing import Any
 
 import msgspec
 
+from stepguard.metrics import METRICS
+from stepguard.verdict import Reason
+
 SCHEMA = 1
 EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
 EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
@@ -111,6 +114,8 @@ class Fingerprint:
     def software_key(self) -> dict[str, str]:
         """Versions under which stored figures may be compared."""
         torch = self.torch.partition("+")[0]
+        if not self.cuda:  # a CPU: what a build brings along for GPUs does not matter there
+            return {"torch": torch, "arch": self.arch}
         return {
             "torch": torch,
             "cuda": self.cuda,
@@ -210,4 +215,8 @@ def from_json(text: bytes, source: str) -> Evidence:
         raise ValueError(
             f"{source}: evidence schema {evidence.schema}, this version reads {SCHEMA}"
         )
+    unknown = [gate for gate in evidence.gates if gate not in METRICS]
+    unknown += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
+    if unknown:
+        raise ValueError(f"{source}: {unknown[0]!r} is not known to this version of stepguard")
     return evidence

@@ -15,20 +15,26 @@ def headline(verdict: Verdict) -> str:
     front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}: "
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
-    return front + _cut(change(worst), WIDTH - len(front))
+    return front + _cut(change(worst, digits=1), WIDTH - len(front))
 
 
-def change(found: MetricVerdict) -> str:
-    """A metric's move: "step_ms 252.500 -> 263.100 (+4.2 %, limit 4.0 %)"."""
-    if found.old is None:
-        return f"{found.metric} {format_value(found.metric, found.new)}"
-    old, new = format_value(found.metric, found.old), format_value(found.metric, found.new)
-    text = f"{found.metric} {old} -> {new}"
+def change(found: MetricVerdict, digits: int = 2) -> str:
+    """A metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
+
+    ``digits`` are those of the percentages; a move too small for them is given in units.
+    """
+    name, unit = found.metric, METRICS[found.metric].unit
+    if found.old is None or found.new is None:
+        return f"{name} {format_value(name, found.new)}"
+    text = f"{name} {format_value(name, found.old)} -> {format_value(name, found.new)}"
     if found.limit_pct is not None and found.change_pct is not None:
-        return f"{text} ({found.change_pct:+.2f} %, limit {found.limit_pct:.2f} %)"
-    if old == new and found.new is not None:  # equal to the eye only
-        return f"{text} ({found.new - found.old:+,.0f} {METRICS[found.metric].unit})"
-    return text
+        limit = f"limit {found.limit_pct:.{digits}f} %"
+        return f"{text} ({found.change_pct:+.{digits}f} %, {limit})"
+    if found.new == found.old:
+        return text
+    if found.change_pct is None or abs(found.change_pct) < 10**-digits or abs(found.new) < 1000:
+        return f"{text} ({found.new - found.old:+,.0f} {unit})"
+    return f"{text} ({found.change_pct:+.{digits}f} %)"
 
 
 def evidence_lines(verdict: Verdict) -> list[str]:
@@ -58,10 +64,10 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     return sorted(gated, key=lambda m: m.status.rank)
 
 
-def next_steps(verdict: Verdict, evidence_path: str) -> list[str]:
-    """Commands: accept it, or look closer."""
+def next_steps(verdict: Verdict, evidence_path: str, python: str = "python") -> list[str]:
+    """Commands: accept it, or look closer. ``python`` is how this interpreter is called."""
     case = shlex.quote(verdict.case_id)
-    accept = f"python -m stepguard accept {case}"
+    accept = f"{python} -m stepguard accept {case}"
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
         steps = [f"accept: {accept} --reason '...'"]
     elif verdict.status is Status.FASTER:
@@ -71,14 +77,16 @@ def next_steps(verdict: Verdict, evidence_path: str) -> list[str]:
         steps = [f"accept: {accept}" + (" --reason '...'" if lacks_metric else "")]
     elif verdict.status is Status.SAME:
         return []
+    elif verdict.status is Status.BROKEN:
+        steps = []  # a workload that raises is no matter of the machine
     else:
-        steps = ["see if the machine is fit: python -m stepguard doctor"]
+        steps = [f"see if the machine is fit: {python} -m stepguard doctor"]
     return [*steps, f"look closer: {evidence_path}"]
 
 
-def block(verdict: Verdict, evidence_path: str) -> str:
+def block(verdict: Verdict, evidence_path: str, python: str = "python") -> str:
     """Everything about one failure, as pytest prints it under FAILURES or ERRORS."""
-    steps = [f"  {step}" for step in next_steps(verdict, evidence_path)]
+    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, python)]
     head = headline(verdict)
     full = [] if head.endswith(verdict.message) else [f"  {verdict.message}"]
     return "\n".join([head, *full, *evidence_lines(verdict), *steps])

@@ -20,6 +20,7 @@ _UNFIT = {
     Reason.TOO_FEW_GPUS,
 }
 NOTE_ITEMS = 3  # how many moved operators a note names
+PRODUCTS = ("mm", "attention", "convolution")  # what a step is made of; its views only follow
 
 
 def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
@@ -44,7 +45,7 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     if tokens != evidence.tokens_per_step:
         message = f"recorded with {tokens} tokens a step, now {evidence.tokens_per_step}"
         return _without_comparison(evidence, Status.NOT_COMPARABLE, Reason.OTHER_TOKENS, message)
-    metrics = tuple(_compare(name, evidence, recordings, epoch) for name in _shown(evidence))
+    metrics = tuple(_compare(name, evidence, recordings) for name in _shown(evidence))
     worst = min((m for m in metrics if m.gated), key=lambda m: m.status.rank)
     return Verdict(
         evidence.case_id,
@@ -175,9 +176,7 @@ def _other_software(evidence: Evidence, epoch: Epoch) -> Verdict:
     return _without_comparison(evidence, Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE, message)
 
 
-def _compare(
-    name: str, evidence: Evidence, recordings: list[Recording], epoch: Epoch
-) -> MetricVerdict:
+def _compare(name: str, evidence: Evidence, recordings: list[Recording]) -> MetricVerdict:
     metric, gated = METRICS[name], name in evidence.gates
     new = evidence.values()[name]
     if metric.kind == "time":
@@ -192,7 +191,7 @@ def _compare(
     if old is None:
         reason = Reason.METRIC_NOT_RECORDED
         return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
-    return _compare_counter(name, old, new, _moved(name, evidence, epoch), gated)
+    return _compare_counter(name, old, new, _moved(name, evidence, recordings[-1]), gated)
 
 
 def _screen(name: str, evidence: Evidence, recordings: list[Recording]) -> Screen | None:
@@ -255,10 +254,10 @@ def _verdict(
     )
 
 
-def _moved(name: str, evidence: Evidence, epoch: Epoch) -> str:
-    """Which parts of a counter moved, the largest first: "aten.mm.default 24 -> 25"."""
+def _moved(name: str, evidence: Evidence, recording: Recording) -> str:
+    """Which parts of a counter moved, products first: "aten.mm.default 24 -> 25"."""
     assert evidence.counts is not None
-    now, then = evidence.counts.detail.get(name, {}), epoch.detail.get(name, {})
+    now, then = evidence.counts.detail.get(name, {}), recording.detail.get(name, {})
     if not then:
         return ""
     moves = [
@@ -266,7 +265,7 @@ def _moved(name: str, evidence: Evidence, epoch: Epoch) -> str:
         for key in sorted(then.keys() | now.keys())
         if then.get(key, 0) != now.get(key, 0)
     ]
-    moves.sort(key=lambda move: -abs(move[2] - move[1]))
+    moves.sort(key=lambda m: (not any(p in m[0] for p in PRODUCTS), -abs(m[2] - m[1])))
     shown = [f"{key} {format_value(name, a)} -> {format_value(name, b)}" for key, a, b in moves]
     rest = len(shown) - NOTE_ITEMS
     return ", ".join(shown[:NOTE_ITEMS]) + (f" and {rest} more" if rest > 0 else "")

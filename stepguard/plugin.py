@@ -1,6 +1,6 @@
 """The pytest plugin: options, the ``perf`` fixture, and the summary. It delegates everything else.
 
-    @stepguard_cases(Case("124m", "model.workloads:forward", {"size": "124m"}))
+    @cases(Case("124m", "model.workloads:forward", {"size": "124m"}))
     def test_forward(perf, case):
         perf(case)
 

@@ -93,6 +93,21 @@ def load(path: Path) -> BaselineFile | None:
     return found
 
 
+def machine_of(evidence: Evidence) -> str:
+    """The kind of machine that the evidence is from, as a baseline file names it."""
+    if evidence.case["device"] == "cpu":
+        return CPU_MACHINE
+    return evidence.fingerprint.device_name if evidence.fingerprint else ""
+
+
+def load_for(path: Path, evidence: Evidence) -> BaselineFile | None:
+    """The file's content. Raises BaselineError, as load() does, and when another machine's."""
+    content, machine = load(path), machine_of(evidence)
+    if content is not None and content.machine != machine:
+        raise BaselineError(f"{path}: holds {content.machine}, the evidence is from {machine}")
+    return content
+
+
 def _restore(path: Path) -> str:
     return f"restore it with: git checkout -- {path}"
 
@@ -181,6 +196,7 @@ def recording_of(evidence: Evidence) -> Recording:
     assert evidence.fingerprint is not None
     values = evidence.values()
     timed = evidence.case["device"] == "cuda"
+    counted = evidence.counts.detail if evidence.counts else {}
     return Recording(
         date=evidence.date,
         commit=evidence.commit,
@@ -199,6 +215,7 @@ def recording_of(evidence: Evidence) -> Recording:
             for name, value in values.items()
             if METRICS[name].kind == "information" and timed
         },
+        detail={name: parts for name, parts in counted.items() if parts},
     )
 
 
@@ -211,10 +228,8 @@ def accept(path: Path, evidence: Evidence, reason: str) -> str:
     recording = recording_of(evidence)
     assert evidence.fingerprint is not None
     timed = evidence.case["device"] == "cuda"
-    machine = evidence.fingerprint.device_name if timed else CPU_MACHINE
-    content = load(path) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
-    if content.machine != machine:
-        raise BaselineError(f"{path}: holds {content.machine}, the evidence is from {machine}")
+    machine = machine_of(evidence)
+    content = load_for(path, evidence) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
     entry = content.cases.get(evidence.case_id)
     status = judge(evidence, entry).status
     if not timed and status is Status.SAME:
@@ -228,27 +243,42 @@ def accept(path: Path, evidence: Evidence, reason: str) -> str:
 def _place(
     evidence: Evidence, recording: Recording, entry: Entry | None, status: Status, reason: str
 ) -> tuple[str, list[Epoch]]:
-    counted = evidence.counts.detail if evidence.counts else {}
-    detail = {name: parts for name, parts in counted.items() if parts}
+    """What is done, and the case's epochs with the recording in its place."""
     if entry is None:
-        opened = Epoch(reason=reason or "first recording", recordings=[recording], detail=detail)
-        return "first recording", [opened]
-    last = entry.epochs[-1]
-    if any(recording.date == r.date and recording.commit == r.commit for r in last.recordings):
+        return "first recording", [_opened(reason or "first recording", recording)]
+    if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
         raise Refused(f"{evidence.case_id}: this evidence ({recording.date}) is already recorded")
+    if status is Status.INCONCLUSIVE:
+        raise Refused(f"{evidence.case_id}: not recorded, {status.value}: measure again")
+    last = entry.epochs[-1]
     known = comparable(last, evidence)
     if entry.case == evidence.case and (status is Status.SAME or not known):
-        kept = [*last.recordings, recording][-KEPT_RECORDINGS:]
-        merged = Epoch(reason=last.reason, recordings=kept, detail=detail)
+        older = [_without_detail(r, recording.software) for r in last.recordings]
+        kept = [*older, recording][-KEPT_RECORDINGS:]
         done = f"recording {len(known) + 1} of its epoch" if known else "first under this software"
-        return done, [*entry.epochs[:-1], merged]
+        return done, [*entry.epochs[:-1], Epoch(reason=last.reason, recordings=kept)]
     if not reason:
         raise Refused(
             f"{evidence.case_id}: {status.value}; a new level needs a reason: "
             f"python -m stepguard accept '{evidence.case_id}' --reason '...'"
         )
-    opened = Epoch(reason=reason, recordings=[recording], detail=detail)
-    return f"epoch {len(entry.epochs) + 1} opened ({reason})", [*entry.epochs, opened]
+    done = f"epoch {len(entry.epochs) + 1} opened ({reason})"
+    return done, [*entry.epochs, _opened(reason, recording)]
+
+
+def _opened(reason: str, recording: Recording) -> Epoch:
+    return Epoch(reason=reason, recordings=[recording])
+
+
+def _same_evidence(a: Recording, b: Recording) -> bool:
+    return (a.date, a.commit, a.device_uuid) == (b.date, b.commit, b.device_uuid)
+
+
+def _without_detail(recording: Recording, software: dict[str, str]) -> Recording:
+    """The recording less what a newer one of the same software repeats."""
+    if recording.software != software:
+        return recording
+    return msgspec.structs.replace(recording, detail={})
 
 
 def as_builtins(entry: Entry) -> Any:

@@ -125,7 +125,8 @@ class Monitor:
     def preflight(self) -> str:
         """Why the machine is not fit to measure on, with the remedy, or the empty string.
 
-        The driver may list a process for seconds after it has ended, so a first no is not final.
+        Raises MachineError when the machine cannot be asked. The driver may list a process for
+        seconds after it has ended, so a first no is not final.
         """
         until = time.monotonic() + GONE_LIMIT_S
         while (problem := self._problem()) and time.monotonic() < until:
@@ -138,7 +139,8 @@ class Monitor:
                 if problem := _preflight(handle):
                     return f"{gpu.uuid}: {problem}"
             except pynvml.NVMLError as error:
-                return f"{gpu.uuid}: NVML does not answer ({error}); try: nvidia-smi"
+                problem = f"{gpu.uuid}: NVML does not answer ({error}); try: nvidia-smi"
+                raise MachineError(problem) from None
         return ""
 
     def poll(self) -> None:
@@ -203,8 +205,9 @@ def _sample(handle: Any, ours: frozenset[int]) -> Sample:
     bits = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     slowdown = ", ".join(text for bit, text in _SLOWDOWN_BITS.items() if bits & bit)
     pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    # In a container NVML may show host pids; then ours are not among them and only numbers compare.
-    strangers = pids - ours if pids & ours else set(sorted(pids)[max(1, len(ours)) :])
+    # In a container NVML may show host pids: ours are not among them, and only numbers compare. A
+    # GPU has one rank.
+    strangers = pids - ours if pids & ours else set(sorted(pids)[1:])
     foreign = f"process {min(strangers)} on the GPU" if ours and strangers else ""
     return Sample(
         at_ns=time.perf_counter_ns(),

@@ -17,7 +17,7 @@ from stepguard.case import Case
 from stepguard.evidence import Block, Counts, Evidence, Fault, Fingerprint, Launch
 from stepguard.hardware import nominal_peak_flops, physical_peak_flops
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
-from stepguard.host.machine import Gpu, Monitor
+from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.revision import Revision
 from stepguard.host.warmup import PROTOCOLS, WarmUp
 from stepguard.metrics import METRICS
@@ -115,9 +115,14 @@ class _CaseRun:
             message = f"{self.case.world_size} GPUs needed, {have} here"
             self.faults.append(Fault(Reason.TOO_FEW_GPUS.name, message, "", "preflight"))
             return False
-        self.monitor = Monitor(self.bench.gpus[: self.case.world_size])
-        if problem := self.monitor.preflight():
-            self.faults.append(Fault(Reason.FOREIGN_PROCESS.name, problem, "", "preflight"))
+        reason = Reason.FOREIGN_PROCESS
+        try:
+            self.monitor = Monitor(self.bench.gpus[: self.case.world_size])
+            problem = self.monitor.preflight()
+        except MachineError as error:
+            reason, problem = Reason.MACHINE_UNREADABLE, str(error)
+        if problem:
+            self.faults.append(Fault(reason.name, problem, "", "preflight"))
         return not problem
 
     def _start(self, leg: Leg) -> WorkerGroup:

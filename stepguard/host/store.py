@@ -32,6 +32,7 @@ class Store:
         Raises OSError when the folder cannot be made.
         """
         self.runs.mkdir(parents=True, exist_ok=True)
+        (self.folder / ".gitignore").write_text("*\n")  # evidence must not dirty the tree
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         fresh = self.runs / f"{stamp}-{os.getpid()}"
         fresh.mkdir()

@@ -127,6 +127,7 @@ def recording(ms=250.0, number=0, **changes):
         "times_ms": {"step_ms": [ms, ms, ms], "step_ms_median": [ms, ms, ms]},
         "counters": dict(COUNTS),
         "information": {"mfu_pct": 45.0},
+        "detail": DETAIL,
     }
     return Recording(**fields | changes)
 
@@ -134,7 +135,7 @@ def recording(ms=250.0, number=0, **changes):
 def epoch(levels_ms=(250.0,), **changes):
     """An epoch with a recording at each of ``levels_ms``."""
     recordings = [recording(ms, number) for number, ms in enumerate(levels_ms)]
-    fields = {"reason": "first recording", "recordings": recordings, "detail": DETAIL}
+    fields = {"reason": "first recording", "recordings": recordings}
     return Epoch(**fields | changes)
 
 

@@ -245,15 +245,15 @@ def test_cpu_counters_that_moved_need_a_reason(path):
     assert "epoch 2" in accept(path, moved, "no more breaks")
 
 
-def test_what_moved_is_kept_with_the_epoch(path):
-    """An epoch keeps what its counters are made of, so that the next verdict can name a move."""
+def test_what_moved_is_kept_with_the_recording(path):
+    """A recording keeps what its counters are made of, so that the next verdict can name a move."""
     accept(path, run(1), "")
     detail = {"operator_calls_per_step": {"aten.mm.default": 25, "aten.add.Tensor": 2376}}
     moved = with_counts(run(2), operator_calls_per_step=2401)
     moved = replace(moved, counts=replace(moved.counts, detail=detail))
     assert judge(moved, load(path).cases[CASE_ID]).worst.note == "aten.mm.default 24 -> 25"
     accept(path, moved, "one more product")
-    assert epochs(path)[1].detail == detail
+    assert epochs(path)[1].recordings[-1].detail == detail
 
 
 def test_recording_of_does_not_judge():

@@ -46,12 +46,12 @@ RECORDINGS = st.builds(
     ),
     counters=st.dictionaries(st.sampled_from(COUNTERS), COUNT, max_size=3),
     information=st.dictionaries(KEY, FINITE, max_size=2),
+    detail=st.dictionaries(KEY, st.dictionaries(KEY, COUNT, max_size=3), max_size=2),
 )
 EPOCHS = st.builds(
     Epoch,
     reason=WORDS,
     recordings=st.lists(RECORDINGS, min_size=1, max_size=2),
-    detail=st.dictionaries(KEY, st.dictionaries(KEY, COUNT, max_size=3), max_size=2),
 )
 PARAMS = st.dictionaries(KEY, st.none() | st.booleans() | COUNT | FINITE | KEY, max_size=3)
 ENTRIES = st.builds(
@@ -208,7 +208,7 @@ SPOILT = {
     "no recordings": (("cases", CASE_ID, "epochs", 0, "recordings"), []),
     "no epochs": (("cases", CASE_ID, "epochs"), []),
     "no reason": (("cases", CASE_ID, "epochs", 0, "reason"), ""),
-    "negative detail": (("cases", CASE_ID, "epochs", 0, "detail"), {"x": {"y": -1}}),
+    "negative detail": ((*RECORDING, "detail"), {"x": {"y": -1}}),
     "case is null": (("cases", CASE_ID), None),
     "cases is a list": (("cases",), []),
     "no machine": (("machine",), ""),

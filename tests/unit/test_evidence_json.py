@@ -20,11 +20,14 @@ from stepguard.evidence import (
     geometric_mean,
     to_json,
 )
+from stepguard.metrics import METRICS
+from stepguard.verdict import Reason
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 MS = st.floats(1e-3, 1e6)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COUNT = st.integers(0, 2**53)
+CODES = st.sampled_from(sorted(Reason.__members__))
 BLOCKS = st.builds(
     Block,
     steps=st.integers(1, 10**6),
@@ -55,7 +58,7 @@ EVIDENCE = st.builds(
     dirty=st.lists(TEXT, max_size=2).map(tuple),
     command=TEXT,
     planned_launches=st.integers(0, 9),
-    gates=st.lists(TEXT, max_size=2).map(tuple),
+    gates=st.lists(st.sampled_from(sorted(METRICS)), max_size=2).map(tuple),
     fingerprint=st.none()
     | st.builds(
         Fingerprint,
@@ -75,7 +78,7 @@ EVIDENCE = st.builds(
         wall_s=FINITE,
     ),
     faults=st.lists(
-        st.builds(Fault, code=TEXT, message=TEXT, detail=TEXT, during=TEXT), max_size=2
+        st.builds(Fault, code=CODES, message=TEXT, detail=TEXT, during=TEXT), max_size=2
     ).map(tuple),
     tokens_per_step=COUNT,
     flops_per_step=FINITE,
@@ -89,6 +92,17 @@ EVIDENCE = st.builds(
 def test_json_and_back_without_loss(found):
     """Reading what was written gives the same evidence, raw samples included."""
     assert from_json(to_json(found), "x") == found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gates": ("step_parsecs",)}, {"faults": (Fault("GREMLINS", "m"),)}],
+    ids=["gate", "fault"],
+)
+def test_evidence_of_a_newer_version_is_refused(changes):
+    """A gate or a reason code that this version does not know is an error, not passed over."""
+    with pytest.raises(ValueError, match="evidence.json: .* is not known to this version"):
+        from_json(to_json(replace(evidence(), **changes)), "evidence.json")
 
 
 def test_json_is_plain():

@@ -172,13 +172,13 @@ def test_only_the_last_epoch_counts():
 
 
 def test_the_note_names_what_moved():
-    """A counter's note says which parts moved, the largest move first, then how many more."""
+    """A note says which parts moved: products first, then by size, then how many more."""
     now = {"aten.mm.default": 25, "aten.add.Tensor": 2366, "aten.x": 5, "aten.y": 4}
     counts = Counts(COUNTS | {"operator_calls_per_step": 2400 + 1}, {}, {WORK[1]: now})
     verdict = judge(evidence(counts=counts), entry())
     assert verdict.worst.metric == "operator_calls_per_step"
     assert verdict.worst.note == (
-        "aten.add.Tensor 2,376 -> 2,366, aten.x 0 -> 5, aten.y 0 -> 4 and 1 more"
+        "aten.mm.default 24 -> 25, aten.add.Tensor 2,376 -> 2,366, aten.x 0 -> 5 and 1 more"
     )
 
 

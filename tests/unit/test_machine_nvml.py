@@ -252,11 +252,12 @@ def test_hidden_memory_is_not_fit(monitor, nvml):
     assert monitor.preflight() == ""
 
 
-def test_a_gpu_that_does_not_answer_is_not_fit(monitor, nvml):
-    """A GPU that is lost before the first launch is said, and nothing raises."""
+def test_a_gpu_that_does_not_answer_is_unreadable(monitor, nvml):
+    """A GPU that is lost before the first launch is told from one that is in use."""
     idle(nvml)
     nvml.failing["nvmlDeviceGetMemoryInfo"] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-    assert "does not answer" in monitor.preflight()
+    with pytest.raises(MachineError, match="does not answer"):
+        monitor.preflight()
 
 
 def annotated(monitor, clock, during=lambda number: None, seconds=2.0):
