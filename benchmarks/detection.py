@@ -1,0 +1,82 @@
+"""Does the gate fail when it must, and only then? A/A runs and planted slowdowns on this GPU.
+
+    python benchmarks/detection.py --runs 5 --step-ms 20.2 --out detection.json
+
+Runs the train step of the core suite against the committed baseline: ``--runs`` times as it is,
+then as often with every step slower by ``--step-ms``, then with every tenth step slower by ten
+times that. The plants go into clones (benchmarks/plant.py). Every verdict goes to ``--out`` as
+soon as it is known, so that an interrupted run keeps what it has. Prints a table.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CASE = "test_train_step and 124m-bf16"
+PLANTS = {"as it is": None, "every step": 1, "every tenth step": 10}
+
+
+def clone(folder: Path, every: int | None, step_ms: float) -> Path:
+    """A clone of HEAD with this tree's compile cache, planted unless ``every`` is None."""
+    tree = folder / f"tree-{every}"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    cache = ROOT / ".stepguard" / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    (tree / ".stepguard").mkdir()
+    (tree / ".stepguard" / "cache").symlink_to(cache)
+    if every is not None:
+        plant = [sys.executable, "benchmarks/plant.py", str(tree)]
+        size = ["--step-ms", str(step_ms), "--every", str(every)]
+        subprocess.run([*plant, *size], cwd=ROOT, check=True)
+    return tree
+
+
+def verdict(tree: Path, folder: Path) -> dict[str, object]:
+    """One run of the case in ``tree``: its verdict and the two judged times."""
+    document = folder / "run.json"
+    command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "-k", CASE]
+    done = subprocess.run([*command, f"--perf-json={document}"], cwd=tree, capture_output=True)
+    cases = json.loads(document.read_text())["cases"] if document.exists() else []
+    if len(cases) != 1:
+        raise SystemExit(f"no single case was measured:\n{done.stdout.decode()}")
+    found = cases[0]["verdict"]
+    times = {
+        metric["metric"]: {key: metric[key] for key in ("new", "change_pct", "limit_pct")}
+        for metric in found["metrics"]
+        if metric["metric"] in ("step_ms", "step_ms_median")
+    }
+    return {
+        "verdict": found["status"],
+        "reason": found["reason"],
+        "launches": cases[0]["launches"],
+    } | (times)
+
+
+def main() -> None:
+    """Run them all, keeping every verdict."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--step-ms", type=float, required=True, help="size of the plant")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", choices=list(PLANTS), help="one kind only")
+    options = parser.parse_args()
+    kept: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for plant, every in PLANTS.items():
+            if options.only not in (None, plant):
+                continue
+            tree = clone(folder, every, options.step_ms)
+            for number in range(options.runs):
+                kept.append({"plant": plant, "run": number + 1} | verdict(tree, folder))
+                record = {"command": " ".join(["python", *sys.argv]), "runs": kept}
+                options.out.write_text(json.dumps(record, indent=1) + "\n")
+                print(f"{plant:18} {number + 1}: {kept[-1]['verdict']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
