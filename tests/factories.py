@@ -42,12 +42,13 @@ def linear(*, n=32, k=3, backward=False, compile=False, device):
 
 
 class Faulty(Linear):
-    """Fails in the given way at its nth step (0: while it is built)."""
+    """Fails in the given way at its nth step (0: while it is built), on one rank or on all."""
 
-    def __init__(self, device, how, at_step):
+    def __init__(self, device, how, at_step, rank):
         super().__init__(device)
-        self.how, self.at_step, self.steps = how, at_step, 0
-        if at_step == 0:
+        mine = rank is None or rank == int(os.environ.get("RANK", "0"))
+        self.how, self.at_step, self.steps = how, at_step if mine else -1, 0
+        if self.at_step == 0:
             fail(how)
 
     def step(self):
@@ -59,21 +60,30 @@ class Faulty(Linear):
 
 
 def fail(how):
-    """Raise, die, hang or run out of memory."""
+    """Raise, die, hang, run out of memory, end the launcher or leave, and note when."""
+    noted = os.path.join(os.environ.get("STEPGUARD_RUN_DIR", "."), "failed-at")
+    with open(noted, "w") as file:
+        file.write(str(time.monotonic()))
     if how == "raise":
         raise ValueError("planted\nsecond line")
     if how == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "hang":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         time.sleep(3600)
     if how == "oom":
         raise torch.OutOfMemoryError("planted: tried to allocate 1000 GiB")
+    if how == "agent":
+        os.kill(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL)
+        time.sleep(3600)
+    if how == "exit":
+        os._exit(0)
 
 
-def faulty(*, how, at_step=1, device):
+def faulty(*, how, at_step=1, rank=None, device):
     """See Faulty."""
-    return Faulty(device, how, at_step)
+    return Faulty(device, how, at_step, rank)
 
 
 def returns_none(*, device):

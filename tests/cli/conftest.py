@@ -1,0 +1,82 @@
+"""A folder to call the command line in, in this process, with made-up measurements."""
+
+import subprocess
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+import stepguard.host.suite
+from stepguard import Case, cli
+from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
+from stepguard.host.store import Store
+
+COUNTERS = {
+    "flops_per_step": 1000,
+    "operator_calls_per_step": 100,
+    "compiled_operator_calls_per_step": 50,
+    "generated_kernels": 7,
+    "graph_breaks": 0,
+    "unique_graphs": 1,
+    "peak_allocated_bytes": 2**20,
+}
+BLOCK = Block(steps=4, wall_ms=(40.0,), events_ms=(40.0,), step_ms=(10.0,) * 4)
+LAUNCH = Launch(1, (BLOCK,), compile_s=1.0, warmup_s=1.0, warmup_steps=3, steady="", wall_s=9.0)
+
+
+def made(name="nano", *, counters=None, params=None, **fields) -> Evidence:
+    """Sound evidence of a CPU case on a clean commit, but for what is given."""
+    case = Case(name, "factories:linear", params or {}, device="cpu", launches=1)
+    evidence = Evidence(
+        case_id=case.id,
+        case=case.as_dict(),
+        date="2030-01-01T00:00:00+00:00",
+        commit="a" * 40,
+        dirty=(),
+        command="pytest",
+        planned_launches=1,
+        gates=case.gates,
+        fingerprint=Fingerprint("x86_64", "", torch="2.13.0"),
+        launches=(LAUNCH,),
+        counts=Counts(COUNTERS | (counters or {})),
+        tokens_per_step=64,
+    )
+    return replace(evidence, **fields)
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch, capsys):
+    """``shell(*arguments)`` calls the command line in a folder of its own: status, out, err."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "visible_gpus", lambda: [])
+
+    def call(*arguments):
+        capsys.readouterr()
+        try:
+            status = cli.main(list(arguments))
+        except SystemExit as leaving:
+            status = leaving.code
+        told = capsys.readouterr()
+        return SimpleNamespace(status=status, out=told.out, err=told.err)
+
+    def keep(*evidences):
+        store = Store(tmp_path)
+        run = store.new_run()
+        return [store.keep(run, str(i), evidence) for i, evidence in enumerate(evidences)]
+
+    def commit():
+        (tmp_path / ".gitignore").write_text(".stepguard/\n")
+        for command in ("init -q", "add -A", "commit -q -m all"):
+            git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *command.split()]
+            subprocess.run(git, cwd=tmp_path, check=True)
+
+    def will_measure(evidence):
+        def measure(case, bench, progress, wants_more=None):
+            revision = {"commit": bench.revision.commit, "dirty": bench.revision.dirty}
+            return replace(evidence, case_id=case.id, case=case.as_dict(), **revision)
+
+        monkeypatch.setattr(stepguard.host.suite, "measure", measure)
+
+    call.keep, call.path, call.made = keep, tmp_path, made
+    call.commit, call.will_measure = commit, will_measure
+    return call

@@ -1,0 +1,193 @@
+"""python -m stepguard accept: kept evidence becomes a recording, or the refusal says why not."""
+
+import json
+import shutil
+
+import pytest
+
+
+def entries(shell, folder="baselines"):
+    """The cases of cpu.json."""
+    return json.loads((shell.path / folder / "cpu.json").read_text())["cases"]
+
+
+def test_the_last_run(shell):
+    """Without arguments every case of the newest run is accepted, none of an older one."""
+    shell.keep(shell.made("old"))
+    shell.keep(shell.made("a"), shell.made("b"))
+    done = shell("accept")
+    assert done.status == 0
+    assert set(entries(shell)) == {"linear[a]", "linear[b]"}
+    assert done.out.splitlines() == [
+        f"linear[{name}]: first recording in baselines/cpu.json" for name in "ab"
+    ]
+
+
+def test_one_case(shell):
+    """A case by its id; its newest evidence counts, whichever run it is from."""
+    shell.keep(shell.made("a", date="2030-01-01T00:00:01+00:00"), shell.made("b"))
+    shell.keep(shell.made("b"))
+    assert shell("accept", "linear[a]").status == 0
+    assert set(entries(shell)) == {"linear[a]"}
+
+
+def test_an_unknown_case(shell):
+    """A case without evidence: status 1, one line with those that there are, nothing written."""
+    shell.keep(shell.made("a"))
+    done = shell("accept", "linear[b]")
+    assert done.status == 1
+    assert done.err.count("\n") == 1
+    assert "no evidence of 'linear[b]'" in done.err and "linear[a]" in done.err
+    assert not (shell.path / "baselines").exists()
+
+
+def test_a_known_and_an_unknown_case_write_nothing(shell):
+    """When one of the names is wrong, nothing is accepted."""
+    shell.keep(shell.made("a"))
+    assert shell("accept", "linear[a]", "linear[b]").status == 1
+    assert not (shell.path / "baselines").exists()
+
+
+def test_nothing_was_measured_yet(shell):
+    """Without a run there is nothing to accept: status 1 and what to do first."""
+    done = shell("accept")
+    assert done.status == 1
+    assert "holds no evidence; measure first: pytest perf_tests" in done.err
+
+
+def test_a_file_and_a_folder(shell):
+    """--evidence takes one file, or a folder as CI kept it."""
+    first, second = shell.keep(shell.made("a"), shell.made("b"))
+    artifact = shell.path / "artifact"
+    shutil.copytree(first.parents[1], artifact)
+    shutil.rmtree(shell.path / ".stepguard")
+    one = artifact / first.parent.name / "evidence.json"
+    assert shell("accept", "--evidence", str(one), "--baselines", "one").status == 0
+    assert set(entries(shell, "one")) == {"linear[a]"}
+    assert shell("accept", "--evidence", str(artifact), "--baselines", "both").status == 0
+    assert set(entries(shell, "both")) == {"linear[a]", "linear[b]"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"[]", b'{"schema": 1}', b"\xff\xfe", b'{"case_id": "x"}'],
+    ids=["empty", "truncated", "list", "other", "no text", "lacking"],
+)
+def test_a_file_that_is_no_evidence(shell, content):
+    """Anything else than evidence is refused in one line that names the file."""
+    (shell.path / "evidence.json").write_bytes(content)
+    done = shell("accept", "--evidence", "evidence.json")
+    assert done.status == 1
+    assert done.err.startswith("stepguard: evidence.json: ") and done.err.count("\n") == 1
+    assert not (shell.path / "baselines").exists()
+
+
+def test_one_bad_file_among_good_ones_writes_nothing(shell):
+    """A folder with one damaged evidence file is refused whole."""
+    first, _ = shell.keep(shell.made("a"), shell.made("b"))
+    first.write_bytes(first.read_bytes()[:100])
+    done = shell("accept", "--evidence", str(shell.path / ".stepguard"))
+    assert done.status == 1
+    assert not (shell.path / "baselines").exists()
+
+
+@pytest.mark.parametrize("path", ["missing.json", "missing"])
+def test_a_path_that_is_not_there(shell, path):
+    """--evidence=PATH without such a file: status 1, one line."""
+    done = shell("accept", "--evidence", path)
+    assert done.status == 1
+    assert path in done.err and done.err.count("\n") == 1
+
+
+def test_a_dirty_tree_is_refused(shell):
+    """Evidence of a tree with uncommitted changes is no recording; the file is named."""
+    shell.keep(shell.made("a", dirty=("model/gpt.py", "x.py")))
+    done = shell("accept", "--reason", "I insist")
+    assert done.status == 1
+    assert "uncommitted changes (model/gpt.py and 1 more)" in done.err
+    assert not (shell.path / "baselines").exists()
+
+
+def test_a_new_level_needs_a_reason(shell):
+    """CHANGED evidence is refused without --reason, and the command with one is shown."""
+    shell.keep(shell.made("a"))
+    shell("accept")
+    before = (shell.path / "baselines/cpu.json").read_bytes()
+    shell.keep(shell.made("a", counters={"flops_per_step": 2}, date="2030-01-02T00:00:00+00:00"))
+    done = shell("accept")
+    assert done.status == 1
+    assert "python -m stepguard accept 'linear[a]' --reason '...'" in done.err
+    assert (shell.path / "baselines/cpu.json").read_bytes() == before
+    done = shell("accept", "--reason", "the loss is fused")
+    assert done.status == 0
+    assert [e["reason"] for e in entries(shell)["linear[a]"]["epochs"]] == [
+        "first recording",
+        "the loss is fused",
+    ]
+
+
+def test_a_refused_case_does_not_stop_the_others(shell):
+    """Of two cases one is refused: the other is recorded, the status is 1."""
+    shell.keep(shell.made("a", dirty=("x.py",)), shell.made("b"))
+    assert shell("accept").status == 1
+    assert set(entries(shell)) == {"linear[b]"}
+
+
+def test_accepting_twice_adds_nothing(shell):
+    """The same evidence again leaves the file as it is."""
+    shell.keep(shell.made("a"))
+    shell("accept")
+    before = (shell.path / "baselines/cpu.json").read_bytes()
+    shell("accept", "--reason", "again")
+    assert (shell.path / "baselines/cpu.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("fields", [{"launches": ()}, {"fingerprint": None}, {"counts": None}])
+def test_unsound_evidence_is_refused(shell, fields):
+    """Evidence that could not be judged cannot be recorded, whatever the reason given."""
+    shell.keep(shell.made("a", **fields))
+    done = shell("accept", "--reason", "I insist")
+    assert done.status == 1
+    assert "not recorded, BROKEN: " in done.err
+    assert not (shell.path / "baselines").exists()
+
+
+def test_a_broken_baseline_file_is_left_alone(shell):
+    """accept into a file that cannot be trusted: status 1, the file as it was."""
+    shell.keep(shell.made("a"))
+    (shell.path / "baselines").mkdir()
+    (shell.path / "baselines/cpu.json").write_text("{<<<<<<<")
+    done = shell("accept")
+    assert done.status == 1
+    assert "baselines/cpu.json" in done.err
+    assert (shell.path / "baselines/cpu.json").read_text() == "{<<<<<<<"
+
+
+@pytest.mark.parametrize("change", [{}, {"flops_per_step": 2}], ids=["same", "changed"])
+def test_judge_says_what_today_would_say(shell, change):
+    """judge compares kept evidence with the baselines: 0 or 1, JSON last, nothing written."""
+    shell.keep(shell.made("a"))
+    shell("accept")
+    before = (shell.path / "baselines/cpu.json").read_bytes()
+    shell.keep(shell.made("a", counters=change))
+    done = shell("judge")
+    (verdict,) = json.loads(done.out.splitlines()[-1])
+    assert (done.status, verdict["status"]) == ((1, "CHANGED") if change else (0, "same"))
+    assert (shell.path / "baselines/cpu.json").read_bytes() == before
+
+
+def test_judge_without_a_baseline_is_no_pass(shell):
+    """NO BASELINE has status 1 here, too."""
+    shell.keep(shell.made("a"))
+    assert shell("judge").status == 1
+
+
+def test_judge_does_not_compare_with_another_machine(shell):
+    """A file of another machine under this machine's name is refused, as pytest refuses it."""
+    shell.keep(shell.made("a"))
+    shell("accept")
+    path = shell.path / "baselines/cpu.json"
+    path.write_text(path.read_text().replace('"machine": "CPU"', '"machine": "NVIDIA H100"'))
+    done = shell("judge")
+    assert done.status == 1
+    assert "NVIDIA H100" in done.err

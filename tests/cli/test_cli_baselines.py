@@ -1,0 +1,66 @@
+"""python -m stepguard baselines list, show; and the arguments that argparse refuses."""
+
+import json
+
+import pytest
+
+
+@pytest.fixture
+def recorded(shell):
+    """A folder with two recorded cases."""
+    shell.keep(shell.made("a"), shell.made("b"))
+    shell("accept")
+    return shell
+
+
+def test_list(recorded):
+    """A line a case: file, id, epoch, recordings, date, commit."""
+    done = recorded("baselines", "list")
+    assert done.status == 0
+    assert done.out.splitlines() == [
+        f"cpu.json  linear[{name}]  epoch 1, 1 recordings, newest 2030-01-01T00:00:00+00:00 "
+        "aaaaaaaaaa"
+        for name in "ab"
+    ]
+
+
+def test_show(recorded):
+    """show prints a case's entry as JSON under its line."""
+    done = recorded("baselines", "show", "linear[a]")
+    line, _, document = done.out.partition("\n")
+    assert line.startswith("cpu.json  linear[a]")
+    entry = json.loads(document)
+    assert entry["epochs"][0]["recordings"][0]["counters"]["flops_per_step"] == 1000
+
+
+@pytest.mark.parametrize("action", ["list", "show"])
+def test_an_unknown_case(recorded, action):
+    """An unknown case: status 1 and one line."""
+    done = recorded("baselines", action, "linear[c]")
+    assert (done.status, done.out) == (1, "")
+    assert done.err == "stepguard: baselines has no baseline of 'linear[c]'\n"
+
+
+def test_no_file(shell):
+    """No baseline file: status 1 and the command that records one."""
+    done = shell("baselines", "list")
+    assert done.status == 1
+    assert "pytest perf_tests --perf-update" in done.err
+
+
+def test_a_broken_file(recorded):
+    """A file that cannot be trusted is not listed in part: status 1, the file named."""
+    (recorded.path / "baselines/h200x1.json").write_text("{")
+    done = recorded("baselines", "list")
+    assert done.status == 1
+    assert "h200x1.json" in done.err and done.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("unknown",), ("run",), ("baselines",), ("baselines", "drop"), ("--nope",)]
+)
+def test_bad_usage_is_2(shell, arguments):
+    """What argparse does not know has status 2 and a usage line."""
+    done = shell(*arguments)
+    assert done.status == 2
+    assert "usage: python -m stepguard" in done.err

@@ -1,0 +1,165 @@
+"""python -m stepguard doctor: what is missing is an ERROR with a remedy, and status 1."""
+
+from importlib import metadata
+
+import pytest
+
+from stepguard import doctor
+from stepguard.host.machine import Gpu, MachineError
+
+H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)
+USABLE = {"version": "2.13.0", "cuda": "13.0", "usable": True, "gpus": 1}
+
+
+@pytest.fixture
+def machine(shell, monkeypatch):
+    """``machine(gpus, torch, problem)`` calls the doctor on a machine that is so."""
+
+    def call(gpus=(), torch=USABLE, problem=""):
+        monkeypatch.setattr(doctor, "visible_gpus", lambda: list(gpus))
+        monkeypatch.setattr(doctor, "_ask_torch", lambda: torch)
+
+        class Monitor:
+            def __init__(self, gpus):
+                pass
+
+            def preflight(self):
+                return problem
+
+        monkeypatch.setattr(doctor, "Monitor", Monitor)
+        return shell("doctor")
+
+    call.shell = shell
+    return call
+
+
+def errors(done):
+    """The lines that say ERROR."""
+    return [line for line in done.out.splitlines() if line.startswith("ERROR")]
+
+
+def test_a_machine_without_a_gpu_is_fit(machine):
+    """No GPU is a note: the smoke cases run. Status 0."""
+    done = machine()
+    assert done.status == 0 and errors(done) == []
+    assert "no GPU: the smoke cases run" in done.out
+    assert done.out.splitlines()[-1] == "0 errors"
+
+
+def test_every_package_is_named_with_its_version(machine):
+    """Each requirement is listed as installed."""
+    out = machine().out
+    for name in doctor.REQUIRED:
+        assert f"ok     {name} {metadata.version(name)}\n" in out
+
+
+def test_a_missing_package(machine, monkeypatch):
+    """A package that is not there: an ERROR with the command that installs it, status 1."""
+    plain = metadata.version
+
+    def version(name):
+        if name == "msgspec":
+            raise metadata.PackageNotFoundError(name)
+        return plain(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", version)
+    done = machine()
+    assert done.status == 1
+    assert errors(done) == ["ERROR  msgspec is not installed; install it with: pip install msgspec"]
+
+
+@pytest.mark.parametrize("version", ["2.7.1", "1.13.0+cpu"])
+def test_a_torch_that_is_too_old(machine, monkeypatch, version):
+    """torch before 2.8 is an ERROR."""
+    plain = metadata.version
+    monkeypatch.setattr(
+        doctor.metadata, "version", lambda name: version if name == "torch" else plain(name)
+    )
+    done = machine()
+    assert done.status == 1
+    assert f"torch {version} is too old" in errors(done)[0]
+
+
+@pytest.mark.parametrize(
+    "torch",
+    [
+        {"version": "2.13.0+cpu", "cuda": None, "usable": False, "gpus": 0},
+        {"version": "2.13.0", "cuda": "13.0", "usable": True, "gpus": 2},
+    ],
+)
+def test_a_gpu_that_torch_cannot_use(machine, torch):
+    """The driver shows a GPU that torch does not: ERROR, both counts, what to install, status 1."""
+    done = machine([H200], torch)
+    assert done.status == 1
+    (line,) = errors(done)
+    assert "the driver shows 1 GPU(s), torch" in line
+    assert f"can use {torch['gpus']}; install a torch built for driver 580.65.06" in line
+
+
+def test_a_fit_gpu(machine):
+    """A usable idle GPU: status 0, its name, UUID, driver, and where its baseline would be."""
+    done = machine([H200])
+    assert done.status == 0
+    assert "ok     NVIDIA H200, GPU-1, driver 580.65.06" in done.out
+    assert "baselines/h200x1.json: none yet; record it with: pytest perf_tests" in done.out
+
+
+def test_an_occupied_gpu(machine):
+    """A GPU that somebody uses is an ERROR."""
+    done = machine([H200], problem="GPU-1: in use by process 7; end it, or choose a GPU")
+    assert done.status == 1
+    assert errors(done) == ["ERROR  GPU-1: in use by process 7; end it, or choose a GPU"]
+
+
+def test_gpus_of_several_kinds(machine):
+    """Mixed GPUs are an ERROR with the remedy."""
+    other = Gpu("GPU-2", "NVIDIA H100", "580.65.06", 1980)
+    done = machine([H200, other], USABLE | {"gpus": 2})
+    assert done.status == 1
+    assert "CUDA_VISIBLE_DEVICES" in errors(done)[0]
+
+
+def test_a_driver_that_does_not_answer(machine, monkeypatch):
+    """NVML that fails is an ERROR, not a machine without GPUs."""
+
+    def silent():
+        raise MachineError("NVML does not answer: planted; try: nvidia-smi")
+
+    machine()
+    monkeypatch.setattr(doctor, "visible_gpus", silent)
+    done = machine.shell("doctor")
+    assert done.status == 1
+    assert errors(done) == ["ERROR  NVML does not answer: planted; try: nvidia-smi"]
+
+
+def test_a_torch_that_cannot_be_imported(machine):
+    """An import error is told in a line."""
+    done = machine(torch="torch cannot be imported: ImportError: libcudart.so.13")
+    assert done.status == 1
+    assert errors(done) == ["ERROR  torch cannot be imported: ImportError: libcudart.so.13"]
+
+
+def test_a_broken_baseline(machine):
+    """A baseline file that cannot be trusted is an ERROR that names it."""
+    (machine.shell.path / "baselines").mkdir()
+    (machine.shell.path / "baselines/cpu.json").write_text("{")
+    done = machine()
+    assert done.status == 1
+    assert "baselines/cpu.json" in errors(done)[0]
+
+
+def test_errors_come_last(machine):
+    """The lines that matter stand at the end, with their number below."""
+    done = machine([H200], USABLE | {"gpus": 0, "usable": False})
+    *_, error, count = done.out.splitlines()
+    assert error.startswith("ERROR") and count == "1 error"
+
+
+def test_the_tree(machine):
+    """No repository, a clean and a dirty one: said in a note."""
+    assert "is no git repository: nothing can be recorded" in machine().out
+    (machine.shell.path / "a.py").write_text("")
+    machine.shell.commit()
+    assert ", clean" in machine().out
+    (machine.shell.path / "b.py").write_text("")
+    assert "1 uncommitted changes: nothing can be recorded" in machine().out

@@ -1,0 +1,171 @@
+"""python -m stepguard run: a table, one JSON document, one clear line when it cannot be."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepguard.cli import parse_params
+
+ROOT = Path(__file__).resolve().parents[2]
+REAL = {
+    "sound": ("factories:linear", "n=16", "k=2", "--device", "cpu"),
+    "no module": ("no_such_module:linear",),
+    "no factory": ("factories:no_such_factory",),
+    "no parameter": ("factories:linear", "m=3"),
+    "raises": ("factories:faulty", "how=raise", "at_step=0"),
+}
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """The command as a user types it, for real and side by side: status, out, err by name."""
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "stepguard", "run", *arguments],
+            cwd=tmp_path_factory.mktemp("run"),
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name, arguments in REAL.items()
+    }
+    return {
+        name: (*process.communicate(timeout=120), process.returncode)
+        for name, process in started.items()
+    }
+
+
+def test_a_sound_run(real):
+    """Status 0; the figures in a table; the last line of stdout is one JSON document."""
+    out, err, status = real["sound"]
+    assert status == 0, err
+    *table, last = out.splitlines()
+    document = json.loads(last)
+    assert document["parameters"]["params"] == {"k": 2, "n": 16}
+    assert document["metrics"]["flops_per_step"] == 2 * 2 * 16**3
+    assert any(line.split() == ["flops_per_step", "16,384", "FLOP"] for line in table)
+    assert any(line.startswith("step_ms ") and line.endswith(" ms") for line in table)
+    assert "launch 1: block 1/3" in err
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("no module", ["no module 'no_such_module'"]),
+        ("no factory", ["factories has no factory 'no_such_factory'", "linear"]),
+        ("no parameter", ["'m'", "its parameters: n, k, backward, compile"]),
+        ("raises", ["ValueError: planted"]),
+    ],
+)
+def test_what_cannot_be_run_is_told_in_a_line(real, name, words):
+    """Unknown module, factory or parameter, impossible value: status 1, one line says it all."""
+    out, err, status = real[name]
+    assert status == 1
+    assert any(all(word in line for word in words) for line in err.splitlines()), err
+    document = json.loads(out.splitlines()[-1])
+    assert document["verdict"]["status"] == "BROKEN"
+
+
+@pytest.mark.parametrize("name", ["no module", "no factory", "no parameter"])
+def test_a_mistake_in_the_call_shows_no_traceback(real, name):
+    """A wrong name is the caller's mistake: its line comes without the engine's stack."""
+    message = json.loads(real[name][0].splitlines()[-1])["verdict"]["message"]
+    assert "BadWorkload" not in message and "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("nofactory",), "write 'package.module:factory'"),
+        (("a.b:c", "batch"), "'batch': write key=value"),
+        (("a.b:c", "n=1", "n=2"), "n is given twice"),
+        (("a.b:c", "--gpus", "0"), "Case.world_size 0: at least 1"),
+        (("a.b:c", "device=tpu"), "Case.device 'tpu': 'cuda' or 'cpu'"),
+        (("a.b:c", "--device", "cuda", "--launches", "1"), "at least 2 on a GPU"),
+        (("a.b:c", "lr=NaN"), "lr"),
+        (("a.b:c", "lr=1e999"), "lr"),
+    ],
+)
+def test_malformed_arguments(shell, arguments, words):
+    """Refused before anything is launched, in one line, with a status that is not 0."""
+    shell.will_measure(shell.made())
+    done = shell("run", *arguments)
+    assert done.status in (1, 2)
+    assert words in done.err
+    assert done.err.count("\n") == 1
+    assert done.out == ""
+    assert not (shell.path / ".stepguard").exists()
+
+
+def test_a_gpu_that_is_not_there(shell):
+    """--device cuda on a machine without one: status 1, UNFIT, what is missing."""
+    done = shell("run", "factories:linear", "--device", "cuda")
+    assert done.status == 1
+    assert "1 GPUs needed, 0 here" in done.err
+    assert json.loads(done.out.splitlines()[-1])["verdict"]["status"] == "UNFIT"
+
+
+def test_a_run_whose_like_was_accepted(shell):
+    """`run` has no gate: measuring what was accepted once is status 0, too."""
+    shell.will_measure(shell.made())
+    shell.commit()
+    assert shell("run", "factories:linear").status == 0
+    assert shell("accept").status == 0
+    assert shell("run", "factories:linear").status == 0
+
+
+def test_an_interrupt(shell, monkeypatch):
+    """Ctrl-C: status 130 and one line."""
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stepguard.host.suite.measure", interrupted)
+    done = shell("run", "factories:linear")
+    assert done.status == 130
+    assert "interrupted, nothing recorded" in done.err
+
+
+@pytest.mark.parametrize(
+    ("pair", "value"),
+    [
+        ("x=1", 1),
+        ("x=-1", -1),
+        ("x=1.5", 1.5),
+        ("x=6e-4", 6e-4),
+        ("x=true", True),
+        ("x=True", True),
+        ("x=False", False),
+        ("x=null", None),
+        ("x=124m", "124m"),
+        ('x="1"', "1"),
+        ("x=", ""),
+        ("x=a=b", "a=b"),
+        ("x=[1]", "[1]"),
+        ("x={}", "{}"),
+        ("x=01", "01"),
+        ("x= 1", 1),
+    ],
+)
+def test_parse_params(pair, value):
+    """Values are JSON scalars of their own type; anything else is the string as written."""
+    found = parse_params([pair])["x"]
+    assert found == value and type(found) is type(value)
+
+
+@pytest.mark.parametrize("pairs", [["x"], ["=1"], [""], ["x=1", "x=1"]])
+def test_parse_params_refuses(pairs):
+    """No "=", no key, a key twice: ValueError."""
+    with pytest.raises(ValueError):
+        parse_params(pairs)
+
+
+def test_parse_params_of_nothing():
+    """No arguments, no parameters."""
+    assert parse_params([]) == {}

@@ -1,0 +1,194 @@
+"""Runs of the gate whose workers fail for real, and what must be left after them: nothing.
+
+Every run has a temporary directory of its own, which its launches' scratch folders lie in: that is
+how their processes are told from those of other runs on the same machine.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = Path(__file__).resolve().parents[1]
+LIMIT_S = 120.0
+
+INNER_CONFTEST = """
+import json, os, time, types
+import stepguard.host.launch as launch
+
+pytest_plugins = ["stepguard.plugin"]
+TOKENS = []
+
+def token_hex(size, plain=launch.secrets.token_hex):
+    TOKENS.append(plain(size))
+    return TOKENS[-1]
+
+launch.secrets = types.SimpleNamespace(token_hex=token_hex)
+HELLO_LIMIT_S = launch.HELLO_LIMIT_S
+
+def pytest_runtest_setup(item):
+    launch.HELLO_LIMIT_S = 6.0 if "import-hang" in item.name else HELLO_LIMIT_S
+
+def pytest_runtest_logfinish(nodeid):
+    from leftovers import leftovers
+    line = {"test": nodeid, "at": time.monotonic(), "tokens": list(TOKENS)}
+    line["leftovers"] = leftovers(os.environ["TMPDIR"], TOKENS)
+    TOKENS.clear()
+    with open("aftermath.jsonl", "a") as file:
+        file.write(json.dumps(line) + "\\n")
+"""
+
+LEFTOVERS = '''
+import os
+from pathlib import Path
+
+def environment(pid):
+    """A process's environment; empty when it is gone, a zombie, or another user's."""
+    try:
+        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\\0")
+    except OSError:
+        return {}
+    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
+    return {key: value for key, _, value in pairs}
+
+def processes(tmpdir):
+    """(pid, environment) of every process of a launch whose scratch folder lies in tmpdir."""
+    found = {int(e): environment(e) for e in os.listdir("/proc") if e.isdigit()}
+    below = str(tmpdir) + "/"
+    return {
+        pid: env for pid, env in found.items()
+        if "STEPGUARD_TOKEN" in env and env.get("STEPGUARD_SCRATCH", "").startswith(below)
+    }
+
+def sockets(tokens):
+    """Abstract sockets of these launches."""
+    text = Path("/proc/net/unix").read_text()
+    return [line for line in text.splitlines() if any(f"stepguard-{t}" in line for t in tokens)]
+
+def leftovers(tmpdir, tokens):
+    """Whatever is still there of launches that are over."""
+    left = [f"process {pid}" for pid in processes(tmpdir)]
+    left += [f"folder {name}" for name in os.listdir(tmpdir) if name.startswith("stepguard-")]
+    return left + [f"socket {line}" for line in sockets(tokens)]
+'''
+_made: dict[str, object] = {}
+exec(LEFTOVERS, _made)
+processes, leftovers = _made["processes"], _made["leftovers"]
+
+
+class GateRun:
+    """pytest with the plugin as a process of its own, in a folder of its own."""
+
+    def __init__(self, folder: Path, cases: str, *options: str) -> None:
+        self.folder, self.tmpdir = folder, folder / "tmp"
+        self.tmpdir.mkdir(parents=True)
+        (folder / "conftest.py").write_text(INNER_CONFTEST)
+        (folder / "leftovers.py").write_text(LEFTOVERS)
+        (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
+        (folder / "sleeper.py").write_text("import time\n\ntime.sleep(3600)\n")
+        (folder / "factories.py").write_text((TESTS / "factories.py").read_text())
+        (folder / "test_faulty.py").write_text(
+            "from stepguard import Case\nfrom stepguard.plugin import cases\n\n\n"
+            f"@cases(\n{cases})\ndef test_step(perf, case):\n    perf(case)\n"
+        )
+        env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+        env |= {"TMPDIR": str(self.tmpdir), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        self.output = folder / "output.txt"
+        command = [sys.executable, "-u", "-m", "pytest", "-v", "-p", "no:cacheprovider"]
+        command += ["--perf-json=run.json", "--perf-baselines=.", *options]
+        with self.output.open("wb") as file:
+            self.process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def text(self) -> str:
+        """What it printed so far."""
+        return self.output.read_text(errors="replace")
+
+    def tokens(self) -> list[str]:
+        """The tokens of the launches that are alive."""
+        return [env["STEPGUARD_TOKEN"] for env in processes(self.tmpdir).values()]
+
+    def notes(self) -> list[str]:
+        """What the ranks noted last: "block|3|backward"."""
+        found = sorted(self.folder.glob(".stepguard/runs/*/*/*/note-*"))
+        return [path.read_text(errors="replace").strip(" \0") for path in found]
+
+    def wait_for(self, what: str, condition) -> None:
+        """Poll until the condition holds. Fails when the run ends or takes too long before."""
+        until = time.monotonic() + LIMIT_S
+        while not condition():
+            assert self.process.poll() is None, f"ended before {what}:\n{self.text}"
+            assert time.monotonic() < until, f"no {what} in {LIMIT_S} s:\n{self.text}"
+            time.sleep(0.01)
+
+    def wait_for_change(self, condition) -> None:
+        """Poll until the condition holds or the run has ended."""
+        until = time.monotonic() + LIMIT_S
+        while not condition() and self.process.poll() is None:
+            assert time.monotonic() < until, self.text
+            time.sleep(0.001)
+
+    def finish(self) -> int:
+        """Wait for its end; the exit status."""
+        return self.process.wait(LIMIT_S)
+
+    def gone(self, tokens: list[str]) -> float:
+        """Wait until nothing of these launches is left; seconds. Fails after 15 s."""
+        began = time.monotonic()
+        while left := leftovers(self.tmpdir, tokens):
+            assert time.monotonic() - began < 15, left
+            time.sleep(0.01)
+        return time.monotonic() - began
+
+    def aftermath(self) -> dict[str, dict]:
+        """By case name: when its test was over and what was left of its launches then."""
+        lines = (self.folder / "aftermath.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        return {record["test"].partition("[")[2].rstrip("]"): record for record in records}
+
+    def verdicts(self) -> dict[str, dict]:
+        """By case name: the verdict in the run's JSON document."""
+        cases = json.loads((self.folder / "run.json").read_text())["cases"]
+        return {c["case"].partition("[")[2].rstrip("]"): c["verdict"] for c in cases}
+
+    def failed_at(self, name: str) -> float | None:
+        """When the case's worker failed, by time.monotonic; None if it could not note it."""
+        found = list(self.folder.glob(f".stepguard/runs/*/*-{name}/launch-1/failed-at"))
+        return float(found[0].read_text()) if found else None
+
+    def close(self) -> None:
+        """Kill the run and its launches, whatever the test found."""
+        for pid in [self.process.pid, *processes(self.tmpdir)]:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.wait(LIMIT_S)
+
+
+@pytest.fixture(scope="session")
+def gate_run(tmp_path_factory):
+    """Starts runs: gate_run(cases, *options). All are killed at the end."""
+    runs = []
+
+    def start(cases: str, *options: str) -> GateRun:
+        runs.append(GateRun(tmp_path_factory.mktemp("run"), cases, *options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.close()

@@ -1,0 +1,101 @@
+"""The pytest process itself is killed or interrupted: its launches end with it, whole."""
+
+import signal
+import time
+
+import pytest
+
+BLOCK = (
+    '    Case("hang", "factories:faulty", {"how": "hang", "at_step": 9}, device="cpu",'
+    " launches=1),\n"
+)
+BUILD = BLOCK.replace('"at_step": 9', '"at_step": 0')
+PAIR = BLOCK.replace("launches=1", "launches=1, world_size=2")
+STATES = {  # cases, how many ranks, the note of a rank that is there
+    "import": (BUILD, 1, "start|"),
+    "prepare": (BUILD, 1, "prepare|"),
+    "block": (BLOCK, 1, "block|"),
+    "block of two ranks": (PAIR, 2, "block|"),
+}
+KILLS = [(state, signal.SIGKILL) for state in STATES] + [("block", signal.SIGTERM)]
+STARTED_EARLY = [*KILLS[1:], ("block", "once"), ("block", "twice")]  # side by side: they wait
+
+
+@pytest.fixture(scope="module")
+def waiting(gate_run):
+    """Runs whose ranks hang in the state that they were started for, by state and what comes."""
+    return {key: gate_run(STATES[key[0]][0]) for key in STARTED_EARLY}
+
+
+def reach(run, state):
+    """Wait until the run's ranks are in the state; the tokens of its launches."""
+    _, ranks, note = STATES[state]
+
+    def there():
+        notes = [text for text in run.notes() if text.startswith(note)]
+        hangs = any(run.folder.glob(".stepguard/runs/*/*/*/failed-at"))
+        return len(notes) == ranks and (state == "import" or hangs)
+
+    run.wait_for(state, there)
+    return run.tokens()
+
+
+def test_a_pytest_killed_while_workers_import(gate_run):
+    """As below, while the ranks import torch and have not said hello."""
+    run = gate_run(BUILD)
+    killed(run, "import", signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("state", "number"), KILLS[1:], ids=lambda value: str(value))
+def test_a_killed_pytest_takes_its_launch_along(waiting, state, number):
+    """Killed in any state: soon no process, no temporary folder and no socket is left."""
+    killed(waiting[state, number], state, number)
+
+
+def killed(run, state, number):
+    """Kill the run in the state; look at what is left."""
+    tokens = reach(run, state)
+    assert tokens
+    run.process.send_signal(number)
+    assert run.finish() == -number
+    print(f"{number.name} in {state}: nothing left after {run.gone(tokens):.2f} s")
+    assert list(run.tmpdir.iterdir()) == []
+
+
+def once(run):
+    """One Ctrl-C."""
+    run.process.send_signal(signal.SIGINT)
+
+
+def twice(run):
+    """A second Ctrl-C as soon as the first one shows."""
+    before = len(run.tokens())
+    run.process.send_signal(signal.SIGINT)
+    run.wait_for_change(lambda: len(run.tokens()) != before)
+    run.process.send_signal(signal.SIGINT)
+
+
+def many(run):
+    """Ctrl-C after Ctrl-C until it has ended."""
+    until = time.monotonic() + 30
+    while run.process.poll() is None and time.monotonic() < until:
+        run.process.send_signal(signal.SIGINT)
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("interrupt", [once, twice, many], ids=lambda f: f.__name__)
+def test_ctrl_c_leaves_nothing(gate_run, waiting, interrupt):
+    """Interrupted while a rank hangs that ignores TERM and INT: pytest ends, nothing is left."""
+    run = waiting.get(("block", interrupt.__name__)) or gate_run(BLOCK)
+    tokens = reach(run, "block")
+    began = time.monotonic()
+    interrupt(run)
+    status = run.finish()
+    took = time.monotonic() - began
+    assert status not in (0, 1, 5)
+    print(f"Ctrl-C {interrupt.__name__}: ended after {took:.2f} s, gone {run.gone(tokens):.2f} s")
+    if interrupt is once:
+        assert status == 2
+        assert "KeyboardInterrupt" in run.text
+        assert " passed" not in run.text
+    assert list(run.tmpdir.iterdir()) == []

@@ -1,0 +1,133 @@
+"""Workers that raise, die, hang or run out of memory, for real: each is named, nothing is left."""
+
+import re
+
+import pytest
+
+OK = '    Case("ok", "factories:linear", device="cpu", launches=1),\n'
+
+
+def case(name, factory="factories:faulty", world_size=1, **params):
+    """A case of a faulty workload as source text; a launch may take 7 s where it will hang."""
+    limit_s = 7 if "hang" in name else 100
+    return (
+        f"    Case({name!r}, {factory!r}, {params}, device='cpu', launches=1,"
+        f" world_size={world_size}, time_limit_s={limit_s}),\n"
+    )
+
+
+PLACES = {"build": 0, "first": 1, "block": 9}
+WHERE = {
+    "build": r"prepare",
+    "first": r"first step, phase backward",
+    "block": r"block, step \d+, phase backward",
+}
+MESSAGE = {
+    "raise": r"rank 0 in {}: ValueError: planted",
+    "kill": r"rank 0 was killed by SIGKILL in {}",
+    "hang": r"no answer \d+ s into the launch: rank 0 in {}",
+    "oom": r"rank 0 in {}: OutOfMemoryError: planted: tried to allocate 1000 GiB",
+}
+CODE = {"raise": "RAISED", "kill": "KILLED", "hang": "NO_ANSWER", "oom": "OUT_OF_MEMORY"}
+OTHERS = {
+    "none": ("BAD_WORKLOAD", r"rank 0 in prepare: factories:returns_none returned NoneType"),
+    "tokens": ("BAD_WORKLOAD", r"rank 0 in prepare: .* returned Bare without tokens_per_step"),
+    "agent": ("AGENT_DIED", r"(torchrun|launcher) .* rank 0 .* block, step \d+"),
+    "exit": ("KILLED", r"rank 0 .* in block, step \d+, phase backward"),
+    "pair-raise": ("RAISED", r"rank 1 in first step, phase backward: ValueError: planted"),
+    "pair-kill": ("KILLED", r"rank 1 was killed by SIGKILL in first step, phase backward"),
+    "import-hang": ("NOT_STARTED", r"no answer \d+ s into the launch: rank 0 in start"),
+}
+EXPECTED = {
+    f"{how}-{place}": (CODE[how], MESSAGE[how].format(WHERE[place]))
+    for how in MESSAGE
+    for place in PLACES
+} | OTHERS
+
+
+def faults(how):
+    """The three cases that fail in one way, each at another place."""
+    return "".join(case(f"{how}-{place}", how=how, at_step=at) for place, at in PLACES.items())
+
+
+@pytest.fixture(scope="module")
+def runs(gate_run):
+    """Three runs of faulty cases side by side, each with a sound case at its end."""
+    raising = faults("raise") + case("none", "factories:returns_none")
+    raising += case("tokens", "factories:without_tokens") + case("agent", how="agent", at_step=9)
+    raising += case("exit", how="exit", at_step=9)
+    dying = faults("kill") + faults("oom") + case("pair-raise", world_size=2, how="raise", rank=1)
+    dying += case("pair-kill", world_size=2, how="kill", rank=1)
+    hanging = faults("hang") + case("import-hang", "sleeper:factory")
+    started = [gate_run(cases + OK) for cases in (raising, dying, hanging)]
+    for run in started:
+        assert run.finish() == 1, run.text
+    return started
+
+
+@pytest.fixture
+def run_of(runs):
+    """The run that a case is in."""
+    return lambda name: next(run for run in runs if name in run.verdicts())
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_the_fault_is_named(run_of, name):
+    """BROKEN, with the reason's code and a message that names rank, command, step and phase."""
+    run = run_of(name)
+    verdict = run.verdicts()[name]
+    code, message = EXPECTED[name]
+    assert (verdict["status"], verdict["reason"]) == ("BROKEN", code), verdict["message"]
+    assert re.search(message, verdict["message"]), verdict["message"]
+    assert verdict["message"].startswith("launch 1, ")
+    assert verdict["message"] in run.text, "the whole sentence is printed, cut nowhere"
+    failed = run.failed_at(name)
+    if failed is not None:
+        print(f"{name}: reported after {run.aftermath()[name]['at'] - failed:.2f} s")
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if "hang" in name])
+def test_a_hang_carries_the_stack(run_of, name):
+    """Whatever hangs, the block shows where it stands: file and line of the workload."""
+    detail = run_of(name).verdicts()[name]["detail"]
+    source = "sleeper.py" if name == "import-hang" else "factories.py"
+    assert re.search(rf'File ".*{source}", line \d+ in ', detail), detail
+
+
+@pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith(("raise", "oom"))])
+def test_what_was_raised_carries_its_trace(run_of, name):
+    """The block shows the workload's own traceback, the message's second line included."""
+    detail = run_of(name).verdicts()[name]["detail"]
+    assert re.search(r'File ".*factories.py", line \d+, in fail', detail), detail
+    if name.startswith("raise"):
+        assert "second line" in detail
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_nothing_is_left(run_of, name):
+    """No process, no temporary folder and no socket of the launch when its test is over."""
+    record = run_of(name).aftermath()[name]
+    assert record["tokens"], "the case did launch something"
+    assert record["leftovers"] == []
+
+
+def test_the_next_case_is_measured(runs):
+    """After all of that the sound case of the same run is measured."""
+    for run in runs:
+        verdict = run.verdicts()["ok"]
+        assert verdict["reason"] == "NOT_RECORDED"
+        assert {m["metric"] for m in verdict["metrics"]} >= {"step_ms", "flops_per_step"}
+        assert run.aftermath()["ok"]["leftovers"] == []
+
+
+def test_the_runs_told_every_case(runs):
+    """No case is missing from a run's document, and none passed."""
+    for run in runs:
+        assert set(run.verdicts()) == set(run.aftermath())
+        assert " passed" not in run.text.splitlines()[-1]
+
+
+def test_the_temporary_directory_is_empty(runs):
+    """When a run is over its TMPDIR holds nothing at all."""
+    for run in runs:
+        assert list(run.tmpdir.iterdir()) == []

@@ -1,0 +1,180 @@
+"""A gate whose measurements are made up, so that what is tested is pytest's side of it.
+
+``gate`` runs pytest in-process in a folder of its own, on a machine with the GPUs that the test
+says, and answers every measurement with evidence that the test says.
+"""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import stepguard.host.measure
+import stepguard.host.suite
+import stepguard.plugin
+from stepguard import Case
+from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
+from stepguard.host import baseline
+from stepguard.host.machine import Gpu
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMIT = "a" * 40
+WITHOUT = ("-p", "no:hypothesispytest")  # would be imported anew in every run
+COUNTERS = {
+    "flops_per_step": 1000,
+    "operator_calls_per_step": 100,
+    "compiled_operator_calls_per_step": 50,
+    "launches_per_step": 200,
+    "generated_kernels": 7,
+    "graph_breaks": 0,
+    "unique_graphs": 1,
+    "peak_allocated_bytes": 64 * 2**20,
+}
+H200 = Gpu("GPU-11111111-2222", "NVIDIA H200", "580.65.06", 1980)
+
+
+def launch(index: int, step_ms: float) -> Launch:
+    """A launch of one block of four equal steps."""
+    wall = (4 * step_ms,)
+    block = Block(steps=4, wall_ms=wall, events_ms=wall, step_ms=(step_ms,) * 4)
+    return Launch(index, (block,), compile_s=1.0, warmup_s=5.0, warmup_steps=9, steady="", wall_s=9)
+
+
+def sound_evidence(case: Case, serial: int) -> Evidence:
+    """Everything that the case gates, measured without a fault: 10 ms a step."""
+    return Evidence(
+        case_id=case.id,
+        case=case.as_dict(),
+        date=f"2030-01-01T00:{serial // 60:02d}:{serial % 60:02d}+00:00",
+        commit=COMMIT,
+        dirty=(),
+        command="pytest",
+        planned_launches=case.launches,
+        gates=case.gates,
+        fingerprint=Fingerprint(
+            device_name=H200.name if case.device == "cuda" else "x86_64",
+            device_uuid=H200.uuid if case.device == "cuda" else "",
+            torch="2.13.0",
+            driver=H200.driver if case.device == "cuda" else "",
+        ),
+        launches=tuple(launch(i + 1, 10.0) for i in range(case.launches)),
+        counts=Counts({k: v for k, v in COUNTERS.items() if case.device == "cuda" or k[0] != "l"}),
+        tokens_per_step=64,
+        wall_s=1.0,
+    )
+
+
+class Gate:
+    """A suite in a folder of its own; see the module."""
+
+    def __init__(self, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.pytester, self._monkeypatch = pytester, monkeypatch
+        self.path = pytester.path
+        self.gpus: list[Gpu] = []
+        self.measured: list[str] = []
+        self.fields: dict[str, dict[str, object]] = {}
+        self._serial = 0
+        pytester.makeconftest('pytest_plugins = ["stepguard.plugin"]\n')
+        self.baselines = self.path / "baselines"
+        self.baselines.mkdir()
+
+    @staticmethod
+    def cpu(name: str = "nano", **fields) -> Case:
+        """A case that runs on a CPU."""
+        return Case(name, "factories:linear", device="cpu", launches=1, **fields)
+
+    @staticmethod
+    def cuda(name: str = "124m", **fields) -> Case:
+        """A case that needs a GPU."""
+        return Case(name, "factories:linear", device="cuda", **fields)
+
+    def suite(self, *cases: Case) -> None:
+        """A test file that declares these cases as a user would."""
+        listed = "".join(f"    {case!r},\n" for case in cases)
+        self.tests(f"@cases(\n{listed})\ndef test_step(perf, case):\n    perf(case)\n")
+
+    def tests(self, body: str) -> None:
+        """A test file with this body; Case and cases are imported."""
+        head = "import pytest\nfrom stepguard import Case\nfrom stepguard.plugin import cases\n\n\n"
+        (self.path / "test_perf.py").write_text(head + body)
+
+    def will_measure(self, case: Case, **fields) -> None:
+        """From now on the case's evidence has these fields; step_ms, counters and torch too."""
+        self.fields[case.id] = fields
+
+    def evidence(self, case: Case) -> Evidence:
+        """What measuring the case gives now."""
+        self._serial += 1
+        fields = dict(self.fields.get(case.id, {}))
+        made = sound_evidence(case, self._serial)
+        step_ms = fields.pop("step_ms", None)
+        counters = fields.pop("counters", {})
+        torch = fields.pop("torch", None)
+        if step_ms is not None:
+            launches = tuple(launch(i + 1, step_ms) for i in range(case.launches))
+            made = replace(made, launches=launches)
+        if torch is not None:
+            made = replace(made, fingerprint=replace(made.fingerprint, torch=torch))
+        counts = replace(made.counts, values=made.counts.values | counters)
+        return replace(made, **({"counts": counts} | fields))
+
+    def measure(self, case, bench, progress, wants_more=None) -> Evidence:
+        """In place of stepguard.host.measure.measure."""
+        self.measured.append(case.id)
+        progress("launch 1: start")
+        progress("launch 1: block 1/3 of 4 steps")
+        made = self.evidence(case)
+        revision = bench.revision
+        return replace(made, commit=revision.commit, dirty=revision.dirty)
+
+    def measure_really(self) -> None:
+        """From now on a case is measured by worker processes."""
+        real = stepguard.host.measure.measure
+        self._monkeypatch.setattr(stepguard.host.suite, "measure", real)
+
+    def record(self, *cases: Case) -> Path:
+        """Give the cases a baseline: what measuring them gives now. The file of the last one."""
+        path = Path()
+        for case in cases:
+            name = H200.name if case.device == "cuda" else ""
+            path = self.baselines / baseline.file_name(case.device, name, case.world_size)
+            baseline.accept(path, self.evidence(case), "")
+        return path
+
+    def run(self, *arguments) -> pytest.RunResult:
+        """pytest in this folder, in this process."""
+        self.measured.clear()
+        return self.pytester.runpytest_inprocess(*WITHOUT, *arguments)
+
+    def git(self, *arguments: str) -> str:
+        """A git command in the folder."""
+        command = ["git", "-c", "user.name=t", "-c", "user.email=t@t", *arguments]
+        return subprocess.run(
+            command, cwd=self.path, check=True, capture_output=True, text=True
+        ).stdout
+
+    def commit(self) -> None:
+        """Make the folder a repository with everything in it committed."""
+        (self.path / ".gitignore").write_text(".stepguard/\n__pycache__/\n.pytest_cache/\n")
+        self.git("init", "-q")
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", "all of it")
+
+
+@pytest.fixture
+def gate(pytester, monkeypatch):
+    """A suite in a folder of its own, with made-up measurements; without a GPU at first."""
+    made = Gate(pytester, monkeypatch)
+    monkeypatch.setattr(stepguard.plugin, "visible_gpus", lambda: list(made.gpus))
+    monkeypatch.setattr(stepguard.host.suite, "measure", made.measure)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
+    return made
+
+
+@pytest.fixture
+def h200():
+    """The GPU whose baselines ``gate.record`` writes."""
+    return H200

@@ -1,0 +1,185 @@
+"""--perf-baselines and the files in the folder: a file that cannot be trusted stops the run."""
+
+import pytest
+
+
+@pytest.fixture
+def recorded(gate):
+    """A gate with one recorded case."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.record(case)
+    return gate
+
+
+def test_another_folder(recorded):
+    """--perf-baselines=DIR is where baselines are read, relative to where pytest is called."""
+    recorded.baselines.rename(recorded.path / "elsewhere")
+    assert recorded.run("--perf-baselines=elsewhere").ret == 0
+    absolute = recorded.path / "elsewhere"
+    assert recorded.run(f"--perf-baselines={absolute}").ret == 0
+    result = recorded.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*NO BASELINE*"])
+
+
+def test_the_folder_is_written_too(recorded):
+    """With --perf-update it is DIR's file that is written, and the tree stays clean for git."""
+    (recorded.path / "elsewhere").mkdir()
+    (recorded.path / "elsewhere" / ".gitkeep").write_text("")
+    before = (recorded.baselines / "cpu.json").read_bytes()
+    recorded.commit()
+    assert recorded.run("--perf-baselines=elsewhere", "--perf-update").ret == 0
+    assert (recorded.path / "elsewhere" / "cpu.json").exists()
+    assert (recorded.baselines / "cpu.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("folder", ["missing", "test_perf.py"])
+def test_a_folder_that_is_none_is_a_usage_error(recorded, folder):
+    """A mistyped --perf-baselines is exit 4 before anything is measured."""
+    result = recorded.run(f"--perf-baselines={folder}")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([f"*--perf-baselines={folder}: no such folder*"])
+    assert recorded.measured == []
+
+
+def truncated(text):
+    return text[: len(text) // 2]
+
+
+def conflict(text):
+    lines = text.splitlines(keepends=True)
+    return "".join([*lines[:5], "<<<<<<< HEAD\n", *lines[5:]])
+
+
+def not_a_number(text):
+    return text.replace('"flops_per_step": 1000', '"flops_per_step": NaN')
+
+
+def key_twice(text):
+    return text.replace('"flops_per_step": 1000', '"flops_per_step": 1000, "flops_per_step": 1')
+
+
+def other_schema(text):
+    return text.replace('"schema": 1', '"schema": 99')
+
+
+def wrong_type(text):
+    return text.replace('"flops_per_step": 1000', '"flops_per_step": "1000"')
+
+
+def negative(text):
+    return text.replace('"flops_per_step": 1000', '"flops_per_step": -1000')
+
+
+def unknown_field(text):
+    return text.replace('"schema": 1', '"schema": 1, "waived": true')
+
+
+def unknown_counter(text):
+    return text.replace('"flops_per_step": 1000', '"flops_per_sleep": 1000')
+
+
+def no_recordings(text):
+    before, _, rest = text.partition('"recordings": [')
+    return before + '"recordings": []' + rest[rest.index("]") + 1 :]
+
+
+def empty(text):
+    return ""
+
+
+def a_list(text):
+    return "[]"
+
+
+def not_text(text):
+    return "\udcff\udcfe"
+
+
+BREAKS = [
+    truncated,
+    conflict,
+    not_a_number,
+    key_twice,
+    other_schema,
+    wrong_type,
+    negative,
+    unknown_field,
+    unknown_counter,
+    no_recordings,
+    empty,
+    a_list,
+    not_text,
+]
+
+
+@pytest.mark.parametrize("broken", BREAKS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("options", [(), ("--perf-update",)], ids=["judge", "update"])
+def test_a_broken_file_stops_the_run(recorded, broken, options):
+    """Exit 4, one line that names the file, nothing measured, the file as it was."""
+    path = recorded.baselines / "cpu.json"
+    text = path.read_text()
+    damaged = broken(text)
+    assert damaged != text
+    path.write_bytes(damaged.encode("utf-8", "surrogateescape"))
+    before = path.read_bytes()
+    result = recorded.run(*options)
+    assert result.ret == 4
+    assert recorded.measured == []
+    assert path.read_bytes() == before
+    lines = [line for line in result.errlines if line.strip()]
+    assert len(lines) == 1, lines
+    assert "baselines/cpu.json" in lines[0]
+
+
+def test_a_broken_file_of_another_machine_stops_the_run_too(recorded):
+    """A file that this machine would not read is refused all the same: it will be read next."""
+    (recorded.baselines / "h200x1.json").write_text("{")
+    result = recorded.run()
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*h200x1.json*"])
+
+
+def test_another_machines_file_under_this_name(gate, h200):
+    """Figures of an H100 under the H200's name: not compared, not a pass, both machines named."""
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    path = gate.record(case)
+    path.write_text(path.read_text().replace("NVIDIA H200", "NVIDIA H100"))
+    result = gate.run()
+    assert result.ret != 0
+    assert gate.measured == []
+    assert result.parseoutcomes().get("passed", 0) == 0
+    words = "\n".join(result.outlines + result.errlines)
+    assert "'NVIDIA H100'" in words and "'NVIDIA H200'" in words and str(path) in words
+    assert "was skipped" not in words
+
+
+def test_a_baseline_of_one_gpu_is_not_for_two(gate, h200):
+    """A case on two GPUs does not find the one-GPU file."""
+    gate.gpus = [h200, h200]
+    one = gate.cuda()
+    gate.record(one)
+    gate.suite(gate.cuda(world_size=2))
+    result = gate.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*NO BASELINE*"])
+
+
+def test_the_file_that_breaks_while_measuring(recorded, monkeypatch):
+    """A file broken after the check at the start is no pass, and the run ends in order."""
+    path = recorded.baselines / "cpu.json"
+    plain = recorded.measure
+
+    def measure(*arguments):
+        path.write_text("{")
+        return plain(*arguments)
+
+    monkeypatch.setattr("stepguard.host.suite.measure", measure)
+    recorded.commit()
+    result = recorded.run("--perf-update")
+    assert result.ret != 0
+    assert path.read_text() == "{"
+    assert "INTERNALERROR" not in "\n".join(result.outlines + result.errlines)

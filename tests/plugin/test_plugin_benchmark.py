@@ -1,0 +1,154 @@
+"""Together with pytest-benchmark, with its options, and without it."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+SAMPLES = (10.0, 11.0, 12.5, 10.25)
+
+
+@pytest.fixture
+def recorded(gate):
+    """One recorded case whose single steps took SAMPLES milliseconds."""
+    case = gate.cpu()
+    made = gate.evidence(case)
+    block = replace(made.launches[0].blocks[0], step_ms=SAMPLES)
+    gate.will_measure(case, launches=(replace(made.launches[0], blocks=(block,)),))
+    gate.suite(case)
+    gate.record(case)
+    return gate
+
+
+def test_without_benchmark(recorded):
+    """-p no:benchmark: the gate works, and only its table is missing."""
+    result = recorded.run("-p", "no:benchmark")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*OPS*")
+    recorded.will_measure(recorded.cpu(), counters={"flops_per_step": 2})
+    assert recorded.run("-p", "no:benchmark").ret == 1
+
+
+@pytest.mark.parametrize("option", ["--benchmark-skip", "--benchmark-disable"])
+def test_options_that_would_not_measure_are_refused(recorded, option):
+    """They would pass the cases unmeasured: exit 4, named, nothing measured."""
+    result = recorded.run(option)
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([f"*{option} would pass the performance cases unmeasured*"])
+    assert recorded.measured == []
+
+
+def test_they_are_refused_from_the_ini_file_too(recorded):
+    """addopts in pytest.ini switches the gate off no more than the command line does."""
+    (recorded.path / "pytest.ini").write_text("[pytest]\naddopts = --benchmark-skip\n")
+    assert recorded.run().ret == 4
+
+
+def test_benchmark_only_keeps_the_cases(recorded):
+    """--benchmark-only measures the cases and skips other tests."""
+    (recorded.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
+    result = recorded.run("--benchmark-only")
+    result.assert_outcomes(passed=1, skipped=1)
+    assert recorded.measured == ["linear[nano]"]
+
+
+def test_json_holds_our_samples(recorded):
+    """--benchmark-json: every single step as a round, counters and verdict in extra_info."""
+    assert recorded.run("--benchmark-json=bench.json").ret == 0
+    (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
+    assert bench["stats"]["data"] == pytest.approx([ms / 1e3 for ms in SAMPLES], rel=1e-12)
+    assert bench["stats"]["rounds"] == len(SAMPLES)
+    assert bench["stats"]["median"] == pytest.approx(10.625e-3)
+    info = bench["extra_info"]["stepguard"]
+    assert (info["case"], info["verdict"]) == ("linear[nano]", "same")
+    assert info["metrics"]["flops_per_step"] == 1000
+    assert info["units"]["peak_allocated_bytes"] == "B"
+
+
+def test_json_of_a_failed_case(recorded):
+    """A CHANGED case is in pytest-benchmark's document too, with its verdict."""
+    fields = recorded.fields["linear[nano]"]
+    recorded.will_measure(recorded.cpu(), **fields, counters={"flops_per_step": 2})
+    assert recorded.run("--benchmark-json=bench.json").ret == 1
+    (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
+    assert bench["extra_info"]["stepguard"]["verdict"] == "CHANGED"
+
+
+def test_save_and_compare(recorded):
+    """--benchmark-save writes what `pytest-benchmark compare` reads and shows."""
+    assert recorded.run("--benchmark-save=first").ret == 0
+    assert recorded.run("--benchmark-save=second").ret == 0
+    compare = (sys.executable, "-m", "pytest_benchmark", "compare", "0001", "0002")
+    result = recorded.pytester.run(*compare, timeout=60)
+    assert result.ret == 0
+    words = "\n".join(result.outlines)
+    assert "test_step[nano] (0001_first)" in words and "test_step[nano] (0002_second)" in words
+
+
+@pytest.mark.parametrize("timer", ["time.process_time", "stepguard.cuda_stamp.CudaStamp"])
+def test_another_timer_does_not_replace_ours(recorded, timer):
+    """--benchmark-timer changes no sample of a case."""
+    recorded.run(f"--benchmark-timer={timer}", "--benchmark-json=bench.json")
+    (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
+    assert bench["stats"]["data"] == pytest.approx([ms / 1e3 for ms in SAMPLES], rel=1e-12)
+
+
+def test_a_users_own_mark_survives(recorded):
+    """@pytest.mark.benchmark(group=...) on a case groups it, and its samples stay ours."""
+    text = (recorded.path / "test_perf.py").read_text()
+    mark = '@pytest.mark.benchmark(group="mine", min_rounds=9)\n@cases('
+    (recorded.path / "test_perf.py").write_text(text.replace("@cases(", mark))
+    assert recorded.run("--benchmark-json=bench.json").ret == 0
+    (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
+    assert bench["group"] == "mine"
+    assert bench["stats"]["rounds"] == len(SAMPLES)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--benchmark-warmup=on",
+        "--benchmark-disable-gc",
+        "--benchmark-min-rounds=100",
+        "--benchmark-cprofile=tottime",
+        "--benchmark-autosave",
+        "--benchmark-group-by=param",
+        "--benchmark-histogram=h",
+    ],
+)
+def test_its_other_options_change_no_verdict(recorded, option):
+    """Options of pytest-benchmark's own loop have no hold on a replayed measurement."""
+    if "histogram" in option:
+        pytest.importorskip("pygal")
+    result = recorded.run(option, "--benchmark-json=bench.json")
+    result.assert_outcomes(passed=1)
+    (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
+    assert bench["stats"]["data"] == pytest.approx([ms / 1e3 for ms in SAMPLES], rel=1e-12)
+
+
+def test_ordinary_benchmarks_run_beside_cases(recorded):
+    """A user's own benchmark test in the same run is timed by its own timer."""
+    (recorded.path / "test_own.py").write_text(
+        "def test_own(benchmark):\n    assert benchmark(lambda: 7) == 7\n"
+    )
+    result = recorded.run("--benchmark-json=bench.json", "--benchmark-max-time=0.01")
+    result.assert_outcomes(passed=2)
+    benches = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
+    own = next(bench for bench in benches if bench["name"] == "test_own")
+    assert 0 < own["stats"]["min"] < 10e-3
+
+
+def test_no_cases_no_refusal(gate):
+    """--benchmark-skip stays usable in a suite without cases."""
+    gate.tests("def test_unit():\n    pass\n")
+    assert gate.run("--benchmark-skip").ret == 0
+
+
+def test_benchmark_loaded_without_its_entry_point(recorded, monkeypatch):
+    """With autoload off and -p pytest_benchmark.plugin the samples still reach it."""
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    result = recorded.run("-p", "pytest_benchmark.plugin", "--benchmark-json=bench.json")
+    result.assert_outcomes(passed=1)
+    (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
+    assert bench["stats"]["rounds"] == len(SAMPLES)

@@ -1,0 +1,183 @@
+"""Every verdict's outcome in pytest: passed, failed or error, its word, and the exit code."""
+
+from dataclasses import replace
+
+import pytest
+
+from stepguard import Case
+from stepguard.evidence import Fault
+
+
+def outcome(gate, h200, change):
+    """Record a GPU case, then run it as ``change`` says."""
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    gate.record(case)
+    gate.will_measure(case, **change)
+    return gate.run("-v")
+
+
+def faulty(code):
+    """Evidence of a case that a fault ended."""
+    return {"faults": (Fault(code, "planted", "the detail", "launch 1, block"),), "launches": ()}
+
+
+def test_same_passes(gate, h200):
+    """`same` is a passed test, exit 0, with its own word."""
+    result = outcome(gate, h200, {})
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["same *100%]", "linear?124m?*9 equal*same", "1 same"])
+
+
+@pytest.mark.parametrize(
+    "change", [{"step_ms": 9.0}, {"counters": {"generated_kernels": 6}}], ids=["time", "counter"]
+)
+def test_faster_passes_loudly(gate, h200, change):
+    """FASTER is a passed test, with the word and the command that keeps the gain."""
+    result = outcome(gate, h200, change)
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        [
+            "FASTER *100%]",
+            "linear?124m?: FASTER: *",
+            "  keep the gain: *-m stepguard accept 'linear?124m?' --reason '...'",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"step_ms": 11.0}, "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 (+10.*%, limit*"),
+        (
+            {"counters": {"operator_calls_per_step": 101}},
+            "linear?124m?: CHANGED: operator_calls_per_step 100 -> 101*",
+        ),
+        (
+            {"counters": {"operator_calls_per_step": 99}},
+            "linear?124m?: CHANGED: operator_calls_per_step 100 -> 99*",
+        ),
+        (
+            {"counters": {"peak_allocated_bytes": 64 * 2**20 + 1}},
+            "linear?124m?: CHANGED: peak_allocated_bytes 64.000 MiB -> 64.000 MiB (+1 B)",
+        ),
+        (
+            {"counters": {"launches_per_step": 205}},
+            "linear?124m?: CHANGED: launches_per_step 200 -> 205*",
+        ),
+    ],
+    ids=["time", "work rises", "work falls", "one byte", "launches"],
+)
+def test_slower_and_changed_fail(gate, h200, change, line):
+    """SLOWER and CHANGED are failed tests, exit 1; the line names old -> new."""
+    result = outcome(gate, h200, change)
+    result.assert_outcomes(failed=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([line, "  accept: *-m stepguard accept 'linear?124m?' *"])
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"torch": "2.14.0"}, "NOT COMPARABLE"),
+        ({"tokens_per_step": 65}, "NOT COMPARABLE"),
+        (faulty("RAISED"), "BROKEN"),
+        (faulty("KILLED"), "BROKEN"),
+        (faulty("NO_ANSWER"), "BROKEN"),
+        (faulty("FOREIGN_PROCESS"), "UNFIT"),
+        (faulty("THROTTLED"), "UNFIT"),
+        ({"launches": ()}, "BROKEN"),
+        ({"planned_launches": 4}, "BROKEN"),
+        ({"fingerprint": None}, "BROKEN"),
+    ],
+    ids=lambda value: str(value)[:30] if isinstance(value, str) else "",
+)
+def test_what_could_not_decide_is_an_error(gate, h200, change, word):
+    """A verdict that decides nothing is an error of its test, not a failure, and exit 1."""
+    result = outcome(gate, h200, change)
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"{word} *100%]", f"1 {word}"])
+
+
+def test_not_steady_is_inconclusive(gate, h200):
+    """A warm-up that never became steady is INCONCLUSIVE: an error."""
+    made = gate.evidence(gate.cuda())
+    launches = tuple(replace(launch, steady="not steady after 60 s") for launch in made.launches)
+    result = outcome(gate, h200, {"launches": launches})
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["linear?124m?: INCONCLUSIVE: launch 1: not steady after 60 s"])
+
+
+def test_unstable_counter_is_inconclusive(gate, h200):
+    """A gated counter that differs between steps is INCONCLUSIVE, never its old value."""
+    counts = gate.evidence(gate.cuda()).counts
+    values = {k: v for k, v in counts.values.items() if k != "flops_per_step"}
+    unstable = replace(counts, values=values, unstable={"flops_per_step": "steps differ: 1, 2"})
+    result = outcome(gate, h200, {"counts": unstable})
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*INCONCLUSIVE: flops_per_step: steps differ: 1, 2"])
+
+
+def test_no_baseline_is_an_error(gate):
+    """NO BASELINE is an error with the command that accepts the measurement."""
+    gate.suite(gate.cpu())
+    result = gate.run("-v")
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "NO BASELINE *100%]",
+            "linear?nano?: NO BASELINE: no recording for this machine",
+            "  accept: *-m stepguard accept 'linear?nano?'",
+        ]
+    )
+
+
+def test_other_parameters_are_not_compared(gate):
+    """A baseline recorded with other parameters is NOT COMPARABLE, and the parameter is named."""
+    gate.record(Case("nano", "factories:linear", {"n": 32}, device="cpu", launches=1))
+    gate.suite(Case("nano", "factories:linear", {"n": 16}, device="cpu", launches=1))
+    result = gate.run()
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["linear?nano?: NOT COMPARABLE: n 32 -> 16"])
+
+
+def test_time_is_not_gated_on_a_cpu(gate):
+    """A CPU case twice as slow is `same`, and the summary says that times are not gated."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.record(case)
+    gate.will_measure(case, step_ms=20.0)
+    result = gate.run()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["Times are not gated on CPU."])
+
+
+def test_one_bad_case_among_good_ones_fails_the_run(gate):
+    """One CHANGED and one BROKEN case beside sound ones: each is told, and the exit code is 1."""
+    cases = [gate.cpu(name) for name in ("a", "b", "c", "d")]
+    gate.suite(*cases)
+    gate.record(*cases)
+    gate.will_measure(cases[1], counters={"flops_per_step": 2})
+    gate.will_measure(cases[2], **faulty("OUT_OF_MEMORY"))
+    result = gate.run()
+    result.assert_outcomes(passed=2, failed=1, errors=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["1 BROKEN, 1 CHANGED, 2 same"])
+
+
+def test_quiet_options_do_not_hide_the_exit_code(gate):
+    """-qq, --no-summary, --tb=no and a missing terminal reporter change no exit code."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.record(case)
+    gate.will_measure(case, counters={"flops_per_step": 2})
+    assert gate.run("-qq", "--tb=no").ret == 1
+    assert gate.run("--no-summary").ret == 1
+    assert gate.run("-p", "no:terminal").ret == 1

@@ -1,0 +1,154 @@
+"""The ``perf`` fixture in the hands of tests that do not use it as meant: never green for it."""
+
+import pytest
+
+CASE = 'Case("nano", "factories:linear", device="cpu", launches=1)'
+PARAMETRIZED = f"@cases({CASE})\n"
+
+
+@pytest.fixture
+def changed(gate):
+    """A gate whose one case is CHANGED against its baseline."""
+    case = gate.cpu()
+    gate.record(case)
+    gate.will_measure(case, counters={"flops_per_step": 2})
+    return gate
+
+
+@pytest.fixture
+def unchanged(gate):
+    """A gate whose one case is `same` as its baseline."""
+    gate.record(gate.cpu())
+    return gate
+
+
+@pytest.mark.parametrize("body", ["pass", "return", "assert case"])
+def test_perf_never_called_is_an_error(unchanged, body):
+    """A test that has perf and does not call it is an error that says what to write."""
+    unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    {body}\n")
+    result = unchanged.run()
+    result.assert_outcomes(passed=1, errors=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["the test asked for perf and measured nothing: call perf(case)"])
+
+
+def test_perf_used_but_not_called_is_an_error(unchanged):
+    """usefixtures("perf") measures nothing, and that is an error."""
+    unchanged.tests('@pytest.mark.usefixtures("perf")\ndef test_step():\n    pass\n')
+    result = unchanged.run()
+    assert result.ret == 1
+    result.assert_outcomes(passed=1, errors=1)
+
+
+def test_perf_called_twice_is_refused(unchanged):
+    """The second perf(case) of a test fails it; -v does not call a failed test `same`."""
+    unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n    perf(case)\n")
+    result = unchanged.run("-v")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*perf(case) was called twice in one test: use two tests*"])
+    assert unchanged.measured == ["linear[nano]"]
+    result.stdout.no_fnmatch_line("same *100%]")
+
+
+def test_a_test_that_fails_after_perf_is_not_called_same(unchanged):
+    """An assertion after a `same` measurement is a plain failure, in -v too."""
+    unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n    assert 0\n")
+    result = unchanged.run("-v")
+    result.assert_outcomes(failed=1)
+    assert result.ret == 1
+    result.stdout.no_fnmatch_line("same *100%]")
+
+
+def test_a_test_that_raises_before_perf_fails_once(unchanged):
+    """What the test raised is reported, without a second error about perf."""
+    unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    1 / 0\n")
+    result = unchanged.run()
+    result.assert_outcomes(failed=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*ZeroDivisionError*"])
+    assert unchanged.measured == []
+
+
+@pytest.mark.parametrize(
+    "caught",
+    [
+        "try:\n        perf(case)\n    except BaseException:\n        pass",
+        "with pytest.raises(pytest.fail.Exception):\n        perf(case)",
+    ],
+    ids=["except", "raises"],
+)
+def test_a_caught_failure_still_fails(changed, caught):
+    """A test that swallows the verdict's exception does not pass."""
+    changed.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    {caught}\n")
+    result = changed.run()
+    assert changed.measured == ["linear[nano]"]
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*linear?nano?: CHANGED: flops_per_step 1,000 -> 2*"])
+
+
+def test_xfail_does_not_hide_what_could_not_be_decided(gate):
+    """An xfail mark may expect a regression; it does not make NO BASELINE pass."""
+    gate.tests(f"@pytest.mark.xfail\n{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n")
+    result = gate.run()
+    assert gate.measured == ["linear[nano]"]
+    assert result.ret == 1
+    result.assert_outcomes(errors=1)
+
+
+def test_skip_before_perf_measures_nothing_and_says_so(unchanged):
+    """A suite whose every test skips itself is not green."""
+    unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    pytest.skip('later')\n")
+    result = unchanged.run()
+    result.assert_outcomes(skipped=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["NOTHING WAS MEASURED*"])
+
+
+def test_a_case_made_in_the_test_is_gated_and_listed(changed):
+    """perf(Case(...)) without parametrization is judged, fails, and stands in the table."""
+    changed.tests(f"def test_step(perf):\n    perf({CASE})\n")
+    result = changed.run()
+    result.assert_outcomes(failed=1)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*= performance =*", "linear?nano? *CHANGED"])
+
+
+def test_a_case_measured_by_two_tests_is_refused(unchanged):
+    """Two tests that measure one id would overwrite each other's evidence: the second fails."""
+    two = f"def test_a(perf):\n    perf({CASE})\n\n\ndef test_b(perf):\n    perf({CASE})\n"
+    unchanged.tests(two)
+    result = unchanged.run()
+    assert result.ret != 0
+    assert unchanged.measured == ["linear[nano]"]
+
+
+def test_perf_of_a_case_with_a_gpu_that_is_not_there(gate):
+    """perf(Case(...)) of a GPU case on a machine without one is no pass."""
+    gate.tests('def test_step(perf):\n    perf(Case("a", "factories:linear", launches=2))\n')
+    gate.measure_really()
+    result = gate.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*UNFIT*1 GPUs needed, 0 here*"])
+
+
+@pytest.mark.parametrize("value", ["None", '"linear[nano]"', "object()"])
+def test_perf_of_something_else_fails(unchanged, value):
+    """perf() of what is no case fails the test."""
+    unchanged.tests(f"def test_step(perf):\n    perf({value})\n")
+    result = unchanged.run()
+    assert result.ret == 1
+    assert unchanged.measured == []
+
+
+def test_an_engine_that_raises_is_not_called_a_skip(unchanged, monkeypatch):
+    """When measuring itself raises, the run fails, and nothing says that cases were skipped."""
+
+    def raises(*arguments):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr("stepguard.host.suite.measure", raises)
+    unchanged.suite(unchanged.cpu())
+    result = unchanged.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*RuntimeError: planted*"])
+    result.stdout.no_fnmatch_line("*every selected case was skipped*")

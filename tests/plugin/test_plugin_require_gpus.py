@@ -1,0 +1,133 @@
+"""--perf-require-gpus and what a machine's GPUs mean for what is skipped."""
+
+import dataclasses
+
+import pytest
+
+import stepguard.plugin
+from stepguard.host.machine import MachineError
+
+
+def test_too_few_gpus_is_a_usage_error(gate, h200):
+    """With fewer GPUs than asked for: exit 4 and a pointer to the doctor, nothing measured."""
+    gate.suite(gate.cpu(), gate.cuda())
+    gate.record(gate.cpu())
+    for have in (0, 1):
+        gate.gpus = [h200] * have
+        result = gate.run("--perf-require-gpus=2")
+        assert result.ret == 4
+        result.stderr.fnmatch_lines(
+            [f"*--perf-require-gpus=2: this machine shows {have}; see: python -m stepguard doctor"]
+        )
+        assert gate.measured == []
+
+
+def test_it_is_checked_before_deselection(gate):
+    """-k and -m that leave the GPU cases out do not switch the requirement off."""
+    gate.suite(gate.cpu(), gate.cuda())
+    gate.record(gate.cpu())
+    for arguments in (("-k", "nano"), ("-m", "smoke"), ("--deselect", "test_perf.py")):
+        assert gate.run("--perf-require-gpus=1", *arguments).ret == 4, arguments
+
+
+def test_enough_gpus(gate, h200):
+    """With enough GPUs the requirement changes nothing."""
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    gate.record(case)
+    assert gate.run("--perf-require-gpus=1").ret == 0
+
+
+@pytest.mark.parametrize("value", ["many", "1.5", ""])
+def test_not_a_number_is_a_usage_error(gate, value):
+    """Anything but a number is exit 4."""
+    gate.suite(gate.cpu())
+    assert gate.run(f"--perf-require-gpus={value}").ret == 4
+
+
+def test_gpu_cases_are_skipped_without_a_gpu(gate):
+    """Without a GPU the GPU case is skipped with its reason, the CPU case is measured."""
+    gate.suite(gate.cpu(), gate.cuda())
+    gate.record(gate.cpu())
+    result = gate.run("-rs")
+    result.assert_outcomes(passed=1, skipped=1)
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["SKIPPED*linear?124m? needs 1 GPU(s), this machine shows 0"])
+
+
+def test_a_suite_that_was_skipped_whole_is_not_green(gate):
+    """Only GPU cases on a machine without one: exit 1 and NOTHING WAS MEASURED."""
+    gate.suite(gate.cuda("a"), gate.cuda("b"))
+    result = gate.run()
+    result.assert_outcomes(skipped=2)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*= performance =*", "NOTHING WAS MEASURED*"])
+
+
+def test_other_tests_do_not_make_up_for_it(gate):
+    """A passing unit test beside skipped cases does not make the run green."""
+    gate.suite(gate.cuda())
+    (gate.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
+    result = gate.run()
+    result.assert_outcomes(passed=1, skipped=1)
+    assert result.ret == 1
+
+
+def test_cpu_cases_stand_back_on_a_gpu(gate, h200):
+    """With a GPU the CPU case is skipped, unless -m smoke asks for it."""
+    gate.gpus = [h200]
+    gate.suite(gate.cpu(), gate.cuda())
+    gate.record(gate.cpu(), gate.cuda())
+    gate.run().assert_outcomes(passed=1, skipped=1)
+    assert gate.measured == ["linear[124m]"]
+    gate.run("-m", "smoke").assert_outcomes(passed=1, deselected=1)
+    assert gate.measured == ["linear[nano]"]
+
+
+def test_only_cpu_cases_on_a_gpu_is_not_green(gate, h200):
+    """CPU cases alone on a GPU machine are all skipped, so the run fails."""
+    gate.gpus = [h200]
+    gate.suite(gate.cpu())
+    gate.record(gate.cpu())
+    result = gate.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["NOTHING WAS MEASURED*"])
+
+
+def test_a_case_for_two_gpus_needs_two(gate, h200):
+    """world_size=2 is skipped on one GPU and runs on two."""
+    case = gate.cuda("pair", world_size=2)
+    gate.suite(case)
+    gate.record(case)
+    gate.gpus = [h200]
+    assert gate.run().ret == 1
+    assert gate.measured == []
+    gate.gpus = [h200, dataclasses.replace(h200, uuid="GPU-33333333")]
+    assert gate.run().ret == 0
+
+
+def test_a_driver_that_does_not_answer_is_a_usage_error(gate, monkeypatch):
+    """A machine whose GPUs cannot be read is not taken for one without GPUs: exit 4."""
+
+    def silent():
+        raise MachineError("NVML does not answer: planted; try: nvidia-smi")
+
+    monkeypatch.setattr(stepguard.plugin, "visible_gpus", silent)
+    gate.suite(gate.cpu())
+    gate.record(gate.cpu())
+    result = gate.run()
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*NVML does not answer: planted; try: nvidia-smi"])
+    assert gate.measured == []
+
+
+def test_such_a_driver_does_not_stop_other_tests(gate, monkeypatch):
+    """A suite without cases runs where the GPUs cannot be read."""
+
+    def silent():
+        raise MachineError("NVML does not answer")
+
+    monkeypatch.setattr(stepguard.plugin, "visible_gpus", silent)
+    gate.tests("def test_unit():\n    pass\n")
+    assert gate.run().ret == 0

@@ -1,0 +1,161 @@
+"""Choosing and loading: -k, --co, duplicate ids, xdist, and the plugin loaded in several ways."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def recorded(gate):
+    """A gate with two recorded cases."""
+    cases = [gate.cpu("a"), gate.cpu("b")]
+    gate.suite(*cases)
+    gate.record(*cases)
+    return gate
+
+
+def test_k_selects(recorded):
+    """-k measures the chosen case alone."""
+    result = recorded.run("-k", "step[b]")
+    result.assert_outcomes(passed=1, deselected=1)
+    assert recorded.measured == ["linear[b]"]
+
+
+def test_k_that_selects_nothing_is_exit_5(recorded):
+    """A -k that matches no case is pytest's exit 5, not a pass."""
+    assert recorded.run("-k", "nothing_like_it").ret == 5
+    assert recorded.measured == []
+
+
+def test_a_mark_that_selects_nothing_is_exit_5(recorded):
+    """-m extended on a suite without extended cases is exit 5."""
+    assert recorded.run("-m", "extended").ret == 5
+
+
+def test_collecting_measures_nothing(recorded):
+    """--co lists the cases, measures nothing, prints no table and exits 0."""
+    result = recorded.run("--co", "-q")
+    assert result.ret == 0
+    assert recorded.measured == []
+    result.stdout.fnmatch_lines(["test_perf.py::test_step?a?", "test_perf.py::test_step?b?"])
+    result.stdout.no_fnmatch_line("*performance*")
+
+
+@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
+def test_not_running_the_tests_is_not_green(recorded, option):
+    """pytest's options that run no test body leave the gate unpassed."""
+    result = recorded.run(option)
+    assert recorded.measured == []
+    assert result.ret != 0
+
+
+def test_the_first_failure_ends_the_run_with_x(recorded):
+    """-x stops after the first case that failed; what was not measured is not in the table."""
+    recorded.will_measure(recorded.cpu("a"), counters={"flops_per_step": 2})
+    result = recorded.run("-x")
+    assert recorded.measured == ["linear[a]"]
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["1 CHANGED"])
+
+
+def test_collecting_imports_no_torch(recorded):
+    """Collection in a fresh process leaves torch unimported."""
+    code = (
+        "import sys, pytest\n"
+        "status = pytest.main(['--co', '-q', '-p', 'no:hypothesispytest'])\n"
+        "assert 'torch' not in sys.modules\n"
+        "raise SystemExit(status)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=recorded.path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_cases_of_one_id_are_a_usage_error(gate):
+    """Ids are baseline keys: the same one twice is exit 4 and is named."""
+    gate.suite(gate.cpu("a"))
+    text = (gate.path / "test_perf.py").read_text()
+    (gate.path / "test_again.py").write_text(text)
+    result = gate.run()
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*two cases are called linear?a?: ids are baseline keys*"])
+    assert gate.measured == []
+
+
+def test_the_same_name_of_two_factories_is_no_duplicate(gate):
+    """The factory is part of the id."""
+    one = gate.cpu("a")
+    other = type(one)("a", "factories:other", device="cpu", launches=1)
+    gate.suite(one, other)
+    gate.record(one, other)
+    gate.run().assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("-n", "2"), ("--tx", "1*popen", "--dist=load", "--benchmark-skip")]
+)
+def test_xdist_is_refused(recorded, arguments):
+    """Cases cannot share a machine: under xdist a non-zero exit and the reason, no measurement."""
+    result = recorded.pytester.runpytest_subprocess(*arguments, timeout=60)
+    assert result.ret not in (0, 5)
+    words = "\n".join(result.outlines + result.errlines)
+    assert "performance cases cannot share a machine: run without -n" in words
+    assert result.parseoutcomes().get("passed", 0) == 0
+    assert not (recorded.path / ".stepguard").exists()
+
+
+def test_other_suites_may_use_xdist(gate):
+    """With the plugin loaded and no case, -n 2 works as ever."""
+    gate.tests("@pytest.mark.parametrize('n', range(4))\ndef test_unit(n):\n    pass\n")
+    result = gate.pytester.runpytest_subprocess("-n", "2", timeout=60)
+    result.assert_outcomes(passed=4)
+    assert result.ret == 0
+
+
+def test_n_0_is_no_xdist(recorded):
+    """-n 0 runs in this process, so it is allowed."""
+    recorded.run("-n", "0").assert_outcomes(passed=2)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("-p", "stepguard.plugin"), ("-p", "stepguard.plugin", "-p", "stepguard.plugin")],
+)
+def test_loaded_by_conftest_and_option_together(recorded, arguments):
+    """conftest's pytest_plugins and -p load one plugin: every case is measured once."""
+    recorded.run(*arguments).assert_outcomes(passed=2)
+    assert recorded.measured == ["linear[a]", "linear[b]"]
+
+
+def test_loaded_by_option_alone(recorded):
+    """Without a conftest, -p stepguard.plugin is enough."""
+    (recorded.path / "conftest.py").unlink()
+    recorded.run("-p", "stepguard.plugin").assert_outcomes(passed=2)
+
+
+def test_not_loaded_is_no_pass(recorded):
+    """With the plugin blocked the cases are errors: their fixture does not exist."""
+    (recorded.path / "conftest.py").unlink()
+    result = recorded.run("-p", "no:stepguard.plugin")
+    assert result.ret == 1
+    result.assert_outcomes(errors=2)
+
+
+def test_started_from_another_folder(recorded):
+    """Baselines are found from rootdir, wherever pytest was called."""
+    folder = recorded.path / "below"
+    folder.mkdir()
+    (recorded.path / "pytest.ini").write_text("[pytest]\n")
+    os.chdir(folder)
+    recorded.run("..").assert_outcomes(passed=2)
+
+
+def test_other_options_run_with_it(recorded):
+    """-s, -rA, --durations, --tb=short and -W error leave the outcome as it is."""
+    options = ("-s", "-rA", "--durations=1", "--tb=short", "-W", "error::UserWarning")
+    result = recorded.run(*options)
+    result.assert_outcomes(passed=2)
+    assert result.ret == 0

@@ -1,0 +1,167 @@
+"""The failure block and the summary: one line under 80 columns, worst first, what to do next."""
+
+import re
+
+from stepguard import Case
+from stepguard.evidence import Fault
+
+
+def test_the_summary_is_ordered_worst_first(gate, h200):
+    """Table and explanations go from BROKEN over NO BASELINE and CHANGED to FASTER and same."""
+    gate.gpus = [h200]
+    cases = {name: gate.cuda(name) for name in ("a-same", "b-faster", "c-slower", "d-new", "e-bad")}
+    gate.suite(*cases.values())
+    gate.record(*(case for name, case in cases.items() if name != "d-new"))
+    gate.will_measure(cases["b-faster"], step_ms=8.0)
+    gate.will_measure(cases["c-slower"], step_ms=12.0)
+    gate.will_measure(cases["e-bad"], faults=(Fault("KILLED", "rank 0 was killed"),))
+    result = gate.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [
+            "*= performance =*",
+            "case *verdict",
+            "linear?e-bad? *BROKEN",
+            "linear?d-new? *NO BASELINE",
+            "linear?c-slower? *12.000*10.000*+20.00*4.00*SLOWER",
+            "linear?b-faster? *FASTER",
+            "linear?a-same? *same",
+            "1 BROKEN, 1 NO BASELINE, 1 SLOWER, 1 FASTER, 1 same",
+            "linear?e-bad?: BROKEN: rank 0 was killed",
+            "  look closer: .stepguard/runs/*/linear-e-bad/evidence.json",
+            "linear?d-new?: NO BASELINE: *",
+            "linear?c-slower?: SLOWER: *",
+            "linear?b-faster?: FASTER: *",
+        ]
+    )
+    result.stdout.no_fnmatch_line("linear?a-same?: same*")
+
+
+def test_every_headline_fits_80_columns(gate):
+    """However long the case's name and the worker's words are, the headline stays under 80."""
+    long_name = "a-very-long-case-name-" + "x" * 60
+    cases = [gate.cpu(long_name), gate.cpu("talkative"), gate.cpu("nano")]
+    gate.suite(*cases)
+    gate.record(*cases)
+    gate.will_measure(cases[0], counters={"compiled_operator_calls_per_step": 51})
+    gate.will_measure(cases[1], faults=(Fault("RAISED", "word " * 100, "", "launch 1, block"),))
+    gate.will_measure(cases[2], counters={"compiled_operator_calls_per_step": 51})
+    result = gate.run()
+    opening = next(n for n, line in enumerate(result.outlines) if "= performance =" in line)
+    headlines = [
+        line for line in result.outlines[opening:] if re.match(r"linear\[.*?: [A-Z]+: ", line)
+    ]
+    assert len(headlines) == 3
+    assert all(len(line) < 80 for line in headlines), headlines
+    moved = "linear[nano]: CHANGED: compiled_operator_calls_per_step 50 -> 51"
+    assert any(line.startswith(moved) for line in headlines)
+    assert "word " * 30 in "\n".join(result.outlines), "the whole message stands in the block"
+
+
+def test_the_failure_block_says_what_moved(gate):
+    """The block names the moved operators, the recordings, and how to accept or look closer."""
+    case = gate.cpu()
+    gate.suite(case)
+    counts = gate.evidence(case).counts
+    before = {"operator_calls_per_step": {"aten.mm.default": 24, "aten.add.Tensor": 76}}
+    after = {"operator_calls_per_step": {"aten.mm.default": 25, "aten.add.Tensor": 76}}
+    gate.will_measure(case, counts=type(counts)(counts.values, detail=before))
+    gate.record(case)
+    values = counts.values | {"operator_calls_per_step": 101}
+    gate.will_measure(case, counts=type(counts)(values, detail=after))
+    result = gate.run()
+    result.stdout.fnmatch_lines(
+        [
+            "*= FAILURES =*",
+            "linear?nano?: CHANGED: operator_calls_per_step 100 -> 101*",
+            "  operator_calls_per_step ?calls?: 100 -> 101*: CHANGED, the step does other work",
+            "    moved: aten.mm.default 24 -> 25",
+            "  compared with 1 recording",
+            "  accept: *-m stepguard accept 'linear?nano?' --reason '...'",
+            "  look closer: .stepguard/runs/*/linear-nano/evidence.json",
+        ]
+    )
+    assert not any("stepguard/plugin.py" in line for line in result.outlines), "no traceback"
+
+
+def test_stages_are_shown_with_v_only(gate):
+    """-v prints a line a stage; without it a case begins with one line and nothing more."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.record(case)
+    loud = gate.run("-v")
+    loud.stdout.fnmatch_lines(
+        [
+            "?1/1? linear?nano?: about *:* left",
+            " *0.0 s  launch 1: start",
+            " *0.0 s  launch 1: block 1/3 of 4 steps",
+        ]
+    )
+    quiet = gate.run()
+    quiet.stdout.fnmatch_lines(["?1/1? linear?nano?: about *:* left"])
+    quiet.stdout.no_fnmatch_line("*launch 1: start*")
+
+
+def test_the_position_counts_the_cases_that_will_run(gate):
+    """[2/3] counts what is selected and not skipped."""
+    cases = [gate.cpu("a"), gate.cuda("skipped"), gate.cpu("b"), gate.cpu("c")]
+    gate.suite(*cases)
+    gate.record(*(case for case in cases if case.device == "cpu"))
+    result = gate.run()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["?1/3? linear?a?*", "?2/3? linear?b?*", "?3/3? linear?c?*"])
+
+
+def test_the_header_names_the_machine(gate, h200):
+    """pytest's header says on what would be measured and where the baselines are."""
+    gate.suite(gate.cpu())
+    gate.run().stdout.fnmatch_lines(["stepguard: no GPU, *; baselines in baselines/"])
+    gate.gpus = [h200]
+    found = gate.run("-m", "smoke").stdout
+    found.fnmatch_lines(["stepguard: NVIDIA H200 (GPU-11111111), driver 580.65.06; baselines in*"])
+
+
+def test_a_stale_baseline_is_reported(gate):
+    """A baseline entry that no case claims is named; it fails nothing."""
+    gone, kept = gate.cpu("gone"), gate.cpu("kept")
+    gate.record(gone, kept)
+    gate.suite(kept)
+    result = gate.run()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["baselines/cpu.json: linear?gone? has a baseline but no case"])
+
+
+def test_a_case_that_was_not_selected_is_not_stale(gate):
+    """A part of the suite (a file, a test, -k, -m) calls no other case's baseline stale."""
+    kept, other = gate.cpu("kept"), gate.cpu("other")
+    extended = gate.cpu("long", extended=True)
+    gate.record(kept, other, extended)
+    gate.suite(kept, extended)
+    text = (gate.path / "test_perf.py").read_text()
+    (gate.path / "test_other.py").write_text(text.replace("name='kept'", "name='other'"))
+    for arguments in (
+        ("-m", "not extended"),
+        ("test_perf.py", "-m", "not extended"),
+        ("test_perf.py::test_step[kept]",),
+        ("-k", "kept"),
+        ("--deselect", "test_perf.py"),
+        ("--ignore", "test_perf.py"),
+    ):
+        result = gate.run(*arguments)
+        assert result.ret == 0, arguments
+        assert not [line for line in result.outlines if "has a baseline" in line], arguments
+
+
+def test_extended_cases_are_marked_so(gate):
+    """Markers follow from the case: gpu, multi_gpu, smoke, extended, under --strict-markers."""
+    pair = Case("pair", "factories:linear", world_size=2, extended=True)
+    gate.suite(gate.cpu("a"), gate.cuda("b"), pair)
+    for expression, names in (
+        ("smoke", {"a"}),
+        ("gpu", {"b", "pair"}),
+        ("multi_gpu", {"pair"}),
+        ("extended", {"pair"}),
+    ):
+        result = gate.run("--co", "-q", "--strict-markers", "-m", expression)
+        listed = {line.partition("[")[2].strip("]") for line in result.outlines if "::" in line}
+        assert listed == names, expression

@@ -1,0 +1,157 @@
+"""--perf-update: records every sound result on a clean commit, and nothing else, ever."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from stepguard.evidence import Fault
+
+
+@pytest.fixture
+def committed(gate):
+    """A committed suite of one case without a baseline."""
+    gate.suite(gate.cpu())
+    gate.commit()
+    return gate
+
+
+def recorded(gate, name="cpu.json"):
+    """The baseline file's cases; empty without a file."""
+    path = gate.baselines / name
+    return json.loads(path.read_text())["cases"] if path.exists() else {}
+
+
+def test_the_first_recording(committed):
+    """Without a baseline the case is recorded and passes; the next run is `same`."""
+    result = committed.run("--perf-update")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(
+        ["*NO BASELINE (recorded)", "linear?nano?: first recording in *baselines/cpu.json"]
+    )
+    head = committed.git("rev-parse", "HEAD").strip()
+    (epoch,) = recorded(committed)["linear[nano]"]["epochs"]
+    assert [r["commit"] for r in epoch["recordings"]] == [head]
+    again = committed.run()
+    assert again.ret == 0
+    again.stdout.fnmatch_lines(["1 same"])
+
+
+def test_a_changed_level_opens_an_epoch(committed):
+    """A CHANGED case is recorded as a new epoch and passes; the old epoch stays in the file."""
+    committed.run("--perf-update")
+    committed.will_measure(committed.cpu(), counters={"flops_per_step": 2000})
+    result = committed.run("--perf-update")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["linear?nano?: epoch 2 opened (accepted with --perf-update)*"])
+    flops = [
+        epoch["recordings"][-1]["counters"]["flops_per_step"]
+        for epoch in recorded(committed)["linear[nano]"]["epochs"]
+    ]
+    assert flops == [1000, 2000]
+    assert committed.run().ret == 0
+
+
+def test_same_on_a_gpu_appends(committed, h200):
+    """A `same` GPU result becomes one more recording of its epoch, with its times."""
+    committed.gpus = [h200]
+    committed.suite(committed.cuda())
+    committed.git("commit", "-qam", "gpu")
+    for count in (1, 2, 3):
+        assert committed.run("--perf-update").ret == 0
+        (epoch,) = recorded(committed, "h200x1.json")["linear[124m]"]["epochs"]
+        assert len(epoch["recordings"]) == count
+    assert epoch["recordings"][0]["times_ms"]["step_ms"] == [10.0, 10.0, 10.0]
+
+
+def test_a_dirty_tree_is_not_recorded(committed):
+    """With an uncommitted change nothing is written, the file is named, the case does not pass."""
+    (committed.path / "new.py").write_text("")
+    result = committed.run("--perf-update")
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    assert recorded(committed) == {}
+    result.stdout.fnmatch_lines(["*not recorded, measured on a tree with uncommitted*new.py*"])
+
+
+def test_no_repository_is_not_recorded(gate):
+    """Outside of git nothing is written, and the case does not pass."""
+    gate.suite(gate.cpu())
+    result = gate.run("--perf-update")
+    assert result.ret == 1
+    assert recorded(gate) == {}
+    result.stdout.fnmatch_lines(["*not recorded, the tree is not a git repository"])
+
+
+def test_a_tree_whose_state_git_cannot_tell_is_not_recorded(committed):
+    """When git status fails, the tree is not taken for clean."""
+    (committed.path / "new.py").write_text("")
+    (committed.path / ".git" / "index").write_bytes(b"not an index")
+    result = committed.run("--perf-update")
+    assert result.ret == 1
+    assert recorded(committed) == {}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"faults": (Fault("RAISED", "planted"),)},
+        {"faults": (Fault("FOREIGN_PROCESS", "planted"),)},
+        {"launches": ()},
+        {"planned_launches": 2},
+    ],
+    ids=["broken", "unfit", "nothing", "too few"],
+)
+def test_unsound_evidence_is_never_recorded(committed, change):
+    """BROKEN and UNFIT results are refused: an error, exit 1, an unchanged file."""
+    assert committed.run("--perf-update").ret == 0
+    before = (committed.baselines / "cpu.json").read_bytes()
+    committed.will_measure(committed.cpu(), **change)
+    result = committed.run("--perf-update")
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    assert (committed.baselines / "cpu.json").read_bytes() == before
+
+
+def test_one_unsound_case_does_not_stop_the_others(gate):
+    """Of three cases one is BROKEN: two are recorded, the run fails."""
+    cases = [gate.cpu(name) for name in "abc"]
+    gate.suite(*cases)
+    gate.commit()
+    gate.will_measure(cases[1], faults=(Fault("KILLED", "planted"),))
+    result = gate.run("--perf-update")
+    result.assert_outcomes(passed=2, errors=1)
+    assert result.ret == 1
+    assert set(recorded(gate)) == {"linear[a]", "linear[c]"}
+
+
+def test_a_file_that_cannot_be_written_loses_nothing(committed, monkeypatch):
+    """When the file cannot be replaced, the old one stays whole and the run says so."""
+    committed.run("--perf-update")
+    before = (committed.baselines / "cpu.json").read_bytes()
+    committed.will_measure(committed.cpu(), counters={"flops_per_step": 2000})
+
+    plain = os.replace
+
+    def full(source, target):
+        if Path(target).parent == committed.baselines:
+            raise OSError(28, "No space left on device")
+        plain(source, target)
+
+    monkeypatch.setattr("stepguard.host.baseline.os.replace", full)
+    result = committed.run("--perf-update")
+    assert result.ret == 1
+    assert (committed.baselines / "cpu.json").read_bytes() == before
+    assert [path.name for path in committed.baselines.iterdir()] == ["cpu.json"]
+    result.stdout.fnmatch_lines(["*cannot be written: No space left on device; the old file is*"])
+
+
+def test_an_earlier_update_does_not_make_the_tree_dirty(gate):
+    """Writing the first case's baseline does not get the second one refused, nor the next run."""
+    gate.suite(gate.cpu("a"), gate.cpu("b"))
+    gate.commit()
+    assert gate.run("--perf-update").ret == 0
+    gate.will_measure(gate.cpu("a"), counters={"flops_per_step": 2})
+    assert gate.run("--perf-update").ret == 0
+    assert set(recorded(gate)) == {"linear[a]", "linear[b]"}

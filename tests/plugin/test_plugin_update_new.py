@@ -1,0 +1,72 @@
+"""--perf-update-new: records the cases that have no baseline and judges all others."""
+
+import json
+
+
+def test_only_new_cases_are_recorded(gate):
+    """The new case is recorded and passes; a changed one fails and its baseline stays."""
+    old, new = gate.cpu("old"), gate.cpu("new")
+    gate.suite(old, new)
+    path = gate.record(old)
+    gate.commit()
+    gate.will_measure(old, counters={"flops_per_step": 2000})
+    result = gate.run("--perf-update-new")
+    result.assert_outcomes(passed=1, failed=1)
+    assert result.ret == 1
+    entries = json.loads(path.read_text())["cases"]
+    assert set(entries) == {"linear[new]", "linear[old]"}
+    (epoch,) = entries["linear[old]"]["epochs"]
+    assert epoch["recordings"][0]["counters"]["flops_per_step"] == 1000
+
+
+def test_other_parameters_are_not_new(gate):
+    """A case whose parameters changed has a baseline: it is NOT COMPARABLE, and not recorded."""
+    path = gate.record(gate.cpu(params={"n": 32}))
+    before = path.read_bytes()
+    gate.suite(gate.cpu(params={"n": 16}))
+    gate.commit()
+    result = gate.run("--perf-update-new")
+    result.assert_outcomes(errors=1)
+    assert path.read_bytes() == before
+
+
+def test_a_new_metric_does_not_let_a_regression_in(gate, h200):
+    """A slower case whose baseline lacks a newly gated metric is not recorded as if it were new."""
+    gate.gpus = [h200]
+    narrow = gate.cuda(gates=("step_ms",))
+    counts = gate.evidence(narrow).counts
+    few = {k: v for k, v in counts.values.items() if k != "graph_breaks"}
+    gate.will_measure(narrow, counts=type(counts)(few))
+    path = gate.record(narrow)
+    before = path.read_bytes()
+    gate.will_measure(narrow, step_ms=20.0)
+    gate.suite(gate.cuda(gates=("step_ms", "graph_breaks")))
+    gate.commit()
+    result = gate.run("--perf-update-new")
+    assert result.ret == 1
+    assert path.read_bytes() == before
+
+
+def test_a_faster_case_is_left_alone(gate):
+    """FASTER passes, loudly, and is not recorded by --perf-update-new."""
+    case = gate.cpu()
+    path = gate.record(case)
+    before = path.read_bytes()
+    gate.suite(case)
+    gate.commit()
+    gate.will_measure(case, counters={"generated_kernels": 1})
+    result = gate.run("--perf-update-new")
+    assert result.ret == 0
+    assert path.read_bytes() == before
+    result.stdout.fnmatch_lines(["*keep the gain: *"])
+
+
+def test_a_dirty_tree_records_no_new_case(gate):
+    """The refusals of --perf-update hold: on a dirty tree the new case is an error."""
+    gate.suite(gate.cpu())
+    gate.commit()
+    (gate.path / "new.py").write_text("")
+    result = gate.run("--perf-update-new")
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+    assert not list(gate.baselines.iterdir())

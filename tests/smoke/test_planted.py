@@ -1,0 +1,184 @@
+"""The gate, end to end, on a copy of the repository: planted regressions are caught and named.
+
+A baseline is recorded on a clean commit; then one thing is planted in the model, each time in a
+clone of its own, and the suite is run as a user runs it. The unplanted clone stays `same`.
+"""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_S = 240
+SUITE = """
+from stepguard import Case
+from stepguard.plugin import cases
+
+FORWARD, TRAIN = "model.workloads:forward", "model.workloads:train_step"
+TINY = {"size": "nano", "batch": 1, "seq": 16, "precision": "fp32"}
+EAGER = TINY | {"compile": False}
+
+
+@cases(
+    Case("forward-eager", FORWARD, EAGER, device="cpu", launches=1),
+    Case("train-eager", TRAIN, EAGER | {"micro_steps": 1}, device="cpu", launches=1),
+    Case("train-compiled", TRAIN, TINY | {"micro_steps": 1}, device="cpu", launches=1),
+)
+def test_step(perf, case):
+    perf(case)
+"""
+# What is planted: the case that sees it, the file, what stands there and what is put there.
+PLANTS = {
+    "a doubled product": (
+        "forward-eager",
+        "model/gpt.py",
+        "F.gelu(self.c_fc(x), ",
+        "F.gelu(self.c_fc(x) + 0 * self.c_fc(x), ",
+    ),
+    "an operator out of the graph": (
+        "train-compiled",
+        "model/gpt.py",
+        'self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n',
+        "self.c_proj(outside(self.c_fc(x)))\n\n\n@torch.compiler.disable\n"
+        'def outside(x):\n    return F.gelu(x, approximate="tanh")\n',
+    ),
+    "a tensor kept alive": (
+        "train-eager",
+        "model/workloads.py",
+        "            return self._network(inputs, targets)[1]\n",
+        "            self.kept = self._network(inputs, targets)\n            return self.kept[1]\n",
+    ),
+}
+
+
+def gate(folder, *options):
+    """Start pytest in a clone, without this run's own settings."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    env |= {"CUDA_VISIBLE_DEVICES": "", "GIT_CONFIG_GLOBAL": "/dev/null"}
+    command = [sys.executable, "-m", "pytest", "perf_tests", "-p", "no:cacheprovider", *options]
+    return subprocess.Popen(
+        command, cwd=folder, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def git(folder, *arguments):
+    """A git command in a folder."""
+    identity = ["-c", "user.name=t", "-c", "user.email=t@t"]
+    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A copy of the repository with a small suite, committed, and its baseline recorded."""
+    folder = tmp_path_factory.mktemp("repository")
+    ignored = shutil.ignore_patterns("__pycache__")
+    for name in ("model", "stepguard"):
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+    for name in ("conftest.py", "pytest.ini", ".gitignore"):
+        shutil.copy(ROOT / name, folder / name)
+    replace(folder / "model/gpt.py", '"nano": GPTConfig(n_layer=3', '"nano": GPTConfig(n_layer=1')
+    (folder / "perf_tests").mkdir()
+    (folder / "perf_tests/test_step.py").write_text(SUITE)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "all of it")
+    run = gate(folder, "--perf-update")
+    text, _ = run.communicate(timeout=LIMIT_S)
+    assert run.returncode == 0, text
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "baseline")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outcomes(recorded, tmp_path_factory):
+    """By plant: exit status, output, the metrics that moved and the operators that were called.
+
+    All are measured side by side, since only counts are compared.
+    """
+    started = {}
+    for plant in ("nothing", *PLANTS):
+        folder = tmp_path_factory.mktemp("clone") / "repository"
+        shutil.copytree(recorded, folder)
+        options = ["--perf-json=run.json"]
+        if plant in PLANTS:
+            case, name, old, new = PLANTS[plant]
+            replace(folder / name, old, new)
+            options += ["-k", case]
+        started[plant] = folder, gate(folder, *options)
+    found = {}
+    for plant, (folder, run) in started.items():
+        text, _ = run.communicate(timeout=LIMIT_S)
+        cases = json.loads((folder / "run.json").read_text())["cases"]
+        metrics = [m for case in cases for m in case["verdict"]["metrics"] if m["gated"]]
+        moved = {m["metric"]: (m["old"], m["new"]) for m in metrics if m["status"] != "same"}
+        parts = {}
+        for case in cases:
+            counts = json.loads(Path(case["evidence"]).read_text())["counts"]
+            parts[case["case"]] = counts["detail"]["compiled_operator_calls_per_step"]
+        found[plant] = SimpleNamespace(
+            status=run.returncode, text=text, moved=moved, operators=parts
+        )
+    return found
+
+
+def replace(path, old, new):
+    """Replace the one place where ``old`` stands."""
+    text = path.read_text()
+    assert text.count(old) == 1, f"{path.name} has changed: plant it elsewhere"
+    path.write_text(text.replace(old, new))
+
+
+def assert_named(outcome, case, metric):
+    """The run failed, and a line of it names the case, the counter, and old -> new."""
+    assert outcome.status == 1, outcome.text
+    lines = [line for line in outcome.text.splitlines() if "CHANGED" in line and metric in line]
+    assert any(re.search(rf"{metric}\b.*? [\d,.]+.* -> [\d,.]+", line) for line in lines), lines
+    assert re.search(rf"\[{case}\]: CHANGED: ", outcome.text)
+    assert re.search(rf"-m stepguard accept '\w+\[{case}\]' --reason", outcome.text)
+
+
+def test_the_unplanted_tree_is_the_same(outcomes):
+    """Measured again in a clone, every case is `same`, to the unit, and the exit code is 0."""
+    outcome = outcomes["nothing"]
+    assert outcome.status == 0, outcome.text
+    assert outcome.moved == {}
+    assert "\n3 same\n" in outcome.text
+
+
+def test_a_doubled_product(outcomes):
+    """One more matrix product a layer: FLOPs and operator calls rise, and the product is named."""
+    outcome = outcomes["a doubled product"]
+    assert_named(outcome, "forward-eager", "flops_per_step")
+    assert_named(outcome, "forward-eager", "operator_calls_per_step")
+    old, new = outcome.moved["flops_per_step"]
+    assert new - old == 2 * 16 * 128 * 512  # tokens, width, four times the width; one layer
+    assert "aten.addmm" in outcome.text
+
+
+def test_an_operator_out_of_the_graph(outcomes):
+    """An activation that the compiler no longer sees is called by name; eager counts stay."""
+    outcome = outcomes["an operator out of the graph"]
+    assert_named(outcome, "train-compiled", "graph_breaks")
+    assert_named(outcome, "train-compiled", "compiled_operator_calls_per_step")
+    assert not {"flops_per_step", "operator_calls_per_step"} & set(outcome.moved)
+    assert outcome.moved["graph_breaks"][0] == 0
+    before = outcomes["nothing"].operators["train_step[train-compiled]"]
+    after = outcome.operators["train_step[train-compiled]"]
+    assert (before.get("aten::gelu", 0), after["aten::gelu"]) == (0, 1)
+
+
+def test_a_tensor_kept_alive(outcomes):
+    """Logits that outlive their step raise the peak by their size, and no other counter."""
+    outcome = outcomes["a tensor kept alive"]
+    assert_named(outcome, "train-eager", "peak_allocated_bytes")
+    assert set(outcome.moved) == {"peak_allocated_bytes"}
+    old, new = outcome.moved["peak_allocated_bytes"]
+    assert 0 < new - old <= 2 * 16 * 8256 * 4
