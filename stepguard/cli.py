@@ -20,7 +20,7 @@ from stepguard.evidence import Evidence, from_json
 from stepguard.host import baseline
 from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import MachineError, visible_gpus
-from stepguard.host.store import Store
+from stepguard.host.store import Store, StoreError
 from stepguard.host.suite import Result, Suite
 from stepguard.judge import judge, measurement_problem
 from stepguard.metrics import METRICS, format_value
@@ -34,7 +34,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         return int(options.call(options))
-    except (BaselineError, MachineError, ValueError) as error:
+    except UsageError as error:
+        print(f"stepguard: {error}", file=sys.stderr)
+        return 2
+    except (BaselineError, MachineError, StoreError, ValueError) as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -54,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     run.set_defaults(call=_run)
     doctor = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
     doctor.add_argument("--baselines", default="baselines", metavar="DIR")
-    doctor.set_defaults(call=lambda options: examine(Path.cwd(), Path(options.baselines)))
+    doctor.set_defaults(call=lambda options: examine(root_of(Path.cwd()), Path(options.baselines)))
     accept = commands.add_parser("accept", help="make the last run's evidence a recording")
     accept.add_argument("case", nargs="*", metavar="CASE", help="default: every case of that run")
     accept.add_argument("--reason", default="", help="why a new level is right")
@@ -76,18 +79,30 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+class UsageError(ValueError):
+    """The command line itself is wrong."""
+
+
+def root_of(folder: Path) -> Path:
+    """The project's root: the nearest folder upwards with pytest.ini, pyproject.toml or .git."""
+    for candidate in (folder, *folder.parents):
+        if any((candidate / name).exists() for name in ("pytest.ini", "pyproject.toml", ".git")):
+            return candidate
+    return folder
+
+
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
     """ "batch=64" -> {"batch": 64}. Values are JSON scalars, anything else is a string.
 
-    Raises ValueError for an argument without "=" or a key given twice.
+    Raises UsageError for an argument without "=" or a key given twice.
     """
     found: dict[str, Scalar] = {}
     for pair in pairs:
         key, equals, text = pair.partition("=")
         if not equals or not key:
-            raise ValueError(f"{pair!r}: write key=value")
+            raise UsageError(f"{pair!r}: write key=value")
         if key in found:
-            raise ValueError(f"{key} is given twice")
+            raise UsageError(f"{key} is given twice")
         try:
             value = json.loads(text.lower() if text in ("True", "False") else text)
         except ValueError:
@@ -104,7 +119,7 @@ def _run(options: argparse.Namespace) -> int:
     case = Case(
         "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
     )
-    root = Path.cwd()
+    root = root_of(Path.cwd())
     suite = Suite(root, root / "baselines", gpus, ["python", "-m", "stepguard", *sys.argv[1:]])
     live = _live(suite)
     live.plan([(case.id, device)])
@@ -185,7 +200,7 @@ def _wanted(options: argparse.Namespace) -> list[Evidence]:
         paths = sorted(path.rglob("evidence.json")) if path.is_dir() else [path]
         source = str(path)
     else:
-        store = Store(Path.cwd())
+        store = Store(root_of(Path.cwd()))
         paths = list(store.newest().values()) if options.case else store.last_run()
         source = str(store.runs)
     try:

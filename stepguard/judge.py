@@ -83,8 +83,8 @@ def measurement_problem(evidence: Evidence) -> Problem | None:
     for fault in evidence.faults:
         reason = Reason[fault.code]
         status = Status.UNFIT if reason in _UNFIT else Status.BROKEN
-        where = f"{fault.during}: " if fault.during else ""
-        return status, reason, where + fault.message, fault.detail
+        launch = fault.during.partition(",")[0]  # the message says where in it
+        return status, reason, f"{launch}: {fault.message}".lstrip(": "), fault.detail
     if not evidence.launches or evidence.fingerprint is None:
         return Status.BROKEN, Reason.NOTHING_MEASURED, "no launch was measured", ""
     count, planned = len(evidence.launches), evidence.planned_launches

@@ -30,6 +30,7 @@ from stepguard.verdict import Status
 
 LINE_WIDTH = 100
 CPU_MACHINE = "CPU"
+COMMAND_LINE_RUN = "[run]"  # the ids that `python -m stepguard run` gives
 
 
 class BaselineError(Exception):
@@ -185,6 +186,8 @@ def recording_of(evidence: Evidence) -> Recording:
     if problem is not None:
         status, _, message, _ = problem
         raise Refused(f"{evidence.case_id}: not recorded, {status.value}: {message}")
+    if evidence.case_id.endswith(COMMAND_LINE_RUN):
+        raise Refused(f"{evidence.case_id}: not recorded, it is no case of the suite")
     if not evidence.commit:
         raise Refused(f"{evidence.case_id}: not recorded, the tree is not a git repository")
     if evidence.dirty:

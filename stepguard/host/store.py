@@ -18,6 +18,10 @@ KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
 
 
+class StoreError(Exception):
+    """Evidence cannot be kept; one sentence with the remedy."""
+
+
 class Store:
     """The runs of one checkout."""
 
@@ -29,24 +33,40 @@ class Store:
     def new_run(self) -> Path:
         """A folder for a run that begins; the oldest beyond KEPT_RUNS go.
 
-        Raises OSError when the folder cannot be made.
+        Raises StoreError when the folder cannot be made.
         """
-        self.runs.mkdir(parents=True, exist_ok=True)
-        (self.folder / ".gitignore").write_text("*\n")  # evidence must not dirty the tree
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         fresh = self.runs / f"{stamp}-{os.getpid()}"
-        fresh.mkdir()
+        try:
+            fresh.mkdir(parents=True)
+            (self.folder / ".gitignore").write_text("*\n")  # evidence must not dirty the tree
+        except OSError as error:
+            raise StoreError(
+                f"{fresh}: cannot be made: {error.strerror}; evidence is kept there, so make "
+                f"{self.folder.parent} writable or free some space"
+            ) from None
         for old in sorted(self.runs.iterdir())[:-KEPT_RUNS]:
             shutil.rmtree(old, ignore_errors=True)
         return fresh
 
     def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
-        """Write a case's evidence into its run, whole or not at all."""
+        """Write a case's evidence into its run, whole or not at all.
+
+        Raises StoreError, with the values that would be lost, when it cannot be written.
+        """
         path = run / slug / EVIDENCE
-        path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_suffix(".part")
-        temporary.write_bytes(to_json(evidence))
-        temporary.replace(path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(to_json(evidence))
+            temporary.replace(path)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise StoreError(
+                f"{path}: cannot be written: {error.strerror}; what was measured: "
+                f"{evidence.values()}"
+            ) from None
         return path
 
     def newest(self) -> dict[str, Path]:

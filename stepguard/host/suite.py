@@ -75,7 +75,7 @@ class Suite:
 
     def run(self, case: Case, progress: Progress) -> Result:
         """Measure and judge one case. Raises BaselineError before anything is measured if the
-        baseline file cannot be trusted.
+        baseline file cannot be trusted, StoreError when the evidence cannot be kept.
         """
         entry = self.entry(case)
         evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))

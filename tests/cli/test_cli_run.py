@@ -111,13 +111,14 @@ def test_a_gpu_that_is_not_there(shell):
     assert json.loads(done.out.splitlines()[-1])["verdict"]["status"] == "UNFIT"
 
 
-def test_a_run_whose_like_was_accepted(shell):
-    """`run` has no gate: measuring what was accepted once is status 0, too."""
+def test_a_run_is_not_accepted(shell):
+    """What `run` measured is no case of the suite: it never becomes a baseline."""
     shell.will_measure(shell.made())
     shell.commit()
     assert shell("run", "factories:linear").status == 0
-    assert shell("accept").status == 0
-    assert shell("run", "factories:linear").status == 0
+    done = shell("accept")
+    assert done.status == 1
+    assert "linear[run]: not recorded, it is no case of the suite" in done.err
 
 
 def test_an_interrupt(shell, monkeypatch):

@@ -79,7 +79,7 @@ def test_the_fault_is_named(run_of, name):
     code, message = EXPECTED[name]
     assert (verdict["status"], verdict["reason"]) == ("BROKEN", code), verdict["message"]
     assert re.search(message, verdict["message"]), verdict["message"]
-    assert verdict["message"].startswith("launch 1, ")
+    assert verdict["message"].startswith("launch 1: ")
     assert verdict["message"] in run.text, "the whole sentence is printed, cut nowhere"
     failed = run.failed_at(name)
     if failed is not None:

@@ -12,7 +12,7 @@ import pytest
 
 import stepguard.host.measure
 import stepguard.host.suite
-import stepguard.plugin
+import stepguard.pytest_run
 from stepguard import Case
 from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
 from stepguard.host import baseline
@@ -166,7 +166,7 @@ class Gate:
 def gate(pytester, monkeypatch):
     """A suite in a folder of its own, with made-up measurements; without a GPU at first."""
     made = Gate(pytester, monkeypatch)
-    monkeypatch.setattr(stepguard.plugin, "visible_gpus", lambda: list(made.gpus))
+    monkeypatch.setattr(stepguard.pytest_run, "visible_gpus", lambda: list(made.gpus))
     monkeypatch.setattr(stepguard.host.suite, "measure", made.measure)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")

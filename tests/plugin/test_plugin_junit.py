@@ -73,5 +73,5 @@ def test_every_case_carries_its_verdict_and_metrics(testcases):
 def test_the_broken_case_tells_what_the_worker_said(testcases):
     """The <error> of a broken case holds where it broke, the exception and its trace."""
     text = testcases["broken"].find("error").text
-    for words in ("launch 1, block", "ValueError: planted", "| the trace"):
+    for words in ("launch 1: rank 0 in block", "ValueError: planted", "| the trace"):
         assert words in text

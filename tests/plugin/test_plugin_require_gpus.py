@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-import stepguard.plugin
+import stepguard.pytest_run
 from stepguard.host.machine import MachineError
 
 
@@ -113,7 +113,7 @@ def test_a_driver_that_does_not_answer_is_a_usage_error(gate, monkeypatch):
     def silent():
         raise MachineError("NVML does not answer: planted; try: nvidia-smi")
 
-    monkeypatch.setattr(stepguard.plugin, "visible_gpus", silent)
+    monkeypatch.setattr(stepguard.pytest_run, "visible_gpus", silent)
     gate.suite(gate.cpu())
     gate.record(gate.cpu())
     result = gate.run()
@@ -128,6 +128,6 @@ def test_such_a_driver_does_not_stop_other_tests(gate, monkeypatch):
     def silent():
         raise MachineError("NVML does not answer")
 
-    monkeypatch.setattr(stepguard.plugin, "visible_gpus", silent)
+    monkeypatch.setattr(stepguard.pytest_run, "visible_gpus", silent)
     gate.tests("def test_unit():\n    pass\n")
     assert gate.run().ret == 0

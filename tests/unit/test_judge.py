@@ -369,7 +369,7 @@ def test_any_fault_is_an_error(reason):
     verdict = judge(evidence(faults=(fault,)), FIVE)
     assert verdict.status.outcome == "error"
     assert verdict.reason is reason
-    assert verdict.message == "launch 2, block: said so"
+    assert verdict.message == "launch 2: said so"
     assert verdict.detail == "a traceback"
 
 

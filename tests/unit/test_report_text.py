@@ -84,7 +84,7 @@ def test_a_headline_says_what_moved():
     assert explain.headline(SLOWER) == whole
     short = Verdict("f[x]", Status.SLOWER, Reason.BEYOND_LIMIT, metrics=SLOWER.metrics)
     assert explain.headline(short) == (
-        "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.00 %, limit 4.00 %)"
+        "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
     )
 
 

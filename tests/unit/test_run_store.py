@@ -1,12 +1,14 @@
 """The evidence of past runs: kept whole, the newest found, old runs pruned, damage ignored."""
 
+import errno
 import json
+from pathlib import Path
 
 import pytest
 from making import CASE_ID, evidence
 
 from stepguard.evidence import Fault, from_json
-from stepguard.host.store import KEPT_RUNS, Store
+from stepguard.host.store import KEPT_RUNS, Store, StoreError
 
 
 @pytest.fixture
@@ -88,8 +90,28 @@ def test_faulty_runs_do_not_time_the_live_line(store):
     assert store.last_wall_s() == {"a": 77.0}
 
 
-def test_a_folder_that_cannot_be_made_raises_oserror(tmp_path):
-    """A file in place of .stepguard/ is an OSError, not a run that goes nowhere."""
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    """A file in place of .stepguard/ is an error that names it, not a run that goes nowhere."""
     (tmp_path / ".stepguard").write_text("")
-    with pytest.raises(OSError):
+    with pytest.raises(StoreError, match="cannot be made"):
         Store(tmp_path).new_run()
+
+
+def test_a_full_disk_loses_no_figure(tmp_path, monkeypatch):
+    """Evidence that cannot be written is an error that holds the values, with no half file left."""
+    store = Store(tmp_path)
+    run = store.new_run()
+
+    def full(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StoreError, match="No space left on device.*'step_ms': "):
+        store.keep(run, "x", evidence())
+    assert not [path for path in run.rglob("*") if path.is_file()]
+
+
+def test_evidence_does_not_dirty_the_tree(tmp_path):
+    """The folder ignores itself, in whatever repository it is made."""
+    Store(tmp_path).new_run()
+    assert (tmp_path / ".stepguard" / ".gitignore").read_text() == "*\n"

@@ -1,0 +1,224 @@
+"""The state of one pytest run: what is selected, what was measured, what was recorded.
+
+The plugin's hooks call it; it starts the engine when the first case asks for it, so that collecting
+tests costs nothing.
+"""
+
+import dataclasses
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepguard import explain
+from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
+from stepguard.case import Case
+from stepguard.host.baseline import BaselineError, load
+from stepguard.host.machine import Gpu, MachineError, visible_gpus
+from stepguard.host.suite import Result, Suite
+from stepguard.report import documents
+from stepguard.report.live import Live
+from stepguard.verdict import Reason
+
+
+class PerfRun:
+    """The state of one pytest run; the engine is reached through it and started when first used."""
+
+    def __init__(self, config: pytest.Config, bridge: WithBenchmark | WithoutBenchmark) -> None:
+        self.config, self.bridge = config, bridge
+        self.root = config.rootpath
+        folder = config.getoption("--perf-baselines")
+        self.baselines = (
+            Path(config.invocation_params.dir, folder) if folder else self.root / "baselines"
+        )
+        self.declared: set[str] = set()
+        self.selected: list[Case] = []
+        self.notices: list[str] = []
+        self.refused = False  # --perf-update was asked for and could not be done
+        self._gpus: tuple[Gpu, ...] | None = None
+        self._suite: Suite | None = None
+        self._live: Live | None = None
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs of this machine. Raises UsageError if a driver is there and does not answer."""
+        if self._gpus is None:
+            try:
+                self._gpus = tuple(visible_gpus())
+            except MachineError as error:
+                raise pytest.UsageError(str(error)) from None
+        return self._gpus
+
+    def machine_line(self) -> str:
+        """For pytest's header; never raises, the collection will."""
+        try:
+            gpus = self.gpus()
+        except pytest.UsageError as error:
+            return str(error)
+        if not gpus:
+            return f"no GPU, smoke cases only; baselines in {self.relative(self.baselines)}/"
+        names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
+        return f"{names}, driver {gpus[0].driver}; baselines in {self.relative(self.baselines)}/"
+
+    def refuse_bad_options(self) -> None:
+        """Raise UsageError for what would turn the gate off or make it meaningless."""
+        option = self.config.option
+        if hasattr(self.config, "workerinput"):
+            return  # every case is refused when its turn comes: here xdist would hide the reason
+        for name in ("benchmark_skip", "benchmark_disable"):
+            if getattr(option, name, False):
+                flag = "--" + name.replace("_", "-")
+                raise pytest.UsageError(f"{flag} would pass the performance cases unmeasured")
+        required = option.perf_require_gpus
+        if len(self.gpus()) < required:
+            raise pytest.UsageError(
+                f"--perf-require-gpus={required}: this machine shows {len(self.gpus())}; "
+                "see: python -m stepguard doctor"
+            )
+        for name in ("perf_json", "perf_report"):
+            if target := getattr(option, name):
+                self._refuse_target(f"--{name.replace('_', '-')}={target}", target)
+        try:
+            for path in sorted(self.baselines.glob("*.json")):
+                load(path)
+        except BaselineError as error:
+            raise pytest.UsageError(str(error)) from None
+        if not self.baselines.is_dir() and option.perf_baselines:
+            raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
+
+    def _refuse_target(self, given: str, target: str) -> None:
+        path = Path(self.config.invocation_params.dir, target)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(f"{given}: {error.strerror}") from None
+        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+            raise pytest.UsageError(f"{given}: cannot be written")
+
+    def plan(self, cases: list[Case]) -> None:
+        """Remember the cases to come."""
+        self.selected = cases
+        ids = [case.id for case in cases]
+        if twice := sorted({case_id for case_id in ids if ids.count(case_id) > 1}):
+            raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
+
+    def measure(self, case: Case) -> Result:
+        """Measure and judge one case, and record it if that was asked for."""
+        suite, live = self._started()
+        if any(result.case.id == case.id for result in suite.results):
+            raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
+        live.begin(case.id)
+        try:
+            result = suite.run(case, live.stage)
+        finally:
+            live.end()
+        return self._recorded(suite, result)
+
+    def _recorded(self, suite: Suite, result: Result) -> Result:
+        new_only = self.config.option.perf_update_new
+        lacks = result.verdict.reason is Reason.NOT_RECORDED
+        if not (self.config.option.perf_update or (new_only and lacks)):
+            return result
+        try:
+            done = suite.accept(result, "accepted with --perf-update")
+        except BaselineError as error:
+            self.notices.append(str(error))
+            self.refused = True
+            return result
+        self.notices.append(done)
+        verdict = dataclasses.replace(result.verdict, recorded=True)
+        suite.results[-1] = dataclasses.replace(result, verdict=verdict)
+        return suite.results[-1]
+
+    def _started(self) -> tuple[Suite, Live]:
+        if self._suite is None or self._live is None:
+            arguments = ["pytest", *self.config.invocation_params.args]
+            self._suite = Suite(self.root, self.baselines, self.gpus(), arguments)
+            reporter = self.config.pluginmanager.getplugin("terminalreporter")
+            capture = self.config.pluginmanager.getplugin("capturemanager")
+
+            def write(text: str) -> None:
+                if reporter is None:
+                    return
+                if capture is None:
+                    reporter._tw.write(text, flush=True)
+                    return
+                with capture.global_and_fixture_disabled():
+                    reporter._tw.write(text, flush=True)
+
+            self._live = Live(
+                write,
+                terminal=bool(reporter and reporter.isatty),
+                verbose=self.config.option.verbose > 0,
+                width=reporter._tw.fullwidth if reporter else 80,
+                expected_s=self._suite.store.last_wall_s(),
+            )
+            self._live.plan([(c.id, c.device) for c in self.selected if not self.unsuited(c)])
+        return self._suite, self._live
+
+    def unsuited(self, case: Case) -> str:
+        """Why this machine is not for the case, or the empty string."""
+        have = len(self.gpus())
+        if case.device == "cuda" and have < case.world_size:
+            return f"{case.id} needs {case.world_size} GPU(s), this machine shows {have}"
+        if case.device == "cpu" and have and "smoke" not in str(self.config.option.markexpr):
+            return f"{case.id}: a GPU is here, its cases run instead (or say: -m smoke)"
+        return ""
+
+    @property
+    def python(self) -> str:
+        """How this interpreter is called from the shell: as ``python`` if that is what PATH has."""
+        found = shutil.which("python")
+        if found and Path(found).absolute() == Path(sys.executable).absolute():
+            return "python"
+        return self.relative(Path(sys.executable))
+
+    @property
+    def results(self) -> list[Result]:
+        """What was measured so far."""
+        return self._suite.results if self._suite else []
+
+    @property
+    def measured_nothing(self) -> bool:
+        """Whether cases were selected and none of them was measured."""
+        return bool(self.selected) and not self.results and not self.config.option.collectonly
+
+    def relative(self, path: Path) -> str:
+        """A path as the user would type it."""
+        try:
+            return str(path.relative_to(self.config.invocation_params.dir))
+        except ValueError:
+            return str(path)
+
+    def block(self, result: Result) -> str:
+        """Everything about one result that did not pass."""
+        return explain.block(result.verdict, self.relative(result.evidence_path), self.python)
+
+    def write_documents(self) -> None:
+        """--perf-json and --perf-report; also for a run that measured nothing."""
+        if self.config.option.collectonly or hasattr(self.config, "workerinput"):
+            return
+        for option, render in (
+            ("perf_json", documents.suite_json),
+            ("perf_report", documents.suite_markdown),
+        ):
+            target = getattr(self.config.option, option)
+            if target:
+                path = Path(self.config.invocation_params.dir, target)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(render(self.results))
+
+    def stale(self) -> list[str]:
+        """Baseline entries that no case claims; said only when whole folders were collected."""
+        option = self.config.option
+        if any(not Path(argument).is_dir() for argument in self.config.args):
+            return []
+        if option.ignore or option.ignore_glob or option.deselect:
+            return []
+        lines = []
+        for path in sorted({result.baseline_path for result in self.results}):
+            content = load(path)
+            for case_id in sorted(set(content.cases) - self.declared if content else ()):
+                lines.append(f"{self.relative(path)}: {case_id} has a baseline but no case")
+        return lines

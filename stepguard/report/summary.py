@@ -1,0 +1,67 @@
+"""The summary at the end of a run: the table, then what needs a person, a headline each."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from stepguard import explain
+from stepguard.host.suite import Result
+from stepguard.report import table
+from stepguard.verdict import Status
+
+Markup = dict[str, bool]  # keywords of pytest's terminal writer
+
+
+class Run(Protocol):
+    """What the summary wants to know of a run."""
+
+    @property
+    def results(self) -> list[Result]:
+        """Everything measured."""
+
+    @property
+    def measured_nothing(self) -> bool:
+        """Cases were selected and none came to a result."""
+
+    @property
+    def python(self) -> str:
+        """How this interpreter is called."""
+
+    def relative(self, path: Path) -> str:
+        """A path as the user would type it."""
+
+
+def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
+    """The summary, a line at a time, each with its colour."""
+    verdicts = [result.verdict for result in run.results]
+    if verdicts:
+        for text, status in table.lines(table.rows(verdicts)):
+            yield text, colour(status)
+    if run.measured_nothing:
+        yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
+    elif all(result.case.device == "cpu" for result in run.results):
+        yield table.CPU_NOTE, {}
+    yield table.counts(verdicts), {}
+    for notice in notices:
+        yield notice, {}
+    for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
+        verdict = result.verdict
+        if verdict.status is Status.SAME or verdict.recorded:
+            continue
+        yield explain.headline(verdict), colour(verdict.status)
+        # The block above has it all; here only the first thing to do.
+        yield (
+            f"  {explain.next_steps(verdict, run.relative(result.evidence_path), run.python)[0]}",
+            {},
+        )
+
+
+def colour(status: Status | None) -> Markup:
+    """The word carries the meaning; colour only helps. None is the table's header."""
+    if status is None:
+        return {"bold": True}
+    if status is Status.SAME:
+        return {}
+    if status is Status.FASTER:
+        return {"green": True}
+    return {"red": True} if status.outcome == "failed" else {"yellow": True}
