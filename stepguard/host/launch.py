@@ -6,9 +6,7 @@ returns only when nothing that carries it is left; if this process dies, the age
 """
 
 import contextlib
-import json
 import os
-import re
 import secrets
 import shutil
 import signal
@@ -24,13 +22,11 @@ from typing import Any
 
 from stepguard.evidence import Fault
 from stepguard.host.control import Control, LostWorker, Message, NoAnswer, Poll
-from stepguard.verdict import Reason
-from stepguard.worker import note
+from stepguard.host.diagnosis import Scene, alive, lost_worker, no_answer
 from stepguard.worker.lifeline import kill_by_token, pids_by_token
 
 HELLO_LIMIT_S = 120.0
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
-STDERR_TAIL_LINES = 40
 CPU_THREADS = 1  # fixed: what a CPU step allocates depends on it, and more only spin on busy cores
 
 
@@ -132,17 +128,17 @@ class WorkerGroup:
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
         return env
 
-    def hello(self, poll: Poll) -> None:
+    def hello(self) -> None:
         """Wait until the ranks have imported torch and stand ready. Once is enough."""
         if self.pids:
             return
-        with self._faults("start", poll):
+        with self._faults("start", lambda: None):
             self.pids = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
 
     def ready(self) -> bool:
         """Whether the ranks stand ready, without waiting. LaunchFailed if they never will."""
         if not self.pids and self._control.somebody_waits():
-            self.hello(lambda: None)
+            self.hello()
         elif not self.pids and time.monotonic() - self.began > HELLO_LIMIT_S:
             raise LaunchFailed(self._diagnose("start", NoAnswer()))
         elif not self.pids and self._agent.poll() is not None:
@@ -179,86 +175,26 @@ class WorkerGroup:
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")
         for pid in self.pids:
-            if not _alive(pid):
+            if not alive(pid):
                 raise LostWorker(f"process {pid} ended")
 
     def _diagnose(self, command: str, error: Exception) -> Fault:
-        during = f"{self.spec.label}, {command}"
-        ranks = range(self.spec.world_size)
-        if isinstance(error, NoAnswer):
-            started_pids = [p for p in pids_by_token(self.token) if p != self._agent.pid]
-            for pid in self.pids or started_pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
-            time.sleep(0.5)
-            where = "; ".join(f"rank {rank} in {self._position(rank)}" for rank in ranks)
-            waited = time.monotonic() - self.began
-            message = f"no answer {waited:.0f} s into the launch: {where}"
-            started = bool(self.pids)
-            code = Reason.NO_ANSWER if started else Reason.NOT_STARTED
-            return Fault(code.name, message, self._stderr_tail(0), during)
-        time.sleep(0.3)  # let the rank that failed finish writing why
-        failed = self._error_files()
-        if not failed and (self._agent.poll() or 0) < 0:  # the ranks die with it, being its victims
-            return self._agent_died(during)
-        dead = [r for r, pid in enumerate(self.pids) if not _alive(pid)]
-        told = {rank for rank, _ in failed}
-        killed = [r for r in dead if r not in told and self._exit_signal(r, wait=bool(told))]
-        if failed and not killed:
-            rank, described = failed[0]
-            return _raised(rank, described, self._position(rank), during)
-        if dead:
-            first = (killed or dead)[0]
-            how = self._exit_signal(first)
-            message = f"rank {first} was killed{how and f' by {how}'} in {self._position(first)}"
-            return Fault(Reason.KILLED.name, message, self._stderr_tail(first), during)
-        if not self.pids:
-            message = f"the launcher ended with {self._agent.poll()} before the workers were ready"
-            detail = _tail(self.spec.folder / "agent.log") + self._stderr_tail(0)
-            return Fault(Reason.NOT_STARTED.name, message, detail, during)
-        return self._agent_died(during)
+        scene = Scene(
+            folder=self.spec.folder,
+            world_size=self.spec.world_size,
+            token=self.token,
+            pids=tuple(self.pids),
+            agent=self._agent,
+            during=f"{self.spec.label}, {command}",
+            waited_s=time.monotonic() - self.began,
+        )
+        return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
 
-    def _agent_died(self, during: str) -> Fault:
-        status, where = self._agent.poll(), self._position(0)
-        message = f"torchrun ended with {status} while rank 0 was in {where}"
-        detail = _tail(self.spec.folder / "agent.log")
-        return Fault(Reason.AGENT_DIED.name, message, detail, during)
-
-    def _position(self, rank: int) -> str:
-        return note.read(self.spec.folder / f"note-{rank}")
-
-    def _error_files(self) -> list[tuple[int, dict[str, Any]]]:
-        found = []
-        for rank in range(self.spec.world_size):
-            with contextlib.suppress(OSError, ValueError):
-                text = (self.spec.folder / f"error-{rank}.json").read_text()
-                found.append((rank, json.loads(text)))
-        return sorted(found, key=lambda item: item[1]["at_ns"])  # the first to fail is the cause
-
-    def _exit_signal(self, rank: int, wait: bool = False) -> str:
-        """The signal that ended a rank, as torch elastic logs it ("exitcode: -9"), if one did.
-
-        Not SIGTERM: with it torch elastic ends the ranks that are left when one has failed.
-        """
-        pattern = re.compile(rf"exitcode *: (-?\d+)\)?[^\n]*\(pid: {self.pids[rank]}\)")
-        until = time.monotonic() + (2.0 if wait else 0.0)
-        while not (found := pattern.search(_tail(self.spec.folder / "agent.log", lines=200))):
-            if time.monotonic() >= until:
-                return ""
-            time.sleep(0.05)
-        number = -int(found[1])
-        return signal.Signals(number).name if number > 0 and number != signal.SIGTERM else ""
-
-    def _stderr_tail(self, rank: int) -> str:
-        logs = sorted((self.spec.folder / "ranks").glob(f"*/attempt_0/{rank}/stderr.log"))
-        return _tail(logs[-1]) if logs else ""
-
-    def leave(self, poll: Poll) -> None:
+    def leave(self) -> None:
         """End in order: the ranks exit by themselves, then torchrun, which has nothing to add."""
         self._control.close()
         until = time.monotonic() + GONE_LIMIT_S
-        while any(_alive(pid) for pid in self.pids) and time.monotonic() < until:
-            poll()
+        while any(alive(pid) for pid in self.pids) and time.monotonic() < until:
             time.sleep(0.02)
         self.close()
 
@@ -300,30 +236,3 @@ def _interrupts_held() -> Iterator[None]:
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
         if came:
             signal.raise_signal(signal.SIGINT)
-
-
-def _raised(rank: int, described: dict[str, Any], position: str, during: str) -> Fault:
-    first = (described["message"].strip() or described["type"]).splitlines()[0]
-    code = Reason.RAISED
-    if described["bad_workload"]:
-        code = Reason.BAD_WORKLOAD
-    elif described["out_of_memory"]:
-        code = Reason.OUT_OF_MEMORY
-    kind = "" if described["bad_workload"] else f"{described['type']}: "
-    message = f"rank {rank} in {position}: {kind}{first}"
-    return Fault(code.name, message, described["traceback"], during)
-
-
-def _alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in ("Z", "X")
-
-
-def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:
-    try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) + "\n"
-    except OSError:
-        return ""

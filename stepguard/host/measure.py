@@ -145,7 +145,7 @@ class _CaseRun:
         began = time.monotonic()
         label = leg.label
         self.progress(f"{label}: start")
-        group.hello(lambda: None)
+        group.hello()
         group.began = time.monotonic()  # its time limit does not run while it waits its turn
         next_group = self._start(following) if following else None
         ask = self._asker(group)
@@ -170,7 +170,7 @@ class _CaseRun:
             )
         if leg.count:
             self._count(ask, label)
-        group.leave(lambda: None)
+        group.leave()
         if leg.timed:
             self.launches[-1] = replace(self.launches[-1], wall_s=time.monotonic() - began)
         return next_group

@@ -1,0 +1,145 @@
+"""Why a launch failed: rank, command, step and phase, from what its processes left behind.
+
+Any rank may fail and only rank 0 can speak, so nothing is asked: error files, notes, torchrun's log
+and the processes' states are read. The first rank to fail is the cause; the others are its victims.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepguard.evidence import Fault
+from stepguard.verdict import Reason
+from stepguard.worker import note
+from stepguard.worker.lifeline import pids_by_token
+
+STDERR_TAIL_LINES = 40
+STACKS_S = 0.5  # for faulthandler to write every stack
+LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
+ELASTIC_LOG_S = 2.0  # for torchrun to log how a rank ended
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A launch that failed."""
+
+    folder: Path  # its notes, error files and logs
+    world_size: int
+    token: str
+    pids: tuple[int, ...]  # of the ranks that said hello, in rank order; empty before that
+    agent: "subprocess.Popen[bytes]"
+    during: str  # "launch 2, block"
+    waited_s: float
+
+    def position(self, rank: int) -> str:
+        """Where a rank was last: "block, step 12, phase backward"."""
+        return note.read(self.folder / f"note-{rank}")
+
+    def stderr_tail(self, rank: int) -> str:
+        """The last lines a rank wrote."""
+        logs = sorted((self.folder / "ranks").glob(f"*/attempt_0/{rank}/stderr.log"))
+        return _tail(logs[-1]) if logs else ""
+
+    def agent_log(self, lines: int = STDERR_TAIL_LINES) -> str:
+        """The last lines torchrun wrote."""
+        return _tail(self.folder / "agent.log", lines)
+
+
+def no_answer(scene: Scene) -> Fault:
+    """A deadline passed: where every rank stands, with rank 0's stack."""
+    started = [pid for pid in pids_by_token(scene.token) if pid != scene.agent.pid]
+    for pid in scene.pids or started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
+    time.sleep(STACKS_S)
+    where = "; ".join(f"rank {r} in {scene.position(r)}" for r in range(scene.world_size))
+    code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
+    message = f"no answer {scene.waited_s:.0f} s into the launch: {where}"
+    return Fault(code.name, message, scene.stderr_tail(0), scene.during)
+
+
+def lost_worker(scene: Scene) -> Fault:
+    """A process ended: which was the first, and how."""
+    time.sleep(LAST_WORDS_S)
+    failed = _error_files(scene)
+    if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
+        return _agent_died(scene)
+    dead = [rank for rank, pid in enumerate(scene.pids) if not alive(pid)]
+    told = {rank for rank, _ in failed}
+    killed = [r for r in dead if r not in told and _exit_signal(scene, r, wait=bool(told))]
+    if failed and not killed:
+        return _raised(scene, *failed[0])
+    if dead:
+        first = (killed or dead)[0]
+        how = _exit_signal(scene, first)
+        message = f"rank {first} was killed{how and f' by {how}'} in {scene.position(first)}"
+        return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
+    if not scene.pids:
+        message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
+        detail = scene.agent_log() + scene.stderr_tail(0)
+        return Fault(Reason.NOT_STARTED.name, message, detail, scene.during)
+    return _agent_died(scene)
+
+
+def _agent_died(scene: Scene) -> Fault:
+    message = f"torchrun ended with {scene.agent.poll()} while rank 0 was in {scene.position(0)}"
+    return Fault(Reason.AGENT_DIED.name, message, scene.agent_log(), scene.during)
+
+
+def _error_files(scene: Scene) -> list[tuple[int, dict[str, Any]]]:
+    found = []
+    for rank in range(scene.world_size):
+        with contextlib.suppress(OSError, ValueError):
+            text = (scene.folder / f"error-{rank}.json").read_text()
+            found.append((rank, json.loads(text)))
+    return sorted(found, key=lambda item: item[1]["at_ns"])  # the first to fail is the cause
+
+
+def _exit_signal(scene: Scene, rank: int, wait: bool = False) -> str:
+    """The signal that ended a rank, as torch elastic logs it ("exitcode: -9"), if one did.
+
+    Not SIGTERM: with it torch elastic ends the ranks that are left when one has failed.
+    """
+    pattern = re.compile(rf"exitcode *: (-?\d+)\)?[^\n]*\(pid: {scene.pids[rank]}\)")
+    until = time.monotonic() + (ELASTIC_LOG_S if wait else 0.0)
+    while not (found := pattern.search(scene.agent_log(lines=200))):
+        if time.monotonic() >= until:
+            return ""
+        time.sleep(0.05)
+    number = -int(found[1])
+    return signal.Signals(number).name if number > 0 and number != signal.SIGTERM else ""
+
+
+def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
+    first = (described["message"].strip() or described["type"]).splitlines()[0]
+    code = Reason.RAISED
+    if described["bad_workload"]:
+        code = Reason.BAD_WORKLOAD
+    elif described["out_of_memory"]:
+        code = Reason.OUT_OF_MEMORY
+    kind = "" if described["bad_workload"] else f"{described['type']}: "
+    message = f"rank {rank} in {scene.position(rank)}: {kind}{first}"
+    return Fault(code.name, message, described["traceback"], scene.during)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) + "\n"
+    except OSError:
+        return ""
