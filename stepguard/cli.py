@@ -10,6 +10,7 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -46,6 +47,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
+    root = root_of(Path.cwd())
+    baselines = Path(os.path.relpath(root / "baselines"))
     parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="measure one workload, without a baseline")
@@ -56,25 +59,25 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
     run.set_defaults(call=_run)
     doctor = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
-    doctor.add_argument("--baselines", default="baselines", metavar="DIR")
-    doctor.set_defaults(call=lambda options: examine(root_of(Path.cwd()), Path(options.baselines)))
+    doctor.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
+    doctor.set_defaults(call=lambda options: examine(root, options.baselines))
     accept = commands.add_parser("accept", help="make the last run's evidence a recording")
     accept.add_argument("case", nargs="*", metavar="CASE", help="default: every case of that run")
     accept.add_argument("--reason", default="", help="why a new level is right")
     accept.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
-    accept.add_argument("--baselines", default="baselines", metavar="DIR")
+    accept.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     accept.set_defaults(call=_accept)
     again = commands.add_parser("judge", help="judge kept evidence against the baselines again")
     again.add_argument(
         "case", nargs="*", metavar="CASE", help="default: every case of the last run"
     )
     again.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
-    again.add_argument("--baselines", default="baselines", metavar="DIR")
+    again.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     again.set_defaults(call=_judge)
     shown = commands.add_parser("baselines", help="what is recorded")
     shown.add_argument("action", choices=("list", "show"))
     shown.add_argument("case", nargs="?", metavar="CASE")
-    shown.add_argument("--baselines", default="baselines", metavar="DIR")
+    shown.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     shown.set_defaults(call=_baselines)
     return parser
 
@@ -168,7 +171,7 @@ def _accept(options: argparse.Namespace) -> int:
     refused = 0
     for evidence in _wanted(options):
         try:
-            path = baseline.path_of(Path(options.baselines), evidence)
+            path = baseline.path_of(options.baselines, evidence)
             print(baseline.accept(path, evidence, options.reason))
         except BaselineError as error:
             print(f"stepguard: {error}", file=sys.stderr)
@@ -180,10 +183,12 @@ def _judge(options: argparse.Namespace) -> int:
     """The verdicts that kept evidence gets from today's baselines; nothing is measured."""
     verdicts = []
     for evidence in _wanted(options):
-        path = baseline.path_of(Path(options.baselines), evidence)
+        path = baseline.path_of(options.baselines, evidence)
         content = baseline.load_for(path, evidence)
         entry = content.cases.get(evidence.case_id) if content else None
         verdicts.append(judge(evidence, entry))
+        commit = evidence.commit[:10] or "no commit"
+        print(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     for text, _ in table.lines(table.rows(verdicts)):
         print(text)
     for verdict in verdicts:
@@ -194,7 +199,10 @@ def _judge(options: argparse.Namespace) -> int:
 
 
 def _wanted(options: argparse.Namespace) -> list[Evidence]:
-    """The evidence that is meant. Raises ValueError when there is none, or a case is unknown."""
+    """The evidence that is meant, all of it: a case may have been measured on several machines.
+
+    Raises ValueError when there is none, or a case is unknown.
+    """
     if options.evidence:
         path = Path(options.evidence)
         paths = sorted(path.rglob("evidence.json")) if path.is_dir() else [path]
@@ -204,19 +212,21 @@ def _wanted(options: argparse.Namespace) -> list[Evidence]:
         paths = list(store.newest().values()) if options.case else store.last_run()
         source = str(store.runs)
     try:
-        found = {e.case_id: e for e in (from_json(p.read_bytes(), str(p)) for p in paths)}
+        found = [from_json(path.read_bytes(), str(path)) for path in paths]
     except OSError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
     if not found:
-        raise ValueError(f"{source} holds no evidence; measure first: pytest perf_tests")
+        raise ValueError(f"{source}: the last run left no evidence; measure: pytest perf_tests")
+    known = {evidence.case_id for evidence in found}
     for case_id in options.case:
-        if case_id not in found:
-            raise ValueError(f"no evidence of {case_id!r} in {source}; it has: {', '.join(found)}")
-    return [found[case_id] for case_id in options.case or found]
+        if case_id not in known:
+            has = ", ".join(sorted(known))
+            raise ValueError(f"no evidence of {case_id!r} in {source}; it has: {has}")
+    return [evidence for evidence in found if evidence.case_id in (options.case or known)]
 
 
 def _baselines(options: argparse.Namespace) -> int:
-    folder = Path(options.baselines)
+    folder = options.baselines
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise ValueError(f"{folder}: no baseline file; record one: pytest perf_tests --perf-update")

@@ -44,6 +44,8 @@ class Block:
         """One sentence if a time is missing or not a positive finite number, else empty."""
         if self.steps < 1 or not self.wall_ms or not self.step_ms:
             return f"a block of {self.steps} steps has no times"
+        if len(self.step_ms) != self.steps:
+            return f"a block of {self.steps} steps has the times of {len(self.step_ms)}"
         for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
             if not (math.isfinite(ms) and ms > 0):
                 return f"a block has a time of {ms!r} ms"
@@ -92,6 +94,25 @@ class Counts:
     wall_s: float = 0.0
 
 
+# Variables that change what runs, not only where: with other values figures are not comparable.
+STEERING = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_",
+    "CUDA_LAUNCH_BLOCKING",
+    "NVIDIA_TF32_OVERRIDE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "TORCH_ALLOW_TF32",
+    "TORCH_COMPILE_",
+)
+
+
+def _steers(variable: str) -> bool:
+    return variable.startswith(STEERING)
+
+
 @dataclass(frozen=True)
 class Fingerprint:
     """What measured: hardware and software. ``comparable_key`` is what must be equal."""
@@ -114,8 +135,12 @@ class Fingerprint:
     def software_key(self) -> dict[str, str]:
         """Versions under which stored figures may be compared."""
         torch = self.torch.partition("+")[0]
+        chosen = [
+            f"{key}={self.environment[key]}" for key in sorted(self.environment) if _steers(key)
+        ]
+        steered = {"environment": " ".join(chosen)} if chosen else {}
         if not self.cuda:  # a CPU: what a build brings along for GPUs does not matter there
-            return {"torch": torch, "arch": self.arch}
+            return {"torch": torch, "arch": self.arch} | steered
         return {
             "torch": torch,
             "cuda": self.cuda,
@@ -123,7 +148,7 @@ class Fingerprint:
             "triton": self.triton,
             "driver_branch": self.driver.partition(".")[0],
             "arch": self.arch,
-        }
+        } | steered
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from stepguard.baseline_model import Entry, Epoch, Recording
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS, format_value
-from stepguard.statistics import Screen, screen
+from stepguard.statistics import DEFAULT_LIMIT_PCT, Screen, screen
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 _UNFIT = {
@@ -187,11 +187,30 @@ def _compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metr
     if name == "tokens_per_step":
         tokens = recordings[-1].tokens_per_step  # equal, or judge() had stopped
         return _verdict(name, Status.SAME, Reason.EQUAL, tokens, new, gated=gated)
-    old = recordings[-1].counters.get(name)
+    old = _recorded_count(name, recordings)
     if old is None:
         reason = Reason.METRIC_NOT_RECORDED
         return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
     return _compare_counter(name, old, new, _moved(name, evidence, recordings[-1]), gated)
+
+
+def _recorded_count(name: str, recordings: list[Recording]) -> int | None:
+    """The newest recording's count; the epoch's lowest where a metric has slack, so that small
+    rises do not add up, one recording at a time.
+    """
+    newest = recordings[-1].counters.get(name)
+    if newest is None or not METRICS[name].slack_pct:
+        return newest
+    return min(recording.counters.get(name, newest) for recording in recordings)
+
+
+def drifted(evidence: Evidence, recordings: list[Recording]) -> str:
+    """Why this evidence, though `same`, must not join the epoch: too far from how it began."""
+    for name in (name for name in evidence.gates if METRICS[name].kind == "time"):
+        found = _screen(name, evidence, recordings[:1])
+        if found is not None and abs(found.change_pct) > DEFAULT_LIMIT_PCT:
+            return f"{name} is {found.change_pct:+.2f} % from the epoch's first recording"
+    return ""
 
 
 def _screen(name: str, evidence: Evidence, recordings: list[Recording]) -> Screen | None:

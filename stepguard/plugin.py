@@ -27,6 +27,7 @@ MARKERS = (
     "smoke: runs on a CPU; gates counters only (skipped where there is a GPU, unless -m smoke)",
     "extended: beyond the core suite; run with -m extended",
 )
+NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case)"
 _RUN = pytest.StashKey[PerfRun]()
 _RESULT = pytest.StashKey[Result]()
 _REFUSED = pytest.StashKey[str]()  # why nothing was measured: the baseline file is not trusted
@@ -93,7 +94,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Refuse what would pass unmeasured, skip what this machine is not for, set the timers."""
     config.stash[_RUN].declared = {case.id for item in items if (case := _case_of(item))}
-    ours = [item for item in items if "perf" in getattr(item, "fixturenames", ())]
+    ours = [item for item in items if _asks_for_perf(item)]
     if not ours:
         return
     run = config.stash[_RUN]
@@ -107,14 +108,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """What is left after deselection is the plan."""
+    session.config.stash[_RUN].asked = sum(_asks_for_perf(item) for item in session.items)
     session.config.stash[_RUN].plan([case for item in session.items if (case := _case_of(item))])
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Under xdist a case is refused when its turn comes: earlier, xdist would hide the reason."""
-    if hasattr(item.config, "workerinput") and "perf" in getattr(item, "fixturenames", ()):
+    if hasattr(item.config, "workerinput") and _asks_for_perf(item):
         pytest.fail("performance cases cannot share a machine: run without -n", pytrace=False)
+
+
+def _asks_for_perf(item: pytest.Item) -> bool:
+    """Whether the item has our fixture, and not one of its own that happens to be called so."""
+    if "perf" not in getattr(item, "fixturenames", ()):
+        return False
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    definitions = known.get("perf", ())
+    return not definitions or definitions[-1].func.__module__ == __name__ or bool(_case_of(item))
 
 
 def _case_of(item: pytest.Item) -> Case | None:
@@ -134,6 +145,9 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
     def measure(case: Case) -> None:
         if _RESULT in node.stash:
             raise pytest.UsageError("perf(case) was called twice in one test: use two tests")
+        own = _case_of(node)
+        if own is not None and own.id != case.id:
+            raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
         try:
             result = run.measure(case)
         except (BaselineError, StoreError) as error:
@@ -148,7 +162,7 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
 
     yield measure
     if _RESULT not in node.stash and node.stash.get(_PASSED, False):
-        pytest.fail("the test asked for perf and measured nothing: call perf(case)", pytrace=False)
+        pytest.fail(NOTHING_MEASURED, pytrace=False)
 
 
 def _properties(result: Result) -> list[tuple[str, object]]:
@@ -167,13 +181,16 @@ def pytest_runtest_makereport(
     report = yield
     if call.when != "call":
         return report
-    item.stash[_PASSED] = report.passed
     result, text = item.stash.get(_RESULT, None), item.stash.get(_REFUSED, "")
+    if report.passed and result is None and not text and _case_of(item) is not None:
+        text = NOTHING_MEASURED  # whatever fixture it had under the name perf
+    item.stash[_PASSED] = report.passed and not text
     outcome = "error" if text else "passed"
     if result is not None and not result.verdict.recorded:
         outcome = result.verdict.status.outcome
         text = item.config.stash[_RUN].block(result)
-    if outcome != "passed" and (report.passed or report.skipped and outcome == "error"):
+    expected = hasattr(report, "wasxfail") and outcome == "failed"
+    if outcome != "passed" and (report.passed or report.skipped) and not expected:
         report.outcome, report.longrepr = "failed", text
         vars(report).pop("wasxfail", None)
     if result is not None and (report.passed or report.failed and outcome != "passed"):
@@ -207,7 +224,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The table and, for everything that did not pass, what to do."""
     config = terminalreporter.config
     run = config.stash[_RUN]
-    if config.option.collectonly or not (run.selected or run.results):
+    if config.option.collectonly or not (run.asked or run.results):
         return
     terminalreporter.section("performance")
     for text, markup in summary.lines(run, [*run.notices, *run.stale()]):

@@ -35,6 +35,7 @@ class PerfRun:
         )
         self.declared: set[str] = set()
         self.selected: list[Case] = []
+        self.asked = 0  # tests that have the perf fixture
         self.notices: list[str] = []
         self.refused = False  # --perf-update was asked for and could not be done
         self._gpus: tuple[Gpu, ...] | None = None
@@ -182,7 +183,7 @@ class PerfRun:
     @property
     def measured_nothing(self) -> bool:
         """Whether cases were selected and none of them was measured."""
-        return bool(self.selected) and not self.results and not self.config.option.collectonly
+        return bool(self.asked) and not self.results and not self.config.option.collectonly
 
     def relative(self, path: Path) -> str:
         """A path as the user would type it."""

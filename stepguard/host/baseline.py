@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NoReturn
 
 import msgspec
@@ -24,8 +25,9 @@ from stepguard.baseline_model import (
     Recording,
 )
 from stepguard.evidence import Evidence
-from stepguard.judge import comparable, judge, measurement_problem
+from stepguard.judge import comparable, drifted, judge, measurement_problem
 from stepguard.metrics import METRICS
+from stepguard.statistics import DEFAULT_LIMIT_PCT
 from stepguard.verdict import Status
 
 LINE_WIDTH = 100
@@ -255,18 +257,40 @@ def _place(
         raise Refused(f"{evidence.case_id}: not recorded, {status.value}: measure again")
     last = entry.epochs[-1]
     known = comparable(last, evidence)
-    if entry.case == evidence.case and (status is Status.SAME or not known):
+    drift = drifted(evidence, known) if known else _other_software(recording, last, reason)
+    if entry.case == evidence.case and (status is Status.SAME or not known) and not drift:
         older = [_without_detail(r, recording.software) for r in last.recordings]
-        kept = [*older, recording][-KEPT_RECORDINGS:]
+        # The first stays: it is what the epoch's drift is measured from.
+        kept = [*older[:1], *[*older[1:], recording][1 - KEPT_RECORDINGS :]]
         done = f"recording {len(known) + 1} of its epoch" if known else "first under this software"
         return done, [*entry.epochs[:-1], Epoch(reason=last.reason, recordings=kept)]
     if not reason:
         raise Refused(
-            f"{evidence.case_id}: {status.value}; a new level needs a reason: "
+            f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
             f"python -m stepguard accept '{evidence.case_id}' --reason '...'"
         )
     done = f"epoch {len(entry.epochs) + 1} opened ({reason})"
     return done, [*entry.epochs, _opened(reason, recording)]
+
+
+def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
+    """What the first recording under new software would change unseen; empty if that is reasoned.
+
+    Versions cannot be compared exactly, but a build that does other work or is slower by more than
+    the limit is not the level that the epoch was opened for.
+    """
+    older = last.recordings[-1]
+    moves = []
+    old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
+    if old_flops and flops and old_flops != flops:
+        moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
+    for name in recording.times_ms.keys() & older.times_ms.keys():
+        change = 100 * (fmean(recording.times_ms[name]) / fmean(older.times_ms[name]) - 1)
+        if change > DEFAULT_LIMIT_PCT:
+            moves.append(f"{name} {change:+.2f} %")
+    if not moves or reason:
+        return ""
+    return f"against the recordings of other software: {', '.join(sorted(moves))}"
 
 
 def _opened(reason: str, recording: Recording) -> Epoch:

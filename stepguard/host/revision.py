@@ -1,10 +1,12 @@
 """What git says of the tree that is measured."""
 
+import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 GIT_LIMIT_S = 30
+ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY")
 
 
 @dataclass(frozen=True)
@@ -21,18 +23,23 @@ def current(root: Path, baselines: Path) -> Revision:
     if not commit:
         return Revision()
     commit, folder = commit.strip(), _git(root, "rev-parse", "--show-toplevel")
-    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=normal")
+    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
     if folder is None or status is None:  # not known to be clean
         return Revision(commit, ("git status failed",))
     top = Path(folder.removesuffix("\n"))
     paths = [entry[3:] for entry in status.split("\0") if entry]
-    kept = baselines.resolve()
-    dirty = [path for path in paths if not (top / path).resolve().is_relative_to(kept)]
+    dirty = [path for path in paths if not _is_baseline(top / path, baselines)]
     return Revision(commit, tuple(sorted(dirty)))
 
 
+def _is_baseline(path: Path, baselines: Path) -> bool:
+    """Only the files themselves: --perf-baselines=. must not excuse the whole tree."""
+    return path.suffix == ".json" and path.parent.resolve() == baselines.resolve()
+
+
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None if it fails."""
+    """What git prints; None if it fails. The environment must not point it elsewhere."""
+    own = {key: value for key, value in os.environ.items() if key not in ELSEWHERE}
     try:
         done = subprocess.run(
             ["git", "-C", str(root), *arguments],
@@ -40,6 +47,7 @@ def _git(root: Path, *arguments: str) -> str | None:
             text=True,
             timeout=GIT_LIMIT_S,
             check=False,
+            env=own,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

@@ -81,12 +81,12 @@ class Store:
         return found
 
     def last_run(self) -> list[Path]:
-        """The evidence files of the newest run that has any."""
-        runs = sorted(self.runs.iterdir(), reverse=True) if self.runs.is_dir() else []
-        for run in runs:
-            if paths := sorted(run.glob(f"*/{EVIDENCE}")):
-                return paths
-        return []
+        """The evidence files of the newest run; none if it was interrupted before it had any.
+
+        An older run's must not stand in for them: it may have measured another tree.
+        """
+        runs = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
+        return sorted(runs[-1].glob(f"*/{EVIDENCE}")) if runs else []
 
     def last_wall_s(self) -> dict[str, float]:
         """How long each case took the last time, for the live line."""

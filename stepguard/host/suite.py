@@ -5,7 +5,7 @@ Both the pytest plugin and the command line drive this; neither measures or judg
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepguard.baseline_model import BaselineFile, Entry
@@ -79,6 +79,9 @@ class Suite:
         """
         entry = self.entry(case)
         evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
+        if current(self.root, self.baselines) != self._bench.revision:
+            moved = (*evidence.dirty, "the tree changed while it was measured")
+            evidence = replace(evidence, dirty=moved)
         path = self.store.keep(self.run_folder, case.slug, evidence)
         verdict = judge(evidence, entry)
         result = Result(case, evidence, verdict, path, self.baseline_path(case))

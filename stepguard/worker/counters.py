@@ -210,20 +210,27 @@ def count_eager(tally: Tally, step: Step, device: torch.device) -> None:
     """FLOPs and operators of the step with the compiler out of the way."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
+    by_operator: list[dict[str, int]] = []
+    calls: list[Counter[str]] = []
     try:
         with torch.compiler.set_stance("force_eager"):
             step()
-            with flop_counter.FlopCounterMode(display=False, custom_mapping=_cpu_sdpa()) as flops:
-                step()
-            with OperatorCounter() as operators:
-                step()
+            for _ in range(ACTIVE_STEPS):
+                mapping = _cpu_sdpa()
+                with flop_counter.FlopCounterMode(display=False, custom_mapping=mapping) as flops:
+                    step()
+                counted = flops.get_flop_counts().get("Global", {})  # absent without any product
+                by_operator.append({str(op): int(n) for op, n in counted.items()})
+            for _ in range(ACTIVE_STEPS):
+                with OperatorCounter() as operators:
+                    step()
+                calls.append(operators.calls)
     except torch.OutOfMemoryError:
         reason = "the eager step does not fit in this GPU's memory"
         tally.unstable |= {"flops_per_step": reason, "operator_calls_per_step": reason}
         return
-    by_operator = {str(op): int(n) for op, n in flops.get_flop_counts()["Global"].items()}
-    tally.add("flops_per_step", [int(flops.get_total_flops())], by_operator)
-    tally.add("operator_calls_per_step", [sum(operators.calls.values())], dict(operators.calls))
+    tally.add("flops_per_step", [sum(step.values()) for step in by_operator], by_operator[0])
+    tally.add("operator_calls_per_step", [sum(c.values()) for c in calls], dict(calls[0]))
 
 
 def _cpu_sdpa() -> dict[Any, Any]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
-_PREFIXES = ("TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "NCCL_", "CUBLAS_", "CUDNN_", "NVIDIA_TF32")
+from stepguard.evidence import STEERING
+
+_PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
 _OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # set by every launch
 
 

@@ -52,7 +52,7 @@ def test_nothing_was_measured_yet(shell):
     """Without a run there is nothing to accept: status 1 and what to do first."""
     done = shell("accept")
     assert done.status == 1
-    assert "holds no evidence; measure first: pytest perf_tests" in done.err
+    assert "the last run left no evidence; measure: pytest perf_tests" in done.err
 
 
 def test_a_file_and_a_folder(shell):

@@ -27,7 +27,7 @@ def test_perf_never_called_is_an_error(unchanged, body):
     """A test that has perf and does not call it is an error that says what to write."""
     unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    {body}\n")
     result = unchanged.run()
-    result.assert_outcomes(passed=1, errors=1)
+    result.assert_outcomes(errors=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["the test asked for perf and measured nothing: call perf(case)"])
 
@@ -152,3 +152,51 @@ def test_an_engine_that_raises_is_not_called_a_skip(unchanged, monkeypatch):
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*RuntimeError: planted*"])
     result.stdout.no_fnmatch_line("*every selected case was skipped*")
+
+
+def test_a_skip_does_not_hide_a_verdict(changed):
+    """A test that catches CHANGED and skips has failed all the same."""
+    caught = "    except BaseException:\n        pytest.skip('flaky today')\n"
+    body = "    try:\n        perf(case)\n" + caught
+    changed.tests(f"{PARAMETRIZED}def test_step(perf, case):\n{body}")
+    result = changed.run()
+    result.assert_outcomes(failed=1)
+    assert result.ret == 1
+
+
+def test_another_perf_fixture_does_not_pass_a_case(changed):
+    """A fixture that takes the name perf and measures nothing is an error of every case."""
+    fixture = "@pytest.fixture\ndef perf():\n    return lambda case: None\n\n\n"
+    changed.tests(f"{fixture}{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n")
+    result = changed.run()
+    result.assert_outcomes(errors=1)
+    assert result.ret == 1
+
+
+def test_other_suites_may_have_a_perf_fixture(gate):
+    """A test that has its own fixture called perf, and no case, is none of our business."""
+    gate.tests(
+        "@pytest.fixture\ndef perf():\n    return 1\n\n\ndef test_it(perf):\n    assert perf\n"
+    )
+    result = gate.run("--benchmark-skip")
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0
+
+
+def test_a_case_in_place_of_the_tests_own_is_refused(changed):
+    """Measuring another case than the one that the test is for leaves that one unguarded."""
+    other = CASE.replace("nano", "other")
+    changed.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    perf({other})\n")
+    result = changed.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*this test is for linear?nano?, but it measures linear?other?*"])
+    assert changed.measured == []
+
+
+def test_a_skip_in_the_body_of_the_only_test_is_not_green(gate):
+    """Tests that ask for perf and are all skipped, whatever their parameter is called, fail."""
+    mark = f'@pytest.mark.parametrize("c", [{CASE}])\n'
+    gate.tests(f"{mark}def test_step(perf, c):\n    pytest.skip('later')\n")
+    result = gate.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["NOTHING WAS MEASURED*"])

@@ -155,3 +155,31 @@ def test_an_earlier_update_does_not_make_the_tree_dirty(gate):
     gate.will_measure(gate.cpu("a"), counters={"flops_per_step": 2})
     assert gate.run("--perf-update").ret == 0
     assert set(recorded(gate)) == {"linear[a]", "linear[b]"}
+
+
+def test_a_tree_that_changes_while_it_is_measured_is_not_recorded(gate, monkeypatch):
+    """Evidence of a tree that moved under the measurement belongs to no commit."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.commit()
+    measure = gate.measure
+
+    def meddled(*arguments):
+        (gate.path / "test_perf.py").write_text((gate.path / "test_perf.py").read_text() + "\n")
+        return measure(*arguments)
+
+    monkeypatch.setattr("stepguard.host.suite.measure", meddled)
+    result = gate.run("--perf-update")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*the tree changed while it was measured*"])
+    assert not (gate.baselines / "cpu.json").exists()
+
+
+def test_a_baselines_folder_does_not_excuse_the_tree(gate):
+    """--perf-baselines=. excuses the baseline files in it, not the code beside them."""
+    gate.suite(gate.cpu())
+    gate.commit()
+    (gate.path / "extra.py").write_text("x = 1\n")
+    result = gate.run("--perf-baselines=.", "--perf-update")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*uncommitted changes (extra.py)*"])

@@ -83,12 +83,42 @@ def test_same_appends_to_the_epoch(path):
 
 
 def test_the_newest_twenty_are_kept(path):
-    """An epoch holds 20 recordings, the oldest goes."""
+    """An epoch holds 20 recordings: its first, from which drift is told, and the newest."""
     assert KEPT_RECORDINGS == 20
     for number in range(23):
         accept(path, run(number), "")
     dates = [recording.date for recording in epochs(path)[0].recordings]
-    assert dates == [f"run {number:04d}" for number in range(3, 23)]
+    assert dates == [f"run {number:04d}" for number in (0, *range(4, 23))]
+
+
+def test_a_level_does_not_creep(path):
+    """Steps that are each `same` do not add up: an epoch stays near its first recording."""
+    accept(path, run(0, (100.0,) * 3), "")
+    ms, number = 100.0, 0
+    with pytest.raises(Refused, match="from the epoch's first recording; a new level needs a reas"):
+        for number in range(1, 40):
+            ms *= 1.01
+            accept(path, run(number, (ms,) * 3), "")
+    assert 100.0 * 1.03 < ms < 100.0 * 1.06
+    assert len(epochs(path)) == 1
+
+
+def test_launches_do_not_creep(path):
+    """A counter with slack is compared with the epoch's lowest, not with the last rise."""
+    accept(path, run(0), "")
+    count = run(0).counts.values["launches_per_step"]
+    accept(path, with_counts(run(1), launches_per_step=round(count * 1.015)), "")
+    again = with_counts(run(2), launches_per_step=round(count * 1.03))
+    assert judge(again, load(path).cases[CASE_ID]).status is Status.CHANGED
+
+
+def test_slower_under_other_software_needs_a_reason(path):
+    """An upgrade must not carry a slowdown in unseen."""
+    accept(path, run(1), "")
+    newer = replace(FINGERPRINT, torch="2.12.0+cu130")
+    slower = run(2, (270.0,) * 3, fingerprint=newer)
+    refused(path, slower, match=r"against the recordings of other software: step_ms \+8.00 %")
+    assert "first under this software" in accept(path, slower, "torch 2.12 is slower here")
 
 
 @pytest.mark.parametrize("ms", [230.0, 270.0])

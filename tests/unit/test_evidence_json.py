@@ -243,3 +243,19 @@ def test_software_key_holds_versions_and_no_machine():
         "driver_branch": "580",
         "arch": "x86_64",
     }
+
+
+def test_steering_variables_are_part_of_the_software():
+    """Figures taken with TF32 forced on, say, are not compared with others; NCCL's are."""
+    plain = FINGERPRINT.software_key()
+    steered = replace(FINGERPRINT, environment={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_DEBUG": "INFO"})
+    assert steered.software_key() == plain | {"environment": "NVIDIA_TF32_OVERRIDE=1"}
+    harmless = replace(FINGERPRINT, environment={"NCCL_DEBUG": "INFO"})
+    assert harmless.software_key() == plain
+
+
+def test_a_block_with_the_times_of_other_steps_is_no_time():
+    """A block that says 400 steps and brings 4 would be a hundred times too fast."""
+    good = block()
+    assert good.no_time() == ""
+    assert "has the times of" in replace(good, steps=good.steps * 100).no_time()
