@@ -18,6 +18,14 @@ def headline(verdict: Verdict) -> str:
     return front + _cut(change(worst, digits=1), WIDTH - len(front))
 
 
+def _short(name: str, value: float) -> str:
+    """A value in few characters, for the headline: 2.62 G; the evidence lines have it whole."""
+    if METRICS[name].unit == "B" or abs(value) < 1e6:
+        return format_value(name, value)
+    scale, letter = (1e9, "G") if abs(value) >= 1e9 else (1e6, "M")
+    return f"{value / scale:,.3g} {letter}" if abs(value) < 1000 * scale else f"{value:.3g}"
+
+
 def change(found: MetricVerdict, digits: int = 2) -> str:
     """A metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
 
@@ -26,7 +34,8 @@ def change(found: MetricVerdict, digits: int = 2) -> str:
     name, unit = found.metric, METRICS[found.metric].unit
     if found.old is None or found.new is None:
         return f"{name} {format_value(name, found.new)}"
-    text = f"{name} {format_value(name, found.old)} -> {format_value(name, found.new)}"
+    show = _short if digits < 2 else format_value
+    text = f"{name} {show(name, found.old)} -> {show(name, found.new)}"
     if found.limit_pct is not None and found.change_pct is not None:
         limit = f"limit {found.limit_pct:.{digits}f} %"
         return f"{text} ({found.change_pct:+.{digits}f} %, {limit})"
