@@ -118,7 +118,8 @@ def _run(options: argparse.Namespace) -> int:
     params = parse_params(options.params)
     gpus = tuple(visible_gpus())
     device = str(params.pop("device", None) or options.device or ("cuda" if gpus else "cpu"))
-    launches = options.launches or (3 if device == "cuda" else 1)
+    default = 3 if device == "cuda" else 1
+    launches = default if options.launches is None else options.launches
     case = Case(
         "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
     )

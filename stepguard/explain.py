@@ -73,10 +73,16 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     return sorted(gated, key=lambda m: m.status.rank)
 
 
-def next_steps(verdict: Verdict, evidence_path: str, python: str = "python") -> list[str]:
-    """Commands: accept it, or look closer. ``python`` is how this interpreter is called."""
+def next_steps(
+    verdict: Verdict, evidence_path: str, python: str = "python", dirty: bool = False
+) -> list[str]:
+    """Commands: accept it, or look closer. ``python`` is how this interpreter is called.
+
+    Evidence of a ``dirty`` tree cannot be accepted, and says what has to come first.
+    """
     case = shlex.quote(verdict.case_id)
-    accept = f"{python} -m stepguard accept {case}"
+    first = "commit, measure again, then " if dirty else ""
+    accept = f"{first}{python} -m stepguard accept {case}"
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
         steps = [f"accept: {accept} --reason '...'"]
     elif verdict.status is Status.FASTER:
@@ -93,9 +99,9 @@ def next_steps(verdict: Verdict, evidence_path: str, python: str = "python") -> 
     return [*steps, f"look closer: {evidence_path}"]
 
 
-def block(verdict: Verdict, evidence_path: str, python: str = "python") -> str:
+def block(verdict: Verdict, evidence_path: str, python: str = "python", dirty: bool = False) -> str:
     """Everything about one failure, as pytest prints it under FAILURES or ERRORS."""
-    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, python)]
+    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, python, dirty)]
     head = headline(verdict)
     full = [] if head.endswith(verdict.message) else [f"  {verdict.message}"]
     return "\n".join([head, *full, *evidence_lines(verdict), *steps])

@@ -277,7 +277,7 @@ def _moved(name: str, evidence: Evidence, recording: Recording) -> str:
     """Which parts of a counter moved, products first: "aten.mm.default 24 -> 25"."""
     assert evidence.counts is not None
     now, then = evidence.counts.detail.get(name, {}), recording.detail.get(name, {})
-    if not then:
+    if not then and recording.counters.get(name):  # what it was made of is not known
         return ""
     moves = [
         (key, then.get(key, 0), now.get(key, 0))

@@ -194,7 +194,8 @@ class PerfRun:
 
     def block(self, result: Result) -> str:
         """Everything about one result that did not pass."""
-        return explain.block(result.verdict, self.relative(result.evidence_path), self.python)
+        path, dirty = self.relative(result.evidence_path), bool(result.evidence.dirty)
+        return explain.block(result.verdict, path, self.python, dirty)
 
     def write_documents(self) -> None:
         """--perf-json and --perf-report; also for a run that measured nothing."""

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import tempfile
 from pathlib import Path
 from statistics import fmean
@@ -74,7 +75,7 @@ def load(path: Path) -> BaselineFile | None:
         if line.startswith(("<<<<<<< ", "=======", ">>>>>>> ")):
             raise BaselineError(
                 f"{path}, line {number}: merge conflict marker {line[:20]!r}; "
-                f"keep one side, e.g.: git checkout --ours {path}"
+                f"keep one side, e.g.: git checkout --ours {shlex.quote(str(path))}"
             )
     try:
         raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
@@ -112,7 +113,7 @@ def load_for(path: Path, evidence: Evidence) -> BaselineFile | None:
 
 
 def _restore(path: Path) -> str:
-    return f"restore it with: git checkout -- {path}"
+    return f"restore it with: git checkout -- {shlex.quote(str(path))}"
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -50,10 +50,8 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
             continue
         yield explain.headline(verdict), colour(verdict.status)
         # The block above has it all; here only the first thing to do.
-        yield (
-            f"  {explain.next_steps(verdict, run.relative(result.evidence_path), run.python)[0]}",
-            {},
-        )
+        path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
+        yield f"  {explain.next_steps(verdict, path, run.python, dirty)[0]}", {}
 
 
 def colour(status: Status | None) -> Markup:

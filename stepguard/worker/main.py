@@ -147,8 +147,9 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         raise
     function = getattr(module, function_name, None)
     if not callable(function):
-        known = [n for n, v in vars(module).items() if callable(v) and n[0].islower()]
-        raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has {known}")
+        own = [v for v in vars(module).values() if getattr(v, "__module__", "") == module_name]
+        known = ", ".join(v.__name__ for v in own if inspect.isfunction(v) and v.__name__[0] != "_")
+        raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has: {known}")
     try:
         inspect.signature(function).bind(device=device, **params)
     except TypeError as error:

@@ -573,3 +573,11 @@ def test_the_verdict_carries_the_case():
     pairs = [(evidence(), FIVE), (evidence(), None), (evidence(launches=()), None)]
     assert {judge(found, base).case_id for found, base in pairs} == {CASE_ID}
     assert DETAIL == evidence().counts.detail  # the builders share it: nobody may have changed it
+
+
+def test_the_first_graph_break_is_named():
+    """A count that was 0 had no parts: those it has now are what rose."""
+    counts = Counts(COUNTS | {"graph_breaks": 1}, {}, {"graph_breaks": {"builtin print": 1}})
+    verdict = judge(evidence(counts=counts), one_recording(counters=COUNTS | {"graph_breaks": 0}))
+    (found,) = [m for m in verdict.metrics if m.metric == "graph_breaks"]
+    assert (found.status, found.note) == (Status.CHANGED, "builtin print 0 -> 1")

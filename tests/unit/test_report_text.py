@@ -397,3 +397,9 @@ def test_without_a_terminal_a_case_is_a_line(screen):
     verbose.begin("a")
     verbose.stage("warm-up")
     assert screen.written[-1].endswith("warm-up\n")
+
+
+def test_evidence_of_a_dirty_tree_says_what_comes_first():
+    """The accept command would be refused: the line says to commit and measure again before it."""
+    (step, *_) = explain.next_steps(SLOWER, "e.json", dirty=True)
+    assert step.startswith("accept: commit, measure again, then python -m stepguard accept ")
