@@ -71,13 +71,17 @@ class Store:
 
     def newest(self) -> dict[str, Path]:
         """The newest evidence file of every case, by case id."""
-        found: dict[str, Path] = {}
+        return {case_id: path for case_id, (path, _) in self._newest().items()}
+
+    def _newest(self) -> dict[str, tuple[Path, Evidence]]:
+        found: dict[str, tuple[Path, Evidence]] = {}
         if not self.runs.is_dir():
             return found
         for run in sorted(self.runs.iterdir()):
             for path in sorted(run.glob(f"*/{EVIDENCE}")):
                 with contextlib.suppress(OSError, ValueError):
-                    found[from_json(path.read_bytes(), str(path)).case_id] = path
+                    evidence = from_json(path.read_bytes(), str(path))
+                    found[evidence.case_id] = (path, evidence)
         return found
 
     def last_run(self) -> list[Path]:
@@ -90,9 +94,5 @@ class Store:
 
     def last_wall_s(self) -> dict[str, float]:
         """How long each case took the last time, for the live line."""
-        walls: dict[str, float] = {}
-        for case_id, path in self.newest().items():
-            evidence = from_json(path.read_bytes(), str(path))
-            if not evidence.faults:
-                walls[case_id] = evidence.wall_s
-        return walls
+        newest = self._newest().items()
+        return {case_id: found.wall_s for case_id, (_, found) in newest if not found.faults}
