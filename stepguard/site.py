@@ -1,0 +1,62 @@
+"""A site: the place in somebody's source where a counted thing happens.
+
+Line numbers move with every edit above them, so sites of two revisions are matched by file,
+function, source text and what happens there; the line is for the reader.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Site:
+    """One place and what happens there, so often per step (or in all, for the compiler's)."""
+
+    what: str  # ".item()", "graph break: ...", "recompile: ..."
+    file: str = ""  # relative to the tree that was measured where it lies in it; empty if unknown
+    line: int = 0
+    function: str = ""
+    text: str = ""  # the source line, stripped
+    phase: str = ""  # "micro_step_0/forward"
+    count: int = 1
+    allowed: str = ""  # the reason given where it stands, if it is deliberate
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What must be equal for two sites to be the same one."""
+        return (self.what, self.file, self.function, self.text)
+
+    def describe(self) -> str:
+        """``loss.item() in train_step (model/workloads.py:88), forward``."""
+        if not self.file:
+            return f"{self.what}{f', {self.phase}' if self.phase else ''}"
+        shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
+        where = f"{shown or self.what} in {self.function} ({self.file}:{self.line})"
+        return f"{where}, {self.phase}" if self.phase else where
+
+
+def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
+    """Equal sites as one with their counts added; the phases are joined, the first line is kept."""
+    first: dict[tuple[str, str, str, str], Site] = {}
+    counts: Counter[tuple[str, str, str, str]] = Counter()
+    phases: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    for site in sites:
+        first.setdefault(site.key, site)
+        counts[site.key] += site.count
+        if site.phase:
+            phases.setdefault(site.key, {})[site.phase] = None
+    return tuple(
+        replace(site, count=counts[key], phase=", ".join(phases.get(key, ())))
+        for key, site in first.items()
+    )
+
+
+def added(old: Iterable[Site], new: Iterable[Site]) -> tuple[Site, ...]:
+    """Sites of ``new`` that ``old`` has less often or not at all, with the difference as count."""
+    before = Counter({site.key: site.count for site in merge(old)})
+    return tuple(
+        replace(site, count=site.count - before[site.key])
+        for site in merge(new)
+        if site.count > before[site.key]
+    )

@@ -1,0 +1,56 @@
+"""From a call stack to the line that somebody wrote."""
+
+import linecache
+import sysconfig
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+import torch
+
+_TORCH = str(Path(torch.__file__).parent)
+_STDLIB = sysconfig.get_paths()["stdlib"]
+_ENGINE = str(Path(__file__).resolve().parent.parent)
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class Place(NamedTuple):
+    """A line of source: ``file`` is relative to the working directory where it lies below it."""
+
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    text: str = ""
+
+
+def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
+    """(file, line, function) from a frame outwards, for ``locate``."""
+    while innermost is not None:
+        code = innermost.f_code
+        yield code.co_filename, innermost.f_lineno, code.co_qualname.replace(".<locals>", "")
+        innermost = innermost.f_back
+
+
+def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
+    """The innermost frame of the measured tree, else the innermost outside torch and this engine.
+
+    ``stack`` goes from the innermost frame outwards. Returns an empty Place when every frame is
+    torch's, the standard library's or the engine's (an autograd thread has no Python frame).
+    """
+    root = Path.cwd()
+    fallback = Place()
+    for file, line, function in stack:
+        if file.startswith(("<", _TORCH, _ENGINE)):
+            continue
+        installed = any(part in file for part in _INSTALLED)
+        if file.startswith(_STDLIB) and not installed:
+            continue
+        path = Path(file).resolve()
+        inside = path.is_relative_to(root) and not installed
+        shown = str(path.relative_to(root)) if inside else file
+        place = Place(shown, line, function, linecache.getline(file, line).strip())
+        if inside:
+            return place
+        fallback = fallback if fallback.file else place
+    return fallback
