@@ -9,7 +9,6 @@ compiled region is opaque to dispatch modes.
 import gc
 import json
 import os
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -21,6 +20,8 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepguard.site import Site
+from stepguard.worker import compiler
 from stepguard.worker.clock import Step
 
 ACTIVE_STEPS = 2  # a count is taken when this many steps agree
@@ -88,24 +89,20 @@ def count(step: Step, device: torch.device, progress: Callable[[str], None]) -> 
 
 def compiled_graphs() -> int:
     """Graphs compiled in this process so far; the compiler is not imported just to be asked."""
-    if "torch._dynamo.utils" not in sys.modules:
-        return 0
-    return int(sys.modules["torch._dynamo.utils"].counters["stats"]["unique_graphs"])
+    return compiler.unique_graphs()
 
 
-def count_compiler(tally: Tally) -> None:
-    """Graphs, unique graph breaks and generated kernels of this process so far."""
-    from torch._dynamo.utils import counters
-    from torch._inductor import metrics
+def count_compiler(tally: Tally) -> list[Site]:
+    """Graphs, unique graph breaks and generated kernels of this process so far.
 
-    breaks = {_first_line(reason): 1 for reason in counters["graph_break"]}
-    tally.add("graph_breaks", [len(counters["graph_break"])], breaks)
-    tally.add("unique_graphs", [compiled_graphs()])
-    tally.add("generated_kernels", [metrics.generated_kernel_count])
-
-
-def _first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "graph break")
+    Returns where the compiler broke a graph or gave a function up, for evidence.
+    """
+    breaks = compiler.graph_breaks()
+    reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
+    tally.add("graph_breaks", [len(breaks)], reasons)
+    tally.add("unique_graphs", [compiler.unique_graphs()])
+    tally.add("generated_kernels", [compiler.generated_kernels()])
+    return breaks + compiler.recompile_limits()
 
 
 def peak_allocated_bytes(step: Step, device: torch.device) -> int:
