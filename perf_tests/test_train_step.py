@@ -3,7 +3,7 @@
 The 124m case is what one GPU of a 4-GPU, 524,288-token step does: 2 micro-steps of 64 x 1024.
 """
 
-from stepguard import Case
+from stepguard import Case, default_gates
 from stepguard.plugin import cases
 
 TRAIN_STEP = "model.workloads:train_step"
@@ -19,7 +19,7 @@ NANO = {"size": "nano", "batch": 4, "seq": 64, "micro_steps": 2, "precision": "f
 
 
 @cases(
-    Case("124m-bf16", TRAIN_STEP, SEED),
+    Case("124m-bf16", TRAIN_STEP, SEED, gates=(*default_gates("cuda"), "sync_overhead_pct")),
     Case("124m-bf16-eager", TRAIN_STEP, SEED | {"compile": False, "batch": 16}, extended=True),
     Case("124m-fp16", TRAIN_STEP, SEED | {"precision": "fp16"}, extended=True),
     Case("350m-bf16", TRAIN_STEP, SEED | {"size": "350m", "batch": 32}, extended=True),

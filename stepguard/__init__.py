@@ -4,7 +4,9 @@ pytest perf_tests                                       # the suite
 python -m stepguard run model.workloads:train_step size=124m batch=64
 """
 
+from stepguard.allow import allow_sync
 from stepguard.case import Case
+from stepguard.metrics import default_gates
 
-__all__ = ["Case", "__version__"]
+__all__ = ["Case", "__version__", "allow_sync", "default_gates"]
 __version__ = "0.1.0"

@@ -8,12 +8,21 @@ from typing import Annotated, Any
 
 import msgspec
 
+from stepguard.site import Site
+
 SCHEMA = 1
 KEPT_RECORDINGS = 20  # of an epoch, newest
 
 Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A difference of two ways to run the step, in percent of a step."""
+
+    mean: float
+    half_width: Annotated[float, msgspec.Meta(ge=0)]  # of its 95 % interval
 
 
 class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,6 +39,9 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     information: dict[str, float]  # shown beside the verdict, never judged
     # metric -> operator, call or graph break -> count; only in the newest of its software
     detail: dict[str, dict[str, Count]]
+    # metric -> the places that its count is made of; only in the newest, too
+    sites: dict[str, list[Site]] = {}
+    differences_pct: dict[str, RecordedDifference] = {}
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

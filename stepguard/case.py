@@ -50,7 +50,7 @@ class Case:
         for key, value in self.params.items():
             if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
                 raise ValueError(f"Case.params[{key!r}] {value!r}: only JSON scalars")
-        gates = self.gates or default_gates(self.device)
+        gates = self.gates or default_gates(self.device, self.world_size)
         for gate in gates:
             if gate not in METRICS or not METRICS[gate].gateable:
                 known = ", ".join(name for name, metric in METRICS.items() if metric.gateable)

@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 
 from stepguard.metrics import METRICS
+from stepguard.site import Site
+from stepguard.statistics import paired
 from stepguard.verdict import Reason
 
 SCHEMA = 1
@@ -91,7 +93,20 @@ class Counts:
     values: dict[str, int]
     unstable: dict[str, str] = field(default_factory=dict)
     detail: dict[str, dict[str, int]] = field(default_factory=dict)  # metric -> what -> count
+    sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)  # metric -> where
+    information: dict[str, float] = field(default_factory=dict)  # beside the counts, never judged
     wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two ways to run the same step, block beside block in one launch: (plain, other) in ms a step.
+
+    ``name`` is the difference's, "sync_overhead": the other way synchronizes after every step.
+    """
+
+    name: str
+    pairs_ms: tuple[tuple[float, float], ...]
 
 
 # Variables that change what runs, not only where: with other values figures are not comparable.
@@ -176,6 +191,7 @@ class Evidence:
     fingerprint: Fingerprint | None = None
     launches: tuple[Launch, ...] = ()
     counts: Counts | None = None
+    differences: tuple[Difference, ...] = ()
     faults: tuple[Fault, ...] = ()
     tokens_per_step: int = 0  # all ranks
     flops_per_step: float = 0.0  # by formula, all ranks
@@ -190,6 +206,12 @@ class Evidence:
     def values(self) -> dict[str, float]:
         """Every metric that this evidence has, by name."""
         found: dict[str, float] = dict(self.counts.values) if self.counts else {}
+        if self.counts:
+            found |= self.counts.information
+        for one in self.differences:
+            measured = paired(one.pairs_ms)
+            found[f"{one.name}_ms"] = measured.mean_ms
+            found[f"{one.name}_pct"] = measured.mean_pct
         if self.tokens_per_step:
             found["tokens_per_step"] = self.tokens_per_step
         timed = all(x.blocks and not any(b.no_time() for b in x.blocks) for x in self.launches)
@@ -218,6 +240,29 @@ class Evidence:
         if self.fingerprint is None or not self.fingerprint.floor_flops:
             return None
         return self.floor_flops_per_step / self.fingerprint.floor_flops * 1e3
+
+
+def counts_of(ranks: Sequence[dict[str, Any]], wall_s: float) -> Counts:
+    """One Counts out of every rank's: of each metric the rank that counted most, and its parts.
+
+    What is unstable on one rank is unstable. Information is rank 0's.
+    """
+    told = [msgspec.convert(rank, Counts) for rank in ranks]
+    unstable = {
+        name: f"rank {rank}: {reason}" if len(told) > 1 else reason
+        for rank, counts in enumerate(told)
+        for name, reason in counts.unstable.items()
+    }
+    names = {name: None for counts in told for name in counts.values if name not in unstable}
+    most = {name: max(told, key=lambda c: c.values.get(name, -1)) for name in names}
+    return Counts(
+        values={name: counts.values[name] for name, counts in most.items()},
+        unstable=unstable,
+        detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
+        sites={name: c.sites[name] for name, c in most.items() if name in c.sites},
+        information=told[0].information,
+        wall_s=wall_s,
+    )
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -3,6 +3,7 @@
 import shlex
 
 from stepguard.metrics import METRICS, format_value
+from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
@@ -15,7 +16,9 @@ def headline(verdict: Verdict) -> str:
     front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}: "
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
-    return front + _cut(change(worst, digits=1), WIDTH - len(front))
+    moved = front + change(worst, digits=1)
+    where = f" {worst.sites[0].file}:{worst.sites[0].line}" if worst.sites else ""
+    return moved + where if where and len(moved + where) <= WIDTH else _cut(moved)
 
 
 def _short(name: str, value: float) -> str:
@@ -54,7 +57,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
         line = f"  {metric.metric} [{unit}]: {change(metric)[len(metric.metric) + 1 :]}"
         line += f": {metric.status.value}, {metric.reason.value}"
         lines.append(line)
-        if metric.note:
+        lines += [f"    {_happens(site)}" for site in metric.sites]
+        if metric.note and not metric.sites:
             lines.append(f"    moved: {metric.note}")
         if metric.noise_pct is not None:
             lines.append(f"    standard error over launches {metric.noise_pct:.2f} %")
@@ -66,11 +70,17 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     return lines
 
 
+def _happens(site: Site) -> str:
+    """ "2 x .item(): loss.item() in step (model/workloads.py:88), forward, each micro-step"."""
+    times = f"{site.count} x " if site.count > 1 else ""
+    return f"{times}{site.what}: {site.describe()}" if site.file else f"{times}{site.describe()}"
+
+
 def _moved(verdict: Verdict) -> list[MetricVerdict]:
     if verdict.message:
         return []
     gated = [m for m in verdict.metrics if m.gated and m.status is not Status.SAME]
-    return sorted(gated, key=lambda m: m.status.rank)
+    return sorted(gated, key=lambda m: (m.status.rank, not m.sites))
 
 
 def next_steps(

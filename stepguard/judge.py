@@ -6,11 +6,13 @@ with; what is there cannot be compared; then every metric on its own, the worst 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from stepguard.baseline_model import Entry, Epoch, Recording
+from stepguard.compare import compare, screen_of
 from stepguard.evidence import Evidence
-from stepguard.metrics import METRICS, format_value
-from stepguard.statistics import DEFAULT_LIMIT_PCT, Screen, screen
+from stepguard.metrics import METRICS
+from stepguard.statistics import DEFAULT_LIMIT_PCT
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 _UNFIT = {
@@ -19,8 +21,6 @@ _UNFIT = {
     Reason.MACHINE_UNREADABLE,
     Reason.TOO_FEW_GPUS,
 }
-NOTE_ITEMS = 3  # how many moved operators a note names
-PRODUCTS = ("mm", "attention", "convolution")  # what a step is made of; its views only follow
 
 
 def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
@@ -45,15 +45,13 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     if tokens != evidence.tokens_per_step:
         message = f"recorded with {tokens} tokens a step, now {evidence.tokens_per_step}"
         return _without_comparison(evidence, Status.NOT_COMPARABLE, Reason.OTHER_TOKENS, message)
-    metrics = tuple(_compare(name, evidence, recordings) for name in _shown(evidence))
+    metrics = tuple(compare(name, evidence, recordings) for name in _shown(evidence))
     worst = min((m for m in metrics if m.gated), key=lambda m: m.status.rank)
-    return Verdict(
-        evidence.case_id,
-        worst.status,
-        worst.reason,
-        metrics=metrics,
-        recordings=len(recordings),
+    verdict = Verdict(
+        evidence.case_id, worst.status, worst.reason, metrics=metrics, recordings=len(recordings)
     )
+    assert verdict.worst is not None
+    return replace(verdict, reason=verdict.worst.reason)
 
 
 def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
@@ -71,7 +69,7 @@ def wants_more(evidence: Evidence, entry: Entry | None) -> bool:
     if not recordings:
         return False
     times = [name for name in evidence.gates if METRICS[name].kind == "time"]
-    screens = [found for name in times if (found := _screen(name, evidence, recordings))]
+    screens = [found for name in times if (found := screen_of(name, evidence, recordings))]
     return any(found.close or found.noisy for found in screens)
 
 
@@ -176,115 +174,10 @@ def _other_software(evidence: Evidence, epoch: Epoch) -> Verdict:
     return _without_comparison(evidence, Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE, message)
 
 
-def _compare(name: str, evidence: Evidence, recordings: list[Recording]) -> MetricVerdict:
-    metric, gated = METRICS[name], name in evidence.gates
-    new = evidence.values()[name]
-    if metric.kind == "time":
-        return _compare_time(name, new, _screen(name, evidence, recordings), gated)
-    if metric.kind == "information":
-        past = recordings[-1].information.get(name)
-        return _verdict(name, Status.SAME, Reason.EQUAL, past, new, gated=False)
-    if name == "tokens_per_step":
-        tokens = recordings[-1].tokens_per_step  # equal, or judge() had stopped
-        return _verdict(name, Status.SAME, Reason.EQUAL, tokens, new, gated=gated)
-    old = _recorded_count(name, recordings)
-    if old is None:
-        reason = Reason.METRIC_NOT_RECORDED
-        return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
-    return _compare_counter(name, old, new, _moved(name, evidence, recordings[-1]), gated)
-
-
-def _recorded_count(name: str, recordings: list[Recording]) -> int | None:
-    """The newest recording's count; the epoch's lowest where a metric has slack, so that small
-    rises do not add up, one recording at a time.
-    """
-    newest = recordings[-1].counters.get(name)
-    if newest is None or not METRICS[name].slack_pct:
-        return newest
-    return min(recording.counters.get(name, newest) for recording in recordings)
-
-
 def drifted(evidence: Evidence, recordings: list[Recording]) -> str:
     """Why this evidence, though `same`, must not join the epoch: too far from how it began."""
     for name in (name for name in evidence.gates if METRICS[name].kind == "time"):
-        found = _screen(name, evidence, recordings[:1])
+        found = screen_of(name, evidence, recordings[:1])
         if found is not None and abs(found.change_pct) > DEFAULT_LIMIT_PCT:
             return f"{name} is {found.change_pct:+.2f} % from the epoch's first recording"
     return ""
-
-
-def _screen(name: str, evidence: Evidence, recordings: list[Recording]) -> Screen | None:
-    """The comparison of a time with the recordings that hold it; None if none does."""
-    past = [recording.times_ms[name] for recording in recordings if recording.times_ms.get(name)]
-    if not past:
-        return None
-    return screen([getattr(launch, name) for launch in evidence.launches], past)
-
-
-def _compare_time(name: str, new: float, found: Screen | None, gated: bool) -> MetricVerdict:
-    if found is None:
-        reason = Reason.METRIC_NOT_RECORDED
-        return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
-    if found.noisy:
-        status, reason = Status.INCONCLUSIVE, Reason.TOO_NOISY
-    elif abs(found.change_pct) <= found.limit_pct:
-        status, reason = Status.SAME, Reason.WITHIN_LIMIT
-    else:
-        status = Status.SLOWER if found.change_pct > 0 else Status.FASTER
-        reason = Reason.BEYOND_LIMIT
-    return MetricVerdict(
-        name,
-        status,
-        reason,
-        old=new / (1 + found.change_pct / 100),
-        new=new,
-        change_pct=found.change_pct,
-        limit_pct=found.limit_pct,
-        noise_pct=found.se_pct,
-        gated=gated,
-    )
-
-
-def _compare_counter(name: str, old: float, new: float, note: str, gated: bool) -> MetricVerdict:
-    metric = METRICS[name]
-    if new == old:
-        return _verdict(name, Status.SAME, Reason.EQUAL, old, new, gated=gated)
-    if metric.role == "work":
-        return _verdict(name, Status.CHANGED, Reason.WORK_MOVED, old, new, note, gated)
-    if new < old:
-        return _verdict(name, Status.FASTER, Reason.COUNTER_FELL, old, new, note, gated)
-    if new <= old * (1 + metric.slack_pct / 100):
-        return _verdict(name, Status.SAME, Reason.WITHIN_LIMIT, old, new, note, gated)
-    return _verdict(name, Status.CHANGED, Reason.COUNTER_ROSE, old, new, note, gated)
-
-
-def _verdict(
-    name: str,
-    status: Status,
-    reason: Reason,
-    old: float | None,
-    new: float,
-    note: str = "",
-    gated: bool = True,
-) -> MetricVerdict:
-    change = 100 * (new / old - 1) if old else None
-    return MetricVerdict(
-        name, status, reason, old=old, new=new, change_pct=change, note=note, gated=gated
-    )
-
-
-def _moved(name: str, evidence: Evidence, recording: Recording) -> str:
-    """Which parts of a counter moved, products first: "aten.mm.default 24 -> 25"."""
-    assert evidence.counts is not None
-    now, then = evidence.counts.detail.get(name, {}), recording.detail.get(name, {})
-    if not then and recording.counters.get(name):  # what it was made of is not known
-        return ""
-    moves = [
-        (key, then.get(key, 0), now.get(key, 0))
-        for key in sorted(then.keys() | now.keys())
-        if then.get(key, 0) != now.get(key, 0)
-    ]
-    moves.sort(key=lambda m: (not any(p in m[0] for p in PRODUCTS), -abs(m[2] - m[1])))
-    shown = [f"{key} {format_value(name, a)} -> {format_value(name, b)}" for key, a, b in moves]
-    rest = len(shown) - NOTE_ITEMS
-    return ", ".join(shown[:NOTE_ITEMS]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,7 +1,8 @@
 """Every metric there is, in one table: its unit, which way is better, and how it is judged.
 
 Kinds: a ``time`` is judged against a limit in percent; a ``counter`` is an exact count and is
-compared to the unit; ``information`` is shown and never judged.
+compared to the unit; a ``difference`` of two ways to run the step is judged in percentage points of
+a step; ``information`` is shown and never judged.
 
 A counter has a role. ``work`` is what the step does (FLOPs, operator calls): a move either way
 means that it is no longer the same step. ``cost`` is what it pays (launches, peak memory): a rise
@@ -17,17 +18,23 @@ class Metric:
 
     name: str
     unit: str
-    kind: str  # "time", "counter" or "information"
+    kind: str  # "time", "counter", "difference" or "information"
     meaning: str
     better: str = "lower"  # "lower", "higher" or "" where neither is
     role: str = ""  # counters: "work" or "cost"
     slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
     digits: int = 0
+    device: str = ""  # "cpu" or "cuda" where only one of them has it
+    several_ranks: bool = False  # exists with several ranks alone
 
     @property
     def gateable(self) -> bool:
         """Whether a case may name it among its gates."""
         return self.kind != "information"
+
+    def exists(self, device: str, world_size: int) -> bool:
+        """Whether a case on ``world_size`` ranks of ``device`` can have it."""
+        return self.device in ("", device) and (world_size > 1 or not self.several_ranks)
 
 
 def _table(*metrics: Metric) -> dict[str, Metric]:
@@ -66,12 +73,70 @@ METRICS: dict[str, Metric] = _table(
     ),
     Metric("tokens_per_step", "tokens", "counter", "over all ranks", better="", role="work"),
     Metric(
+        "host_syncs_per_step",
+        "syncs",
+        "counter",
+        "calls that make the host wait for the GPU, those allowed by the source left out",
+        role="cost",
+        device="cuda",
+    ),
+    Metric(
+        "sync_candidates_per_step",
+        "calls",
+        "counter",
+        "calls of the eager step that would make the host wait for a GPU",
+        role="cost",
+        device="cpu",
+    ),
+    Metric(
         "launches_per_step",
         "calls",
         "counter",
         "kernel and graph launches, counted as API calls",
         role="cost",
         slack_pct=2.0,
+        device="cuda",
+    ),
+    Metric(
+        "copies_per_step",
+        "copies",
+        "counter",
+        "memory copies, by direction",
+        role="cost",
+        device="cuda",
+    ),
+    Metric(
+        "copied_bytes_per_step",
+        "B",
+        "counter",
+        "bytes of these copies",
+        role="cost",
+        device="cuda",
+    ),
+    Metric(
+        "pageable_copies_per_step",
+        "copies",
+        "counter",
+        "copies from or to memory that is not pinned, which the driver has to stage",
+        role="cost",
+        device="cuda",
+    ),
+    Metric("memsets_per_step", "calls", "counter", "memory fills", role="cost", device="cuda"),
+    Metric(
+        "collectives_per_step",
+        "calls",
+        "counter",
+        "collectives that a rank takes part in",
+        role="cost",
+        several_ranks=True,
+    ),
+    Metric(
+        "collective_bytes_per_step",
+        "B",
+        "counter",
+        "payload that a rank hands to them",
+        role="cost",
+        several_ranks=True,
     ),
     Metric(
         "generated_kernels",
@@ -83,11 +148,49 @@ METRICS: dict[str, Metric] = _table(
     Metric("graph_breaks", "breaks", "counter", "unique graph breaks", role="cost"),
     Metric("unique_graphs", "graphs", "counter", "graphs that were compiled", role="cost"),
     Metric(
+        "recompiles",
+        "graphs",
+        "counter",
+        "compilations during the counted steps, which should be steady",
+        role="cost",
+    ),
+    Metric(
         "peak_allocated_bytes",
         "B",
         "counter",
-        "peak of live tensor bytes within a steady step",
+        "peak of the bytes that live tensors asked for, within a steady step",
         role="cost",
+    ),
+    Metric(
+        "leaked_bytes_per_step",
+        "B",
+        "counter",
+        "what a steady step leaves behind",
+        role="cost",
+    ),
+    Metric(
+        "device_allocations_per_step",
+        "calls",
+        "counter",
+        "cudaMalloc, cudaFree and allocator retries in a steady step",
+        role="cost",
+        device="cuda",
+    ),
+    Metric(
+        "sync_overhead_pct",
+        "% of a step",
+        "difference",
+        "what one synchronize per step adds, synced minus pipelined blocks in turns",
+        digits=2,
+        device="cuda",
+    ),
+    Metric(
+        "sync_overhead_ms",
+        "ms",
+        "information",
+        "the same in ms a step",
+        digits=3,
+        device="cuda",
     ),
     Metric(
         "tokens_per_s",
@@ -125,18 +228,35 @@ METRICS: dict[str, Metric] = _table(
         "the GPU's energy counter over the timed blocks",
         digits=2,
     ),
+    Metric(
+        "peak_reserved_bytes",
+        "B",
+        "information",
+        "what the allocator held at its peak; it depends on what ran before",
+        device="cuda",
+    ),
+    Metric(
+        "sync_api_share_pct",
+        "%",
+        "information",
+        "share of synchronize calls in the host's time in CUDA calls: a host that waits for a busy "
+        "GPU, not lost time",
+        better="",
+        digits=1,
+        device="cuda",
+    ),
 )
 
 
-def default_gates(device: str) -> tuple[str, ...]:
+def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
     """What a case gates unless it says otherwise: counters everywhere, times on GPUs alone.
 
-    A time on a shared CPU says nothing that should stop a merge.
+    A time on a shared CPU says nothing that should stop a merge. A difference has a launch's worth
+    of blocks of its own to pay for, so a case has to ask for it.
     """
-    counters = tuple(name for name, metric in METRICS.items() if metric.kind == "counter")
-    if device == "cpu":
-        return tuple(name for name in counters if name != "launches_per_step")
-    return ("step_ms", "step_ms_median", *counters)
+    times = ("step_ms", "step_ms_median") if device == "cuda" else ()
+    counters = (metric for metric in METRICS.values() if metric.kind == "counter")
+    return (*times, *(metric.name for metric in counters if metric.exists(device, world_size)))
 
 
 def format_value(name: str, value: float | None) -> str:

@@ -18,6 +18,7 @@ MIN_RECORDINGS = 5
 FLOOR_LIMIT_PCT = 0.5  # a limit below this would judge the card's temperature
 ALPHA = 0.001  # one-sided, per metric
 LAUNCH_SD_PCT = 0.25  # what launches of one case differ by at the least, when few are at hand
+DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how long they take to wake up and launch
 CLOSE_SE = 2.0  # "close": the limit lies within this many standard errors of the change
 
 
@@ -93,6 +94,36 @@ def _logs(times_ms: Sequence[float]) -> list[float]:
         if not (math.isfinite(ms) and ms > 0):
             raise ValueError(f"step time {ms!r} ms: not a positive finite number")
     return [math.log(ms) for ms in times_ms]
+
+
+@dataclass(frozen=True)
+class Paired:
+    """A difference of two ways to run a step, from blocks that took turns."""
+
+    mean_ms: float
+    mean_pct: float  # of the plain step
+    half_width_pct: float  # of the 95 % interval, Student's t over the pairs; inf for one pair
+    pairs: int
+
+
+def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
+    """Other minus plain over (plain, other) pairs, each in ms a step.
+
+    The differences themselves are averaged, not ratios or logarithms: a difference may well be
+    zero. Raises ValueError without a pair or for a time that is not positive and finite.
+    """
+    if not pairs_ms:
+        raise ValueError("paired() needs at least one pair")
+    for one in pairs_ms:
+        _logs(one)
+    plain_ms = fmean(plain for plain, _ in pairs_ms)
+    differences = [other - plain for plain, other in pairs_ms]
+    count = len(differences)
+    half = math.inf
+    if count > 1:
+        half = float(stdtrit(count - 1, 0.975)) * stdev(differences) / math.sqrt(count)
+    mean = fmean(differences)
+    return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms, count)
 
 
 def steady(window_ms: Sequence[float], window_s: Sequence[float], tolerance: float) -> bool:

@@ -7,6 +7,8 @@ name each. `judge.py` holds the rules that choose among them.
 from dataclasses import dataclass
 from enum import Enum
 
+from stepguard.site import Site
+
 
 class Status(Enum):
     """The verdicts, worst first."""
@@ -82,6 +84,7 @@ class MetricVerdict:
     limit_pct: float | None = None  # times only
     noise_pct: float | None = None  # times only: standard error over launches
     note: str = ""  # what exactly moved, "aten.mm 24 -> 25"
+    sites: tuple[Site, ...] = ()  # where
     gated: bool = True
 
 
@@ -100,6 +103,6 @@ class Verdict:
 
     @property
     def worst(self) -> MetricVerdict | None:
-        """The metric that decided, if one did."""
+        """The metric that decided, if one did: of equals the one that names a line."""
         gated = [metric for metric in self.metrics if metric.gated]
-        return min(gated, key=lambda metric: metric.status.rank, default=None)
+        return min(gated, key=lambda m: (m.status.rank, not m.sites), default=None)

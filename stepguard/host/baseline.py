@@ -23,12 +23,13 @@ from stepguard.baseline_model import (
     BaselineFile,
     Entry,
     Epoch,
+    RecordedDifference,
     Recording,
 )
 from stepguard.evidence import Evidence
 from stepguard.judge import comparable, drifted, judge, measurement_problem
 from stepguard.metrics import METRICS
-from stepguard.statistics import DEFAULT_LIMIT_PCT
+from stepguard.statistics import DEFAULT_LIMIT_PCT, paired
 from stepguard.verdict import Status
 
 LINE_WIDTH = 100
@@ -203,6 +204,7 @@ def recording_of(evidence: Evidence) -> Recording:
     values = evidence.values()
     timed = evidence.case["device"] == "cuda"
     counted = evidence.counts.detail if evidence.counts else {}
+    found = evidence.counts.sites if evidence.counts else {}
     return Recording(
         date=evidence.date,
         commit=evidence.commit,
@@ -222,6 +224,14 @@ def recording_of(evidence: Evidence) -> Recording:
             if METRICS[name].kind == "information" and timed
         },
         detail={name: parts for name, parts in counted.items() if parts},
+        sites={name: list(sites) for name, sites in found.items() if sites},
+        differences_pct={
+            f"{one.name}_pct": RecordedDifference(
+                mean=round(measured.mean_pct, 4), half_width=round(measured.half_width_pct, 4)
+            )
+            for one in evidence.differences
+            for measured in [paired(one.pairs_ms)]
+        },
     )
 
 
@@ -306,7 +316,7 @@ def _without_detail(recording: Recording, software: dict[str, str]) -> Recording
     """The recording less what a newer one of the same software repeats."""
     if recording.software != software:
         return recording
-    return msgspec.structs.replace(recording, detail={})
+    return msgspec.structs.replace(recording, detail={}, sites={})
 
 
 def as_builtins(entry: Entry) -> Any:

@@ -14,13 +14,23 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.case import Case
-from stepguard.evidence import Block, Counts, Evidence, Fault, Fingerprint, Launch
+from stepguard.evidence import (
+    Block,
+    Counts,
+    Difference,
+    Evidence,
+    Fault,
+    Fingerprint,
+    Launch,
+    counts_of,
+)
 from stepguard.hardware import nominal_peak_flops, physical_peak_flops
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.revision import Revision
 from stepguard.host.warmup import PROTOCOLS, WarmUp
 from stepguard.metrics import METRICS
+from stepguard.statistics import paired
 from stepguard.verdict import Reason
 
 Progress = Callable[[str], None]
@@ -60,23 +70,28 @@ def measure(
 
 @dataclass(frozen=True)
 class Leg:
-    """One launch of the plan: whether it times blocks, whether it counts."""
+    """One launch of the plan: whether it times blocks, compares ways to run the step, counts."""
 
     label: str
     timed: bool
     count: bool
+    compare: bool = False
 
 
 def plan(case: Case) -> list[Leg]:
     """The launches of a case, in order.
 
     On a GPU the counting pass has a launch of its own, first, which also fills the compile caches;
-    a case that gates no counter needs none. On a CPU, where times decide nothing, the first timed
-    launch counts too, after its blocks.
+    a case that gates no counter needs none. Ways to run the step take turns there before anything
+    is counted. On a CPU, where times decide nothing, the first timed launch counts too, after its
+    blocks.
     """
     own_launch = case.device == "cuda"
-    counted = any(METRICS[name].kind == "counter" for name in case.gates)
-    legs = [Leg("counting launch", False, True)] if own_launch and counted else []
+    kinds = {METRICS[name].kind for name in case.gates}
+    counted, compared = "counter" in kinds, "difference" in kinds
+    legs = []
+    if own_launch and (counted or compared):
+        legs.append(Leg("counting launch", False, counted, compared))
     for index in range(case.launches):
         legs.append(Leg(f"launch {index + 1}", True, counted and not own_launch and index == 0))
     return legs
@@ -90,6 +105,7 @@ class _CaseRun:
         self.date = datetime.now(UTC).isoformat(timespec="seconds")
         self.launches: list[Launch] = []
         self.counts: Counts | None = None
+        self.differences: list[Difference] = []
         self.faults: list[Fault] = []
         self.prepared: list[dict[str, Any]] = []
         self.monitor: Monitor | None = None
@@ -168,6 +184,9 @@ class _CaseRun:
                     discarded=tuple(discarded),
                 )
             )
+        if leg.compare:
+            warmup = self._warm_up(ask, label, next_group)
+            self.differences.append(self._sync_overhead(ask, label, warmup.step_s))
         if leg.count:
             self._count(ask, label)
         group.leave()
@@ -230,10 +249,30 @@ class _CaseRun:
                 raise LaunchFailed(_taint_fault(block.tainted, label, len(discarded)))
         return kept, discarded
 
+    def _sync_overhead(self, ask: "Ask", label: str, step_s: float) -> Difference:
+        """Pipelined and synced blocks in turns, P S S P, until their difference is known."""
+        steps = max(4, round(self.protocol.difference_block_s / step_s))
+        pairs: list[tuple[float, float]] = []
+
+        def step_ms(way: str) -> float:
+            return block_of(ask("block", steps=steps, way=way), steps).mean_ms
+
+        while len(pairs) < self.protocol.difference_pairs:
+            self.progress(f"{label}: sync overhead, pair {len(pairs) + 1}")
+            if len(pairs) % 2:
+                synced, pipelined = step_ms("synced"), step_ms("pipelined")
+            else:
+                pipelined, synced = step_ms("pipelined"), step_ms("synced")
+            pairs.append((pipelined, synced))
+            known = len(pairs) >= self.protocol.difference_pairs_min
+            if known and paired(pairs).half_width_pct <= self.protocol.difference_half_width_pct:
+                break
+        return Difference("sync_overhead", tuple(pairs))
+
     def _count(self, ask: "Ask", label: str) -> None:
         began = time.monotonic()
         ranks = ask("count", limit_s=COMPILE_LIMIT_S)
-        self.counts = Counts(**ranks[0], wall_s=time.monotonic() - began)
+        self.counts = counts_of(ranks, time.monotonic() - began)
 
     def evidence(self) -> Evidence:
         """What is known so far."""
@@ -251,6 +290,7 @@ class _CaseRun:
             fingerprint=self._fingerprint(first) if told else None,
             launches=tuple(self.launches),
             counts=self.counts,
+            differences=tuple(self.differences),
             faults=tuple(self.faults),
             tokens_per_step=sum(rank["tokens_per_step"] for rank in told),
             flops_per_step=sum(rank["flops_per_step"] for rank in told),

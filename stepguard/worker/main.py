@@ -27,8 +27,27 @@ from typing import Any
 
 from stepguard.worker.lifeline import die_with_parent
 from stepguard.worker.note import Note
+from stepguard.worker.phases import Phases
 
 REQUIRED = ("step", "tokens_per_step")
+
+
+Step = Callable[[], object]
+
+
+def _synced(step: Step, synchronize: Callable[[], None]) -> Step:
+    def run() -> None:
+        step()
+        synchronize()
+
+    return run
+
+
+# How the steps of a block are run, by name.
+WAYS: dict[str, Callable[[Step, Callable[[], None]], Step]] = {
+    "pipelined": lambda step, synchronize: step,
+    "synced": _synced,
+}
 
 
 class BadWorkload(Exception):
@@ -47,6 +66,7 @@ class Session:
         self.torch = torch
         preload()
         self.note = note
+        self.phases = Phases(note.phase)
         self.device = _device()
         _join_process_group(self.device)
         self.channel = Channel()
@@ -82,7 +102,7 @@ class Session:
         self.workload = build(factory, params, self.device.type)
         compiler.install()  # not before: only a workload that compiles has imported the compiler
         if hasattr(self.workload, "on_phase"):
-            self.workload.on_phase = self.note.phase
+            self.workload.on_phase = self.phases
         return {
             "tokens_per_step": int(self.workload.tokens_per_step),
             "flops_per_step": float(getattr(self.workload, "flops_per_step", 0.0)),
@@ -103,16 +123,16 @@ class Session:
         compiler.install()  # a step may have been the first to ask for the compiler
         return {"compile_s": took_s}
 
-    def do_block(self, steps: int) -> dict[str, Any]:
-        """One block, and what would show that it was not steady."""
+    def do_block(self, steps: int, way: str = "pipelined") -> dict[str, Any]:
+        """One block, and what would show that it was not steady. Run in one of WAYS."""
+        step = WAYS[way](self.workload.step, self.clock.synchronize)
         self.channel.barrier()
-        timed = self.clock.block(self.workload.step, steps, self.note.step)
-        return timed | self._steadiness()
+        return self.clock.block(step, steps, self.note.step) | self._steadiness()
 
     def _steadiness(self) -> dict[str, int]:
-        from stepguard.worker.counters import compiled_graphs
+        from stepguard.worker.compiler import unique_graphs
 
-        found = {"compiled_graphs": compiled_graphs()}
+        found = {"compiled_graphs": unique_graphs()}
         if self.device.type == "cuda":
             stats = self.torch.cuda.memory_stats()
             found["device_allocations"] = int(stats.get("num_device_alloc", 0))
@@ -126,7 +146,8 @@ class Session:
             self.note.command(text)
             self.channel.reply({"progress": text})
 
-        return count(self.workload.step, self.device, progress)
+        step, world_size = self.workload.step, self.channel.world_size
+        return count(step, self.device, progress, self.phases, world_size)
 
     def do_park(self) -> dict[str, Any]:
         """Hand cached memory back to the driver."""

@@ -1,0 +1,44 @@
+"""Deliberate host syncs, allowed where they stand and with a reason that the report prints.
+
+    with allow_sync("the loss is logged every 100 steps"):
+        print(loss.item())
+
+    print(loss.item())  # stepguard: allow sync: the loss is logged every 100 steps
+
+The comment is for code that must not import stepguard.
+"""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_MARKER = re.compile(r"#\s*stepguard:\s*allow sync\b[\s:,-]*(?P<reason>.*)$")
+_open: list[
+    str
+] = []  # of the process, not of a thread: a backward pass syncs in autograd's threads
+
+
+@contextmanager
+def allow_sync(reason: str) -> Iterator[None]:
+    """Host syncs inside are counted apart from ``host_syncs_per_step``, and listed with ``reason``.
+
+    Raises ValueError without a reason: whoever reads the report has nothing else to judge it by.
+    """
+    if not reason.strip():
+        raise ValueError("allow_sync needs a reason: it is printed on every run")
+    _open.append(reason.strip())
+    try:
+        yield
+    finally:
+        _open.pop()
+
+
+def allowed_now() -> str:
+    """The innermost open ``allow_sync``'s reason; empty without one."""
+    return _open[-1] if _open else ""
+
+
+def allowed_by_comment(source_line: str) -> str:
+    """The reason that a line's comment gives; empty without a comment, or without a reason."""
+    found = _MARKER.search(source_line)
+    return found["reason"].strip() if found else ""

@@ -1,0 +1,164 @@
+"""One metric of a case against its recordings: a time, a count, a difference. Pure."""
+
+from dataclasses import replace
+
+from stepguard.baseline_model import Recording
+from stepguard.evidence import Evidence
+from stepguard.metrics import METRICS, format_value
+from stepguard.site import Site, added
+from stepguard.statistics import DIFFERENCE_LIMIT_PCT, Screen, paired, screen
+from stepguard.verdict import MetricVerdict, Reason, Status
+
+NOTE_ITEMS = 3  # how many moved operators a note names
+PRODUCTS = ("mm", "attention", "convolution")  # what a step is made of; its views only follow
+
+
+def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> MetricVerdict:
+    """The metric's verdict against comparable recordings of one epoch, oldest first."""
+    metric, gated = METRICS[name], name in evidence.gates
+    new = evidence.values()[name]
+    if metric.kind == "time":
+        return _compare_time(name, new, screen_of(name, evidence, recordings), gated)
+    if metric.kind == "difference":
+        return _compare_difference(name, evidence, recordings[-1], gated)
+    if metric.kind == "information":
+        past = recordings[-1].information.get(name)
+        return _verdict(name, Status.SAME, Reason.EQUAL, past, new, gated=False)
+    if name == "tokens_per_step":
+        tokens = recordings[-1].tokens_per_step  # equal, or judge() had stopped
+        return _verdict(name, Status.SAME, Reason.EQUAL, tokens, new, gated=gated)
+    old = _recorded_count(name, recordings)
+    if old is None:
+        reason = Reason.METRIC_NOT_RECORDED
+        return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
+    found = _compare_counter(name, old, new, gated)
+    if found.reason is Reason.EQUAL:
+        return found
+    note = _moved(name, evidence, recordings[-1])
+    return replace(found, note=note, sites=_moved_sites(name, evidence, recordings[-1], new < old))
+
+
+def _recorded_count(name: str, recordings: list[Recording]) -> int | None:
+    """The newest recording's count; the epoch's lowest where a metric has slack, so that small
+    rises do not add up, one recording at a time.
+    """
+    newest = recordings[-1].counters.get(name)
+    if newest is None or not METRICS[name].slack_pct:
+        return newest
+    return min(recording.counters.get(name, newest) for recording in recordings)
+
+
+def screen_of(name: str, evidence: Evidence, recordings: list[Recording]) -> Screen | None:
+    """The comparison of a time with the recordings that hold it; None if none does."""
+    past = [recording.times_ms[name] for recording in recordings if recording.times_ms.get(name)]
+    if not past:
+        return None
+    return screen([getattr(launch, name) for launch in evidence.launches], past)
+
+
+def _compare_time(name: str, new: float, found: Screen | None, gated: bool) -> MetricVerdict:
+    if found is None:
+        reason = Reason.METRIC_NOT_RECORDED
+        return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
+    if found.noisy:
+        status, reason = Status.INCONCLUSIVE, Reason.TOO_NOISY
+    elif abs(found.change_pct) <= found.limit_pct:
+        status, reason = Status.SAME, Reason.WITHIN_LIMIT
+    else:
+        status = Status.SLOWER if found.change_pct > 0 else Status.FASTER
+        reason = Reason.BEYOND_LIMIT
+    return MetricVerdict(
+        name,
+        status,
+        reason,
+        old=new / (1 + found.change_pct / 100),
+        new=new,
+        change_pct=found.change_pct,
+        limit_pct=found.limit_pct,
+        noise_pct=found.se_pct,
+        gated=gated,
+    )
+
+
+def _compare_difference(
+    name: str, evidence: Evidence, recording: Recording, gated: bool
+) -> MetricVerdict:
+    """Judged in percentage points of a step: a difference may be zero, and no ratio of it says
+    anything. ``change_pct`` and ``noise_pct`` are such points.
+    """
+    one = next(d for d in evidence.differences if name == f"{d.name}_pct")
+    now = paired(one.pairs_ms)
+    past = recording.differences_pct.get(name)
+    if past is None:
+        reason = Reason.METRIC_NOT_RECORDED
+        return _verdict(name, Status.NO_BASELINE, reason, None, now.mean_pct, gated)
+    moved, limit = now.mean_pct - past.mean, DIFFERENCE_LIMIT_PCT
+    if not now.half_width_pct <= limit:
+        status, reason = Status.INCONCLUSIVE, Reason.TOO_NOISY
+    elif abs(moved) <= limit:
+        status, reason = Status.SAME, Reason.WITHIN_LIMIT
+    else:
+        status, reason = (Status.SLOWER if moved > 0 else Status.FASTER), Reason.BEYOND_LIMIT
+    return MetricVerdict(
+        name,
+        status,
+        reason,
+        old=past.mean,
+        new=now.mean_pct,
+        change_pct=moved,
+        limit_pct=limit,
+        noise_pct=now.half_width_pct,
+        gated=gated,
+    )
+
+
+def _compare_counter(name: str, old: float, new: float, gated: bool) -> MetricVerdict:
+    metric = METRICS[name]
+    if new == old:
+        return _verdict(name, Status.SAME, Reason.EQUAL, old, new, gated=gated)
+    if metric.role == "work":
+        return _verdict(name, Status.CHANGED, Reason.WORK_MOVED, old, new, gated)
+    if new < old:
+        return _verdict(name, Status.FASTER, Reason.COUNTER_FELL, old, new, gated)
+    if new <= old * (1 + metric.slack_pct / 100):
+        return _verdict(name, Status.SAME, Reason.WITHIN_LIMIT, old, new, gated)
+    return _verdict(name, Status.CHANGED, Reason.COUNTER_ROSE, old, new, gated)
+
+
+def _verdict(
+    name: str,
+    status: Status,
+    reason: Reason,
+    old: float | None,
+    new: float,
+    gated: bool = True,
+) -> MetricVerdict:
+    change = 100 * (new / old - 1) if old else None
+    return MetricVerdict(name, status, reason, old=old, new=new, change_pct=change, gated=gated)
+
+
+def _moved(name: str, evidence: Evidence, recording: Recording) -> str:
+    """Which parts of a counter moved, products first: "aten.mm.default 24 -> 25"."""
+    assert evidence.counts is not None
+    now, then = evidence.counts.detail.get(name, {}), recording.detail.get(name, {})
+    if not then and recording.counters.get(name):  # what it was made of is not known
+        return ""
+    moves = [
+        (key, then.get(key, 0), now.get(key, 0))
+        for key in sorted(then.keys() | now.keys())
+        if then.get(key, 0) != now.get(key, 0)
+    ]
+    moves.sort(key=lambda m: (not any(p in m[0] for p in PRODUCTS), -abs(m[2] - m[1])))
+    shown = [f"{key} {format_value(name, a)} -> {format_value(name, b)}" for key, a, b in moves]
+    rest = len(shown) - NOTE_ITEMS
+    return ", ".join(shown[:NOTE_ITEMS]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _moved_sites(
+    name: str, evidence: Evidence, recording: Recording, fell: bool
+) -> tuple[Site, ...]:
+    """Where what rose stands now, or where what fell stood; allowed places left out."""
+    assert evidence.counts is not None
+    now = [site for site in evidence.counts.sites.get(name, ()) if not site.allowed]
+    then = [site for site in recording.sites.get(name, ()) if not site.allowed]
+    return added(now, then) if fell else added(then, now)

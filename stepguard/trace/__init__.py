@@ -1,0 +1,1 @@
+"""Reads profiler traces. No torch: a trace is a file, whoever wrote it."""

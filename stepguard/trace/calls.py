@@ -1,0 +1,61 @@
+"""Names of CUDA API calls, by what they do, and bytes of the element types that traces name."""
+
+LAUNCH_CALLS = frozenset(
+    {
+        "cudaLaunchKernel",
+        "cudaLaunchKernelExC",
+        "cuLaunchKernel",
+        "cuLaunchKernelEx",
+        "cudaLaunchCooperativeKernel",
+        "cuLaunchCooperativeKernel",
+        "cudaGraphLaunch",
+        "cuGraphLaunch",
+    }
+)
+
+# call -> what the host waits for. cudaMemcpy without Async waits for its copy.
+SYNC_CALLS = {
+    "cudaStreamSynchronize": "stream",
+    "cuStreamSynchronize": "stream",
+    "cudaDeviceSynchronize": "device",
+    "cuCtxSynchronize": "device",
+    "cudaEventSynchronize": "event",
+    "cuEventSynchronize": "event",
+    "cudaMemcpy": "copy",
+    "cudaMemcpy2D": "copy",
+    "cudaMemcpy3D": "copy",
+    "cudaMemcpyToSymbol": "copy",
+    "cudaMemcpyFromSymbol": "copy",
+    "cuMemcpyDtoH_v2": "copy",
+    "cuMemcpyHtoD_v2": "copy",
+}
+
+DTYPE_BYTES = {
+    "bool": 1,
+    "byte": 1,
+    "char": 1,
+    "unsigned char": 1,
+    "signed char": 1,
+    "float8_e4m3fn": 1,
+    "float8_e5m2": 1,
+    "short": 2,
+    "half": 2,
+    "c10::half": 2,
+    "bfloat16": 2,
+    "c10::bfloat16": 2,
+    "int": 4,
+    "float": 4,
+    "long": 8,
+    "long int": 8,
+    "double": 8,
+}
+
+
+def is_copy(call: str) -> bool:
+    """Whether the API call copies memory."""
+    return call.startswith(("cudaMemcpy", "cuMemcpy"))
+
+
+def is_memset(call: str) -> bool:
+    """Whether the API call fills memory."""
+    return call.startswith(("cudaMemset", "cuMemset"))

@@ -1,0 +1,171 @@
+"""What a profiled step called, read off the host side of a Chrome trace.
+
+API calls are counted, not the GPU's records of them: those get lost, while the calls are exact
+over processes, ranks and steps. Only a copy's direction and bytes have to come from the GPU's
+record; where one is missing, the step's copies are not known and say so.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from stepguard.trace.calls import DTYPE_BYTES, LAUNCH_CALLS, SYNC_CALLS, is_copy, is_memset
+
+Event = dict[str, Any]
+_API = ("cuda_runtime", "cuda_driver")
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One call that makes the host wait, and the operators that it was made in."""
+
+    kind: str  # "stream", "device", "event" or "copy"
+    chain: tuple[str, ...]  # enclosing operators, outermost first
+    after_copy: str = ""  # the copy that it waits for, as "HtoD (Pageable -> Device)"
+
+
+@dataclass(frozen=True)
+class StepCalls:
+    """The calls of one step. Counters go from a name to how often, or how many bytes."""
+
+    operators: Counter[str] = field(default_factory=Counter)
+    launches: Counter[str] = field(default_factory=Counter)
+    copies: Counter[str] = field(default_factory=Counter)
+    copy_bytes: Counter[str] = field(default_factory=Counter)
+    lost_copies: int = 0  # copies without a record of the GPU's
+    memsets: int = 0
+    syncs: tuple[Sync, ...] = ()
+    collectives: Counter[str] = field(default_factory=Counter)
+    collective_bytes: Counter[str] = field(default_factory=Counter)
+    unsized_collectives: int = 0  # collectives whose bytes the trace does not tell
+    api_us: float = 0.0  # host time inside CUDA calls
+    sync_us: float = 0.0  # ... of it inside calls that wait
+
+
+def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls]:
+    """The calls inside each of ``steps`` user annotations named ``mark``, in order of time.
+
+    Raises RuntimeError when the trace does not hold every marked step: a count from an incomplete
+    trace would be wrong, not approximate.
+    """
+    events = list(events)
+    marks = [e for e in events if e["name"] == mark and e.get("cat") == "user_annotation"]
+    if len(marks) != steps:
+        raise RuntimeError(f"the trace holds {len(marks)} of {steps} marked steps")
+    marks.sort(key=lambda e: float(e["ts"]))
+    host = [e for e in events if e.get("cat") in ("cpu_op", *_API)]
+    host.sort(key=lambda e: float(e["ts"]))
+    starts = [float(e["ts"]) for e in host]
+    records = {
+        e["args"]["correlation"]: e
+        for e in events
+        if e.get("cat") in ("gpu_memcpy", "gpu_memset") and "correlation" in e.get("args", {})
+    }
+    sizes = _gloo_sizes(events)
+    found = []
+    for one in marks:
+        first = bisect_left(starts, one["ts"])
+        last = bisect_right(starts, one["ts"] + one["dur"])
+        found.append(_step(host[first:last], records, sizes))
+    return found
+
+
+def _step(host: Sequence[Event], records: dict[int, Event], sizes: dict[int, int]) -> StepCalls:
+    operators = [e for e in host if e["cat"] == "cpu_op"]
+    api = [e for e in host if e["cat"] in _API]
+    copies = [e for e in api if is_copy(e["name"])]
+    known = [r for e in copies if (r := records.get(e["args"].get("correlation"))) is not None]
+    moved: Counter[str] = Counter()
+    for record in known:
+        moved[_direction(record)] += int(record["args"]["bytes"])
+    waits = [e for e in api if e["name"] in SYNC_CALLS]
+    collectives, collective_bytes, unsized = _collectives(operators, sizes)
+    return StepCalls(
+        operators=Counter(e["name"] for e in operators if e["name"].startswith("aten::")),
+        launches=Counter(e["name"] for e in api if e["name"] in LAUNCH_CALLS),
+        copies=Counter(_direction(record) for record in known),
+        copy_bytes=moved,
+        lost_copies=len(copies) - len(known),
+        memsets=sum(is_memset(e["name"]) for e in api),
+        syncs=tuple(_sync(e, operators, copies, records) for e in waits),
+        collectives=collectives,
+        collective_bytes=collective_bytes,
+        unsized_collectives=unsized,
+        api_us=sum(float(e["dur"]) for e in api),
+        sync_us=sum(float(e["dur"]) for e in waits),
+    )
+
+
+def _direction(record: Event) -> str:
+    """ "HtoD (Pageable -> Device)" of a record named "Memcpy HtoD (Pageable -> Device)"."""
+    return str(record["name"]).removeprefix("Memcpy ")
+
+
+def _sync(
+    wait: Event, operators: Sequence[Event], copies: Sequence[Event], records: dict[int, Event]
+) -> Sync:
+    kind = SYNC_CALLS[wait["name"]]
+    around = [e for e in operators if e["tid"] == wait["tid"] and _holds(e, wait)]
+    inner = around[-1] if around else None
+    waited_for = ""
+    for copy in copies:  # the last copy in the same operator, before the wait
+        same = copy["tid"] == wait["tid"] and copy["ts"] <= wait["ts"]
+        if same and inner is not None and _holds(inner, copy):
+            record = records.get(copy["args"].get("correlation"))
+            waited_for = _direction(record) if record is not None else ""
+    return Sync(kind, tuple(str(e["name"]) for e in around), waited_for)
+
+
+def _holds(outer: Event, inner: Event) -> bool:
+    return bool(outer["ts"] <= inner["ts"] < outer["ts"] + outer["dur"])
+
+
+def _collectives(
+    operators: Sequence[Event], sizes: dict[int, int]
+) -> tuple[Counter[str], Counter[str], int]:
+    """Calls and payload bytes by collective. NCCL says elements and type beside each call; of
+    gloo the trace has the element count there and the type elsewhere (``sizes``).
+    """
+    calls: Counter[str] = Counter()
+    payload: Counter[str] = Counter()
+    told = [e for e in operators if e["name"] == "record_param_comms"]
+    unsized = 0
+    for event in operators:
+        if not event["name"].startswith("c10d::"):
+            continue
+        name = str(event["name"]).removeprefix("c10d::").strip("_")
+        calls[name] += 1
+        inside = [e for e in told if e["tid"] == event["tid"] and _holds(event, e)]
+        if inside:
+            args = inside[0]["args"]
+            payload[name] += int(args["In msg nelems"]) * DTYPE_BYTES[str(args["dtype"]).lower()]
+            continue
+        elements = _elements(event)
+        if elements and elements in sizes:
+            payload[name] += elements * sizes[elements]
+        elif elements or name != "barrier":
+            unsized += 1
+    return calls, payload, unsized
+
+
+def _gloo_sizes(events: Iterable[Event]) -> dict[int, int]:
+    """Bytes of an element, by the number of elements of a message, as gloo's threads note it."""
+    sizes = {}
+    for event in events:
+        if event.get("cat") == "user_annotation" and event["name"].startswith("gloo:"):
+            types = event.get("args", {}).get("Input type") or [""]
+            if types[0] in DTYPE_BYTES:
+                sizes[_elements(event)] = DTYPE_BYTES[types[0]]
+    return sizes
+
+
+def _elements(event: Event) -> int:
+    """Elements of all input tensors, from the shapes that the profiler noted; 0 without any."""
+    total = 0
+    for dims in event.get("args", {}).get("Input Dims", []):
+        for one in dims if dims and isinstance(dims[0], list) else [dims]:
+            total += prod(one) if one else 0
+    return total
