@@ -24,10 +24,10 @@ class Protocol:
     blocks: int
     block_s: float
     retries: int = 3  # tainted blocks measured again, per launch
-    difference_block_s: float = 1.5  # two ways to run the step take turns in such blocks ...
-    difference_pairs_min: int = 6
-    difference_pairs: int = 16  # ... at most so often, or
-    difference_half_width_pct: float = 0.08  # until the difference is known to this, in % of a step
+    segment_s: float = 3.0  # two ways to run the step take turns in such segments
+    pairs: int = 8  # of segments, in one go
+    pairs_most: int = 16
+    half_width_pct: float = 0.1  # the difference is to be known to this, in % of a step
 
 
 PROTOCOLS = {
