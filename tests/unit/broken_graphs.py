@@ -55,6 +55,13 @@ def in_a_loop(x):
     return x
 
 
+def branch_in_a_loop(x):
+    for _ in range(3):
+        if x.sum() > 0:  # BREAK
+            x = x + 1
+    return x
+
+
 def in_a_try(x):
     try:
         x = x + 1

@@ -19,10 +19,13 @@ from making import PROPERTY
 from stepguard.worker import compiler
 from stepguard.worker.compiler import Recompiles, graph_breaks, recompile_limits
 from stepguard.worker.counters import Tally, count_compiler
+from stepguard.worker.enclosing import qualified
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = "tests/unit/broken_graphs.py"
 LONG_S = 300.0
+
+pytestmark = pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
 
 
 @pytest.fixture
@@ -81,14 +84,14 @@ KNOWN = {
     "unsupported_builtin": ("unsupported_builtin",),
     "three": ("three",) * 3,
     "in_a_loop": ("in_a_loop",),
+    "branch_in_a_loop": ("branch_in_a_loop",),
     "in_a_try": ("in_a_try",),
     "nested": ("nested.inner",),
     "deep": ("called",),
     "called_modules": ("Layer.forward",),
     "calls_what_is_kept_out": ("calls_what_is_kept_out",),
 }
-# torch 2.8 says which function it gave up, not where in it
-OLD = torch.__version__.startswith("2.8.")
+GIVEN_UP = ("in_a_loop", "branch_in_a_loop", "in_a_try")
 
 
 def marked(function):
@@ -103,14 +106,15 @@ def marked(function):
 @pytest.mark.parametrize("name", KNOWN)
 def test_breaks_of_known_programs(name, clean):
     """Each break is one Site with its file, line, function and text, however often it is run."""
-    if OLD and name.startswith("in_a_"):
-        pytest.skip("torch 2.8 does not tell where in the function")
     run = compiled(getattr(broken_graphs, name))
     for size in (4, 5, 5):
         run(torch.ones(size))
     functions = dict.fromkeys(KNOWN[name])
     truth = [(PROGRAMS, line, f, text) for f in functions for line, text in marked(f)]
     found = graph_breaks()
+    if name in GIVEN_UP and found[0].text.startswith("def "):  # older torch tells no line
+        assert [(s.file, s.function) for s in found] == [(PROGRAMS, name)]
+        return
     assert [(s.file, s.line, s.function, s.text) for s in found] == truth
     assert len(found) == len(KNOWN[name])
     assert all(s.what.startswith("graph break: ") and "\n" not in s.what for s in found)
@@ -191,6 +195,31 @@ def test_a_break_in_torchs_own_code_has_a_place(monkeypatch):
     assert (site.file, site.line) == ("torch/optim/optimizer.py", 7)
 
 
+def test_a_function_given_up_without_an_error_is_a_break(monkeypatch):
+    """Older torch records a break in a loop as a frame without guards; empty frames are not."""
+    line = inspect.getsourcelines(broken_graphs.in_a_loop)[1]
+    given_up = {
+        "compile_id": "0/0",
+        "co_name": "in_a_loop",
+        "co_filename": str(ROOT / PROGRAMS),
+        "co_firstlineno": line,
+        "is_forward": True,
+        "fail_type": None,
+        "guard_count": None,
+        "ir_count": None,
+        "recompile_reason": None,
+    }
+    records = [SimpleNamespace(**given_up), SimpleNamespace(**given_up | {"ir_count": 3})]
+    utils = SimpleNamespace(
+        graph_break_reasons=[], counters={}, get_compilation_metrics=lambda: records
+    )
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", utils)
+    monkeypatch.chdir(ROOT)
+    (site,) = graph_breaks()
+    assert (site.file, site.line, site.function) == (PROGRAMS, line, "in_a_loop")
+    assert site.text == "def in_a_loop(x):" and "cannot be resumed" in site.what
+
+
 def test_without_records_there_is_still_a_count(monkeypatch):
     """A torch that keeps none of the records leaves texts and counts without a place."""
     counters = {
@@ -211,6 +240,43 @@ def test_without_records_there_is_still_a_count(monkeypatch):
         counters["frames"]["total"] = 8
     (site,) = seen.sites
     assert (site.what, site.count) == ("recompile: of unknown reason", 3)
+
+
+SOURCE = """
+def plain():
+    return [
+        lambda x: x
+    ]
+class Block:
+    @property
+    @staticmethod
+    def forward():
+        def inner():
+            pass
+top = lambda x: x
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "expected"),
+    [
+        (3, "plain", "plain"),
+        (3, "torch_dynamo_resume_in_plain_at_3", "plain"),
+        (4, "<lambda>", "plain.<lambda>"),
+        (7, "forward", "Block.forward"),
+        (11, "inner", "Block.forward.inner"),
+        (11, "", "Block.forward.inner"),
+        (11, "generated", "generated"),
+        (12, "<lambda>", "<lambda>"),
+        (6, "", ""),
+    ],
+)
+def test_names_are_qualified_as_python_does(tmp_path, line, name, expected):
+    """The bare name that the compiler keeps becomes the one with its class and outer function."""
+    path = tmp_path / "source.py"
+    path.write_text(SOURCE)
+    assert qualified(str(path), line, name) == expected
+    assert qualified(str(tmp_path / "none.py"), line, "bare") == "bare"
 
 
 # Recompiles
@@ -355,11 +421,7 @@ CACHED = """
 import sys, torch, broken_graphs
 from torch._dynamo.utils import counters
 from stepguard.worker import compiler
-def trained(x, w):
-    y = x * w
-    torch._dynamo.graph_break()
-    return (y.sin() * x).sum()
-torch.compile(trained, dynamic=False)(torch.ones(4), torch.ones(4, requires_grad=True)).backward()
+torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
 for name in ("in_a_loop", "deep", "calls_what_is_kept_out"):
     run = torch.compile(getattr(broken_graphs, name), backend="eager", dynamic=False)
     run(torch.ones(4))
@@ -370,10 +432,10 @@ print(hits, counts, compiler.graph_breaks(), compiler.recompile_limits(), sep="|
 
 
 def test_a_warm_cache_changes_no_count(tmp_path):
-    """Breaks with their text, compilations and kernels are those of the cold process, each time."""
-    cold, warm, again = (python(CACHED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for _ in range(3))
+    """Breaks with their text, compilations and kernels are those of the process before it."""
+    cold, warm = (python(CACHED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for _ in range(2))
     assert int(warm.partition("|")[0]) > int(cold.partition("|")[0])  # it did load from the cache
-    assert cold.partition("|")[2] == warm.partition("|")[2] == again.partition("|")[2]
+    assert cold.partition("|")[2] == warm.partition("|")[2]
     kernels = int(cold.split("|")[1].strip("()").split(",")[2])
     assert kernels > 0
 
