@@ -32,7 +32,7 @@ from stepguard.verdict import Status
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; its exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         return int(options.call(options))
     except UsageError as error:
@@ -46,10 +46,22 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of the command that the first argument names.
+
+    The command's own parser is called, since argparse offers intermixing only where there are no
+    commands below: options and words may then stand in any order.
+    """
+    parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
+    commands = _commands(parser)
+    if arguments and arguments[0] in commands:
+        return commands[arguments[0]].parse_intermixed_args(arguments[1:])
+    return parser.parse_args(arguments)
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     root = root_of(Path.cwd())
     baselines = Path(os.path.relpath(root / "baselines"))
-    parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="measure one workload, without a baseline")
     run.add_argument("factory", metavar="FACTORY", help="package.module:function")
@@ -79,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     shown.add_argument("case", nargs="?", metavar="CASE")
     shown.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     shown.set_defaults(call=_baselines)
-    return parser
+    return dict(commands.choices)
 
 
 class UsageError(ValueError):

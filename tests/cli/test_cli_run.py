@@ -103,6 +103,25 @@ def test_malformed_arguments(shell, arguments, words):
     assert not (shell.path / ".stepguard").exists()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("factories:linear", "n=16", "k=2", "--device", "cpu", "--gpus", "2"),
+        ("factories:linear", "--device", "cpu", "n=16", "--gpus=2", "k=2"),
+        ("--device=cpu", "factories:linear", "n=16", "--gpus", "2", "k=2"),
+        ("--gpus", "2", "--device", "cpu", "factories:linear", "n=16", "k=2"),
+    ],
+)
+def test_options_and_parameters_in_any_order(shell, arguments):
+    """Where an option stands among the parameters changes nothing."""
+    shell.will_measure(shell.made())
+    done = shell("run", *arguments)
+    assert done.status == 0, done.err
+    parameters = json.loads(done.out.splitlines()[-1])["parameters"]
+    assert parameters["params"] == {"n": 16, "k": 2}
+    assert (parameters["device"], parameters["world_size"]) == ("cpu", 2)
+
+
 def test_a_gpu_that_is_not_there(shell):
     """--device cuda on a machine without one: status 1, UNFIT, what is missing."""
     done = shell("run", "factories:linear", "--device", "cuda")
