@@ -5,7 +5,6 @@ tests costs nothing.
 """
 
 import dataclasses
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -78,8 +77,10 @@ class PerfRun:
                 "see: python -m stepguard doctor"
             )
         for name in ("perf_json", "perf_report"):
-            if target := getattr(option, name):
-                self._refuse_target(f"--{name.replace('_', '-')}={target}", target)
+            target = getattr(option, name)
+            path = Path(self.config.invocation_params.dir, target or "")
+            if target and (problem := documents.unwritable(path)):
+                raise pytest.UsageError(f"--{name.replace('_', '-')}={target}: {problem}")
         try:
             for path in sorted(self.baselines.glob("*.json")):
                 load(path)
@@ -87,15 +88,6 @@ class PerfRun:
             raise pytest.UsageError(str(error)) from None
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
-
-    def _refuse_target(self, given: str, target: str) -> None:
-        path = Path(self.config.invocation_params.dir, target)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise pytest.UsageError(f"{given}: {error.strerror}") from None
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise pytest.UsageError(f"{given}: cannot be written")
 
     def plan(self, cases: list[Case]) -> None:
         """Remember the cases to come."""

@@ -1,9 +1,11 @@
 """A run as documents: JSON for machines, Markdown for a pull request."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from stepguard import explain
@@ -37,6 +39,17 @@ def result_document(result: Result) -> dict[str, Any]:
         "evidence": str(result.evidence_path),
         "baseline": str(result.baseline_path),
     }
+
+
+def unwritable(path: Path) -> str:
+    """Why a document cannot be written there, or the empty string. Makes the folder it lies in."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        return "cannot be written"
+    return ""
 
 
 def suite_json(results: Sequence[Result]) -> str:

@@ -176,6 +176,19 @@ def test_judge_says_what_today_would_say(shell, change):
     assert (shell.path / "baselines/cpu.json").read_bytes() == before
 
 
+def test_judge_on_a_terminal(shell, monkeypatch):
+    """A person gets the table without the JSON line; --json keeps it."""
+    shell.keep(shell.made("a"))
+    shell("accept")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    done = shell("judge", "--json", "verdicts.json")
+    assert done.status == 0
+    assert done.out.splitlines()[-1] == "as JSON: verdicts.json"
+    assert "{" not in done.out
+    (verdict,) = json.loads((shell.path / "verdicts.json").read_text())
+    assert verdict["status"] == "same"
+
+
 def test_judge_without_a_baseline_is_no_pass(shell):
     """NO BASELINE has status 1 here, too."""
     shell.keep(shell.made("a"))

@@ -122,6 +122,41 @@ def test_options_and_parameters_in_any_order(shell, arguments):
     assert (parameters["device"], parameters["world_size"]) == ("cpu", 2)
 
 
+def test_a_terminal_is_spared_the_json(shell, monkeypatch):
+    """On a terminal the last lines say where the evidence is and how the JSON is had."""
+    shell.will_measure(shell.made())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    done = shell("run", "factories:linear")
+    assert done.status == 0
+    *_, evidence, last = done.out.splitlines()
+    assert last == "as JSON: --json PATH, or pipe the output"
+    assert (shell.path / evidence.removeprefix("evidence: ")).is_file()
+    assert "{" not in done.out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_json_into_a_file(shell, monkeypatch, terminal):
+    """--json writes the document, in a folder that is made; a pipe keeps its last line."""
+    shell.will_measure(shell.made())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    done = shell("run", "factories:linear", "--json", "new folder/run.json", "n=16")
+    assert done.status == 0, done.err
+    document = json.loads((shell.path / "new folder/run.json").read_text())
+    assert document["parameters"]["params"] == {"n": 16}
+    last = done.out.splitlines()[-1]
+    assert last == "as JSON: new folder/run.json" if terminal else json.loads(last) == document
+
+
+@pytest.mark.parametrize("target", [".", "file/below.json"])
+def test_json_that_cannot_be_written(shell, target):
+    """Refused before anything is measured: status 2, one line."""
+    (shell.path / "file").write_text("")
+    done = shell("run", "factories:linear", "--json", target)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith(f"stepguard: --json {target}: ") and done.err.count("\n") == 1
+    assert not (shell.path / ".stepguard").exists()
+
+
 def test_a_gpu_that_is_not_there(shell):
     """--device cuda on a machine without one: status 1, UNFIT, what is missing."""
     done = shell("run", "factories:linear", "--device", "cuda")
