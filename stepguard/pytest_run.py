@@ -7,6 +7,7 @@ tests costs nothing.
 import dataclasses
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ class PerfRun:
         self.declared: set[str] = set()
         self.selected: list[Case] = []
         self.asked = 0  # tests that have the perf fixture
+        self.began = False  # whether any test ran, or was skipped, not only collected
+        self.skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
         self.notices: list[str] = []
         self.refused = False  # --perf-update was asked for and could not be done
         self._gpus: tuple[Gpu, ...] | None = None
