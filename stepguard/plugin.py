@@ -197,7 +197,7 @@ def pytest_runtest_makereport(
         report.outcome, report.longrepr = "failed", text
         vars(report).pop("wasxfail", None)
     if result is not None and (report.passed or report.failed and outcome != "passed"):
-        report.perf_status = result.verdict.status.value  # type: ignore[attr-defined]
+        report.perf_status = result.verdict.word  # type: ignore[attr-defined]
     if report.failed and outcome == "error":
         report.when = "setup"
     return report

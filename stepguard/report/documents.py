@@ -60,7 +60,7 @@ def suite_json(results: Sequence[Result]) -> str:
 
 
 def suite_markdown(results: Sequence[Result]) -> str:
-    """Counts, the table, then a folded block for every case that did not pass."""
+    """Counts, the table, then a folded block for every case that has more to tell."""
     verdicts = [result.verdict for result in results]
     rows = table.rows(verdicts)
     lines = [f"**Performance:** {table.counts(verdicts) or 'nothing was measured'}", ""]
@@ -68,7 +68,7 @@ def suite_markdown(results: Sequence[Result]) -> str:
     lines += ["|" + "---|" * len(table.COLUMNS)]
     lines += ["| " + " | ".join(cell or "-" for cell in row.cells) + " |" for row in rows]
     for result in sorted(results, key=lambda r: r.verdict.status.rank):
-        if result.verdict.status is Status.SAME:
+        if result.verdict.word in (Status.SAME.value, "recorded"):
             continue
         title = explain.headline(result.verdict).replace("<", "&lt;")
         body = explain.block(result.verdict, str(result.evidence_path))
