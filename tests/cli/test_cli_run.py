@@ -1,7 +1,10 @@
 """python -m stepguard run: a table, one JSON document, one clear line when it cannot be."""
 
+import contextlib
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +55,25 @@ def test_a_sound_run(real):
     assert any(line.split() == ["flops_per_step", "16,384", "FLOP"] for line in table)
     assert any(line.startswith("step_ms ") and line.endswith(" ms") for line in table)
     assert "launch 1: block 1/3" in err
+
+
+def test_on_a_terminal(tmp_path):
+    """A live line that goes on while a stage lasts, and no JSON among the figures."""
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "stepguard", "run", *REAL["sound"]]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+        while chunk := os.read(ours, 1 << 16):
+            shown += chunk
+    os.close(ours)
+    assert process.wait(timeout=120) == 0, shown
+    lines = re.split("[\r\n]+", shown.decode())
+    stages = [found[1] for line in lines if (found := re.search(r"launch 1: start ?(\d*)", line))]
+    assert {"", "1"} <= set(stages), "importing torch takes more than a second"
+    assert lines[-2] == "as JSON: --json PATH, or pipe the output"
 
 
 @pytest.mark.parametrize(

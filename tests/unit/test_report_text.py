@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from making import CASE_ID, PROPERTY, entry, evidence, with_counts
 
 from stepguard import Case, explain
+from stepguard.host import ticker
 from stepguard.host.suite import Result
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
@@ -350,6 +352,11 @@ def test_the_live_line_never_wraps(screen, width, text):
     (written,) = screen.written
     assert written.startswith("\r")
     assert len(written) - 1 == width - 1
+    screen.now_s += 123
+    line.stage(text)
+    assert len(screen.written[-1]) - 1 == width - 1
+    if width >= 80:
+        assert " 123 s  " in screen.written[-1], "a long text gives way to its seconds"
     line.end()
     assert screen.written[-1] == "\r" + " " * (width - 1) + "\r"
 
@@ -376,6 +383,24 @@ def test_the_live_line_counts_down(screen):
     assert screen.left() == 1
 
 
+def test_the_live_line_says_how_long_the_stage_has_lasted(screen):
+    """Told the same stage again, the line shows its seconds; another stage starts anew."""
+    line = screen.live()
+    line.plan([("a", "cuda")])
+    line.begin("a")
+    for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
+        line.stage(text)
+        assert expected in screen.written[-1]
+        screen.now_s += 3.5
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.written[-1] and "0:07" in screen.written[-1]
+    line.end()
+    line.begin("a")
+    screen.now_s += 2
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.written[-1], "another case's stage of the same name"
+
+
 def test_a_case_that_never_ran_is_guessed_by_device(screen):
     """Without a last time a GPU case is guessed at 110 s, a CPU case at 20."""
     line = screen.live({"a": 60.0})
@@ -397,6 +422,25 @@ def test_without_a_terminal_a_case_is_a_line(screen):
     verbose.begin("a")
     verbose.stage("warm-up")
     assert screen.written[-1].endswith("warm-up\n")
+    told = len(screen.written)
+    screen.now_s += 5
+    verbose.stage("warm-up")
+    assert len(screen.written) == told, "a stage that goes on is no news in a log"
+
+
+def test_a_stage_is_told_again_while_it_lasts(monkeypatch):
+    """Ticks may come as often as they like: the stage is told at once, then twice a second."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(ticker, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    told = []
+    progress = ticker.Ticker(lambda text: told.append((clock.now_s, text)))
+    progress.tick()
+    assert told == [], "there is no stage yet"
+    progress("compile")
+    for _ in range(50):
+        clock.now_s += 0.0625
+        progress.tick()
+    assert told == [(0.5 * i, "compile") for i in range(7)]
 
 
 def test_evidence_of_a_dirty_tree_says_what_comes_first():
