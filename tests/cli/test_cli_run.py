@@ -94,9 +94,19 @@ def test_what_cannot_be_run_is_told_in_a_line(real, name, words):
     assert document["verdict"]["status"] == "BROKEN"
 
 
+def test_a_traceback_begins_with_the_factory(real):
+    """What the workload raised is shown from its own code on; the JSON has all of it."""
+    out, err, _ = real["raises"]
+    frames = [line for line in err.splitlines() if line.startswith("  |   File ")]
+    assert "tests/factories.py" in frames[0]
+    assert not any("stepguard/worker" in frame for frame in frames)
+    assert "stepguard/worker" in json.loads(out.splitlines()[-1])["verdict"]["detail"]
+
+
 @pytest.mark.parametrize("name", ["no module", "no factory", "no parameter"])
 def test_a_mistake_in_the_call_shows_no_traceback(real, name):
     """A wrong name is the caller's mistake: its line comes without the engine's stack."""
+    assert "Traceback" not in real[name][1]
     message = json.loads(real[name][0].splitlines()[-1])["verdict"]["message"]
     assert "BadWorkload" not in message and "\n" not in message
 

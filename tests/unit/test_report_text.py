@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import CASE_ID, PROPERTY, entry, evidence, with_counts
 
-from stepguard import Case, explain
+from stepguard import Case, explain, stack
 from stepguard.host import ticker
 from stepguard.host.suite import Result
 from stepguard.judge import judge
@@ -309,6 +309,69 @@ def test_a_title_is_escaped():
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "no <b> & </summary>")
     text = documents.suite_markdown([result(verdict)])
     assert "<summary>c: BROKEN: no &lt;b>" in text
+
+
+# Tracebacks
+
+ENGINE = """\
+  File "/opt/x/stepguard/worker/main.py", line 210, in main
+    Session(note).serve()
+  File "/opt/x/stepguard/worker/main.py", line 96, in do_first_step
+    self.workload.step()
+    ^^^^^^^^^^^^^^^^^^^^
+"""
+IMPORT = """\
+  File "/usr/lib/python3.11/importlib/__init__.py", line 126, in import_module
+    return _bootstrap._gcd_import(name[level:], package, level)
+  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import
+"""
+USER = """\
+  File "/home/u/stepguard/model/gpt.py", line 7, in step
+    self.step()
+  [Previous line repeated 9 more times]
+  File "/opt/site-packages/torch/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+HEAD = "Traceback (most recent call last):\n"
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (HEAD + ENGINE + USER + "ValueError: x\n", HEAD + USER + "ValueError: x\n"),
+        (HEAD + ENGINE + IMPORT + USER + "E: x\n", HEAD + USER + "E: x\n"),
+        (
+            HEAD + USER + "A: a\n" + CAUSE + HEAD + ENGINE + USER + "B: b\nmore\n",
+            HEAD + USER + "A: a\n" + CAUSE + HEAD + USER + "B: b\nmore\n",
+        ),
+        (HEAD + ENGINE + "BadWorkload: x\n", ""),
+        ("no traceback\n    at all\n", "no traceback\n    at all\n"),
+        ("", ""),
+    ],
+    ids=["raised", "imported", "chained", "engine", "other", "empty"],
+)
+def test_the_users_frames(text, shown):
+    """The engine's frames and the import machinery's go with their source; all else stays."""
+    assert stack.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "lines"),
+    [
+        (Reason.RAISED, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+        (Reason.RAISED, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+        (Reason.OUT_OF_MEMORY, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+        (Reason.BAD_WORKLOAD, HEAD + ENGINE + "E: x", ""),
+        (Reason.NO_ANSWER, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+    ],
+)
+def test_what_is_shown_of_a_traceback(reason, detail, lines):
+    """The engine's frames are shown only where they are all there is to a crash, or a hang."""
+    verdict = Verdict("c", Status.BROKEN, reason, "m", detail)
+    assert explain.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
+    assert documents.verdict_document(verdict)["detail"] == detail
 
 
 # The live line
