@@ -197,7 +197,7 @@ def _judge(options: argparse.Namespace) -> int:
     verdicts = []
     for evidence in _wanted(options):
         path = baseline.path_of(options.baselines, evidence)
-        content = baseline.load_for(path, evidence)
+        content = baseline.load_for(path, baseline.machine_of(evidence))
         entry = content.cases.get(evidence.case_id) if content else None
         verdicts.append(judge(evidence, entry))
         commit = evidence.commit[:10] or "no commit"

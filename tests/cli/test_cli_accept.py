@@ -203,4 +203,4 @@ def test_judge_does_not_compare_with_another_machine(shell):
     path.write_text(path.read_text().replace('"machine": "CPU"', '"machine": "NVIDIA H100"'))
     done = shell("judge")
     assert done.status == 1
-    assert "NVIDIA H100" in done.err
+    assert "holds figures of 'NVIDIA H100', not of 'CPU'; restore it with: git checkout" in done.err
