@@ -4,6 +4,7 @@ import shlex
 
 from stepguard.metrics import METRICS, format_value
 from stepguard.site import Site
+from stepguard.stack import users_frames
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
@@ -65,9 +66,16 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     if verdict.recordings:
         count = verdict.recordings
         lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")
-    if verdict.detail:
-        lines += [f"  | {line}" for line in verdict.detail.rstrip().splitlines()]
-    return lines
+    return lines + [f"  | {line}" for line in _detail(verdict).rstrip().splitlines()]
+
+
+def _detail(verdict: Verdict) -> str:
+    """What a worker left behind. A traceback shows the user's frames; the evidence has them all."""
+    if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says it all
+        return users_frames(verdict.detail)
+    if verdict.reason in (Reason.RAISED, Reason.OUT_OF_MEMORY):
+        return users_frames(verdict.detail) or verdict.detail
+    return verdict.detail
 
 
 def _happens(site: Site) -> str:

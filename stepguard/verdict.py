@@ -102,6 +102,18 @@ class Verdict:
     recorded: bool = False  # this run's evidence was accepted by --perf-update
 
     @property
+    def word(self) -> str:
+        """The verdict as a run's table and counts name it.
+
+        Once recorded, a case has its baseline: NO BASELINE would send the reader looking for one.
+        """
+        if not self.recorded or self.status is Status.SAME:
+            return self.status.value
+        return (
+            "recorded" if self.status is Status.NO_BASELINE else f"{self.status.value} (recorded)"
+        )
+
+    @property
     def worst(self) -> MetricVerdict | None:
         """The metric that decided, if one did: of equals the one that names a line."""
         gated = [metric for metric in self.metrics if metric.gated]

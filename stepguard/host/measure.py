@@ -28,6 +28,7 @@ from stepguard.hardware import nominal_peak_flops, physical_peak_flops
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.revision import Revision
+from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import PROTOCOLS, WarmUp
 from stepguard.metrics import METRICS
 from stepguard.statistics import paired
@@ -99,7 +100,7 @@ def plan(case: Case) -> list[Leg]:
 
 class _CaseRun:
     def __init__(self, case: Case, bench: Bench, progress: Progress) -> None:
-        self.case, self.bench, self.progress = case, bench, progress
+        self.case, self.bench, self.progress = case, bench, Ticker(progress)
         self.protocol = PROTOCOLS[case.device]
         self.began = time.monotonic()
         self.date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -161,7 +162,7 @@ class _CaseRun:
         began = time.monotonic()
         label = leg.label
         self.progress(f"{label}: start")
-        group.hello()
+        group.hello(self.progress.tick)
         group.began = time.monotonic()  # its time limit does not run while it waits its turn
         next_group = self._start(following) if following else None
         ask = self._asker(group)
@@ -198,7 +199,10 @@ class _CaseRun:
         def ask(
             command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any
         ) -> list[dict[str, Any]]:
-            poll = self.monitor.poll if self.monitor else (lambda: None)
+            def poll() -> None:
+                if self.monitor:
+                    self.monitor.poll()
+                self.progress.tick()
 
             def show(text: str) -> None:
                 self.progress(f"{group.spec.label}: {text}")
@@ -224,7 +228,7 @@ class _CaseRun:
         """
         state = WarmUp(self.protocol)
         while not state.done() or not (following is None or following.ready()):
-            self.progress(f"{label}: warm-up {state.seconds:.0f} s")
+            self.progress(f"{label}: warm-up")
             state.add(ask("block", steps=state.next_steps()))
         return state
 

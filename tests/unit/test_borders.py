@@ -17,6 +17,7 @@ PURE = (
     "verdict",
     "judge",
     "explain",
+    "stack",
     "baseline_model",
     "hardware",
 )

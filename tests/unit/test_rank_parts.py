@@ -1,6 +1,7 @@
 """Parts of a rank that need no launch: its note, its lifeline, its clock, its tally."""
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from stepguard.worker.counters import (
     OperatorCounter,
     Tally,
     compiled_graphs,
+    count,
     events_by_step,
 )
 from stepguard.worker.lifeline import die_with_parent, kill_by_token, pids_by_token
@@ -267,6 +269,26 @@ def test_operators_are_counted_backward_included():
         assert counter.calls == {"aten.mm.default": 1}
         product.sum().backward()
     assert counter.calls["aten.mm.default"] == 3
+
+
+def test_eager_counts_rest_on_two_steps():
+    """Every other step does a product more: FLOPs and calls are unstable, with both values seen."""
+    a = torch.ones(4, 4)
+    parity = itertools.count()
+
+    def step():
+        for _ in range(1 + next(parity) % 2):
+            a @ a
+
+    found = count(step, torch.device("cpu"), lambda text: None)
+    for metric, seen in (("flops_per_step", {128, 256}), ("operator_calls_per_step", {1, 2})):
+        assert metric not in found["values"]
+        values = found["unstable"][metric].removeprefix("steps differ: ").split(", ")
+        assert len(values) == 2 and {int(value) for value in values} == seen
+    steady = count(lambda: a @ a, torch.device("cpu"), lambda text: None)
+    assert steady["values"]["flops_per_step"] == 128
+    assert steady["values"]["operator_calls_per_step"] == 1
+    assert not {"flops_per_step", "operator_calls_per_step"} & steady["unstable"].keys()
 
 
 def test_asking_for_graphs_does_not_import_the_compiler():

@@ -3,13 +3,15 @@
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from making import CASE_ID, PROPERTY, entry, evidence, with_counts
 
-from stepguard import Case, explain
+from stepguard import Case, explain, stack
+from stepguard.host import ticker
 from stepguard.host.suite import Result
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
@@ -283,9 +285,9 @@ def test_the_run_as_markdown(verdicts):
     rows = [line for line in text.split("\n")[2 : 4 + len(verdicts)]]
     assert all(line.startswith("|") and line.endswith("|") for line in rows)
     assert {line.count("|") for line in rows} == {len(table.COLUMNS) + 1}
-    failed = sum(verdict.status is not Status.SAME for verdict in verdicts)
-    assert len(re.findall(r"(?m)^<details><summary>", text)) == failed
-    assert len(re.findall(r"(?m)^</details>$", text)) == failed
+    told = sum(verdict.word not in ("same", "recorded") for verdict in verdicts)
+    assert len(re.findall(r"(?m)^<details><summary>", text)) == told
+    assert len(re.findall(r"(?m)^</details>$", text)) == told
 
 
 def test_markdown_of_nothing_says_so():
@@ -307,6 +309,69 @@ def test_a_title_is_escaped():
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "no <b> & </summary>")
     text = documents.suite_markdown([result(verdict)])
     assert "<summary>c: BROKEN: no &lt;b>" in text
+
+
+# Tracebacks
+
+ENGINE = """\
+  File "/opt/x/stepguard/worker/main.py", line 210, in main
+    Session(note).serve()
+  File "/opt/x/stepguard/worker/main.py", line 96, in do_first_step
+    self.workload.step()
+    ^^^^^^^^^^^^^^^^^^^^
+"""
+IMPORT = """\
+  File "/usr/lib/python3.11/importlib/__init__.py", line 126, in import_module
+    return _bootstrap._gcd_import(name[level:], package, level)
+  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import
+"""
+USER = """\
+  File "/home/u/stepguard/model/gpt.py", line 7, in step
+    self.step()
+  [Previous line repeated 9 more times]
+  File "/opt/site-packages/torch/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+HEAD = "Traceback (most recent call last):\n"
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (HEAD + ENGINE + USER + "ValueError: x\n", HEAD + USER + "ValueError: x\n"),
+        (HEAD + ENGINE + IMPORT + USER + "E: x\n", HEAD + USER + "E: x\n"),
+        (
+            HEAD + USER + "A: a\n" + CAUSE + HEAD + ENGINE + USER + "B: b\nmore\n",
+            HEAD + USER + "A: a\n" + CAUSE + HEAD + USER + "B: b\nmore\n",
+        ),
+        (HEAD + ENGINE + "BadWorkload: x\n", ""),
+        ("no traceback\n    at all\n", "no traceback\n    at all\n"),
+        ("", ""),
+    ],
+    ids=["raised", "imported", "chained", "engine", "other", "empty"],
+)
+def test_the_users_frames(text, shown):
+    """The engine's frames and the import machinery's go with their source; all else stays."""
+    assert stack.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "lines"),
+    [
+        (Reason.RAISED, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+        (Reason.RAISED, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+        (Reason.OUT_OF_MEMORY, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+        (Reason.BAD_WORKLOAD, HEAD + ENGINE + "E: x", ""),
+        (Reason.NO_ANSWER, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+    ],
+)
+def test_what_is_shown_of_a_traceback(reason, detail, lines):
+    """The engine's frames are shown only where they are all there is to a crash, or a hang."""
+    verdict = Verdict("c", Status.BROKEN, reason, "m", detail)
+    assert explain.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
+    assert documents.verdict_document(verdict)["detail"] == detail
 
 
 # The live line
@@ -350,6 +415,11 @@ def test_the_live_line_never_wraps(screen, width, text):
     (written,) = screen.written
     assert written.startswith("\r")
     assert len(written) - 1 == width - 1
+    screen.now_s += 123
+    line.stage(text)
+    assert len(screen.written[-1]) - 1 == width - 1
+    if width >= 80:
+        assert " 123 s  " in screen.written[-1], "a long text gives way to its seconds"
     line.end()
     assert screen.written[-1] == "\r" + " " * (width - 1) + "\r"
 
@@ -376,6 +446,24 @@ def test_the_live_line_counts_down(screen):
     assert screen.left() == 1
 
 
+def test_the_live_line_says_how_long_the_stage_has_lasted(screen):
+    """Told the same stage again, the line shows its seconds; another stage starts anew."""
+    line = screen.live()
+    line.plan([("a", "cuda")])
+    line.begin("a")
+    for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
+        line.stage(text)
+        assert expected in screen.written[-1]
+        screen.now_s += 3.5
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.written[-1] and "0:07" in screen.written[-1]
+    line.end()
+    line.begin("a")
+    screen.now_s += 2
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.written[-1], "another case's stage of the same name"
+
+
 def test_a_case_that_never_ran_is_guessed_by_device(screen):
     """Without a last time a GPU case is guessed at 110 s, a CPU case at 20."""
     line = screen.live({"a": 60.0})
@@ -397,6 +485,25 @@ def test_without_a_terminal_a_case_is_a_line(screen):
     verbose.begin("a")
     verbose.stage("warm-up")
     assert screen.written[-1].endswith("warm-up\n")
+    told = len(screen.written)
+    screen.now_s += 5
+    verbose.stage("warm-up")
+    assert len(screen.written) == told, "a stage that goes on is no news in a log"
+
+
+def test_a_stage_is_told_again_while_it_lasts(monkeypatch):
+    """Ticks may come as often as they like: the stage is told at once, then twice a second."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(ticker, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    told = []
+    progress = ticker.Ticker(lambda text: told.append((clock.now_s, text)))
+    progress.tick()
+    assert told == [], "there is no stage yet"
+    progress("compile")
+    for _ in range(50):
+        clock.now_s += 0.0625
+        progress.tick()
+    assert told == [(0.5 * i, "compile") for i in range(7)]
 
 
 def test_evidence_of_a_dirty_tree_says_what_comes_first():
