@@ -159,6 +159,8 @@ def _moved_sites(
 ) -> tuple[Site, ...]:
     """Where what rose stands now, or where what fell stood; allowed places left out."""
     assert evidence.counts is not None
+    if not recording.sites.get(name) and recording.counters.get(name):  # where it was is not known
+        return ()
     now = [site for site in evidence.counts.sites.get(name, ()) if not site.allowed]
     then = [site for site in recording.sites.get(name, ()) if not site.allowed]
     return added(now, then) if fell else added(then, now)

@@ -18,7 +18,8 @@ def headline(verdict: Verdict) -> str:
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
     moved = front + change(worst, digits=1)
-    where = f" {worst.sites[0].file}:{worst.sites[0].line}" if worst.sites else ""
+    placed = [site for site in worst.sites if site.file]
+    where = f" {placed[0].file}:{placed[0].line}" if placed else ""
     return moved + where if where and len(moved + where) <= WIDTH else _cut(moved)
 
 

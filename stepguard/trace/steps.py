@@ -73,7 +73,9 @@ def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls
     return found
 
 
-def _step(host: Sequence[Event], records: dict[int, Event], sizes: dict[int, int]) -> StepCalls:
+def _step(
+    host: Sequence[Event], records: dict[int, Event], sizes: dict[tuple[str, int], int]
+) -> StepCalls:
     operators = [e for e in host if e["cat"] == "cpu_op"]
     api = [e for e in host if e["cat"] in _API]
     copies = [e for e in api if is_copy(e["name"])]
@@ -124,7 +126,7 @@ def _holds(outer: Event, inner: Event) -> bool:
 
 
 def _collectives(
-    operators: Sequence[Event], sizes: dict[int, int]
+    operators: Sequence[Event], sizes: dict[tuple[str, int], int]
 ) -> tuple[Counter[str], Counter[str], int]:
     """Calls and payload bytes by collective. NCCL says elements and type beside each call; of
     gloo the trace has the element count there and the type elsewhere (``sizes``).
@@ -138,34 +140,54 @@ def _collectives(
             continue
         name = str(event["name"]).removeprefix("c10d::").strip("_")
         calls[name] += 1
+        if name == "barrier":  # hands over nothing
+            continue
         inside = [e for e in told if e["tid"] == event["tid"] and _holds(event, e)]
         if inside:
             args = inside[0]["args"]
-            payload[name] += int(args["In msg nelems"]) * DTYPE_BYTES[str(args["dtype"]).lower()]
-            continue
-        elements = _elements(event)
-        if elements and elements in sizes:
-            payload[name] += elements * sizes[elements]
-        elif elements or name != "barrier":
+            elements = args.get("In msg nelems")
+            size = DTYPE_BYTES.get(str(args.get("dtype")).lower())
+        else:
+            elements = _elements(event)
+            size = sizes.get((_bare(name), elements))
+        if elements is None or size is None:
             unsized += 1
+        else:
+            payload[name] += int(elements) * size
     return calls, payload, unsized
 
 
-def _gloo_sizes(events: Iterable[Event]) -> dict[int, int]:
-    """Bytes of an element, by the number of elements of a message, as gloo's threads note it."""
-    sizes = {}
+def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:
+    """Bytes of an element, by collective and number of elements of a message, as gloo's threads
+    note it. Messages of one length and several types are left out: nothing tells them apart.
+    """
+    told: dict[tuple[str, int], set[int | None]] = {}
     for event in events:
         if event.get("cat") == "user_annotation" and event["name"].startswith("gloo:"):
             types = event.get("args", {}).get("Input type") or [""]
-            if types[0] in DTYPE_BYTES:
-                sizes[_elements(event)] = DTYPE_BYTES[types[0]]
-    return sizes
+            key = (_bare(event["name"].removeprefix("gloo:")), _elements(event))
+            told.setdefault(key, set()).add(DTYPE_BYTES.get(str(types[0]).lower()))
+    alike = {key: next(iter(sizes)) for key, sizes in told.items() if len(sizes) == 1}
+    return {key: size for key, size in alike.items() if size is not None}
+
+
+def _bare(collective: str) -> str:
+    """ "allreduce" of "all_reduce": c10d and gloo write it differently."""
+    return collective.replace("_", "")
 
 
 def _elements(event: Event) -> int:
-    """Elements of all input tensors, from the shapes that the profiler noted; 0 without any."""
+    """Elements of all input tensors, from the shapes that the profiler noted; 0 without any.
+
+    A list of tensors has a list of shapes, and a scalar tensor the shape []. So has what is no
+    tensor, which only its type tells.
+    """
+    args = event.get("args", {})
+    types = [str(name).lower() for name in args.get("Input type", [])]
     total = 0
-    for dims in event.get("args", {}).get("Input Dims", []):
-        for one in dims if dims and isinstance(dims[0], list) else [dims]:
-            total += prod(one) if one else 0
+    for index, dims in enumerate(args.get("Input Dims", [])):
+        if dims and isinstance(dims[0], list):
+            total += sum(prod(shape) for shape in dims)
+        elif dims or types[index : index + 1] and types[index] in DTYPE_BYTES:
+            total += prod(dims)
     return total

@@ -32,9 +32,11 @@ _WAITING = {
     "aten.unique_consecutive.default": "unique_consecutive",
     "aten.repeat_interleave.Tensor": "repeat_interleave",
     "aten.equal.default": "equal",
+    "aten.allclose.default": "allclose",
     "aten.bincount.default": "bincount",
 }
-_INDEXING = ("aten.index.Tensor", "aten.index_put_.default", "aten._index_put_impl_.default")
+_INDEX = "aten.index.Tensor"
+_INDEX_PUT = ("aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
 # Methods that no operator shows on a CPU, where the copy to the host is none.
 _TO_HOST = {"cpu": "copy to the host", "tolist": ".tolist()", "__repr__": "print of a tensor"}
 _LITERAL_CPU = re.compile(r"""["']cpu["']""")
@@ -52,9 +54,10 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         self.calls[name] += 1
-        if (what := _waits(name, args)) is not None:
+        kwargs = kwargs or {}
+        if (what := _waits(name, args, kwargs)) is not None:
             self.note(what)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
     def note(self, what: str, source: re.Pattern[str] | None = None) -> None:
         """A candidate, two frames above; only if ``source`` is found in its line, where given:
@@ -65,12 +68,17 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
             self.candidates.append(site_of(seen, what))
 
 
-def _waits(name: str, args: Any) -> str | None:
-    if name in _WAITING:
-        return _WAITING[name]
-    if name in _INDEXING and any(_is_mask(index) for index in args[1]):
-        return "nonzero of a mask"
+def _waits(name: str, args: Any, kwargs: Any) -> str | None:
+    if name in _WAITING:  # an output_size spares repeat_interleave the look at its repeats
+        return None if kwargs.get("output_size") is not None else _WAITING[name]
+    if name == _INDEX or name in _INDEX_PUT and not _fills(*args[2:4]):
+        return "nonzero of a mask" if any(_is_mask(index) for index in args[1]) else None
     return None
+
+
+def _fills(values: Any, accumulate: bool = False) -> bool:
+    """Whether ``x[mask] = 0.0`` is what torch makes of it on a GPU: masked_fill, without a wait."""
+    return values.dim() == 0 and not accumulate
 
 
 def _is_mask(index: Any) -> bool:
@@ -89,9 +97,13 @@ class HostCopies(TorchFunctionMode):  # type: ignore[misc]
         name = getattr(func, "__name__", "")
         if name in _TO_HOST and args and isinstance(args[0], torch.Tensor):
             self._counter.note(_TO_HOST[name])
-        elif name == "to" and "cpu" in (*args[1:2], kwargs.get("device")):
+        elif name == "to" and any(map(_is_cpu, (*args[1:2], kwargs.get("device")))):
             self._counter.note("copy to the host", _LITERAL_CPU)
         return func(*args, **kwargs)
+
+
+def _is_cpu(device: Any) -> bool:
+    return isinstance(device, str | torch.device) and str(device) == "cpu"
 
 
 def count_eager(tally: Tally, step: Step, device: torch.device, phases: Phases) -> None:

@@ -1,6 +1,7 @@
 """From a call stack to the line that somebody wrote."""
 
 import linecache
+import os
 import sysconfig
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -9,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-_TORCH = str(Path(torch.__file__).parent)
-_STDLIB = sysconfig.get_paths()["stdlib"]
-_ENGINE = str(Path(__file__).resolve().parent.parent)
+_TORCH = str(Path(torch.__file__).parent) + os.sep
+_STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
+_ENGINE = str(Path(__file__).resolve().parent.parent) + os.sep
 _INSTALLED = ("site-packages", "dist-packages")
 
 

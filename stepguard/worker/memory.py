@@ -17,7 +17,8 @@ from stepguard.worker.tally import Tally
 
 Step = Callable[[], object]
 ACTIVE_STEPS = 2
-LEAK_STEPS = 4  # even, so that two buffers taking turns are no growth
+TURNS = 2  # steps between which a step may differ: two buffers taking turns
+LEAK_STEPS = 2 * TURNS  # so that such buffers are no growth
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
@@ -26,7 +27,8 @@ def count_memory(tally: Tally, step: Step, device: torch.device, phases: Phases)
     """peak_allocated_bytes, leaked_bytes_per_step and, on a GPU, device_allocations_per_step."""
     gpu = device.type == "cuda"
     peak_by_phase = _gpu_peaks if gpu else _cpu_peaks
-    peak_by_phase(step, phases)  # frees of what was made before go unseen once
+    for _ in range(TURNS):  # on a CPU frees of what was made before the first peak go unseen
+        peak_by_phase(step, phases)
     peaks = [peak_by_phase(step, phases) for _ in range(ACTIVE_STEPS)]
     live = _live_gpu_bytes if gpu else live_tensor_bytes
     before_calls, before = _allocator_calls(gpu), live()
