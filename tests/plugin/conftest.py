@@ -163,6 +163,13 @@ class Gate:
         self.git("commit", "-q", "-m", "all of it")
 
 
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch):
+    """The pytest inside must not take itself for a worker of the one outside."""
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def gate(pytester, monkeypatch):
     """A suite in a folder of its own, with made-up measurements; without a GPU at first."""

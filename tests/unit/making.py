@@ -167,11 +167,10 @@ def one_recording(**changes):
     return entry(epochs=[epoch(recordings=[recording(**changes)])])
 
 
-def entry_of(found):
-    """A baseline of one recording that holds what ``found`` has, at 250 ms a step."""
-    recorded = recording(
-        counters=dict(found.counts.values), software=found.fingerprint.software_key()
-    )
+def entry_of(found, **changes):
+    """A baseline of one recording of the counts of ``found``, by default at 250 ms a step."""
+    counters, software = dict(found.counts.values), found.fingerprint.software_key()
+    recorded = recording(**{"counters": counters, "software": software} | changes)
     return entry(case=found.case, epochs=[epoch(recordings=[recorded])])
 
 
