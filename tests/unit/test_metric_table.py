@@ -116,6 +116,8 @@ def test_of_equals_the_worst_is_the_one_that_names_a_line():
     slower = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT)
     verdict = Verdict("c", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(launches, syncs))
     assert verdict.worst is syncs
+    nowhere = replace(launches, sites=(Site("nonzero in IndexBackward0"),))
+    assert replace(verdict, metrics=(nowhere, syncs)).worst is syncs
     assert replace(verdict, metrics=(launches, syncs, slower)).worst is slower
 
 
