@@ -18,8 +18,7 @@ def headline(verdict: Verdict) -> str:
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
     moved = front + change(worst, digits=1)
-    placed = [site for site in worst.sites if site.file]
-    where = f" {placed[0].file}:{placed[0].line}" if placed else ""
+    where = f" {worst.place.file}:{worst.place.line}" if worst.place else ""
     return moved + where if where and len(moved + where) <= WIDTH else _cut(moved)
 
 
@@ -89,7 +88,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     if verdict.message:
         return []
     gated = [m for m in verdict.metrics if m.gated and m.status is not Status.SAME]
-    return sorted(gated, key=lambda m: (m.status.rank, not m.sites))
+    return sorted(gated, key=lambda m: (m.status.rank, m.place is None))
 
 
 def next_steps(

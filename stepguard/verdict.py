@@ -87,6 +87,11 @@ class MetricVerdict:
     sites: tuple[Site, ...] = ()  # where
     gated: bool = True
 
+    @property
+    def place(self) -> Site | None:
+        """The first of the sites whose line is known."""
+        return next((site for site in self.sites if site.file), None)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -117,4 +122,4 @@ class Verdict:
     def worst(self) -> MetricVerdict | None:
         """The metric that decided, if one did: of equals the one that names a line."""
         gated = [metric for metric in self.metrics if metric.gated]
-        return min(gated, key=lambda m: (m.status.rank, not m.sites), default=None)
+        return min(gated, key=lambda m: (m.status.rank, m.place is None), default=None)

@@ -2,13 +2,14 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import CASE_ID, PROPERTY, entry, evidence, with_counts
+from making import CASE_ID, COUNTS, PROPERTY, entry, evidence, with_counts
 
 from stepguard import Case, explain, stack
 from stepguard.host import ticker
@@ -17,10 +18,23 @@ from stepguard.judge import judge
 from stepguard.metrics import METRICS
 from stepguard.report import documents, live, table
 from stepguard.report.live import Live
+from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)
+COUNTERS = len(COUNTS) + 1  # that a case on a GPU gates: tokens too
+WORDS = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=100)
+SITES = st.builds(
+    Site,
+    what=WORDS,
+    file=st.from_regex(r"([a-z_/]{1,90}\.py)?", fullmatch=True),
+    line=st.integers(0, 10**6),
+    function=WORDS,
+    text=WORDS,
+    phase=WORDS,
+    count=st.integers(1, 1000),
+)
 METRIC_VERDICTS = st.builds(
     MetricVerdict,
     metric=st.sampled_from(list(METRICS)),
@@ -32,6 +46,7 @@ METRIC_VERDICTS = st.builds(
     limit_pct=st.none() | st.floats(0, 4),
     noise_pct=st.none() | st.floats(0, 4),
     note=st.text(max_size=30),
+    sites=st.lists(SITES, max_size=2).map(tuple),
     gated=st.booleans(),
 )
 VERDICTS = st.builds(
@@ -88,6 +103,36 @@ def test_a_headline_says_what_moved():
     assert explain.headline(short) == (
         "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
     )
+
+
+AT = Site(".item()", "model/gpt.py", 88, "GPT.forward", "loss.item()", "forward", 2)
+SYNCED = MetricVerdict(
+    "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=1.0, new=3.0, sites=(AT,)
+)
+
+
+def test_a_headline_ends_with_the_place():
+    """The first place that is new stands at the end; one that does not fit is left out whole."""
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
+    moved = "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
+    assert explain.headline(verdict) == f"{moved} model/gpt.py:88"
+    far = replace(SYNCED, sites=(replace(AT, file=f"{'deep/' * 20}gpt.py"),))
+    assert explain.headline(replace(verdict, metrics=(far,))) == moved
+
+
+def test_a_place_without_a_file_is_not_in_the_headline():
+    """What torch names no line for has nothing to end with; the block says what it is."""
+    nowhere = replace(SYNCED, sites=(Site("nonzero in IndexBackward0"),))
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(nowhere,))
+    assert explain.headline(verdict) == "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
+    assert "    nonzero in IndexBackward0\n" in explain.block(verdict, "x")
+
+
+def test_a_block_says_where_and_how_often():
+    """Of a place: how often, what happens, the source, the function, file and line, the phase."""
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
+    line = "    2 x .item(): loss.item() in GPT.forward (model/gpt.py:88), forward\n"
+    assert line in explain.block(verdict, "x")
 
 
 def test_a_move_that_rounding_hides_is_shown():
@@ -189,7 +234,7 @@ def test_a_row_has_its_figures():
         "485,452",
         "37.04",
         "42,915.3",
-        "9 equal",
+        f"{COUNTERS} equal",
         "SLOWER",
     )
 
@@ -197,8 +242,8 @@ def test_a_row_has_its_figures():
 def test_counters_are_summed_up():
     """So many equal, so many moved, or just counted where there is nothing to compare with."""
     counters = table.COLUMNS.index("counters")
-    assert table.rows([CHANGED])[0].cells[counters] == "1 of 9 moved"
-    assert table.rows([NO_BASELINE])[0].cells[counters] == "9 counted"
+    assert table.rows([CHANGED])[0].cells[counters] == f"1 of {COUNTERS} moved"
+    assert table.rows([NO_BASELINE])[0].cells[counters] == f"{COUNTERS} counted"
 
 
 def test_times_that_are_not_gated_are_not_compared():
