@@ -17,9 +17,19 @@ def headline(verdict: Verdict) -> str:
     front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}: "
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
-    moved = front + change(worst, digits=1)
-    where = f" {worst.place.file}:{worst.place.line}" if worst.place else ""
-    return moved + where if where and len(moved + where) <= WIDTH else _cut(moved)
+    moved = change(worst, digits=1)
+    if worst.place is None:
+        return _cut(front + moved)
+    line, bare = f"{worst.place.file}:{worst.place.line}", moved.partition(" (")[0]
+    file_name = line.rpartition("/")[2]
+    fits = (f"{moved} {line}", f"{bare} {line}", f"{bare} {file_name}", bare)
+    return _cut(next((front + text for text in fits if len(front + text) <= WIDTH), front + bare))
+
+
+def places(verdict: Verdict) -> list[str]:
+    """Where the metric that decided moved, a line each: site, phase, what happens there."""
+    worst = verdict.worst
+    return [f"  {_happens(site)}" for site in worst.sites] if worst and not verdict.message else []
 
 
 def _short(name: str, value: float) -> str:

@@ -28,6 +28,8 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     problem = measurement_problem(evidence)
     if problem is not None:
         status, reason, message, detail = problem
+        if status is Status.INCONCLUSIVE and (risen := _risen(evidence, entry)):
+            return risen
         shown = _uncompared(evidence, status, reason) if evidence.launches else ()
         return Verdict(evidence.case_id, status, reason, message, detail, shown)
     epoch = entry.epochs[-1] if entry and entry.epochs else None
@@ -49,6 +51,31 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     worst = min((m for m in metrics if m.gated), key=lambda m: m.status.rank)
     verdict = Verdict(
         evidence.case_id, worst.status, worst.reason, metrics=metrics, recordings=len(recordings)
+    )
+    assert verdict.worst is not None
+    return replace(verdict, reason=verdict.worst.reason)
+
+
+def _risen(evidence: Evidence, entry: Entry | None) -> Verdict | None:
+    """CHANGED, if counters that are known moved although others, or the times, are not decided: a
+    step that recompiles for ever is neither steady nor the same twice, and that is why.
+    """
+    if entry is None or not entry.epochs or entry.case != evidence.case:
+        return None
+    recordings = comparable(entry.epochs[-1], evidence)
+    if not recordings or recordings[-1].tokens_per_step != evidence.tokens_per_step:
+        return None
+    counters = [name for name in _shown(evidence) if METRICS[name].kind == "counter"]
+    found = (compare(name, evidence, recordings) for name in counters)
+    moved = tuple(m for m in found if m.gated and m.status is Status.CHANGED)
+    if not moved:
+        return None
+    verdict = Verdict(
+        evidence.case_id,
+        Status.CHANGED,
+        moved[0].reason,
+        metrics=moved,
+        recordings=len(recordings),
     )
     assert verdict.worst is not None
     return replace(verdict, reason=verdict.worst.reason)

@@ -56,6 +56,7 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         if verdict.status is Status.SAME or verdict.recorded:
             continue
         yield explain.headline(verdict), colour(verdict.status)
+        yield from ((line, {}) for line in explain.places(verdict))
         # The block above has it all; here only the first thing to do.
         path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
         yield f"  {explain.next_steps(verdict, path, run.python, dirty)[0]}", {}

@@ -49,6 +49,28 @@ PLANTS = {
         "self.c_proj(outside(self.c_fc(x)))\n\n\n@torch.compiler.disable\n"
         'def outside(x):\n    return F.gelu(x, approximate="tanh")\n',
     ),
+    "a hidden sync": (
+        "train-eager",
+        "model/workloads.py",
+        "            loss = self._forward(*self._loader.next()) / count\n",
+        "            loss = self._forward(*self._loader.next()) / count\n            loss.item()\n",
+    ),
+    "shapes without end": (
+        "train-eager",
+        "model/workloads.py",
+        "            return self._network(inputs, targets)[1]\n",
+        "            self.calls = getattr(self, 'calls', 0) + 1\n"
+        "            grown(torch.ones(self.calls))\n"
+        "            return self._network(inputs, targets)[1]\n\n\n"
+        "@torch.compile(dynamic=False, backend='eager')\ndef grown(x):\n    return x + 1\n",
+    ),
+    "a refactor": (
+        "train-eager",
+        "model/workloads.py",
+        "            return self._network(inputs, targets)[1]\n",
+        "            # Nothing is different.\n            both = self._network(inputs, targets)\n"
+        "            return both[1]\n",
+    ),
     "a tensor kept alive": (
         "train-eager",
         "model/workloads.py",
@@ -97,35 +119,41 @@ def recorded(tmp_path_factory):
     return folder
 
 
+def planted(plant, recorded, tmp_path_factory):
+    """The suite, started in a clone of its own with the plant in it."""
+    folder = tmp_path_factory.mktemp("clone") / "repository"
+    shutil.copytree(recorded, folder)
+    options = ["--perf-json=run.json"]
+    if plant in PLANTS:
+        case, name, old, new = PLANTS[plant]
+        replace(folder / name, old, new)
+        options += ["-k", case]
+    return folder, gate(folder, *options)
+
+
+def outcome(folder, run):
+    """What came of it."""
+    text, _ = run.communicate(timeout=LIMIT_S)
+    cases = json.loads((folder / "run.json").read_text())["cases"]
+    metrics = [m for case in cases for m in case["verdict"]["metrics"] if m["gated"]]
+    moved = {m["metric"]: (m["old"], m["new"]) for m in metrics if m["status"] != "same"}
+    parts = {}
+    for case in cases:
+        counts = json.loads(Path(case["evidence"]).read_text())["counts"]
+        parts[case["case"]] = counts["detail"]["compiled_operator_calls_per_step"]
+    return SimpleNamespace(status=run.returncode, text=text, moved=moved, operators=parts)
+
+
 @pytest.fixture(scope="module")
 def outcomes(recorded, tmp_path_factory):
     """By plant: exit status, output, the metrics that moved and the operators that were called.
 
-    All are measured side by side, since only counts are compared.
+    They are measured side by side, a few at a time, since only counts are compared.
     """
-    started = {}
-    for plant in ("nothing", *PLANTS):
-        folder = tmp_path_factory.mktemp("clone") / "repository"
-        shutil.copytree(recorded, folder)
-        options = ["--perf-json=run.json"]
-        if plant in PLANTS:
-            case, name, old, new = PLANTS[plant]
-            replace(folder / name, old, new)
-            options += ["-k", case]
-        started[plant] = folder, gate(folder, *options)
-    found = {}
-    for plant, (folder, run) in started.items():
-        text, _ = run.communicate(timeout=LIMIT_S)
-        cases = json.loads((folder / "run.json").read_text())["cases"]
-        metrics = [m for case in cases for m in case["verdict"]["metrics"] if m["gated"]]
-        moved = {m["metric"]: (m["old"], m["new"]) for m in metrics if m["status"] != "same"}
-        parts = {}
-        for case in cases:
-            counts = json.loads(Path(case["evidence"]).read_text())["counts"]
-            parts[case["case"]] = counts["detail"]["compiled_operator_calls_per_step"]
-        found[plant] = SimpleNamespace(
-            status=run.returncode, text=text, moved=moved, operators=parts
-        )
+    found, plants = {}, ["nothing", *PLANTS]
+    for several in (plants[i : i + 3] for i in range(0, len(plants), 3)):
+        started = [planted(plant, recorded, tmp_path_factory) for plant in several]
+        found |= {p: outcome(*run) for p, run in zip(several, started, strict=True)}
     return found
 
 
@@ -173,6 +201,39 @@ def test_an_operator_out_of_the_graph(outcomes):
     before = outcomes["nothing"].operators["train_step[train-compiled]"]
     after = outcome.operators["train_step[train-compiled]"]
     assert (before.get("aten::gelu", 0), after["aten::gelu"]) == (0, 1)
+
+
+def test_a_hidden_sync(outcomes):
+    """An added .item() is named with its line, in the headline too."""
+    outcome = outcomes["a hidden sync"]
+    assert_named(outcome, "train-eager", "sync_candidates_per_step")
+    lines = (ROOT / "model/workloads.py").read_text().splitlines()
+    line = 2 + lines.index("            loss = self._forward(*self._loader.next()) / count")
+    assert f"CHANGED: sync_candidates_per_step 0 -> 1 workloads.py:{line}\n" in outcome.text
+    where = f"loss.item() in _TrainStep._micro_step (model/workloads.py:{line}), forward"
+    assert f".item(): {where}" in outcome.text
+
+
+def test_a_graph_break_has_its_line(outcomes):
+    """The operator that left the graph is named by the line that calls it."""
+    outcome = outcomes["an operator out of the graph"]
+    assert re.search(r"outside\(self\.c_fc\(x\)\)\) in \S+ \(model/gpt\.py:\d+\)", outcome.text)
+
+
+def test_shapes_without_end(outcomes):
+    """A shape that is new in every step is named by the function that torch has compiled again
+    until it gave up.
+    """
+    outcome = outcomes["shapes without end"]
+    assert_named(outcome, "train-eager", "recompiles")
+    where = r"recompile.*size mismatch.* in grown \(model/workloads\.py:\d+\)"
+    assert re.search(where, outcome.text)
+
+
+def test_a_refactor_is_the_same(outcomes):
+    """Other lines that do the same work are `same`, wherever they stand."""
+    outcome = outcomes["a refactor"]
+    assert (outcome.status, outcome.moved) == (0, {}), outcome.text
 
 
 def test_a_tensor_kept_alive(outcomes):
