@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import PROPERTY, evidence, recording
+from making import PROPERTY, entry, evidence, recording
 from scipy import stats
 
 from stepguard.baseline_model import RecordedDifference
 from stepguard.compare import compare
 from stepguard.evidence import Counts, Difference, counts_of
 from stepguard.explain import evidence_lines
+from stepguard.judge import judge
 from stepguard.site import Site
 from stepguard.statistics import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.verdict import Reason, Status, Verdict
@@ -90,6 +91,25 @@ def test_no_pair_raises():
     """Nothing measured does not read as no difference."""
     with pytest.raises(ValueError, match="at least one pair"):
         paired([])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ((), "sync_overhead has no pair of blocks"),
+        (((1.0, 1.0), (0.0, 1.0)), "sync_overhead has a time of 0.0 ms"),
+        (((1.0, math.nan),), "sync_overhead has a time of nan ms"),
+        (((-1.0, 1.0),), "sync_overhead has a time of -1.0 ms"),
+    ],
+)
+def test_a_difference_without_times_is_broken(pairs, message):
+    """Evidence with such pairs is judged, not tripped over, with and without a baseline."""
+    found = evidence(differences=(Difference("sync_overhead", pairs),))
+    assert OVERHEAD not in found.values()
+    for baseline in (entry(), None):
+        verdict = judge(found, baseline)
+        assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
+        assert verdict.message == message
 
 
 # A difference against a recording
