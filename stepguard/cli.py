@@ -24,15 +24,14 @@ from stepguard.host.machine import MachineError, visible_gpus
 from stepguard.host.store import Store, StoreError
 from stepguard.host.suite import Result, Suite
 from stepguard.judge import judge, measurement_problem
-from stepguard.metrics import METRICS, format_value
-from stepguard.report import documents, table
+from stepguard.report import documents, shell, table
 from stepguard.report.live import Live
 from stepguard.verdict import Status
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; its exit status."""
-    options = _parser().parse_args(arguments)
+    options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         return int(options.call(options))
     except UsageError as error:
@@ -46,10 +45,22 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of the command that the first argument names.
+
+    The command's own parser is called, since argparse offers intermixing only where there are no
+    commands below: options and words may then stand in any order.
+    """
+    parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
+    commands = _commands(parser)
+    if arguments and arguments[0] in commands:
+        return commands[arguments[0]].parse_intermixed_args(arguments[1:])
+    return parser.parse_args(arguments)
+
+
+def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     root = root_of(Path.cwd())
     baselines = Path(os.path.relpath(root / "baselines"))
-    parser = argparse.ArgumentParser(prog="python -m stepguard", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="measure one workload, without a baseline")
     run.add_argument("factory", metavar="FACTORY", help="package.module:function")
@@ -57,29 +68,31 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     run.add_argument("--gpus", type=int, default=1, metavar="N", help="ranks (%(default)s)")
     run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
+    run.add_argument("--json", metavar="PATH", help="write the result as one JSON document")
     run.set_defaults(call=_run)
     doctor = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
-    doctor.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     doctor.set_defaults(call=lambda options: examine(root, options.baselines))
     accept = commands.add_parser("accept", help="make the last run's evidence a recording")
     accept.add_argument("case", nargs="*", metavar="CASE", help="default: every case of that run")
     accept.add_argument("--reason", default="", help="why a new level is right")
-    accept.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
-    accept.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     accept.set_defaults(call=_accept)
     again = commands.add_parser("judge", help="judge kept evidence against the baselines again")
     again.add_argument(
         "case", nargs="*", metavar="CASE", help="default: every case of the last run"
     )
-    again.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
-    again.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
+    again.add_argument("--json", metavar="PATH", help="write the verdicts as one JSON document")
     again.set_defaults(call=_judge)
     shown = commands.add_parser("baselines", help="what is recorded")
     shown.add_argument("action", choices=("list", "show"))
     shown.add_argument("case", nargs="?", metavar="CASE")
-    shown.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     shown.set_defaults(call=_baselines)
-    return parser
+    for command in (accept, again):
+        command.add_argument(
+            "--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run"
+        )
+    for command in (doctor, accept, again, shown):
+        command.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
+    return dict(commands.choices)
 
 
 class UsageError(ValueError):
@@ -114,6 +127,12 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
     return found
 
 
+def _refuse_target(target: str | None) -> None:
+    """Raise UsageError now, not when hours of measuring are over."""
+    if target and (problem := documents.unwritable(Path(target))):
+        raise UsageError(f"--json {target}: {problem}")
+
+
 def _run(options: argparse.Namespace) -> int:
     params = parse_params(options.params)
     gpus = tuple(visible_gpus())
@@ -123,6 +142,7 @@ def _run(options: argparse.Namespace) -> int:
     case = Case(
         "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
     )
+    _refuse_target(options.json)
     root = root_of(Path.cwd())
     suite = Suite(root, root / "baselines", gpus, ["python", "-m", "stepguard", *sys.argv[1:]])
     live = _live(suite)
@@ -132,7 +152,11 @@ def _run(options: argparse.Namespace) -> int:
         result = suite.run(case, live.stage)
     finally:
         live.end()
-    _print_result(result)
+    for line in shell.figures(result):
+        print(line)
+    if not _measured(result):
+        print(explain.block(result.verdict, str(result.evidence_path)), file=sys.stderr)
+    shell.put_json(documents.result_document(result), options.json, result.evidence_path)
     return 0 if _measured(result) else 1
 
 
@@ -155,19 +179,6 @@ def _live(suite: Suite) -> Live:
     )
 
 
-def _print_result(result: Result) -> None:
-    """A table of metrics, what went wrong if anything did, and last one JSON document."""
-    values = result.evidence.values()
-    width = max((len(name) for name in values), default=0)
-    for name in (name for name in METRICS if name in values):
-        metric = METRICS[name]
-        unit = "" if metric.unit == "B" else metric.unit
-        print(f"{name.ljust(width)}  {format_value(name, values[name]):>16} {unit}".rstrip())
-    if not _measured(result):
-        print(explain.block(result.verdict, str(result.evidence_path)), file=sys.stderr)
-    print(json.dumps(documents.result_document(result), allow_nan=False))
-
-
 def _accept(options: argparse.Namespace) -> int:
     refused = 0
     for evidence in _wanted(options):
@@ -182,10 +193,11 @@ def _accept(options: argparse.Namespace) -> int:
 
 def _judge(options: argparse.Namespace) -> int:
     """The verdicts that kept evidence gets from today's baselines; nothing is measured."""
+    _refuse_target(options.json)
     verdicts = []
     for evidence in _wanted(options):
         path = baseline.path_of(options.baselines, evidence)
-        content = baseline.load_for(path, evidence)
+        content = baseline.load_for(path, baseline.machine_of(evidence))
         entry = content.cases.get(evidence.case_id) if content else None
         verdicts.append(judge(evidence, entry))
         commit = evidence.commit[:10] or "no commit"
@@ -195,7 +207,7 @@ def _judge(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         if verdict.status is not Status.SAME:
             print("\n".join([explain.headline(verdict), *explain.evidence_lines(verdict)]))
-    print(json.dumps([documents.verdict_document(verdict) for verdict in verdicts]))
+    shell.put_json([documents.verdict_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.status.outcome == "passed" for verdict in verdicts) else 1
 
 
@@ -238,14 +250,7 @@ def _baselines(options: argparse.Namespace) -> int:
             if options.case not in (None, case_id):
                 continue
             shown += 1
-            last = entry.epochs[-1]
-            newest = last.recordings[-1]
-            times = ", ".join(f"{ms:.3f}" for ms in newest.times_ms.get("step_ms", []))
-            print(
-                f"{path.name}  {case_id}  epoch {len(entry.epochs)}, "
-                f"{len(last.recordings)} recordings, newest {newest.date} {newest.commit[:10]}"
-                + (f", step_ms {times}" if times else "")
-            )
+            print(shell.recorded(path, case_id, entry))
             if options.action == "show":
                 print(json.dumps(baseline.as_builtins(entry), indent=1, sort_keys=True))
     if options.case and not shown:

@@ -4,6 +4,7 @@ import shlex
 
 from stepguard.metrics import METRICS, format_value
 from stepguard.site import Site
+from stepguard.stack import users_frames
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
@@ -17,8 +18,7 @@ def headline(verdict: Verdict) -> str:
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
     moved = front + change(worst, digits=1)
-    placed = [site for site in worst.sites if site.file]
-    where = f" {placed[0].file}:{placed[0].line}" if placed else ""
+    where = f" {worst.place.file}:{worst.place.line}" if worst.place else ""
     return moved + where if where and len(moved + where) <= WIDTH else _cut(moved)
 
 
@@ -68,9 +68,16 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     if verdict.recordings:
         count = verdict.recordings
         lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")
-    if verdict.detail:
-        lines += [f"  | {line}" for line in verdict.detail.rstrip().splitlines()]
-    return lines
+    return lines + [f"  | {line}" for line in _detail(verdict).rstrip().splitlines()]
+
+
+def _detail(verdict: Verdict) -> str:
+    """What a worker left behind. A traceback shows the user's frames; the evidence has them all."""
+    if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says it all
+        return users_frames(verdict.detail)
+    if verdict.reason in (Reason.RAISED, Reason.OUT_OF_MEMORY):
+        return users_frames(verdict.detail) or verdict.detail
+    return verdict.detail
 
 
 def _happens(site: Site) -> str:
@@ -83,7 +90,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     if verdict.message:
         return []
     gated = [m for m in verdict.metrics if m.gated and m.status is not Status.SAME]
-    return sorted(gated, key=lambda m: (m.status.rank, not m.sites))
+    return sorted(gated, key=lambda m: (m.status.rank, m.place is None))
 
 
 def next_steps(

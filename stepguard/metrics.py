@@ -149,7 +149,7 @@ METRICS: dict[str, Metric] = _table(
     Metric("unique_graphs", "graphs", "counter", "graphs that were compiled", role="cost"),
     Metric(
         "recompiles",
-        "graphs",
+        "recompiles",
         "counter",
         "compilations during the counted steps, which should be steady",
         role="cost",

@@ -179,6 +179,9 @@ def pytest_runtest_makereport(
     Neither a test that catches the verdict nor, where nothing was decided, an xfail mark hides it.
     """
     report = yield
+    item.config.stash[_RUN].began = True
+    if report.skipped and _asks_for_perf(item):
+        item.config.stash[_RUN].skipped[_skip_reason(item, report)] += 1
     if call.when != "call":
         return report
     result, text = item.stash.get(_RESULT, None), item.stash.get(_REFUSED, "")
@@ -194,10 +197,19 @@ def pytest_runtest_makereport(
         report.outcome, report.longrepr = "failed", text
         vars(report).pop("wasxfail", None)
     if result is not None and (report.passed or report.failed and outcome != "passed"):
-        report.perf_status = result.verdict.status.value  # type: ignore[attr-defined]
+        report.perf_status = result.verdict.word  # type: ignore[attr-defined]
     if report.failed and outcome == "error":
         report.when = "setup"
     return report
+
+
+def _skip_reason(item: pytest.Item, report: pytest.TestReport) -> str:
+    """Why it was skipped, without the case's name, so that equal reasons can be counted."""
+    if hasattr(report, "wasxfail"):
+        return "expected to fail (xfail)"
+    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    case = _case_of(item)
+    return text.removeprefix("Skipped: ").removeprefix(case.id if case else "").lstrip(": ")
 
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
@@ -225,8 +237,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """The table and, for everything that did not pass, what to do."""
     config = terminalreporter.config
     run = config.stash[_RUN]
-    if config.option.collectonly or not (run.asked or run.results):
-        return
+    if config.option.collectonly or not run.began or not (run.asked or run.results):
+        return  # a usage error, say: its own line follows, and says more
     terminalreporter.section("performance")
     for text, markup in summary.lines(run, [*run.notices, *run.stale()]):
         terminalreporter.line(text, **markup)

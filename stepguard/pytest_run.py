@@ -5,9 +5,9 @@ tests costs nothing.
 """
 
 import dataclasses
-import os
 import shutil
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,8 @@ class PerfRun:
         self.declared: set[str] = set()
         self.selected: list[Case] = []
         self.asked = 0  # tests that have the perf fixture
+        self.began = False  # whether any test ran, or was skipped, not only collected
+        self.skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
         self.notices: list[str] = []
         self.refused = False  # --perf-update was asked for and could not be done
         self._gpus: tuple[Gpu, ...] | None = None
@@ -78,8 +80,10 @@ class PerfRun:
                 "see: python -m stepguard doctor"
             )
         for name in ("perf_json", "perf_report"):
-            if target := getattr(option, name):
-                self._refuse_target(f"--{name.replace('_', '-')}={target}", target)
+            target = getattr(option, name)
+            path = Path(self.config.invocation_params.dir, target or "")
+            if target and (problem := documents.unwritable(path)):
+                raise pytest.UsageError(f"--{name.replace('_', '-')}={target}: {problem}")
         try:
             for path in sorted(self.baselines.glob("*.json")):
                 load(path)
@@ -87,15 +91,6 @@ class PerfRun:
             raise pytest.UsageError(str(error)) from None
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
-
-    def _refuse_target(self, given: str, target: str) -> None:
-        path = Path(self.config.invocation_params.dir, target)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise pytest.UsageError(f"{given}: {error.strerror}") from None
-        if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-            raise pytest.UsageError(f"{given}: cannot be written")
 
     def plan(self, cases: list[Case]) -> None:
         """Remember the cases to come."""

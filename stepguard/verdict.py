@@ -87,6 +87,11 @@ class MetricVerdict:
     sites: tuple[Site, ...] = ()  # where
     gated: bool = True
 
+    @property
+    def place(self) -> Site | None:
+        """The first of the sites whose line is known."""
+        return next((site for site in self.sites if site.file), None)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -102,7 +107,19 @@ class Verdict:
     recorded: bool = False  # this run's evidence was accepted by --perf-update
 
     @property
+    def word(self) -> str:
+        """The verdict as a run's table and counts name it.
+
+        Once recorded, a case has its baseline: NO BASELINE would send the reader looking for one.
+        """
+        if not self.recorded or self.status is Status.SAME:
+            return self.status.value
+        return (
+            "recorded" if self.status is Status.NO_BASELINE else f"{self.status.value} (recorded)"
+        )
+
+    @property
     def worst(self) -> MetricVerdict | None:
         """The metric that decided, if one did: of equals the one that names a line."""
         gated = [metric for metric in self.metrics if metric.gated]
-        return min(gated, key=lambda m: (m.status.rank, not m.sites), default=None)
+        return min(gated, key=lambda m: (m.status.rank, m.place is None), default=None)

@@ -105,11 +105,15 @@ def machine_of(evidence: Evidence) -> str:
     return evidence.fingerprint.device_name if evidence.fingerprint else ""
 
 
-def load_for(path: Path, evidence: Evidence) -> BaselineFile | None:
-    """The file's content. Raises BaselineError, as load() does, and when another machine's."""
-    content, machine = load(path), machine_of(evidence)
+def load_for(path: Path, machine: str) -> BaselineFile | None:
+    """The file's content. Raises BaselineError, as load() does, and when it is another machine's:
+    nothing is compared with it, or recorded into it.
+    """
+    content = load(path)
     if content is not None and content.machine != machine:
-        raise BaselineError(f"{path}: holds {content.machine}, the evidence is from {machine}")
+        raise BaselineError(
+            f"{path}: holds figures of {content.machine!r}, not of {machine!r}; {_restore(path)}"
+        )
     return content
 
 
@@ -245,7 +249,7 @@ def accept(path: Path, evidence: Evidence, reason: str) -> str:
     assert evidence.fingerprint is not None
     timed = evidence.case["device"] == "cuda"
     machine = machine_of(evidence)
-    content = load_for(path, evidence) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
+    content = load_for(path, machine) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
     entry = content.cases.get(evidence.case_id)
     status = judge(evidence, entry).status
     if not timed and status is Status.SAME:

@@ -128,11 +128,11 @@ class WorkerGroup:
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
         return env
 
-    def hello(self) -> None:
+    def hello(self, poll: Poll = lambda: None) -> None:
         """Wait until the ranks have imported torch and stand ready. Once is enough."""
         if self.pids:
             return
-        with self._faults("start", lambda: None):
+        with self._faults("start", poll):
             self.pids = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
 
     def ready(self) -> bool:

@@ -191,12 +191,9 @@ def _preflight(handle: Any) -> str:
     if processes := pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
         pids = ", ".join(str(process.pid) for process in processes)
         return f"in use by process {pids}; end it, or choose a GPU with CUDA_VISIBLE_DEVICES"
-    used = pynvml.nvmlDeviceGetMemoryInfo(handle).used
-    # The driver reserves some memory of its own, so only what no reservation explains counts.
-    reserved = getattr(
-        pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2), "reserved", 0
-    )
-    if used - reserved > HIDDEN_MEMORY_BYTES:
+    # Version 2 leaves out what the driver reserves for itself.
+    used = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used
+    if used > HIDDEN_MEMORY_BYTES:
         return f"{used >> 20} MiB in use by a process that cannot be seen; see: nvidia-smi"
     return ""
 

@@ -28,6 +28,7 @@ from stepguard.hardware import nominal_peak_flops, physical_peak_flops
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.revision import Revision
+from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import PROTOCOLS, WarmUp
 from stepguard.metrics import METRICS
 from stepguard.statistics import paired
@@ -99,7 +100,7 @@ def plan(case: Case) -> list[Leg]:
 
 class _CaseRun:
     def __init__(self, case: Case, bench: Bench, progress: Progress) -> None:
-        self.case, self.bench, self.progress = case, bench, progress
+        self.case, self.bench, self.progress = case, bench, Ticker(progress)
         self.protocol = PROTOCOLS[case.device]
         self.began = time.monotonic()
         self.date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -161,7 +162,7 @@ class _CaseRun:
         began = time.monotonic()
         label = leg.label
         self.progress(f"{label}: start")
-        group.hello()
+        group.hello(self.progress.tick)
         group.began = time.monotonic()  # its time limit does not run while it waits its turn
         next_group = self._start(following) if following else None
         ask = self._asker(group)
@@ -198,7 +199,10 @@ class _CaseRun:
         def ask(
             command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any
         ) -> list[dict[str, Any]]:
-            poll = self.monitor.poll if self.monitor else (lambda: None)
+            def poll() -> None:
+                if self.monitor:
+                    self.monitor.poll()
+                self.progress.tick()
 
             def show(text: str) -> None:
                 self.progress(f"{group.spec.label}: {text}")
@@ -224,7 +228,7 @@ class _CaseRun:
         """
         state = WarmUp(self.protocol)
         while not state.done() or not (following is None or following.ready()):
-            self.progress(f"{label}: warm-up {state.seconds:.0f} s")
+            self.progress(f"{label}: warm-up")
             state.add(ask("block", steps=state.next_steps()))
         return state
 
@@ -250,22 +254,19 @@ class _CaseRun:
         return kept, discarded
 
     def _sync_overhead(self, ask: "Ask", label: str, step_s: float) -> Difference:
-        """Pipelined and synced blocks in turns, P S S P, until their difference is known."""
-        steps = max(4, round(self.protocol.difference_block_s / step_s))
+        """Pipelined and synced segments in turns, P S S P, until their difference is known."""
+        protocol = self.protocol
+        steps = max(4, round(protocol.segment_s / step_s))
+        # The first segment only takes up the pause before the command.
+        order = [0, *([0, 1, 1, 0] * (protocol.pairs // 2))]
+        limit_s = COMMAND_LIMIT_S + 3 * len(order) * steps * step_s
         pairs: list[tuple[float, float]] = []
-
-        def step_ms(way: str) -> float:
-            return block_of(ask("block", steps=steps, way=way), steps).mean_ms
-
-        while len(pairs) < self.protocol.difference_pairs:
-            self.progress(f"{label}: sync overhead, pair {len(pairs) + 1}")
-            if len(pairs) % 2:
-                synced, pipelined = step_ms("synced"), step_ms("pipelined")
-            else:
-                pipelined, synced = step_ms("pipelined"), step_ms("synced")
-            pairs.append((pipelined, synced))
-            known = len(pairs) >= self.protocol.difference_pairs_min
-            if known and paired(pairs).half_width_pct <= self.protocol.difference_half_width_pct:
+        while len(pairs) < protocol.pairs_most:
+            seconds = len(order) * steps * step_s
+            self.progress(f"{label}: sync overhead, {protocol.pairs} pairs in {seconds:.0f} s")
+            arguments = {"ways": ["pipelined", "synced"], "order": order, "steps": steps}
+            pairs += pairs_of(ask("alternate", limit_s=limit_s, **arguments), order)
+            if paired(pairs).half_width_pct <= protocol.half_width_pct:
                 break
         return Difference("sync_overhead", tuple(pairs))
 
@@ -327,6 +328,16 @@ def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
         step_ms=tuple(slowest["step_ms"]),
         enqueue_ms=slowest["enqueue_ms"],
     )
+
+
+def pairs_of(ranks: Sequence[dict[str, Any]], order: Sequence[int]) -> list[tuple[float, float]]:
+    """(plain, other) step times of the slowest rank, out of segments in the order 0, 0 1 1 0 ..."""
+    slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
+    pairs = []
+    for first in range(1, len(order), 2):
+        both = {order[index]: slowest[index] for index in (first, first + 1)}
+        pairs.append((both[0], both[1]))
+    return pairs
 
 
 def _taint_fault(tainted: str, label: str, times: int) -> Fault:

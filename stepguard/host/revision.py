@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIT_LIMIT_S = 30
-ELSEWHERE = ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY")
+# What git sets inside a hook, for one, and obeys before -C.
+ELSEWHERE = (
+    "GIT_DIR",
+    "GIT_COMMON_DIR",
+    "GIT_WORK_TREE",
+    "GIT_INDEX_FILE",
+    "GIT_OBJECT_DIRECTORY",
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepguard.baseline_model import BaselineFile, Entry
+from stepguard.baseline_model import Entry
 from stepguard.case import Case
 from stepguard.evidence import Evidence
 from stepguard.host import baseline
@@ -54,24 +54,18 @@ class Suite:
 
     def baseline_path(self, case: Case) -> Path:
         """The file that holds the case's baseline on this machine."""
-        name = self.gpus[0].name if case.device == "cuda" and self.gpus else ""
-        return self.baselines / baseline.file_name(case.device, name, case.world_size)
+        name = baseline.file_name(case.device, self._machine(case), case.world_size)
+        return self.baselines / name
 
     def entry(self, case: Case) -> Entry | None:
         """The case's baseline. Raises BaselineError if its file cannot be trusted."""
-        path = self.baseline_path(case)
-        content = baseline.load(path)
-        if content is not None:
-            self._check_machine(case, path, content)
+        content = baseline.load_for(self.baseline_path(case), self._machine(case))
         return content.cases.get(case.id) if content else None
 
-    def _check_machine(self, case: Case, path: Path, content: BaselineFile) -> None:
-        machine = self.gpus[0].name if case.device == "cuda" else baseline.CPU_MACHINE
-        if content.machine != machine:
-            raise baseline.BaselineError(
-                f"{path}: holds figures of {content.machine!r}, this machine is {machine!r}; "
-                f"restore it with: git checkout -- {path}"
-            )
+    def _machine(self, case: Case) -> str:
+        if case.device == "cpu":
+            return baseline.CPU_MACHINE
+        return self.gpus[0].name if self.gpus else ""
 
     def run(self, case: Case, progress: Progress) -> Result:
         """Measure and judge one case. Raises BaselineError before anything is measured if the

@@ -1,9 +1,11 @@
 """A run as documents: JSON for machines, Markdown for a pull request."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from stepguard import explain
@@ -39,6 +41,17 @@ def result_document(result: Result) -> dict[str, Any]:
     }
 
 
+def unwritable(path: Path) -> str:
+    """Why a document cannot be written there, or the empty string. Makes the folder it lies in."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        return "cannot be written"
+    return ""
+
+
 def suite_json(results: Sequence[Result]) -> str:
     """The whole run as one JSON document."""
     return json.dumps(
@@ -47,7 +60,7 @@ def suite_json(results: Sequence[Result]) -> str:
 
 
 def suite_markdown(results: Sequence[Result]) -> str:
-    """Counts, the table, then a folded block for every case that did not pass."""
+    """Counts, the table, then a folded block for every case that has more to tell."""
     verdicts = [result.verdict for result in results]
     rows = table.rows(verdicts)
     lines = [f"**Performance:** {table.counts(verdicts) or 'nothing was measured'}", ""]
@@ -55,7 +68,7 @@ def suite_markdown(results: Sequence[Result]) -> str:
     lines += ["|" + "---|" * len(table.COLUMNS)]
     lines += ["| " + " | ".join(cell or "-" for cell in row.cells) + " |" for row in rows]
     for result in sorted(results, key=lambda r: r.verdict.status.rank):
-        if result.verdict.status is Status.SAME:
+        if result.verdict.word in (Status.SAME.value, "recorded"):
             continue
         title = explain.headline(result.verdict).replace("<", "&lt;")
         body = explain.block(result.verdict, str(result.evidence_path))

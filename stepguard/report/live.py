@@ -1,7 +1,7 @@
 """The live line: what runs, for how long, how long yet.
 
-On a terminal one line is rewritten in place; elsewhere a line says that a case begins, and with -v
-every stage gets one.
+On a terminal one line is rewritten in place, at least once a second while somebody waits; elsewhere
+a line says that a case begins, and with -v every stage gets one.
 """
 
 import time
@@ -28,7 +28,8 @@ class Live:
         self._done = 0
         self._case = ""
         self._began = 0.0
-        self._lead = 1.0
+        self._stage = ""
+        self._stage_began = 0.0
 
     def plan(self, cases: list[tuple[str, str]]) -> None:
         """(case id, device) of every case to come, in order."""
@@ -36,20 +37,27 @@ class Live:
 
     def begin(self, case_id: str) -> None:
         """A case begins."""
-        self._case, self._began = case_id, time.monotonic()
+        self._case, self._began, self._stage = case_id, time.monotonic(), ""
         if not self._terminal:
             self._write(f"\n{self._position()} {case_id}: about {_clock(self._left_s())} left\n")
 
     def stage(self, text: str) -> None:
-        """The case's next stage begins, or goes on."""
-        line = f"{self._position()} {self._case}: {text}"
+        """The case's next stage begins; the same text again says that it goes on.
+
+        A terminal's line then shows how long it has; elsewhere a stage is told once.
+        """
+        now, begins = time.monotonic(), text != self._stage
+        if begins:
+            self._stage, self._stage_began = text, now
         if self._terminal:
-            elapsed = _clock(time.monotonic() - self._began)
-            tail = f"  {elapsed}, about {_clock(self._left_s())} left"
+            seconds = int(now - self._stage_began)
+            lasted = f" {seconds} s" if seconds else ""
+            tail = f"  {_clock(now - self._began)}, about {_clock(self._left_s())} left"
             room = max(0, self._width - 1 - len(tail))
-            self._write("\r" + (line[:room].ljust(room) + tail)[: self._width - 1])
-        elif self._verbose:
-            self._write(f"  {time.monotonic() - self._began:6.1f} s  {text}\n")
+            line = f"{self._position()} {self._case}: {text}"[: max(0, room - len(lasted))] + lasted
+            self._write("\r" + (line.ljust(room) + tail)[: self._width - 1])
+        elif self._verbose and begins:
+            self._write(f"  {now - self._began:6.1f} s  {text}\n")
 
     def end(self) -> None:
         """The case is over; its line is taken away."""

@@ -1,6 +1,6 @@
 """The summary at the end of a run: the table, then what needs a person, a headline each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -24,6 +24,10 @@ class Run(Protocol):
         """Cases were selected and none came to a result."""
 
     @property
+    def skipped(self) -> Mapping[str, int]:
+        """Why tests that were to measure were skipped, and how many."""
+
+    @property
     def python(self) -> str:
         """How this interpreter is called."""
 
@@ -39,9 +43,12 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
             yield text, colour(status)
     if run.measured_nothing:
         yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
+        for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
+            yield f"  {count} skipped: {reason}", {}
     elif all(result.case.device == "cpu" for result in run.results):
         yield table.CPU_NOTE, {}
-    yield table.counts(verdicts), {}
+    if verdicts:
+        yield table.counts(verdicts), {}
     for notice in notices:
         yield notice, {}
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):

@@ -1,5 +1,6 @@
 """The table of a run: a row per case, worst first; columns that nobody fills are left out."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -50,7 +51,7 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
         _value(found.get("mfu_pct")),
         f"{peak.new / 2**20:,.1f}" if peak and peak.new is not None else "",
         _counters(verdict),
-        verdict.status.value + (" (recorded)" if verdict.recorded else ""),
+        verdict.word,
     )
 
 
@@ -88,6 +89,7 @@ def lines(table: Sequence[Row]) -> Iterator[tuple[str, Status | None]]:
 
 
 def counts(verdicts: Sequence[Verdict]) -> str:
-    """How many of each verdict: "1 SLOWER, 2 same"."""
-    found = [(status, sum(v.status is status for v in verdicts)) for status in Status]
-    return ", ".join(f"{number} {status.value}" for status, number in found if number)
+    """How many of each verdict, what was recorded last: "1 SLOWER, 2 same, 1 recorded"."""
+    ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))
+    found = Counter(verdict.word for verdict in ordered)
+    return ", ".join(f"{number} {word}" for word, number in found.items())

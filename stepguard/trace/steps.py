@@ -5,7 +5,7 @@ over processes, ranks and steps. Only a copy's direction and bytes have to come 
 record; where one is missing, the step's copies are not known and say so.
 """
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +68,7 @@ def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls
     found = []
     for one in marks:
         first = bisect_left(starts, one["ts"])
-        last = bisect_right(starts, one["ts"] + one["dur"])
+        last = bisect_left(starts, one["ts"] + one["dur"])
         found.append(_step(host[first:last], records, sizes))
     return found
 

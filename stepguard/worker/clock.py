@@ -8,7 +8,7 @@ host shares: it finds the telemetry of a block by them.
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,6 +28,29 @@ def quiet_gc() -> Iterator[None]:
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+def alternate(
+    ways: Sequence[Step], order: Sequence[int], steps: int, synchronize: Callable[[], None]
+) -> list[float]:
+    """Mean step time in ms of each segment of ``steps`` steps, run the way that ``order`` says.
+
+    Segments follow each other with nothing but a synchronization between them: a card under its
+    power cap answers even a short pause with seconds of other clocks.
+    """
+    segments_ms = []
+    with quiet_gc():
+        synchronize()
+        began = time.perf_counter_ns()
+        for which in order:
+            step = ways[which]
+            for _ in range(steps):
+                step()
+            synchronize()
+            ended = time.perf_counter_ns()
+            segments_ms.append((ended - began) / 1e6 / steps)
+            began = ended
+    return segments_ms
 
 
 class CudaClock:

@@ -2,13 +2,14 @@
 
 Everything is read from the compiler's own records, never from its log, so nothing is printed, no
 log level is touched, and nothing has to be switched on before the compilation. The records are
-private to torch; every name of theirs stands in this module. Seen with torch 2.8 and 2.13:
+private to torch; every name of theirs stands in this module. Tried with torch 2.8 and 2.13:
 
 * ``torch._dynamo.utils.graph_break_reasons``: every break that a compiled frame resumed from, with
   its user stack. ``counters["graph_break"]`` knows fewer: branches on a tensor's value are missing.
 * ``torch._dynamo.utils.get_compilation_metrics()``: one record per compiled frame, with the guard
   that failed, and with the error of a frame that was given up (a break in a loop, the recompile
-  limit): such a frame runs eagerly, and ``counters["graph_break"]`` says nothing of it.
+  limit): such a frame runs eagerly, and ``counters["graph_break"]`` says nothing of it. torch 2.8
+  to 2.10 keep no error of a break in a loop: the function is known there, not the line.
 * ``torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER``: compilations of each frame.
   ``counters["frames"]`` misses fullgraph=True and counts frames that were only looked at.
 
@@ -26,13 +27,12 @@ from typing import Any, Self
 import torch
 
 from stepguard.site import Site
-from stepguard.worker.enclosing import enclosing
+from stepguard.worker.enclosing import enclosing, qualified
 from stepguard.worker.locate import Place, locate
 
 RECORDS = 100_000  # torch keeps the newest 64 compilations unless told otherwise
 _UTILS = "torch._dynamo.utils"  # looked up, not imported: who does not compile pays nothing
 _TORCH = f"{Path(torch.__file__).parent}/"
-_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")
 _LIMIT = re.compile(r"(recompile|cache)[ _]?(size[ _]?)?limit", re.IGNORECASE)
 _COMPILE_ID = re.compile(r"^\S*\d+/\d+(_\d+)?: ")
 _PER_PROCESS = re.compile(r"0x[0-9a-fA-F]{6,}|\b\d{12,}\b")  # addresses and id() of objects
@@ -40,6 +40,7 @@ _REWORDED = {  # torch's own words name its internals
     "generic_jump": "branch on a tensor's value",
     "step_unsupported": "instruction that cannot be traced",
 }
+_GIVEN_UP = "where the function cannot be resumed (in a loop, try or with)"
 _DDP_BUCKETS = "DDPOptimizer"  # splits the graph by gradient bucket on purpose; no user's line
 
 
@@ -97,7 +98,7 @@ def graph_breaks() -> list[Site]:
                 None
             )
         elif _is_given_up(record):
-            found[_site(_break(_sole_reason()), _compiled(record))] = None
+            found[_site(_break(_GIVEN_UP), _compiled(record))] = None
     return list(found)
 
 
@@ -187,15 +188,12 @@ def _is_limit(record: Any) -> bool:
 
 
 def _is_given_up(record: Any) -> bool:
-    """torch 2.8 leaves no error in the record of a frame that it gives up, but no guards either."""
+    """Older torch leaves no error in the record of a frame that it gave up: it only lacks guards.
+
+    A frame that was merely found to hold nothing to compile has its instructions counted.
+    """
     seen = (getattr(record, name, 0) for name in ("fail_type", "guard_count", "ir_count"))
-    empty = record.is_forward is True and all(value is None for value in seen)
-    return empty and bool(_counters("unimplemented"))
-
-
-def _sole_reason() -> str:
-    reasons = [text for text in _counters("unimplemented") if not _LIMIT.search(_first_line(text))]
-    return reasons[0] if len(reasons) == 1 else "a frame that cannot be resumed after it"
+    return record.is_forward is True and all(value is None for value in seen)
 
 
 def _compilation(record: Any, records: list[Any]) -> Site:
@@ -235,24 +233,12 @@ def _failed(record: Any) -> list[tuple[str, int, str]]:
 
 def _site(what: str, stack: list[tuple[str, int, str]]) -> Site:
     """``stack`` goes outwards. Where all of it is torch's, the place is torch's innermost line."""
-    stack = [(file, line, _qualified(file, line, name)) for file, line, name in stack if file]
+    stack = [(file, line, qualified(file, line, name)) for file, line, name in stack if file]
     place = locate(stack)
     if not place.file and stack and stack[0][0].startswith(_TORCH):
         file, line, function = stack[0]
         place = Place(f"torch/{file.removeprefix(_TORCH)}", line, function)
     return Site(what, place.file, place.line, place.function, place.text)
-
-
-def _qualified(file: str, line: int, name: str) -> str:
-    """``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``."""
-    resumed = _RESUMED.match(name)
-    name = resumed[1] if resumed else name
-    function = enclosing(file, line)
-    if function is None:
-        return name
-    if not name or function.name.rpartition(".")[2] == name:
-        return function.name
-    return f"{function.name}.{name}" if name.startswith("<") else name
 
 
 def _break(reason: str) -> str:

@@ -17,11 +17,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepguard.site import Site
 from stepguard.worker.phases import Phases
 from stepguard.worker.syncs import by_place, seen_here, site_of
-from stepguard.worker.tally import Tally
+from stepguard.worker.tally import ACTIVE_STEPS, Tally
 
 Step = Callable[[], object]
-ACTIVE_STEPS = 2
-
 # Operators that hand a value of the device to the host, or need one to know their output's shape.
 _WAITING = {
     "aten._local_scalar_dense.default": ".item()",

@@ -2,8 +2,11 @@
 
 import ast
 import linecache
+import re
 from functools import lru_cache
 from typing import NamedTuple
+
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")  # the rest of a broken function
 
 
 class Definition(NamedTuple):
@@ -20,6 +23,21 @@ def enclosing(file: str, line: int) -> Definition | None:
     """The innermost function around the line; None outside of any, or without readable source."""
     around = [d for d in _definitions(file) if d.is_function and d.first <= line <= d.last]
     return max(around, key=lambda d: d.first, default=None)
+
+
+def qualified(file: str, line: int, name: str) -> str:
+    """``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``.
+
+    The bare name where the source is unreadable; without a name, that of the function around it.
+    """
+    resumed = _RESUMED.match(name)
+    name = resumed[1] if resumed else name
+    function = enclosing(file, line)
+    if function is None:
+        return name
+    if not name or function.name.rpartition(".")[2] == name:
+        return function.name
+    return f"{function.name}.{name}" if name.startswith("<") else name
 
 
 @lru_cache(maxsize=256)

@@ -3,6 +3,7 @@
     prepare   import the factory and build the workload
     first_step run one step and wait for it: compilation
     block     run n timed steps
+    alternate run segments of steps in different ways, in turns
     count     the counting pass
     park      give cached memory back, so that another group can use the card
     exit
@@ -43,7 +44,7 @@ def _synced(step: Step, synchronize: Callable[[], None]) -> Step:
     return run
 
 
-# How the steps of a block are run, by name.
+# How steps can be run, by name.
 WAYS: dict[str, Callable[[Step, Callable[[], None]], Step]] = {
     "pipelined": lambda step, synchronize: step,
     "synced": _synced,
@@ -123,11 +124,19 @@ class Session:
         compiler.install()  # a step may have been the first to ask for the compiler
         return {"compile_s": took_s}
 
-    def do_block(self, steps: int, way: str = "pipelined") -> dict[str, Any]:
-        """One block, and what would show that it was not steady. Run in one of WAYS."""
-        step = WAYS[way](self.workload.step, self.clock.synchronize)
+    def do_block(self, steps: int) -> dict[str, Any]:
+        """One block, and what would show that it was not steady."""
         self.channel.barrier()
-        return self.clock.block(step, steps, self.note.step) | self._steadiness()
+        return self.clock.block(self.workload.step, steps, self.note.step) | self._steadiness()
+
+    def do_alternate(self, ways: list[str], order: list[int], steps: int) -> dict[str, Any]:
+        """Segments of steps, run the ways that ``order`` says; each one's step time."""
+        from stepguard.worker.clock import alternate
+
+        synchronize = self.clock.synchronize
+        steppers = [WAYS[way](self.workload.step, synchronize) for way in ways]
+        self.channel.barrier()
+        return {"segments_ms": alternate(steppers, order, steps, synchronize)}
 
     def _steadiness(self) -> dict[str, int]:
         from stepguard.worker.compiler import unique_graphs

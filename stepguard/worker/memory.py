@@ -13,10 +13,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from stepguard.worker.phases import Phases
-from stepguard.worker.tally import Tally
+from stepguard.worker.tally import ACTIVE_STEPS, Tally
 
 Step = Callable[[], object]
-ACTIVE_STEPS = 2
 TURNS = 2  # steps between which a step may differ: two buffers taking turns
 LEAK_STEPS = 2 * TURNS  # so that such buffers are no growth
 _PHASE = "stepguard.phase:"

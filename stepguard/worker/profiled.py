@@ -15,10 +15,9 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from stepguard.trace.steps import StepCalls, read_steps
 from stepguard.worker.phases import Phases
 from stepguard.worker.syncs import Seen, SyncListener, located
-from stepguard.worker.tally import Tally
+from stepguard.worker.tally import ACTIVE_STEPS, Tally
 
 Step = Callable[[], object]
-ACTIVE_STEPS = 2  # a count is taken when this many steps agree
 TRIES = 3  # profiles taken until one holds the GPU's record of every copy
 MARK = "stepguard.step"
 

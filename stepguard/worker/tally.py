@@ -6,6 +6,8 @@ from typing import Any
 
 from stepguard.site import Site
 
+ACTIVE_STEPS = 2  # a count is taken when this many steps agree
+
 
 @dataclass
 class Tally:

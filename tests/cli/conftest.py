@@ -5,13 +5,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from counted import counted
 
 import stepguard.host.suite
 from stepguard import Case, cli
 from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
 from stepguard.host.store import Store
 
-COUNTERS = {
+KNOWN_COUNTS = {
     "flops_per_step": 1000,
     "operator_calls_per_step": 100,
     "compiled_operator_calls_per_step": 50,
@@ -38,7 +39,7 @@ def made(name="nano", *, counters=None, params=None, **fields) -> Evidence:
         gates=case.gates,
         fingerprint=Fingerprint("x86_64", "", torch="2.13.0"),
         launches=(LAUNCH,),
-        counts=Counts(COUNTERS | (counters or {})),
+        counts=Counts(counted(KNOWN_COUNTS, "cpu") | (counters or {})),
         tokens_per_step=64,
     )
     return replace(evidence, **fields)

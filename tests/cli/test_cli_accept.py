@@ -2,8 +2,11 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
+
+from stepguard.evidence import Counts, Fingerprint
 
 
 def entries(shell, folder="baselines"):
@@ -176,6 +179,62 @@ def test_judge_says_what_today_would_say(shell, change):
     assert (shell.path / "baselines/cpu.json").read_bytes() == before
 
 
+def test_judge_on_a_terminal(shell, monkeypatch):
+    """A person gets the table without the JSON line; --json keeps it."""
+    shell.keep(shell.made("a"))
+    shell("accept")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    done = shell("judge", "--json", "verdicts.json")
+    assert done.status == 0
+    assert done.out.splitlines()[-1] == "as JSON: verdicts.json"
+    assert "{" not in done.out
+    (verdict,) = json.loads((shell.path / "verdicts.json").read_text())
+    assert verdict["status"] == "same"
+
+
+def test_judge_with_several_evidences_of_a_case(shell):
+    """Each has a verdict of its own, in the table, the JSON and the status: none hides another."""
+    shell.keep(shell.made("a"))
+    shell("accept")
+    again, later = "2030-01-02T00:00:00+00:00", "2030-01-03T00:00:00+00:00"
+    shell.keep(
+        shell.made("a", counters={"flops_per_step": 2}, date=again), shell.made("a", date=later)
+    )
+    folder = str(shell.path / ".stepguard/runs")
+    for arguments, expected in (
+        ((), ["CHANGED", "same"]),
+        (("linear[a]", "--evidence", folder), ["same", "CHANGED", "same"]),
+    ):
+        done = shell("judge", *arguments)
+        assert done.status == 1
+        verdicts = json.loads(done.out.splitlines()[-1])
+        assert [verdict["status"] for verdict in verdicts] == expected
+        rows = [line.split()[-1] for line in done.out.splitlines() if line.startswith("linear[a] ")]
+        assert sorted(rows) == sorted(expected), "a row each"
+        for date in (again, later):
+            assert f"linear[a]: measured {date} on aaaaaaaaaa, cpu.json" in done.out
+
+
+def test_judge_with_evidence_of_several_machines(shell):
+    """One case measured on two kinds of machine is compared with each one's own file."""
+    gpu = {"device_name": "NVIDIA H200", "device_uuid": "GPU-1", "torch": "2.13.0"}
+    cpu_evidence = shell.made("a")
+    case = cpu_evidence.case | {"device": "cuda"}
+    gpu_evidence = replace(cpu_evidence, case=case, fingerprint=Fingerprint(**gpu))
+    shell.keep(cpu_evidence, gpu_evidence)
+    assert shell("accept", "--evidence", str(shell.path / ".stepguard/runs")).status == 0
+    assert (shell.path / "baselines/cpu.json").is_file()
+    assert (shell.path / "baselines/h200x1.json").is_file()
+    slower = replace(
+        gpu_evidence, counts=Counts(gpu_evidence.counts.values | {"flops_per_step": 2})
+    )
+    shell.keep(cpu_evidence, slower)
+    done = shell("judge")
+    assert done.status == 1
+    verdicts = json.loads(done.out.splitlines()[-1])
+    assert [verdict["status"] for verdict in verdicts] == ["same", "CHANGED"]
+
+
 def test_judge_without_a_baseline_is_no_pass(shell):
     """NO BASELINE has status 1 here, too."""
     shell.keep(shell.made("a"))
@@ -190,4 +249,4 @@ def test_judge_does_not_compare_with_another_machine(shell):
     path.write_text(path.read_text().replace('"machine": "CPU"', '"machine": "NVIDIA H100"'))
     done = shell("judge")
     assert done.status == 1
-    assert "NVIDIA H100" in done.err
+    assert "holds figures of 'NVIDIA H100', not of 'CPU'; restore it with: git checkout" in done.err

@@ -33,6 +33,13 @@ def test_show(recorded):
     assert entry["epochs"][0]["recordings"][0]["counters"]["flops_per_step"] == 1000
 
 
+def test_an_option_between_the_words(recorded):
+    """--baselines may stand between what is done and the case."""
+    done = recorded("baselines", "show", "--baselines", "baselines", "linear[a]")
+    assert done.status == 0, done.err
+    assert done.out == recorded("baselines", "show", "linear[a]").out
+
+
 @pytest.mark.parametrize("action", ["list", "show"])
 def test_an_unknown_case(recorded, action):
     """An unknown case: status 1 and one line."""

@@ -1,7 +1,10 @@
 """python -m stepguard run: a table, one JSON document, one clear line when it cannot be."""
 
+import contextlib
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +57,25 @@ def test_a_sound_run(real):
     assert "launch 1: block 1/3" in err
 
 
+def test_on_a_terminal(tmp_path):
+    """A live line that goes on while a stage lasts, and no JSON among the figures."""
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "stepguard", "run", *REAL["sound"]]
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # how Linux says that the other side is closed
+        while chunk := os.read(ours, 1 << 16):
+            shown += chunk
+    os.close(ours)
+    assert process.wait(timeout=120) == 0, shown
+    lines = re.split("[\r\n]+", shown.decode())
+    stages = [found[1] for line in lines if (found := re.search(r"launch 1: start ?(\d*)", line))]
+    assert {"", "1"} <= set(stages), "importing torch takes more than a second"
+    assert lines[-2] == "as JSON: --json PATH, or pipe the output"
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -72,9 +94,19 @@ def test_what_cannot_be_run_is_told_in_a_line(real, name, words):
     assert document["verdict"]["status"] == "BROKEN"
 
 
+def test_a_traceback_begins_with_the_factory(real):
+    """What the workload raised is shown from its own code on; the JSON has all of it."""
+    out, err, _ = real["raises"]
+    frames = [line for line in err.splitlines() if line.startswith("  |   File ")]
+    assert "tests/factories.py" in frames[0]
+    assert not any("stepguard/worker" in frame for frame in frames)
+    assert "stepguard/worker" in json.loads(out.splitlines()[-1])["verdict"]["detail"]
+
+
 @pytest.mark.parametrize("name", ["no module", "no factory", "no parameter"])
 def test_a_mistake_in_the_call_shows_no_traceback(real, name):
     """A wrong name is the caller's mistake: its line comes without the engine's stack."""
+    assert "Traceback" not in real[name][1]
     message = json.loads(real[name][0].splitlines()[-1])["verdict"]["message"]
     assert "BadWorkload" not in message and "\n" not in message
 
@@ -100,6 +132,60 @@ def test_malformed_arguments(shell, arguments, words):
     assert words in done.err
     assert done.err.count("\n") == 1
     assert done.out == ""
+    assert not (shell.path / ".stepguard").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("factories:linear", "n=16", "k=2", "--device", "cpu", "--gpus", "2"),
+        ("factories:linear", "--device", "cpu", "n=16", "--gpus=2", "k=2"),
+        ("--device=cpu", "factories:linear", "n=16", "--gpus", "2", "k=2"),
+        ("--gpus", "2", "--device", "cpu", "factories:linear", "n=16", "k=2"),
+    ],
+)
+def test_options_and_parameters_in_any_order(shell, arguments):
+    """Where an option stands among the parameters changes nothing."""
+    shell.will_measure(shell.made())
+    done = shell("run", *arguments)
+    assert done.status == 0, done.err
+    parameters = json.loads(done.out.splitlines()[-1])["parameters"]
+    assert parameters["params"] == {"n": 16, "k": 2}
+    assert (parameters["device"], parameters["world_size"]) == ("cpu", 2)
+
+
+def test_a_terminal_is_spared_the_json(shell, monkeypatch):
+    """On a terminal the last lines say where the evidence is and how the JSON is had."""
+    shell.will_measure(shell.made())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    done = shell("run", "factories:linear")
+    assert done.status == 0
+    *_, evidence, last = done.out.splitlines()
+    assert last == "as JSON: --json PATH, or pipe the output"
+    assert (shell.path / evidence.removeprefix("evidence: ")).is_file()
+    assert "{" not in done.out
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_json_into_a_file(shell, monkeypatch, terminal):
+    """--json writes the document, in a folder that is made; a pipe keeps its last line."""
+    shell.will_measure(shell.made())
+    monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
+    done = shell("run", "factories:linear", "--json", "new folder/run.json", "n=16")
+    assert done.status == 0, done.err
+    document = json.loads((shell.path / "new folder/run.json").read_text())
+    assert document["parameters"]["params"] == {"n": 16}
+    last = done.out.splitlines()[-1]
+    assert last == "as JSON: new folder/run.json" if terminal else json.loads(last) == document
+
+
+@pytest.mark.parametrize("target", [".", "file/below.json"])
+def test_json_that_cannot_be_written(shell, target):
+    """Refused before anything is measured: status 2, one line."""
+    (shell.path / "file").write_text("")
+    done = shell("run", "factories:linear", "--json", target)
+    assert (done.status, done.out) == (2, "")
+    assert done.err.startswith(f"stepguard: --json {target}: ") and done.err.count("\n") == 1
     assert not (shell.path / ".stepguard").exists()
 
 

@@ -181,12 +181,14 @@ def test_the_sync_finder_finds():
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precision_trains_like_single(precision: str):
-    """Losses in reduced precision stay within 1 % of single precision over 5 steps."""
+    """Losses in reduced precision stay within 1 % of single precision over 5 steps, and are not
+    all the same (one may be, by chance).
+    """
     reduced, single = train_step(**{**SMALL, "precision": precision}), train_step(**SMALL)
-    for _ in range(5):
-        found, expected = float(reduced.step()), float(single.step())
+    losses = [(float(reduced.step()), float(single.step())) for _ in range(5)]
+    for found, expected in losses:
         assert found == pytest.approx(expected, rel=0.01)
-        assert found != expected
+    assert any(found != expected for found, expected in losses)
 
 
 def test_an_overflow_in_fp16_skips_the_update():

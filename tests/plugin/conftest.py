@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from counted import counted
 
 import stepguard.host.measure
 import stepguard.host.suite
@@ -21,7 +22,7 @@ from stepguard.host.machine import Gpu
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
 WITHOUT = ("-p", "no:hypothesispytest")  # would be imported anew in every run
-COUNTERS = {
+KNOWN_COUNTS = {
     "flops_per_step": 1000,
     "operator_calls_per_step": 100,
     "compiled_operator_calls_per_step": 50,
@@ -59,7 +60,7 @@ def sound_evidence(case: Case, serial: int) -> Evidence:
             driver=H200.driver if case.device == "cuda" else "",
         ),
         launches=tuple(launch(i + 1, 10.0) for i in range(case.launches)),
-        counts=Counts({k: v for k, v in COUNTERS.items() if case.device == "cuda" or k[0] != "l"}),
+        counts=Counts(counted(KNOWN_COUNTS, case.device, case.world_size)),
         tokens_per_step=64,
         wall_s=1.0,
     )
@@ -160,6 +161,13 @@ class Gate:
         self.git("init", "-q")
         self.git("add", "-A")
         self.git("commit", "-q", "-m", "all of it")
+
+
+@pytest.fixture(autouse=True)
+def no_worker(monkeypatch):
+    """The pytest inside must not take itself for a worker of the one outside."""
+    for name in ("PYTEST_XDIST_WORKER", "PYTEST_XDIST_WORKER_COUNT", "PYTEST_XDIST_TESTRUNUID"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -57,12 +57,57 @@ def test_gpu_cases_are_skipped_without_a_gpu(gate):
 
 
 def test_a_suite_that_was_skipped_whole_is_not_green(gate):
-    """Only GPU cases on a machine without one: exit 1 and NOTHING WAS MEASURED."""
-    gate.suite(gate.cuda("a"), gate.cuda("b"))
+    """Only GPU cases on a machine without one: exit 1, NOTHING WAS MEASURED, why and how often."""
+    gate.suite(gate.cuda("a"), gate.cuda("b"), gate.cuda("pair", world_size=2))
     result = gate.run()
-    result.assert_outcomes(skipped=2)
+    result.assert_outcomes(skipped=3)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*= performance =*", "NOTHING WAS MEASURED*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*= performance =*",
+            "NOTHING WAS MEASURED*",
+            "  2 skipped: needs 1 GPU(s), this machine shows 0",
+            "  1 skipped: needs 2 GPU(s), this machine shows 0",
+        ],
+        consecutive=True,
+    )
+
+
+def test_skips_of_the_tests_own_are_named_too(gate):
+    """A skip mark, a skip in the body and an xfail that came true: each reason with its count."""
+    head = f"@cases({gate.cpu('a')!r}, {gate.cpu('b')!r})\n"
+    gate.tests(
+        f"{head}def test_body(perf, case):\n    pytest.skip('no data')\n\n\n"
+        "@pytest.mark.skip(reason='broken')\ndef test_mark(perf):\n    pass\n\n\n"
+        "@pytest.mark.xfail\ndef test_xfail(perf):\n    assert False\n\n\n"
+        "@pytest.mark.skip(reason='another matter')\ndef test_unit():\n    pass\n"
+    )
+    result = gate.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["NOTHING WAS MEASURED*", "  2 skipped: no data"])
+    found = {line for line in result.outlines if " skipped: " in line}
+    assert "  1 skipped: broken" in found and "  1 skipped: expected to fail (xfail)" in found
+    assert not any("another matter" in line for line in found)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--perf-require-gpus=9",),
+        ("--perf-baselines=no/such/folder",),
+        ("--benchmark-skip",),
+        ("test_perf.py::test_step[nope]",),
+        ("test_perf.py", "test_broken.py"),
+    ],
+)
+def test_what_stops_pytest_before_the_first_test_stands_alone(gate, arguments):
+    """A usage error, or a file that cannot be collected, is not preceded by another complaint."""
+    gate.suite(gate.cpu())
+    (gate.path / "test_broken.py").write_text("import no_such_module\n")
+    result = gate.run(*arguments)
+    assert result.ret in (2, 4)
+    result.stdout.no_fnmatch_line("*NOTHING WAS MEASURED*")
+    result.stdout.no_fnmatch_line("*= performance =*")
 
 
 def test_other_tests_do_not_make_up_for_it(gate):

@@ -28,8 +28,13 @@ def test_the_first_recording(committed):
     result = committed.run("--perf-update")
     assert result.ret == 0
     result.stdout.fnmatch_lines(
-        ["*NO BASELINE (recorded)", "linear?nano?: first recording in *baselines/cpu.json"]
+        [
+            "linear?nano? * recorded",
+            "1 recorded",
+            "linear?nano?: first recording in *baselines/cpu.json",
+        ]
     )
+    result.stdout.no_fnmatch_line("*NO BASELINE*")
     head = committed.git("rev-parse", "HEAD").strip()
     (epoch,) = recorded(committed)["linear[nano]"]["epochs"]
     assert [r["commit"] for r in epoch["recordings"]] == [head]
@@ -44,7 +49,13 @@ def test_a_changed_level_opens_an_epoch(committed):
     committed.will_measure(committed.cpu(), counters={"flops_per_step": 2000})
     result = committed.run("--perf-update")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["linear?nano?: epoch 2 opened (accepted with --perf-update)*"])
+    result.stdout.fnmatch_lines(
+        [
+            "linear?nano? * CHANGED (recorded)",
+            "1 CHANGED (recorded)",
+            "linear?nano?: epoch 2 opened (accepted with --perf-update)*",
+        ]
+    )
     flops = [
         epoch["recordings"][-1]["counters"]["flops_per_step"]
         for epoch in recorded(committed)["linear[nano]"]["epochs"]

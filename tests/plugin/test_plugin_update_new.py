@@ -10,9 +10,13 @@ def test_only_new_cases_are_recorded(gate):
     path = gate.record(old)
     gate.commit()
     gate.will_measure(old, counters={"flops_per_step": 2000})
-    result = gate.run("--perf-update-new")
+    result = gate.run("--perf-update-new", "-v", "--perf-report=report.md")
     result.assert_outcomes(passed=1, failed=1)
     assert result.ret == 1
+    result.stdout.fnmatch_lines(["recorded *", "1 CHANGED, 1 recorded"])
+    report = (gate.path / "report.md").read_text()
+    assert report.startswith("**Performance:** 1 CHANGED, 1 recorded\n")
+    assert "linear[new]: NO BASELINE" not in report, "nothing is left to do there"
     entries = json.loads(path.read_text())["cases"]
     assert set(entries) == {"linear[new]", "linear[old]"}
     (epoch,) = entries["linear[old]"]["epochs"]

@@ -6,11 +6,12 @@ The figures are round, so that what follows from them can be said by hand: 3 lau
 
 from dataclasses import replace
 
+from counted import counted
 from hypothesis import HealthCheck, settings
 
 from stepguard.baseline_model import SCHEMA, BaselineFile, Entry, Epoch, Recording
 from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
-from stepguard.metrics import default_gates
+from stepguard.metrics import METRICS, default_gates
 
 PROPERTY = settings(
     max_examples=100,
@@ -28,7 +29,7 @@ CASE = {
     "world_size": 1,
 }
 TOKENS = 131_072
-COUNTS = {
+KNOWN_COUNTS = {
     "flops_per_step": 112_000_000_000_000,
     "operator_calls_per_step": 2400,
     "compiled_operator_calls_per_step": 600,
@@ -38,6 +39,7 @@ COUNTS = {
     "unique_graphs": 2,
     "peak_allocated_bytes": 45_000_000_000,
 }
+COUNTS = counted(KNOWN_COUNTS, "cuda")
 DETAIL = {"operator_calls_per_step": {"aten.mm.default": 24, "aten.add.Tensor": 2376}}
 FINGERPRINT = Fingerprint(
     device_name="NVIDIA H200",
@@ -97,16 +99,32 @@ def evidence(launch_ms=(250.0, 250.0, 250.0), **changes):
 
 def cpu_evidence(**changes):
     """Sound evidence of a case on a CPU, where counters alone decide."""
-    counters = {name: count for name, count in COUNTS.items() if name != "launches_per_step"}
     sound = evidence(
         (5.0,),
         case_id="forward[nano-cpu]",
         case=CASE | {"device": "cpu"},
         gates=default_gates("cpu"),
         fingerprint=Fingerprint("x86_64", "", "2.11.0+cpu", arch="x86_64"),
-        counts=Counts(counters, {}, DETAIL),
+        counts=Counts(counted(KNOWN_COUNTS, "cpu"), {}, DETAIL),
     )
     return replace(sound, **changes)
+
+
+def two_rank_evidence(**changes):
+    """Sound evidence of a case on two GPUs, which has collectives."""
+    sound = evidence(
+        case=CASE | {"world_size": 2},
+        gates=default_gates("cuda", 2),
+        counts=Counts(counted(KNOWN_COUNTS, "cuda", 2), {}, DETAIL),
+    )
+    return replace(sound, **changes)
+
+
+def evidence_having(name):
+    """Sound evidence of a case that has the metric: on a GPU, else on a CPU, else on two GPUs."""
+    if METRICS[name].exists("cuda", 1):
+        return evidence()
+    return cpu_evidence() if METRICS[name].exists("cpu", 1) else two_rank_evidence()
 
 
 def with_counts(found, **values):
@@ -147,6 +165,13 @@ def entry(levels_ms=(250.0,), **changes):
 def one_recording(**changes):
     """A baseline of one recording, with some of its fields changed."""
     return entry(epochs=[epoch(recordings=[recording(**changes)])])
+
+
+def entry_of(found, **changes):
+    """A baseline of one recording of the counts of ``found``, by default at 250 ms a step."""
+    counters, software = dict(found.counts.values), found.fingerprint.software_key()
+    recorded = recording(**{"counters": counters, "software": software} | changes)
+    return entry(case=found.case, epochs=[epoch(recordings=[recorded])])
 
 
 def baseline_file(**changes):

@@ -21,10 +21,18 @@ from making import (
     recording,
 )
 
-from stepguard.baseline_model import SCHEMA, BaselineFile, Entry, Epoch, Recording
+from stepguard.baseline_model import (
+    SCHEMA,
+    BaselineFile,
+    Entry,
+    Epoch,
+    RecordedDifference,
+    Recording,
+)
 from stepguard.host import baseline
 from stepguard.host.baseline import BaselineError, file_name, load, save
 from stepguard.metrics import METRICS
+from stepguard.site import Site
 
 KEY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -32,7 +40,20 @@ COUNT = st.integers(0, 2**62)
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TIMES = [name for name, metric in METRICS.items() if metric.kind == "time"]
 COUNTERS = [name for name, metric in METRICS.items() if metric.kind == "counter"]
+DIFFERENCES = [name for name, metric in METRICS.items() if metric.kind == "difference"]
 MS = st.floats(1e-4, 1e9)
+WIDTH = st.floats(0, 100)
+SITES = st.builds(
+    Site,
+    what=WORDS,
+    file=KEY,
+    line=st.integers(0, 2**31),
+    function=KEY,
+    text=KEY,
+    phase=KEY,
+    count=st.integers(1, 2**31),
+    allowed=KEY,
+)
 RECORDINGS = st.builds(
     Recording,
     date=WORDS,
@@ -47,6 +68,10 @@ RECORDINGS = st.builds(
     counters=st.dictionaries(st.sampled_from(COUNTERS), COUNT, max_size=3),
     information=st.dictionaries(KEY, FINITE, max_size=2),
     detail=st.dictionaries(KEY, st.dictionaries(KEY, COUNT, max_size=3), max_size=2),
+    sites=st.dictionaries(KEY, st.lists(SITES, min_size=1, max_size=2), max_size=2),
+    differences_pct=st.dictionaries(
+        st.sampled_from(DIFFERENCES), st.builds(RecordedDifference, mean=FINITE, half_width=WIDTH)
+    ),
 )
 EPOCHS = st.builds(
     Epoch,
@@ -233,13 +258,25 @@ def test_a_number_too_large_is_refused(path, key, number):
     refused(path)
 
 
-@pytest.mark.parametrize("field", Recording.__struct_fields__)
+LATER = ("sites", "differences_pct")  # an older file has no such fields
+
+
+@pytest.mark.parametrize("field", [f for f in Recording.__struct_fields__ if f not in LATER])
 def test_a_missing_field_is_refused(path, field):
-    """Every field of a recording is needed, and the message says which is missing."""
+    """Every field that there always was is needed, and the message says which is missing."""
     document = plain()
     del document["cases"][CASE_ID]["epochs"][0]["recordings"][0][field]
     path.write_text(json.dumps(document))
     refused(path, field, "git checkout")
+
+
+@pytest.mark.parametrize("field", LATER)
+def test_a_file_from_before_a_field_is_read(path, field):
+    """What was not recorded then is empty; a gate that needs it says that it is not recorded."""
+    document = plain()
+    del document["cases"][CASE_ID]["epochs"][0]["recordings"][0][field]
+    path.write_text(json.dumps(document))
+    assert getattr(load(path).cases[CASE_ID].epochs[0].recordings[0], field) == {}
 
 
 @pytest.mark.parametrize("depth", ["machine", "cases", "step_ms"])

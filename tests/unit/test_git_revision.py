@@ -2,10 +2,14 @@
 
 import os
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
 from stepguard.host.revision import Revision, current
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def git(root, *arguments):
@@ -111,3 +115,68 @@ def test_a_status_that_fails_is_not_clean(root):
     (root / ".git" / "index").write_bytes(b"garbage")
     found = current(root, root / "baselines")
     assert found.dirty or not found.commit
+
+
+def hooked(other, name):
+    """What git sets in a hook of ``other``, and what a user may have set."""
+    folder = other / ".git"
+    return {
+        "GIT_DIR": folder,
+        "GIT_WORK_TREE": other,
+        "GIT_INDEX_FILE": folder / "index",
+        "GIT_OBJECT_DIRECTORY": folder / "objects",
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": folder / "objects",
+        "GIT_COMMON_DIR": folder,
+        "GIT_NAMESPACE": "elsewhere",
+        "GIT_PREFIX": "sub/",
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("GIT_DIR",),
+        ("GIT_WORK_TREE",),
+        ("GIT_DIR", "GIT_WORK_TREE"),
+        ("GIT_INDEX_FILE",),
+        ("GIT_OBJECT_DIRECTORY",),
+        ("GIT_COMMON_DIR",),
+        ("GIT_DIR", "GIT_COMMON_DIR"),
+        ("GIT_NAMESPACE",),
+        ("GIT_DIR", "GIT_INDEX_FILE", "GIT_PREFIX"),
+    ],
+    ids=" ".join,
+)
+def test_the_environment_points_to_no_other_repository(root, tmp_path, monkeypatch, names):
+    """Inside a hook of another repository, the tree that is measured is asked all the same."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "x.py").write_text("")
+    git(other, "init", "-q")
+    git(other, "add", "-A")
+    git(other, "commit", "-q", "-m", "another")
+    head = git(root, "rev-parse", "HEAD")
+    (root / "code.py").write_text("2\n")
+    for name in names:
+        monkeypatch.setenv(name, str(hooked(other, name)))
+    assert current(root, root / "baselines") == Revision(head, ("code.py",))
+
+
+def test_inside_a_real_hook(root, tmp_path):
+    """git itself sets the variables: a pre-commit hook of one repository asks about another."""
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    (other / "x.py").write_text("")
+    git(other, "add", "-A")
+    hook = other / ".git" / "hooks" / "pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    asked = (
+        f"from pathlib import Path; from stepguard.host.revision import current; r = {str(root)!r}"
+    )
+    asked += "; print(current(Path(r), Path(r, 'baselines')).commit)"
+    out = tmp_path / "out"
+    hook.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} {sys.executable} -c "{asked}" > {out}\n')
+    hook.chmod(0o755)
+    git(other, "commit", "-q", "-m", "hooked")
+    assert out.read_text().strip() == git(root, "rev-parse", "HEAD")

@@ -18,8 +18,10 @@ from making import (
     block,
     cpu_evidence,
     entry,
+    entry_of,
     epoch,
     evidence,
+    evidence_having,
     launch,
     one_recording,
     recording,
@@ -135,8 +137,10 @@ def test_a_work_counter_that_moves_is_changed(name, step):
 def test_a_cost_counter_changes_up_and_is_faster_down(name):
     """A cost that rose (launches: by more than 2 %) is CHANGED, one that fell by one FASTER."""
     beyond = 21 if name == "launches_per_step" else 1
-    rose = judge(with_counts(evidence(), **{name: COUNTS[name] + beyond}), entry())
-    fell = judge(with_counts(evidence(), **{name: COUNTS[name] - 1}), entry())
+    sound = evidence_having(name)
+    recorded, count = entry_of(sound), sound.counts.values[name]
+    rose = judge(with_counts(sound, **{name: count + beyond}), recorded)
+    fell = judge(with_counts(sound, **{name: count - 1}), recorded)
     assert decided(rose) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert decided(fell) == (Status.FASTER, Reason.COUNTER_FELL)
     assert rose.worst.metric == fell.worst.metric == name
@@ -213,13 +217,7 @@ def test_an_ungated_metric_never_decides(ungated, moved):
 def test_cpu_times_are_shown_and_not_gated():
     """On a CPU counters decide and a time is neither compared nor missed."""
     found = cpu_evidence()
-    recorded = recording(
-        times_ms={},
-        information={},
-        software=found.fingerprint.software_key(),
-        counters=dict(found.counts.values),
-    )
-    verdict = judge(found, entry(case=found.case, epochs=[epoch(recordings=[recorded])]))
+    verdict = judge(found, entry_of(found, times_ms={}, information={}))
     assert decided(verdict) == (Status.SAME, Reason.EQUAL)
     assert metric(verdict, "step_ms").new == pytest.approx(5.0)
     assert not metric(verdict, "step_ms").gated
@@ -453,9 +451,10 @@ def test_clocks_agree_within_half_a_percent_or_a_millisecond(wall, events, agree
 def test_every_gated_metric_must_be_there(name):
     """A gated metric that was not measured is BROKEN, and so is it where it is the only one."""
     tokens = name == "tokens_per_step"
-    poisoned = evidence(tokens_per_step=0) if tokens else without(evidence(), name)
+    sound = evidence_having(name)
+    poisoned = replace(sound, tokens_per_step=0) if tokens else without(sound, name)
     for gates in (poisoned.gates, (name,)):
-        verdict = judge(replace(poisoned, gates=gates), FIVE)
+        verdict = judge(replace(poisoned, gates=gates), entry_of(sound))
         assert decided(verdict) == (Status.BROKEN, Reason.METRIC_MISSING)
         assert name in verdict.message
 

@@ -45,6 +45,7 @@ class Nvml:
         self.bits = 0x4  # at the power cap, as always
         self.pids = {uuid: [] for uuid in UUIDS}
         self.used = RESERVED
+        self.memory_asked = 0
         self.watts = 700.0
 
     def __getattr__(self, name):
@@ -100,7 +101,10 @@ class Nvml:
         return [SimpleNamespace(pid=pid) for pid in self.pids[handle]]
 
     def _nvmlDeviceGetMemoryInfo(self, handle, version=None):
-        return SimpleNamespace(used=self.used, reserved=RESERVED)
+        self.memory_asked += 1
+        if version == self.nvmlMemory_v2:
+            return SimpleNamespace(used=self.used - RESERVED, reserved=RESERVED)
+        return SimpleNamespace(used=self.used)
 
 
 @pytest.fixture
@@ -211,6 +215,7 @@ def test_an_idle_machine_is_fit(monitor, nvml):
     """With no process and only the driver's own memory in use there is nothing to say."""
     idle(nvml)
     assert monitor.preflight() == ""
+    assert nvml.memory_asked == len(monitor.gpus), "each GPU once"
 
 
 def test_a_foreign_process_is_not_fit(monitor, nvml):
@@ -248,7 +253,7 @@ def test_hidden_memory_is_not_fit(monitor, nvml):
     idle(nvml)
     nvml.used = RESERVED + (3 << 30)
     assert "cannot be seen" in monitor.preflight()
-    nvml.used = RESERVED + (1 << 30)
+    nvml.used = RESERVED + machine.HIDDEN_MEMORY_BYTES  # only with the reservation beyond it
     assert monitor.preflight() == ""
 
 

@@ -1,8 +1,11 @@
 """The table of metrics, the verdicts' ranks and outcomes, and how values are shown."""
 
+from dataclasses import replace
+
 import pytest
 
 from stepguard.metrics import METRICS, default_gates, format_bytes, format_value
+from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 UNIT_IN_NAME = {
@@ -18,6 +21,10 @@ UNIT_IN_NAME = {
     "kernels": "_kernels",
     "breaks": "_breaks",
     "graphs": "_graphs",
+    "syncs": "syncs_per_step",
+    "copies": "copies_per_step",
+    "recompiles": "recompiles",
+    "% of a step": "_pct",
 }
 
 
@@ -27,7 +34,7 @@ def test_every_row_is_complete(name):
     metric = METRICS[name]
     assert metric.name == name and metric.meaning
     assert UNIT_IN_NAME[metric.unit] in name
-    assert metric.kind in ("time", "counter", "information")
+    assert metric.kind in ("time", "counter", "difference", "information")
     assert metric.better in ("lower", "higher", "")
     assert (metric.role in ("work", "cost")) == (metric.kind == "counter")
     assert metric.gateable == (metric.kind != "information")
@@ -46,13 +53,28 @@ def test_which_counters_are_work_and_which_are_cost():
     assert slack == {"launches_per_step": 2.0}
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
 @pytest.mark.parametrize("device", ["cuda", "cpu"])
-def test_default_gates_exist_and_gate(device):
-    """Every default gate is a gateable metric, and none stands twice."""
-    gates = default_gates(device)
+def test_default_gates_exist_and_gate(device, world_size):
+    """Every default gate is a gateable metric that such a case has, and none stands twice."""
+    gates = default_gates(device, world_size)
     assert len(set(gates)) == len(gates) > 0
     assert all(METRICS[name].gateable for name in gates)
+    assert all(METRICS[name].exists(device, world_size) for name in gates)
     assert all(METRICS[name].kind == "counter" for name in gates) == (device == "cpu")
+
+
+@pytest.mark.parametrize("name", [n for n, metric in METRICS.items() if metric.kind == "counter"])
+def test_every_counter_is_gated_somewhere(name):
+    """A counter that no kind of case gates unless it is told to would guard nothing."""
+    kinds = [(device, size) for device in ("cuda", "cpu") for size in (1, 2)]
+    assert any(name in default_gates(*kind) for kind in kinds)
+
+
+def test_a_difference_is_gated_where_a_case_asks_for_it():
+    """It costs a launch's worth of blocks, so no default has it."""
+    differences = {name for name, metric in METRICS.items() if metric.kind == "difference"}
+    assert differences and not differences & set(default_gates("cuda", 2))
 
 
 def test_statuses_from_worst_to_best():
@@ -84,6 +106,19 @@ def test_the_worst_gated_metric_is_a_verdicts_worst():
     verdict = Verdict("c", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(fine, shown, bad))
     assert verdict.worst is bad
     assert Verdict("c", Status.BROKEN, Reason.RAISED, metrics=(shown,)).worst is None
+
+
+def test_of_equals_the_worst_is_the_one_that_names_a_line():
+    """Of two metrics that moved alike the headline gets the one that says where."""
+    launches = MetricVerdict("launches_per_step", Status.CHANGED, Reason.COUNTER_ROSE)
+    where = (Site(".item()", "model/gpt.py", 7),)
+    syncs = MetricVerdict("host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, sites=where)
+    slower = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT)
+    verdict = Verdict("c", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(launches, syncs))
+    assert verdict.worst is syncs
+    nowhere = replace(launches, sites=(Site("nonzero in IndexBackward0"),))
+    assert replace(verdict, metrics=(nowhere, syncs)).worst is syncs
+    assert replace(verdict, metrics=(launches, syncs, slower)).worst is slower
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
-"""Parts of a rank that need no launch: its note, its lifeline, its clock, its tally."""
+"""Parts of a rank that need no launch: note, lifeline, clock, tally, counters, its trace."""
 
 import gc
+import itertools
 import os
 import signal
 import subprocess
@@ -13,17 +14,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import PROPERTY
 
+from stepguard.site import Site
+from stepguard.trace.steps import read_steps
 from stepguard.worker import note
 from stepguard.worker.clock import HostClock, quiet_gc
-from stepguard.worker.counters import (
-    ACTIVE_STEPS,
-    OperatorCounter,
-    Tally,
-    compiled_graphs,
-    events_by_step,
-)
+from stepguard.worker.compiler import unique_graphs
+from stepguard.worker.counters import count
+from stepguard.worker.eager import OperatorCounter
 from stepguard.worker.lifeline import die_with_parent, kill_by_token, pids_by_token
 from stepguard.worker.note import Note
+from stepguard.worker.profiled import MARK
+from stepguard.worker.tally import ACTIVE_STEPS, Tally
 
 LONG_S = 60.0
 
@@ -222,22 +223,43 @@ def test_a_count_that_differs_between_steps_is_no_value():
         "values": {"graph_breaks": 2},
         "unstable": {"launches_per_step": "steps differ: 676, 677"},
         "detail": {"graph_breaks": {"a": 1, "b": 1}},
+        "sites": {},
+        "information": {},
     }
+
+
+def test_places_travel_with_their_count():
+    """What a count is made of goes with it as plain types, and as nothing where it is nowhere."""
+    tally = Tally()
+    tally.add("host_syncs_per_step", [1, 1], sites=[Site(".item()", "model/gpt.py", 7)])
+    tally.add("graph_breaks", [0], sites=[])
+    told = tally.as_dict()["sites"]
+    assert list(told) == ["host_syncs_per_step"]
+    assert Site(**told["host_syncs_per_step"][0]) == Site(".item()", "model/gpt.py", 7)
+
+
+def test_what_could_not_be_counted_says_why():
+    """A reason in place of a value, for each of the metrics."""
+    tally = Tally()
+    tally.missing("no memory", "flops_per_step", "operator_calls_per_step")
+    assert tally.values == {}
+    assert tally.unstable == dict.fromkeys(
+        ("flops_per_step", "operator_calls_per_step"), "no memory"
+    )
 
 
 def event(name, ts, cat="cpu_op", dur=1.0):
     """A trace event."""
-    return {"name": name, "ts": ts, "dur": dur, "cat": cat, "ph": "X"}
+    return {"name": name, "ts": ts, "dur": dur, "cat": cat, "ph": "X", "tid": 1, "args": {}}
 
 
 MARKS = [
-    event("stepguard.step", 100.0 * number, "user_annotation", 50.0)
-    for number in range(1, ACTIVE_STEPS + 1)
+    event(MARK, 100.0 * number, "user_annotation", 50.0) for number in range(1, ACTIVE_STEPS + 1)
 ]
 
 
 def test_events_belong_to_the_step_that_they_lie_in():
-    """Host events between steps and device events are left out; the steps come in order."""
+    """Host calls between steps and device events are left out; the steps come in order."""
     events = [
         event("aten::warmup", 10.0),
         event("aten::mm", 100.0),
@@ -247,15 +269,17 @@ def test_events_belong_to_the_step_that_they_lie_in():
         event("aten::add", 230.0),
         event("cuLaunchKernel", 240.0, "cuda_driver"),
     ]
-    found = [[e["name"] for e in step] for step in events_by_step([*MARKS[::-1], *events])]
-    assert found == [["aten::mm", "cudaLaunchKernel"], ["aten::add", "cuLaunchKernel"]]
+    found = read_steps([*MARKS[::-1], *events], MARK, ACTIVE_STEPS)
+    assert [dict(step.operators) for step in found] == [{"aten::mm": 1}, {"aten::add": 1}]
+    launches = [dict(step.launches) for step in found]
+    assert launches == [{"cudaLaunchKernel": 1}, {"cuLaunchKernel": 1}]
 
 
 @pytest.mark.parametrize("marks", [[], MARKS[:-1], [*MARKS, MARKS[0]]])
 def test_an_incomplete_trace_is_not_counted(marks):
     """A trace that lacks a marked step raises: its counts would be wrong, not approximate."""
     with pytest.raises(RuntimeError, match="marked steps"):
-        events_by_step([*marks, event("aten::mm", 110.0)])
+        read_steps([*marks, event("aten::mm", 110.0)], MARK, ACTIVE_STEPS)
 
 
 def test_operators_are_counted_backward_included():
@@ -269,12 +293,32 @@ def test_operators_are_counted_backward_included():
     assert counter.calls["aten.mm.default"] == 3
 
 
+def test_eager_counts_rest_on_two_steps():
+    """Every other step does a product more: FLOPs and calls are unstable, with both values seen."""
+    a = torch.ones(4, 4)
+    parity = itertools.count()
+
+    def step():
+        for _ in range(1 + next(parity) % 2):
+            a @ a
+
+    found = count(step, torch.device("cpu"), lambda text: None)
+    for metric, seen in (("flops_per_step", {128, 256}), ("operator_calls_per_step", {1, 2})):
+        assert metric not in found["values"]
+        values = found["unstable"][metric].removeprefix("steps differ: ").split(", ")
+        assert len(values) == 2 and {int(value) for value in values} == seen
+    steady = count(lambda: a @ a, torch.device("cpu"), lambda text: None)
+    assert steady["values"]["flops_per_step"] == 128
+    assert steady["values"]["operator_calls_per_step"] == 1
+    assert not {"flops_per_step", "operator_calls_per_step"} & steady["unstable"].keys()
+
+
 def test_asking_for_graphs_does_not_import_the_compiler():
     """An uncompiled workload has no compiled graphs, and finding that out imports nothing."""
     code = (
-        "import sys; from stepguard.worker.counters import compiled_graphs\n"
-        "assert compiled_graphs() == 0; print('torch._inductor' in sys.modules)"
+        "import sys; from stepguard.worker.compiler import unique_graphs\n"
+        "assert unique_graphs() == 0; print('torch._inductor' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.strip() == "False", done.stderr
-    assert isinstance(compiled_graphs(), int)
+    assert isinstance(unique_graphs(), int)

@@ -2,23 +2,39 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import CASE_ID, PROPERTY, entry, evidence, with_counts
+from making import CASE_ID, COUNTS, PROPERTY, entry, evidence, with_counts
 
-from stepguard import Case, explain
+from stepguard import Case, explain, stack
+from stepguard.host import ticker
 from stepguard.host.suite import Result
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
 from stepguard.report import documents, live, table
 from stepguard.report.live import Live
+from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)
+COUNTERS = len(COUNTS) + 1  # that a case on a GPU gates: tokens too
+WORDS = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=100)
+SITES = st.builds(
+    Site,
+    what=WORDS,
+    file=st.from_regex(r"([a-z_/]{1,90}\.py)?", fullmatch=True),
+    line=st.integers(0, 10**6),
+    function=WORDS,
+    text=WORDS,
+    phase=WORDS,
+    count=st.integers(1, 1000),
+)
 METRIC_VERDICTS = st.builds(
     MetricVerdict,
     metric=st.sampled_from(list(METRICS)),
@@ -30,6 +46,7 @@ METRIC_VERDICTS = st.builds(
     limit_pct=st.none() | st.floats(0, 4),
     noise_pct=st.none() | st.floats(0, 4),
     note=st.text(max_size=30),
+    sites=st.lists(SITES, max_size=2).map(tuple),
     gated=st.booleans(),
 )
 VERDICTS = st.builds(
@@ -86,6 +103,36 @@ def test_a_headline_says_what_moved():
     assert explain.headline(short) == (
         "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
     )
+
+
+AT = Site(".item()", "model/gpt.py", 88, "GPT.forward", "loss.item()", "forward", 2)
+SYNCED = MetricVerdict(
+    "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=1.0, new=3.0, sites=(AT,)
+)
+
+
+def test_a_headline_ends_with_the_place():
+    """The first place that is new stands at the end; one that does not fit is left out whole."""
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
+    moved = "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
+    assert explain.headline(verdict) == f"{moved} model/gpt.py:88"
+    far = replace(SYNCED, sites=(replace(AT, file=f"{'deep/' * 20}gpt.py"),))
+    assert explain.headline(replace(verdict, metrics=(far,))) == moved
+
+
+def test_a_place_without_a_file_is_not_in_the_headline():
+    """What torch names no line for has nothing to end with; the block says what it is."""
+    nowhere = replace(SYNCED, sites=(Site("nonzero in IndexBackward0"),))
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(nowhere,))
+    assert explain.headline(verdict) == "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
+    assert "    nonzero in IndexBackward0\n" in explain.block(verdict, "x")
+
+
+def test_a_block_says_where_and_how_often():
+    """Of a place: how often, what happens, the source, the function, file and line, the phase."""
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
+    line = "    2 x .item(): loss.item() in GPT.forward (model/gpt.py:88), forward\n"
+    assert line in explain.block(verdict, "x")
 
 
 def test_a_move_that_rounding_hides_is_shown():
@@ -187,7 +234,7 @@ def test_a_row_has_its_figures():
         "485,452",
         "37.04",
         "42,915.3",
-        "9 equal",
+        f"{COUNTERS} equal",
         "SLOWER",
     )
 
@@ -195,8 +242,8 @@ def test_a_row_has_its_figures():
 def test_counters_are_summed_up():
     """So many equal, so many moved, or just counted where there is nothing to compare with."""
     counters = table.COLUMNS.index("counters")
-    assert table.rows([CHANGED])[0].cells[counters] == "1 of 9 moved"
-    assert table.rows([NO_BASELINE])[0].cells[counters] == "9 counted"
+    assert table.rows([CHANGED])[0].cells[counters] == f"1 of {COUNTERS} moved"
+    assert table.rows([NO_BASELINE])[0].cells[counters] == f"{COUNTERS} counted"
 
 
 def test_times_that_are_not_gated_are_not_compared():
@@ -283,9 +330,9 @@ def test_the_run_as_markdown(verdicts):
     rows = [line for line in text.split("\n")[2 : 4 + len(verdicts)]]
     assert all(line.startswith("|") and line.endswith("|") for line in rows)
     assert {line.count("|") for line in rows} == {len(table.COLUMNS) + 1}
-    failed = sum(verdict.status is not Status.SAME for verdict in verdicts)
-    assert len(re.findall(r"(?m)^<details><summary>", text)) == failed
-    assert len(re.findall(r"(?m)^</details>$", text)) == failed
+    told = sum(verdict.word not in ("same", "recorded") for verdict in verdicts)
+    assert len(re.findall(r"(?m)^<details><summary>", text)) == told
+    assert len(re.findall(r"(?m)^</details>$", text)) == told
 
 
 def test_markdown_of_nothing_says_so():
@@ -307,6 +354,69 @@ def test_a_title_is_escaped():
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "no <b> & </summary>")
     text = documents.suite_markdown([result(verdict)])
     assert "<summary>c: BROKEN: no &lt;b>" in text
+
+
+# Tracebacks
+
+ENGINE = """\
+  File "/opt/x/stepguard/worker/main.py", line 210, in main
+    Session(note).serve()
+  File "/opt/x/stepguard/worker/main.py", line 96, in do_first_step
+    self.workload.step()
+    ^^^^^^^^^^^^^^^^^^^^
+"""
+IMPORT = """\
+  File "/usr/lib/python3.11/importlib/__init__.py", line 126, in import_module
+    return _bootstrap._gcd_import(name[level:], package, level)
+  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import
+"""
+USER = """\
+  File "/home/u/stepguard/model/gpt.py", line 7, in step
+    self.step()
+  [Previous line repeated 9 more times]
+  File "/opt/site-packages/torch/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+HEAD = "Traceback (most recent call last):\n"
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (HEAD + ENGINE + USER + "ValueError: x\n", HEAD + USER + "ValueError: x\n"),
+        (HEAD + ENGINE + IMPORT + USER + "E: x\n", HEAD + USER + "E: x\n"),
+        (
+            HEAD + USER + "A: a\n" + CAUSE + HEAD + ENGINE + USER + "B: b\nmore\n",
+            HEAD + USER + "A: a\n" + CAUSE + HEAD + USER + "B: b\nmore\n",
+        ),
+        (HEAD + ENGINE + "BadWorkload: x\n", ""),
+        ("no traceback\n    at all\n", "no traceback\n    at all\n"),
+        ("", ""),
+    ],
+    ids=["raised", "imported", "chained", "engine", "other", "empty"],
+)
+def test_the_users_frames(text, shown):
+    """The engine's frames and the import machinery's go with their source; all else stays."""
+    assert stack.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "lines"),
+    [
+        (Reason.RAISED, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+        (Reason.RAISED, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+        (Reason.OUT_OF_MEMORY, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+        (Reason.BAD_WORKLOAD, HEAD + ENGINE + "E: x", ""),
+        (Reason.NO_ANSWER, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+    ],
+)
+def test_what_is_shown_of_a_traceback(reason, detail, lines):
+    """The engine's frames are shown only where they are all there is to a crash, or a hang."""
+    verdict = Verdict("c", Status.BROKEN, reason, "m", detail)
+    assert explain.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
+    assert documents.verdict_document(verdict)["detail"] == detail
 
 
 # The live line
@@ -350,6 +460,11 @@ def test_the_live_line_never_wraps(screen, width, text):
     (written,) = screen.written
     assert written.startswith("\r")
     assert len(written) - 1 == width - 1
+    screen.now_s += 123
+    line.stage(text)
+    assert len(screen.written[-1]) - 1 == width - 1
+    if width >= 80:
+        assert " 123 s  " in screen.written[-1], "a long text gives way to its seconds"
     line.end()
     assert screen.written[-1] == "\r" + " " * (width - 1) + "\r"
 
@@ -376,6 +491,24 @@ def test_the_live_line_counts_down(screen):
     assert screen.left() == 1
 
 
+def test_the_live_line_says_how_long_the_stage_has_lasted(screen):
+    """Told the same stage again, the line shows its seconds; another stage starts anew."""
+    line = screen.live()
+    line.plan([("a", "cuda")])
+    line.begin("a")
+    for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
+        line.stage(text)
+        assert expected in screen.written[-1]
+        screen.now_s += 3.5
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.written[-1] and "0:07" in screen.written[-1]
+    line.end()
+    line.begin("a")
+    screen.now_s += 2
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.written[-1], "another case's stage of the same name"
+
+
 def test_a_case_that_never_ran_is_guessed_by_device(screen):
     """Without a last time a GPU case is guessed at 110 s, a CPU case at 20."""
     line = screen.live({"a": 60.0})
@@ -397,6 +530,25 @@ def test_without_a_terminal_a_case_is_a_line(screen):
     verbose.begin("a")
     verbose.stage("warm-up")
     assert screen.written[-1].endswith("warm-up\n")
+    told = len(screen.written)
+    screen.now_s += 5
+    verbose.stage("warm-up")
+    assert len(screen.written) == told, "a stage that goes on is no news in a log"
+
+
+def test_a_stage_is_told_again_while_it_lasts(monkeypatch):
+    """Ticks may come as often as they like: the stage is told at once, then twice a second."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(ticker, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    told = []
+    progress = ticker.Ticker(lambda text: told.append((clock.now_s, text)))
+    progress.tick()
+    assert told == [], "there is no stage yet"
+    progress("compile")
+    for _ in range(50):
+        clock.now_s += 0.0625
+        progress.tick()
+    assert told == [(0.5 * i, "compile") for i in range(7)]
 
 
 def test_evidence_of_a_dirty_tree_says_what_comes_first():

@@ -399,8 +399,8 @@ def test_a_real_trace_has_its_operators(count):
 
     cpu, phases = torch.device("cpu"), Phases(lambda name: None)
     steps, seen = profiled.profile_steps(step, cpu, phases)
-    assert [calls.operators["aten::add_"] for calls in steps] == [count] * profiled.ACTIVE_STEPS
-    assert [calls.operators.total() for calls in steps] == [count] * profiled.ACTIVE_STEPS
+    assert [calls.operators["aten::add_"] for calls in steps] == [count] * ACTIVE_STEPS
+    assert [calls.operators.total() for calls in steps] == [count] * ACTIVE_STEPS
     assert seen == []
 
 

@@ -1,0 +1,173 @@
+"""The counting pass on a GPU, against programs whose counts are known. Skipped without a GPU."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from stepguard import allow_sync
+from stepguard.worker.counters import count
+from stepguard.worker.phases import Phases
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+KIB = 1 << 10
+
+
+class Program:
+    """A step made of one body, run ``k`` times in the phase "forward"."""
+
+    def __init__(self, body: Callable[[], object], k: int) -> None:
+        self.phases = Phases(lambda name: None)
+        self._body, self._k = body, k
+
+    def step(self) -> None:
+        """One step."""
+        self.phases("forward")
+        for _ in range(self._k):
+            self._body()
+
+    def counted(self) -> dict[str, Any]:
+        """What the counting pass says."""
+        self.step()
+        return count(self.step, torch.device("cuda", 0), lambda text: None, self.phases)
+
+
+def counts(body: Callable[[], object], k: int = 3) -> dict[str, int]:
+    """The values alone; nothing may be unstable."""
+    told = Program(body, k).counted()
+    assert not told["unstable"]
+    return dict(told["values"])
+
+
+@pytest.mark.parametrize("k", [1, 7])
+def test_kernels(k: int):
+    """k in-place additions are k launches, and neither a copy nor a sync."""
+    x = torch.zeros(KIB, device="cuda")
+    found = counts(lambda: x.add_(1), k)
+    assert found["launches_per_step"] == k
+    assert found["operator_calls_per_step"] == k
+    assert found["copies_per_step"] == found["host_syncs_per_step"] == 0
+
+
+def test_graph_launches():
+    """A captured graph of many kernels is one launch a replay."""
+    x = torch.zeros(KIB, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(10):
+            x.add_(1)
+    assert counts(graph.replay, 4)["launches_per_step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("pinned", "non_blocking", "syncs", "pageable"),
+    [(True, True, 0, 0), (True, False, 1, 0), (False, False, 1, 1), (False, True, 0, 1)],
+)
+def test_copies_to_the_gpu(pinned: bool, non_blocking: bool, syncs: int, pageable: int):
+    """k copies of n bytes are k copies and k * n bytes; only a blocking one makes the host wait."""
+    host = torch.zeros(64 * KIB, dtype=torch.uint8, pin_memory=pinned)
+    found = counts(lambda: host.to("cuda", non_blocking=non_blocking), 5)
+    assert found["copies_per_step"] == 5
+    assert found["copied_bytes_per_step"] == 5 * 64 * KIB
+    assert found["host_syncs_per_step"] == 5 * syncs
+    assert found["pageable_copies_per_step"] == 5 * pageable
+
+
+def test_copies_within_the_gpu():
+    """k clones of n bytes are k copies and k * n bytes, and no sync."""
+    x = torch.zeros(16 * KIB, dtype=torch.uint8, device="cuda")
+    found = counts(x.clone, 2)
+    assert (found["copies_per_step"], found["copied_bytes_per_step"]) == (2, 2 * 16 * KIB)
+    assert found["host_syncs_per_step"] == 0
+
+
+def test_memsets():
+    """k fills through the driver are k memsets."""
+    x = torch.zeros(KIB, device="cuda")
+    stream = torch.cuda.current_stream().cuda_stream
+    body = lambda: torch.cuda.cudart().cudaMemset(x.data_ptr(), 0, 4)  # noqa: E731
+    if not hasattr(torch.cuda.cudart(), "cudaMemset"):
+        pytest.skip(f"torch does not offer cudaMemset on stream {stream}")
+    assert counts(body, 3)["memsets_per_step"] == 3
+
+
+def _event_sync() -> None:
+    event = torch.cuda.Event()
+    event.record()
+    event.synchronize()
+
+
+@pytest.mark.parametrize(
+    ("body", "what", "text"),
+    [
+        (lambda: torch.ones(4, device="cuda").sum().item(), ".item()", ".sum().item()"),
+        (lambda: torch.ones(4, device="cuda").cpu(), "copy to the host", ".cpu()"),
+        (lambda: torch.cuda.synchronize(), "torch.cuda.synchronize()", "synchronize()"),
+        (_event_sync, "Event.synchronize()", "event.synchronize()"),
+        (lambda: torch.ones(4, device="cuda").nonzero(), "nonzero", ".nonzero()"),
+        (lambda: bool(torch.ones((), device="cuda")), "truth of a tensor", "bool("),
+    ],
+)
+def test_syncs(body: Callable[[], object], what: str, text: str):
+    """k syncs are k host syncs at one site, with its line's text, its phase and what it is."""
+    told = Program(body, 3).counted()
+    assert told["values"]["host_syncs_per_step"] == 3
+    (site,) = told["sites"]["host_syncs_per_step"]
+    assert site["what"] == what and text in site["text"]
+    assert site["file"] == "tests/gpu/test_known_counts.py"
+    assert (site["count"], site["phase"]) == (3, "forward")
+
+
+def test_a_sync_in_backward_without_a_line():
+    """A sync that autograd makes names its operator and its node."""
+    mask = torch.rand(64, device="cuda") > 0.5
+    weight = torch.ones(64, device="cuda", requires_grad=True)
+    program = Program(lambda: weight[mask].sum().backward(), 1)
+    told = program.counted()
+    sites = told["sites"]["host_syncs_per_step"]
+    assert told["values"]["host_syncs_per_step"] == 2  # the mask's nonzero, forward and backward
+    assert any("IndexBackward0" in site["what"] and not site["file"] for site in sites)
+
+
+def test_allowed_syncs_do_not_count():
+    """A sync inside allow_sync is listed with its reason, and the count stays zero."""
+
+    def body() -> None:
+        with allow_sync("known to the test"):
+            torch.cuda.synchronize()
+
+    told = Program(body, 2).counted()
+    assert told["values"]["host_syncs_per_step"] == 0
+    (site,) = told["sites"]["host_syncs_per_step"]
+    assert (site["allowed"], site["count"]) == ("known to the test", 2)
+
+
+def test_device_allocations():
+    """Memory that is given back to the driver in every step is taken anew in every step."""
+
+    def body() -> None:
+        x = torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+        del x
+        torch.cuda.empty_cache()
+
+    found = counts(body, 1)
+    assert found["device_allocations_per_step"] == 2  # a cudaMalloc and a cudaFree
+
+
+def test_peak_and_leak():
+    """The peak is what tensors ask for, to the byte; what a step keeps is a leak, to the byte."""
+    kept: list[torch.Tensor] = []
+
+    def body() -> None:
+        torch.empty(3_000_001, dtype=torch.uint8, device="cuda")
+        kept.append(torch.empty(5_003, dtype=torch.uint8, device="cuda"))
+
+    told = Program(body, 1).counted()
+    assert told["values"]["leaked_bytes_per_step"] == 5_003
+    x = torch.empty(1_000, dtype=torch.uint8, device="cuda")
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    clean = counts(lambda: torch.empty(3_000_001, dtype=torch.uint8, device="cuda"), 1)
+    assert clean["peak_allocated_bytes"] == before + 3_000_001
+    assert clean["leaked_bytes_per_step"] == 0
+    del x
