@@ -17,7 +17,7 @@ from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.steps import read_steps
 from stepguard.worker import profiled
 from stepguard.worker.phases import Phases
-from stepguard.worker.tally import Tally
+from stepguard.worker.tally import ACTIVE_STEPS, Tally
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 120.0
