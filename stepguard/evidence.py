@@ -108,6 +108,15 @@ class Difference:
     name: str
     pairs_ms: tuple[tuple[float, float], ...]
 
+    def no_time(self) -> str:
+        """One sentence if a time is missing or not a positive finite number, else empty."""
+        if not self.pairs_ms:
+            return f"{self.name} has no pair of blocks"
+        for ms in (ms for pair in self.pairs_ms for ms in pair):
+            if not (math.isfinite(ms) and ms > 0):
+                return f"{self.name} has a time of {ms!r} ms"
+        return ""
+
 
 # Variables that change what runs, not only where: with other values figures are not comparable.
 STEERING = (
@@ -209,6 +218,8 @@ class Evidence:
         if self.counts:
             found |= self.counts.information
         for one in self.differences:
+            if one.no_time():
+                continue
             measured = paired(one.pairs_ms)
             found[f"{one.name}_ms"] = measured.mean_ms
             found[f"{one.name}_pct"] = measured.mean_pct

@@ -72,7 +72,9 @@ def evidence_lines(verdict: Verdict) -> list[str]:
         if metric.note and not metric.sites:
             lines.append(f"    moved: {metric.note}")
         if metric.noise_pct is not None:
-            lines.append(f"    standard error over launches {metric.noise_pct:.2f} %")
+            difference = METRICS[metric.metric].kind == "difference"
+            noise = "95 % interval over pairs +-" if difference else "standard error over launches"
+            lines.append(f"    {noise} {metric.noise_pct:.2f} %")
     if verdict.recordings:
         count = verdict.recordings
         lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")

@@ -130,6 +130,9 @@ def _contradiction(evidence: Evidence) -> Problem | None:
             if message := block.clocks_disagree():
                 message = f"launch {launch.index}: {message}"
                 return Status.BROKEN, Reason.CLOCKS_DISAGREE, message, ""
+    for difference in evidence.differences:
+        if message := difference.no_time():
+            return Status.BROKEN, Reason.NOTHING_MEASURED, message, ""
     floor, found = evidence.floor_ms(), evidence.values()["step_ms"]
     if floor is not None and found < floor:
         message = f"{found:.3f} ms a step, but the GPU's peak allows no less than {floor:.3f} ms"

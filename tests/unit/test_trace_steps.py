@@ -406,6 +406,7 @@ def test_a_real_trace_has_its_operators(count):
 
 GLOO_RUN = """
 import json, os, sys, torch, torch.distributed as dist
+from model.workloads import train_step
 from stepguard.worker import profiled
 from stepguard.worker.phases import Phases
 from stepguard.worker.tally import ACTIVE_STEPS, Tally
@@ -434,8 +435,15 @@ def two_types():
     dist.all_reduce(some)
     dist.all_reduce(torch.zeros(11, dtype=torch.long))
 
-found = {}
-for step in (plain, data_parallel, two_types):
+workload = train_step(
+    size="nano", batch=2, seq=64, precision="fp32", compile=False, device="cpu", micro_steps=2
+)
+
+def training():
+    workload.step()
+
+found = {"parameter_bytes": sum(p.nbytes for p in workload.model.parameters())}
+for step in (plain, data_parallel, two_types, training):
     for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
         step()
     tally = Tally()
@@ -490,6 +498,15 @@ def test_data_parallel_reduces_each_gradient_once(gloo_run):
     counts = counts_of([rank["data_parallel"] for rank in gloo_run], 1.0)
     assert counts.unstable == {}
     assert counts.values == {"collectives_per_step": 1, "collective_bytes_per_step": 4 * 620}
+
+
+def test_a_training_step_reduces_its_gradients_and_its_loss(gloo_run):
+    """Two micro-steps hand over every gradient once, and the loss, a scalar: 4 B more."""
+    for rank in gloo_run:
+        assert rank["training"]["unstable"] == {}
+        assert rank["training"]["detail"]["collectives_per_step"].keys() == {"allreduce"}
+        payload = rank["training"]["values"]["collective_bytes_per_step"]
+        assert payload == rank["parameter_bytes"] + 4
 
 
 def test_gloo_types_that_cannot_be_told_apart_are_not_guessed(gloo_run):
