@@ -183,10 +183,9 @@ def test_the_sync_finder_finds():
 def test_lower_precision_trains_like_single(precision: str):
     """Losses in reduced precision stay within 1 % of single precision over 5 steps."""
     reduced, single = train_step(**{**SMALL, "precision": precision}), train_step(**SMALL)
-    for _ in range(5):
-        found, expected = float(reduced.step()), float(single.step())
-        assert found == pytest.approx(expected, rel=0.01)
-        assert found != expected
+    losses = [(float(reduced.step()), float(single.step())) for _ in range(5)]
+    assert all(found == pytest.approx(expected, rel=0.01) for found, expected in losses)
+    assert any(found != expected for found, expected in losses)  # one may well round to the other
 
 
 def test_an_overflow_in_fp16_skips_the_update():
