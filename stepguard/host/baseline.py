@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import tempfile
+from dataclasses import fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NoReturn
@@ -29,6 +30,7 @@ from stepguard.baseline_model import (
 from stepguard.evidence import Evidence
 from stepguard.judge import comparable, drifted, judge, measurement_problem
 from stepguard.metrics import METRICS
+from stepguard.site import Site
 from stepguard.statistics import DEFAULT_LIMIT_PCT, paired
 from stepguard.verdict import Status
 
@@ -95,6 +97,7 @@ def load(path: Path) -> BaselineFile | None:
         raise BaselineError(f"{path}: {error}; {_restore(path)}") from None
     for case_id, entry in found.cases.items():
         _check_entry(path, case_id, entry)
+        _check_sites(path, case_id, raw["cases"][case_id])
     return found
 
 
@@ -144,8 +147,28 @@ def _check_entry(path: Path, case_id: str, entry: Entry) -> None:
         for name in recording.counters:
             if name not in METRICS or METRICS[name].kind != "counter":
                 raise BaselineError(f"{where}: {name!r} is no counter; {_restore(path)}")
+        for name, sites in recording.sites.items():
+            if name not in METRICS or METRICS[name].kind != "counter":
+                raise BaselineError(f"{where}: {name!r} is no counter; {_restore(path)}")
+            if any(site.count < 1 for site in sites):
+                raise BaselineError(f"{where}: {name} happens never somewhere; {_restore(path)}")
+        for name in recording.differences_pct:
+            if name not in METRICS or METRICS[name].kind != "difference":
+                raise BaselineError(f"{where}: {name!r} is no difference; {_restore(path)}")
         if not all(math.isfinite(value) for value in recording.information.values()):
             raise BaselineError(f"{where}: information is not finite; {_restore(path)}")
+
+
+def _check_sites(path: Path, case_id: str, entry: dict[str, Any]) -> None:
+    """A Site is no Struct, and of other types msgspec passes over the fields that it does not know.
+
+    ``entry`` is as it was read, and of the right shape.
+    """
+    known = {one.name for one in fields(Site)}
+    recordings = (r for epoch in entry["epochs"] for r in epoch["recordings"])
+    for site in (s for r in recordings for found in r.get("sites", {}).values() for s in found):
+        if unknown := sorted(site.keys() - known):
+            raise BaselineError(f"{path}: {case_id}: a site has {unknown[0]!r}; {_restore(path)}")
 
 
 def save(path: Path, content: BaselineFile) -> None:

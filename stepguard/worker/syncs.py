@@ -162,8 +162,8 @@ def by_place(sites: Sequence[Site]) -> list[Site]:
     """
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
-        same = (site.file, site.function, site.text, site.allowed)
-        groups.setdefault(same if site.file else (site.what, site.allowed), []).append(site)
+        place = (site.file, site.function, site.text) if site.file else ("", site.what)
+        groups.setdefault((*place, site.allowed), []).append(site)
     merged = []
     for group in groups.values():
         first = group[0]

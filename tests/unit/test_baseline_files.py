@@ -68,7 +68,9 @@ RECORDINGS = st.builds(
     counters=st.dictionaries(st.sampled_from(COUNTERS), COUNT, max_size=3),
     information=st.dictionaries(KEY, FINITE, max_size=2),
     detail=st.dictionaries(KEY, st.dictionaries(KEY, COUNT, max_size=3), max_size=2),
-    sites=st.dictionaries(KEY, st.lists(SITES, min_size=1, max_size=2), max_size=2),
+    sites=st.dictionaries(
+        st.sampled_from(COUNTERS), st.lists(SITES, min_size=1, max_size=2), max_size=2
+    ),
     differences_pct=st.dictionaries(
         st.sampled_from(DIFFERENCES), st.builds(RecordedDifference, mean=FINITE, half_width=WIDTH)
     ),
@@ -207,6 +209,7 @@ def spoil(document, where, value):
     return document
 
 
+DIFFERENCE = {"mean": 1.0, "half_width": 0.1}
 RECORDING = ("cases", CASE_ID, "epochs", 0, "recordings", 0)
 SPOILT = {
     "NaN": ((*RECORDING, "times_ms", "step_ms", 0), math.nan),
@@ -233,6 +236,26 @@ SPOILT = {
     "no recordings": (("cases", CASE_ID, "epochs", 0, "recordings"), []),
     "no epochs": (("cases", CASE_ID, "epochs"), []),
     "no reason": (("cases", CASE_ID, "epochs", 0, "reason"), ""),
+    "difference of no metric": ((*RECORDING, "differences_pct"), {"sync_pct": DIFFERENCE}),
+    "time as difference": ((*RECORDING, "differences_pct"), {"step_ms": DIFFERENCE}),
+    "negative width": (
+        (*RECORDING, "differences_pct"),
+        {"sync_overhead_pct": DIFFERENCE | {"half_width": -1.0}},
+    ),
+    "unknown field of a difference": (
+        (*RECORDING, "differences_pct"),
+        {"sync_overhead_pct": DIFFERENCE | {"limit": 50.0}},
+    ),
+    "sites of no metric": ((*RECORDING, "sites"), {"graph_brakes": [{"what": "x"}]}),
+    "site of nothing": ((*RECORDING, "sites"), {"graph_breaks": [{"file": "a.py"}]}),
+    "unknown field of a site": (
+        (*RECORDING, "sites"),
+        {"graph_breaks": [{"what": "x", "allow": "y"}]},
+    ),
+    "site that happens never": (
+        (*RECORDING, "sites"),
+        {"graph_breaks": [{"what": "x", "count": 0}]},
+    ),
     "negative detail": ((*RECORDING, "detail"), {"x": {"y": -1}}),
     "case is null": (("cases", CASE_ID), None),
     "cases is a list": (("cases",), []),

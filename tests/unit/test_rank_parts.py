@@ -24,6 +24,7 @@ from stepguard.worker.eager import OperatorCounter
 from stepguard.worker.lifeline import die_with_parent, kill_by_token, pids_by_token
 from stepguard.worker.note import Note
 from stepguard.worker.profiled import MARK
+from stepguard.worker.syncs import by_place
 from stepguard.worker.tally import ACTIVE_STEPS, Tally
 
 LONG_S = 60.0
@@ -311,6 +312,13 @@ def test_eager_counts_rest_on_two_steps():
     assert steady["values"]["flops_per_step"] == 128
     assert steady["values"]["operator_calls_per_step"] == 1
     assert not {"flops_per_step", "operator_calls_per_step"} & steady["unstable"].keys()
+
+
+def test_what_is_allowed_stands_apart():
+    """Two waits in one place of which one is allowed are two: the other one still counts."""
+    for place in ({}, {"file": "model/gpt.py", "line": 7, "function": "f", "text": "x.item()"}):
+        sites = [Site(".item()", **place, allowed=why) for why in ("logged", "", "")]
+        assert [(s.allowed, s.count) for s in by_place(sites)] == [("logged", 1), ("", 2)]
 
 
 def test_asking_for_graphs_does_not_import_the_compiler():
