@@ -4,7 +4,7 @@
 #   make perf PYTHON=python3        an interpreter that has torch already: nothing is installed
 
 .DEFAULT_GOAL := help
-.PHONY: help perf test doctor setup
+.PHONY: help perf demo test doctor setup
 ARGS ?=
 TESTS ?= tests
 
@@ -24,6 +24,10 @@ help: ## what there is
 perf: ## measure and judge: the GPU suite, or the smoke cases where there is no GPU
 	$(call ready,perf)
 	$(python) -m pytest perf_tests $(ARGS)
+
+demo: ## plant a hidden host sync into a copy, and see the gate fail at its line
+	$(call ready,perf)
+	$(python) scripts/demo.py
 
 test: ## the project's own tests, on a CPU: ruff, mypy, pytest
 	$(call ready,test)

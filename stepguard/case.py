@@ -55,6 +55,9 @@ class Case:
             if gate not in METRICS or not METRICS[gate].gateable:
                 known = ", ".join(name for name, metric in METRICS.items() if metric.gateable)
                 raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
+            if not METRICS[gate].exists(self.device, self.world_size):
+                ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
+                raise ValueError(f"Case.gates {gate!r}: not counted on {ranks} of {self.device}")
         object.__setattr__(self, "gates", tuple(gates))
         object.__setattr__(self, "params", dict(self.params))
 

@@ -31,7 +31,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge import comparable, drifted, judge, measurement_problem
 from stepguard.metrics import METRICS
 from stepguard.site import Site
-from stepguard.statistics import DEFAULT_LIMIT_PCT, paired
+from stepguard.statistics import DEFAULT_LIMIT_PCT, DIFFERENCE_LIMIT_PCT, paired
 from stepguard.verdict import Status
 
 LINE_WIDTH = 100
@@ -227,6 +227,13 @@ def recording_of(evidence: Evidence) -> Recording:
             f"{evidence.case_id}: not recorded, measured on a tree with uncommitted changes "
             f"({evidence.dirty[0]}{more}); commit, then measure again"
         )
+    for one in evidence.differences:
+        half = paired(one.pairs_ms).half_width_pct
+        if not half <= DIFFERENCE_LIMIT_PCT:
+            raise Refused(
+                f"{evidence.case_id}: not recorded, {one.name} is known to {half:.2f} % of a step "
+                f"only, its limit is {DIFFERENCE_LIMIT_PCT} %; measure again"
+            )
     assert evidence.fingerprint is not None
     values = evidence.values()
     timed = evidence.case["device"] == "cuda"

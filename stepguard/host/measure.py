@@ -25,13 +25,13 @@ from stepguard.evidence import (
     counts_of,
 )
 from stepguard.hardware import nominal_peak_flops, physical_peak_flops
+from stepguard.host.differences import Tainted, sync_overhead
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.revision import Revision
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import PROTOCOLS, WarmUp
 from stepguard.metrics import METRICS
-from stepguard.statistics import paired
 from stepguard.verdict import Reason
 
 Progress = Callable[[str], None]
@@ -254,21 +254,15 @@ class _CaseRun:
         return kept, discarded
 
     def _sync_overhead(self, ask: "Ask", label: str, step_s: float) -> Difference:
-        """Pipelined and synced segments in turns, P S S P, until their difference is known."""
-        protocol = self.protocol
-        steps = max(4, round(protocol.segment_s / step_s))
-        # The first segment only takes up the pause before the command.
-        order = [0, *([0, 1, 1, 0] * (protocol.pairs // 2))]
-        limit_s = COMMAND_LIMIT_S + 3 * len(order) * steps * step_s
-        pairs: list[tuple[float, float]] = []
-        while len(pairs) < protocol.pairs_most:
-            seconds = len(order) * steps * step_s
-            self.progress(f"{label}: sync overhead, {protocol.pairs} pairs in {seconds:.0f} s")
-            arguments = {"ways": ["pipelined", "synced"], "order": order, "steps": steps}
-            pairs += pairs_of(ask("alternate", limit_s=limit_s, **arguments), order)
-            if paired(pairs).half_width_pct <= protocol.half_width_pct:
-                break
-        return Difference("sync_overhead", tuple(pairs))
+        assert self.monitor is not None  # only GPUs have it
+        annotate, progress = self.monitor.annotate, self.progress
+        try:
+            return sync_overhead(
+                ask, self.protocol, step_s, annotate, lambda text: progress(f"{label}: {text}")
+            )
+        except Tainted as tainted:
+            fault = _taint_fault(str(tainted), f"{label}, sync overhead", self.protocol.retries + 1)
+            raise LaunchFailed(fault) from None
 
     def _count(self, ask: "Ask", label: str) -> None:
         began = time.monotonic()
@@ -328,16 +322,6 @@ def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
         step_ms=tuple(slowest["step_ms"]),
         enqueue_ms=slowest["enqueue_ms"],
     )
-
-
-def pairs_of(ranks: Sequence[dict[str, Any]], order: Sequence[int]) -> list[tuple[float, float]]:
-    """(plain, other) step times of the slowest rank, out of segments in the order 0, 0 1 1 0 ..."""
-    slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
-    pairs = []
-    for first in range(1, len(order), 2):
-        both = {order[index]: slowest[index] for index in (first, first + 1)}
-        pairs.append((both[0], both[1]))
-    return pairs
 
 
 def _taint_fault(tainted: str, label: str, times: int) -> Fault:

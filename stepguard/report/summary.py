@@ -49,6 +49,8 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield table.CPU_NOTE, {}
     if verdicts:
         yield table.counts(verdicts), {}
+    for result in run.results:
+        yield from ((line, {}) for line in _allowed(result))
     for notice in notices:
         yield notice, {}
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
@@ -60,6 +62,15 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         # The block above has it all; here only the first thing to do.
         path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
         yield f"  {explain.next_steps(verdict, path, run.python, dirty)[0]}", {}
+
+
+def _allowed(result: Result) -> Iterator[str]:
+    """Deliberate syncs with their reasons, on every run: a reader alone can say if they hold."""
+    counts = result.evidence.counts
+    for site in (s for sites in counts.sites.values() for s in sites) if counts else ():
+        if site.allowed:
+            where = f"{site.what}: {site.describe()}" if site.file else site.describe()
+            yield f"allowed in {result.case.id}: {site.count} x {where}: {site.allowed}"
 
 
 def colour(status: Status | None) -> Markup:

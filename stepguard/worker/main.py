@@ -136,7 +136,10 @@ class Session:
         synchronize = self.clock.synchronize
         steppers = [WAYS[way](self.workload.step, synchronize) for way in ways]
         self.channel.barrier()
-        return {"segments_ms": alternate(steppers, order, steps, synchronize)}
+        began_ns = time.perf_counter_ns()
+        segments_ms = alternate(steppers, order, steps, synchronize)
+        ended_ns = time.perf_counter_ns()
+        return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 
     def _steadiness(self) -> dict[str, int]:
         from stepguard.worker.compiler import unique_graphs

@@ -112,12 +112,20 @@ SYNCED = MetricVerdict(
 
 
 def test_a_headline_ends_with_the_place():
-    """The first place that is new stands at the end; one that does not fit is left out whole."""
+    """The first place that is new stands at the end; where the line is too long the difference in
+    units gives way to it, then its folders; one that does not fit is left out whole.
+    """
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
     moved = "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
     assert explain.headline(verdict) == f"{moved} model/gpt.py:88"
-    far = replace(SYNCED, sites=(replace(AT, file=f"{'deep/' * 20}gpt.py"),))
-    assert explain.headline(replace(verdict, metrics=(far,))) == moved
+    bare = moved.partition(" (")[0]
+    for file, shown in (
+        ("model/" * 5 + "gpt.py", f"{bare} {'model/' * 5}gpt.py:88"),
+        ("deep/" * 20 + "gpt.py", f"{bare} gpt.py:88"),
+        ("g" * 60 + ".py", bare),
+    ):
+        far = replace(SYNCED, sites=(replace(AT, file=file),))
+        assert explain.headline(replace(verdict, metrics=(far,))) == shown
 
 
 def test_a_place_without_a_file_is_not_in_the_headline():

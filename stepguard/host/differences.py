@@ -1,0 +1,59 @@
+"""Two ways to run the same step, in turns: what the one costs more than the other."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stepguard.evidence import Block, Difference
+from stepguard.host.warmup import Protocol
+from stepguard.statistics import paired
+
+Ask = Callable[..., list[dict[str, Any]]]
+Annotate = Callable[[Block, int, int], Block]
+LIMIT_S = 120.0  # beyond three times what the segments should take
+
+
+class Tainted(Exception):
+    """The machine was disturbed in every try; the text says how."""
+
+
+def sync_overhead(
+    ask: Ask, protocol: Protocol, step_s: float, annotate: Annotate, progress: Callable[[str], None]
+) -> Difference:
+    """Pipelined and synced segments, P S S P, until their difference is known well enough.
+
+    ``annotate`` says whether the machine was fit meanwhile; a series that was not is measured
+    again. Raises Tainted after ``protocol.retries`` of those.
+    """
+    steps = max(4, round(protocol.segment_s / step_s))
+    # The first segment only takes up the pause before the command.
+    order = [0, *([0, 1, 1, 0] * (protocol.pairs // 2))]
+    seconds = len(order) * steps * step_s
+    pairs: list[tuple[float, float]] = []
+    discarded = 0
+    while len(pairs) < protocol.pairs_most:
+        progress(f"sync overhead, {protocol.pairs} pairs in {seconds:.0f} s")
+        arguments = {"ways": ["pipelined", "synced"], "order": order, "steps": steps}
+        ranks = ask("alternate", limit_s=LIMIT_S + 3 * seconds, **arguments)
+        began = min(rank["began_ns"] for rank in ranks)
+        ended = max(rank["ended_ns"] for rank in ranks)
+        whole = Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ())
+        tainted = annotate(whole, began, ended).tainted
+        if tainted:
+            discarded += 1
+            if discarded > protocol.retries:
+                raise Tainted(tainted)
+            continue
+        pairs += pairs_of(ranks, order)
+        if paired(pairs).half_width_pct <= protocol.half_width_pct:
+            break
+    return Difference("sync_overhead", tuple(pairs))
+
+
+def pairs_of(ranks: Sequence[dict[str, Any]], order: Sequence[int]) -> list[tuple[float, float]]:
+    """(plain, other) step times of the slowest rank, out of segments in the order 0, 0 1 1 0 ..."""
+    slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
+    pairs = []
+    for first in range(1, len(order), 2):
+        both = {order[index]: slowest[index] for index in (first, first + 1)}
+        pairs.append((both[0], both[1]))
+    return pairs

@@ -1,0 +1,18 @@
+"""make demo, as a user runs it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_demo_names_its_plant():
+    """The gate fails in the copy, at the planted line, and the demo says so with status 0."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    command = [sys.executable, "scripts/demo.py"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "demo: the gate failed at model/workloads.py:" in done.stdout
+    assert "self.last_loss = loss.item() in _TrainStep._micro_step" in done.stdout
