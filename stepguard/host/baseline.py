@@ -257,7 +257,11 @@ def recording_of(evidence: Evidence) -> Recording:
             for name, value in values.items()
             if METRICS[name].kind == "information" and timed
         },
-        detail={name: parts for name, parts in counted.items() if parts},
+        detail={
+            name: parts
+            for name, parts in counted.items()
+            if parts and METRICS[name].kind == "counter"
+        },
         sites={name: list(sites) for name, sites in found.items() if sites},
         differences_pct={
             f"{one.name}_pct": RecordedDifference(

@@ -44,17 +44,19 @@ def count_memory(tally: Tally, step: Step, device: torch.device, phases: Phases)
         calls = {k: v - before_calls[k] for k, v in _allocator_calls(gpu).items()}
         per_step = -(-sum(calls.values()) // LEAK_STEPS)  # one in four steps is still one
         tally.add("device_allocations_per_step", [per_step], calls)
-        tally.information["peak_reserved_bytes"] = float(torch.cuda.max_memory_reserved())
+        reserved = _gpu_peaks(step, phases, "reserved_bytes")
+        tally.information["peak_reserved_bytes"] = float(max(reserved.values()))
+        tally.detail["peak_reserved_bytes"] = reserved
 
 
-def _gpu_peaks(step: Step, phases: Phases) -> dict[str, int]:
-    """Peak of requested bytes by phase. The allocator works on the host, as phases do: exact."""
+def _gpu_peaks(step: Step, phases: Phases, what: str = "requested_bytes") -> dict[str, int]:
+    """Peak of ``what`` by phase. The allocator works on the host, as phases do: exact."""
     peaks: dict[str, int] = {}
     now = _OUTSIDE
 
     def close(following: str) -> None:
         nonlocal now
-        peak = int(torch.cuda.memory_stats()["requested_bytes.all.peak"])
+        peak = int(torch.cuda.memory_stats()[f"{what}.all.peak"])
         peaks[now] = max(peak, peaks.get(now, 0))
         torch.cuda.reset_peak_memory_stats()
         now = following
