@@ -4,7 +4,9 @@
     python benchmarks/costs.py --suites       # and the suites this machine can run (minutes)
 
 Collection stands beside starting pytest on an empty folder, and a launch beside importing torch,
-in turns in one run: what is left is ours. Prints a table; the last line is one JSON document.
+in turns in one run: what is left is ours. The two parts of a launch follow it: the counting pass,
+and the rest, which is what a launch costs that only times. Prints a table; the last line is one
+JSON document.
 """
 
 import argparse
@@ -21,6 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from stepguard.case import Case  # noqa: E402
+from stepguard.evidence import Evidence  # noqa: E402
 from stepguard.host.machine import visible_gpus  # noqa: E402
 from stepguard.host.measure import Bench, measure  # noqa: E402
 from stepguard.host.revision import Revision  # noqa: E402
@@ -35,7 +38,7 @@ def run(*arguments: str, cwd: Path = ROOT) -> None:
         raise SystemExit(f"{arguments}: exit status {done.returncode}\n{done.stdout}{done.stderr}")
 
 
-def in_turns(rounds: int, **commands: Callable[[], None]) -> dict[str, list[float]]:
+def in_turns(rounds: int, **commands: Callable[[], object]) -> dict[str, list[float]]:
     """Seconds of every command, all of them once a round."""
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for _ in range(rounds):
@@ -46,13 +49,22 @@ def in_turns(rounds: int, **commands: Callable[[], None]) -> dict[str, list[floa
     return seconds
 
 
-def launch(folder: str) -> None:
+def launch(folder: str) -> Evidence:
     """One whole case of one launch on the CPU: torchrun, import, build, blocks, counting pass."""
     bench = Bench(ROOT, Path(folder, "cache"), Path(folder, "runs"), (), Revision(), "costs.py")
     case = Case("tiny", "model.workloads:forward", TINY, device="cpu", launches=1)
     evidence = measure(case, bench)
     if evidence.faults:
         raise SystemExit(evidence.faults[0].message)
+    return evidence
+
+
+def parts(launches: list[Evidence]) -> dict[str, list[float]]:
+    """Seconds of the counting pass, and of a launch less that: on a CPU one launch does both."""
+    counting = [evidence.counts.wall_s for evidence in launches if evidence.counts]
+    whole = [evidence.launches[0].wall_s for evidence in launches]
+    timed = [wall - count for wall, count in zip(whole, counting, strict=True)]
+    return {"counting_pass_s": counting, "timed_launch_s": timed}
 
 
 def main() -> None:
@@ -61,14 +73,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--suites", action="store_true")
     options = parser.parse_args()
+    launches: list[Evidence] = []
     with tempfile.TemporaryDirectory() as folder:
         seconds = in_turns(
             options.rounds,
             empty_collection_s=lambda: run("-m", "pytest", "--co", "-q", "--noconftest", folder),
             collection_s=lambda: run("-m", "pytest", "perf_tests", "--co", "-q"),
             import_torch_s=lambda: run("-c", "import torch"),
-            launch_s=lambda: launch(folder),
+            launch_s=lambda: launches.append(launch(folder)),
         )
+    seconds |= parts(launches)
     if options.suites:
         kind = "core_suite_s" if visible_gpus() else "smoke_suite_s"
         seconds |= in_turns(1, **{kind: lambda: run("-m", "pytest", "perf_tests", "-q")})
