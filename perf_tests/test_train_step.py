@@ -20,6 +20,14 @@ NANO = {"size": "nano", "batch": 4, "seq": 64, "micro_steps": 2, "precision": "f
 
 @cases(
     Case("124m-bf16", TRAIN_STEP, SEED, gates=(*default_gates("cuda"), "sync_overhead_pct")),
+    Case(
+        "124m-bf16-sync-overhead",  # to 0.1 % of a step, which takes five minutes
+        TRAIN_STEP,
+        SEED,
+        gates=("sync_overhead_pct",),
+        difference_pairs=48,
+        extended=True,
+    ),
     Case("124m-bf16-eager", TRAIN_STEP, SEED | {"compile": False, "batch": 16}, extended=True),
     Case("124m-fp16", TRAIN_STEP, SEED | {"precision": "fp16"}, extended=True),
     Case("350m-bf16", TRAIN_STEP, SEED | {"size": "350m", "batch": 32}, extended=True),

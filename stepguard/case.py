@@ -32,6 +32,7 @@ class Case:
     launches: int = 3  # timed launches at the least; a launch is the unit of evidence
     gates: tuple[str, ...] = ()  # metrics that decide; empty means the device's default
     extended: bool = False  # left out of the core suite
+    difference_pairs: int = 6  # of segments, for each difference that is gated
     time_limit_s: float = 900.0  # for one launch, its compilation included
 
     def __post_init__(self) -> None:
@@ -45,6 +46,8 @@ class Case:
             raise ValueError(f"Case.world_size {self.world_size}: at least 1")
         if self.launches < 1 or (self.launches < 2 and self.device == "cuda"):
             raise ValueError(f"Case.launches {self.launches}: at least 2 on a GPU, 1 on a CPU")
+        if self.difference_pairs < 2:
+            raise ValueError(f"Case.difference_pairs {self.difference_pairs}: at least 2")
         if not self.time_limit_s > 0:  # NaN neither
             raise ValueError(f"Case.time_limit_s {self.time_limit_s}: a positive number of seconds")
         for key, value in self.params.items():

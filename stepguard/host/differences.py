@@ -5,7 +5,6 @@ from typing import Any
 
 from stepguard.evidence import Block, Difference
 from stepguard.host.warmup import Protocol
-from stepguard.statistics import paired
 
 Ask = Callable[..., list[dict[str, Any]]]
 Annotate = Callable[[Block, int, int], Block]
@@ -17,35 +16,41 @@ class Tainted(Exception):
 
 
 def sync_overhead(
-    ask: Ask, protocol: Protocol, step_s: float, annotate: Annotate, progress: Callable[[str], None]
+    ask: Ask,
+    protocol: Protocol,
+    step_s: float,
+    pairs_wanted: int,
+    annotate: Annotate,
+    progress: Callable[[str], None],
 ) -> Difference:
-    """Pipelined and synced segments, P S S P, until their difference is known well enough.
+    """Pipelined and synced segments, P S S P, series after series, until there are enough pairs.
 
     ``annotate`` says whether the machine was fit meanwhile; a series that was not is measured
     again. Raises Tainted after ``protocol.retries`` of those.
     """
     steps = max(4, round(protocol.segment_s / step_s))
     # The first segment only takes up the pause before the command.
-    order = [0, *([0, 1, 1, 0] * (protocol.pairs // 2))]
+    order = [0, *([0, 1, 1, 0] * (protocol.pairs_in_a_series // 2))]
     seconds = len(order) * steps * step_s
     pairs: list[tuple[float, float]] = []
     discarded = 0
-    while len(pairs) < protocol.pairs_most:
-        progress(f"sync overhead, {protocol.pairs} pairs in {seconds:.0f} s")
+    while len(pairs) < pairs_wanted:
+        left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
+        progress(
+            f"sync overhead, {len(pairs)} of {pairs_wanted} pairs, {left * seconds:.0f} s to go"
+        )
         arguments = {"ways": ["pipelined", "synced"], "order": order, "steps": steps}
         ranks = ask("alternate", limit_s=LIMIT_S + 3 * seconds, **arguments)
         began = min(rank["began_ns"] for rank in ranks)
         ended = max(rank["ended_ns"] for rank in ranks)
         whole = Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ())
         tainted = annotate(whole, began, ended).tainted
-        if tainted:
-            discarded += 1
-            if discarded > protocol.retries:
-                raise Tainted(tainted)
+        if not tainted:
+            pairs += pairs_of(ranks, order)
             continue
-        pairs += pairs_of(ranks, order)
-        if paired(pairs).half_width_pct <= protocol.half_width_pct:
-            break
+        discarded += 1
+        if discarded > protocol.retries:
+            raise Tainted(tainted)
     return Difference("sync_overhead", tuple(pairs))
 
 

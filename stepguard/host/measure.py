@@ -255,11 +255,13 @@ class _CaseRun:
 
     def _sync_overhead(self, ask: "Ask", label: str, step_s: float) -> Difference:
         assert self.monitor is not None  # only GPUs have it
-        annotate, progress = self.monitor.annotate, self.progress
+        annotate, pairs = self.monitor.annotate, self.case.difference_pairs
+
+        def show(text: str) -> None:
+            self.progress(f"{label}: {text}")
+
         try:
-            return sync_overhead(
-                ask, self.protocol, step_s, annotate, lambda text: progress(f"{label}: {text}")
-            )
+            return sync_overhead(ask, self.protocol, step_s, pairs, annotate, show)
         except Tainted as tainted:
             fault = _taint_fault(str(tainted), f"{label}, sync overhead", self.protocol.retries + 1)
             raise LaunchFailed(fault) from None

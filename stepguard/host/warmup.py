@@ -24,12 +24,10 @@ class Protocol:
     blocks: int
     block_s: float
     retries: int = 3  # tainted blocks measured again, per launch
-    # Two ways to run the step take turns in such segments. On an H200 at its power cap pairs of 3 s
-    # segments differ by 0.25 % (sd), of 6 s segments by 0.03 %: the clocks swing within seconds.
-    segment_s: float = 5.0
-    pairs: int = 6  # of segments, in one go; even
-    pairs_most: int = 12
-    half_width_pct: float = 0.1  # the difference is to be known to this, in % of a step
+    # Two ways to run the step take turns in such segments. On an H200 at its power cap pairs of
+    # them differ by 0.25 % of a step (sd), since the clocks swing: six pairs say 0.25 % either way.
+    segment_s: float = 3.0
+    pairs_in_a_series: int = 6  # even: a series is P S S P ... without a pause
 
 
 PROTOCOLS = {

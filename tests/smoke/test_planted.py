@@ -209,7 +209,7 @@ def test_a_hidden_sync(outcomes):
     assert_named(outcome, "train-eager", "sync_candidates_per_step")
     lines = (ROOT / "model/workloads.py").read_text().splitlines()
     line = 2 + lines.index("            loss = self._forward(*self._loader.next()) / count")
-    assert f"CHANGED: sync_candidates_per_step 0 -> 1 workloads.py:{line}\n" in outcome.text
+    assert f"CHANGED: sync_candidates_per_step 0 -> 1 model/workloads.py:{line}\n" in outcome.text
     where = f"loss.item() in _TrainStep._micro_step (model/workloads.py:{line}), forward"
     assert f".item(): {where}" in outcome.text
 

@@ -120,7 +120,7 @@ def test_a_headline_ends_with_the_place():
     assert explain.headline(verdict) == f"{moved} model/gpt.py:88"
     bare = moved.partition(" (")[0]
     for file, shown in (
-        ("model/" * 5 + "gpt.py", f"{bare} {'model/' * 5}gpt.py:88"),
+        ("model/" * 3 + "gpt.py", f"{bare} {'model/' * 3}gpt.py:88"),
         ("deep/" * 20 + "gpt.py", f"{bare} gpt.py:88"),
         ("g" * 60 + ".py", bare),
     ):
