@@ -229,7 +229,9 @@ def _wanted(options: argparse.Namespace) -> list[Evidence]:
     except OSError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
     if not found:
-        raise ValueError(f"{source}: the last run left no evidence; measure: pytest perf_tests")
+        here = "the last run left no evidence; measure: pytest perf_tests"
+        there = "no evidence.json is below it"
+        raise ValueError(f"{source}: {there if options.evidence else here}")
     known = {evidence.case_id for evidence in found}
     for case_id in options.case:
         if case_id not in known:
