@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_MARKER = re.compile(r"#\s*stepguard:\s*allow sync\b[\s:,-]*(?P<reason>.*)$")
+_MARKER = re.compile(r"#\s*stepguard:\s*allow sync(?=[\s:,]|$)[\s:,-]*(?P<reason>.*)$")
 _open: list[
     str
 ] = []  # of the process, not of a thread: a backward pass syncs in autograd's threads

@@ -249,6 +249,7 @@ def test_the_comment_without_a_reason_allows_nothing(program):
         ("# stepguard: allow sync", ""),
         ("# stepguard: allow sync:  ", ""),
         ("# stepguard: allow syncs: logged", ""),
+        ("# stepguard: allow sync-free code only", ""),
         ("# allow sync: logged", ""),
         ("stepguard: allow sync: logged", ""),
         ("", ""),
