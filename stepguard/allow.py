@@ -9,13 +9,13 @@ The comment is for code that must not import stepguard.
 """
 
 import re
+import tokenize
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-_MARKER = re.compile(r"#\s*stepguard:\s*allow sync(?=[\s:,]|$)[\s:,-]*(?P<reason>.*)$")
-_open: list[
-    str
-] = []  # of the process, not of a thread: a backward pass syncs in autograd's threads
+_MARKER = re.compile(r"(?:^|\s)#\s*stepguard:\s*allow sync(?=[\s:,]|$)[\s:,-]*(?P<reason>.*)$")
+# Of the process, not of a thread: a backward pass syncs in autograd's threads.
+_open: list[str] = []
 
 
 @contextmanager
@@ -40,5 +40,15 @@ def allowed_now() -> str:
 
 def allowed_by_comment(source_line: str) -> str:
     """The reason that a line's comment gives; empty without a comment, or without a reason."""
-    found = _MARKER.search(source_line)
-    return found["reason"].strip() if found else ""
+    found = _MARKER.search(_comment(source_line))
+    reason = found["reason"].strip() if found else ""
+    return reason if re.search(r"\w", reason) else ""
+
+
+def _comment(source_line: str) -> str:
+    """The line's comment, not what looks like one inside a string."""
+    with suppress(tokenize.TokenError, SyntaxError):  # a line need not be a whole statement
+        for token in tokenize.generate_tokens(iter([source_line]).__next__):
+            if token.type == tokenize.COMMENT:
+                return token.string
+    return ""

@@ -32,10 +32,14 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
         reason = Reason.METRIC_NOT_RECORDED
         return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
     found = _compare_counter(name, old, new, gated)
-    if found.reason is Reason.EQUAL:
-        return found
     note = _moved(name, evidence, recordings[-1])
-    return replace(found, note=note, sites=_moved_sites(name, evidence, recordings[-1], new < old))
+    if found.reason is Reason.EQUAL and note and metric.parts:
+        # As many operators, but other ones: an improvement would hide what was added beside it.
+        found = replace(found, status=Status.CHANGED, reason=Reason.WORK_MOVED)
+    sites = _moved_sites(name, evidence, recordings[-1], new < old)
+    if found.reason is Reason.EQUAL:  # still worth saying: one stands elsewhere now
+        return replace(found, sites=sites)
+    return replace(found, note=note, sites=sites)
 
 
 def _recorded_count(name: str, recordings: list[Recording]) -> int | None:

@@ -122,7 +122,7 @@ def next_steps(
         steps = [f"accept: {accept}" + (" --reason '...'" if lacks_metric else "")]
     elif verdict.status is Status.SAME:
         return []
-    elif verdict.status is Status.BROKEN:
+    elif verdict.status is Status.BROKEN or verdict.reason is Reason.COUNT_UNSTABLE:
         steps = []  # a workload that raises is no matter of the machine
     else:
         steps = [f"see if the machine is fit: {python} -m stepguard doctor"]

@@ -151,11 +151,14 @@ def _undecided(evidence: Evidence) -> Problem | None:
     unstable = evidence.counts.unstable if evidence.counts else {}
     values = evidence.values()
     for name in evidence.gates:
-        if name in unstable:
-            message = f"{name}: {unstable[name]}"
-            return Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, message, ""
-        if name not in values:
+        if name not in values and name not in unstable:
             return Status.BROKEN, Reason.METRIC_MISSING, f"{name} was not measured", ""
+    sites = evidence.counts.sites if evidence.counts else {}
+    # First the one that can say where.
+    for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
+        places = "".join(f"{site.what}: {site.describe()}\n" for site in sites.get(name, ()))
+        message = f"{name}: {unstable[name]}"
+        return Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, message, places
     return None
 
 

@@ -26,6 +26,7 @@ class Metric:
     digits: int = 0
     device: str = ""  # "cpu" or "cuda" where only one of them has it
     several_ranks: bool = False  # exists with several ranks alone
+    parts: bool = False  # counters: what it is made of is judged too, not only how much it is
 
     @property
     def gateable(self) -> bool:
@@ -56,13 +57,21 @@ METRICS: dict[str, Metric] = _table(
         "median of single steps, by events, of the slowest rank",
         digits=3,
     ),
-    Metric("flops_per_step", "FLOP", "counter", "counted while the step runs eagerly", role="work"),
+    Metric(
+        "flops_per_step",
+        "FLOP",
+        "counter",
+        "counted while the step runs eagerly",
+        role="work",
+        parts=True,
+    ),
     Metric(
         "operator_calls_per_step",
         "calls",
         "counter",
         "ATen operators dispatched by the eager step",
         role="work",
+        parts=True,
     ),
     Metric(
         "compiled_operator_calls_per_step",
@@ -70,6 +79,7 @@ METRICS: dict[str, Metric] = _table(
         "counter",
         "ATen operators that the compiled step still calls",
         role="work",
+        parts=True,
     ),
     Metric("tokens_per_step", "tokens", "counter", "over all ranks", better="", role="work"),
     Metric(
@@ -103,6 +113,7 @@ METRICS: dict[str, Metric] = _table(
         "counter",
         "memory copies, by direction",
         role="cost",
+        parts=True,
         device="cuda",
     ),
     Metric(
@@ -111,6 +122,7 @@ METRICS: dict[str, Metric] = _table(
         "counter",
         "bytes of these copies",
         role="cost",
+        parts=True,
         device="cuda",
     ),
     Metric(
@@ -128,6 +140,7 @@ METRICS: dict[str, Metric] = _table(
         "counter",
         "collectives that a rank takes part in",
         role="cost",
+        parts=True,
         several_ranks=True,
     ),
     Metric(
@@ -136,6 +149,7 @@ METRICS: dict[str, Metric] = _table(
         "counter",
         "payload that a rank hands to them",
         role="cost",
+        parts=True,
         several_ranks=True,
     ),
     Metric(

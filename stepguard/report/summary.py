@@ -7,7 +7,7 @@ from typing import Protocol
 from stepguard import explain
 from stepguard.host.suite import Result
 from stepguard.report import table
-from stepguard.verdict import Status
+from stepguard.verdict import Status, Verdict
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
 
@@ -50,7 +50,7 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
     if verdicts:
         yield table.counts(verdicts), {}
     for result in run.results:
-        yield from ((line, {}) for line in _allowed(result))
+        yield from ((line, {}) for line in [*_allowed(result), *_elsewhere(result.verdict)])
     for notice in notices:
         yield notice, {}
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
@@ -71,6 +71,13 @@ def _allowed(result: Result) -> Iterator[str]:
         if site.allowed:
             where = f"{site.what}: {site.describe()}" if site.file else site.describe()
             yield f"allowed in {result.case.id}: {site.count} x {where}: {site.allowed}"
+
+
+def _elsewhere(verdict: Verdict) -> Iterator[str]:
+    """Places that are new although a counter is equal: one thing was put for another."""
+    for metric in verdict.metrics:
+        for site in metric.sites if metric.status is Status.SAME else ():
+            yield f"moved in {verdict.case_id}: {metric.metric} is equal, now at {site.describe()}"
 
 
 def colour(status: Status | None) -> Markup:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from stepguard.site import merge
 from stepguard.worker import compiler
 from stepguard.worker.clock import Step
 from stepguard.worker.eager import count_eager
@@ -62,4 +63,6 @@ def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:
     Such a function no longer recompiles, which must not read as steady.
     """
     given_up = [site for site in compiler.recompile_limits() if site not in seen.sites]
-    tally.add("recompiles", [seen.compilations + len(given_up)], sites=[*seen.sites, *given_up])
+    tally.add(
+        "recompiles", [seen.compilations + len(given_up)], sites=merge([*seen.sites, *given_up])
+    )

@@ -5,6 +5,7 @@ A compiled region is opaque to dispatch modes, so the compiler is told to step a
 """
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from stepguard.site import Site
+from stepguard.worker.locate import call_source
 from stepguard.worker.phases import Phases
 from stepguard.worker.syncs import by_place, seen_here, site_of
 from stepguard.worker.tally import ACTIVE_STEPS, Tally
@@ -37,7 +39,10 @@ _INDEX = "aten.index.Tensor"
 _INDEX_PUT = ("aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
 # Methods that no operator shows on a CPU, where the copy to the host is none.
 _TO_HOST = {"cpu": "copy to the host", "tolist": ".tolist()", "__repr__": "print of a tensor"}
-_LITERAL_CPU = re.compile(r"""["']cpu["']""")
+_TO_CPU = re.compile(r"""\.to\(\s*(device\s*=\s*)?(torch\.device\(\s*)?["']cpu["']""")
+
+
+CANDIDATE_STEPS = 10  # whoever logs every tenth step is seen, whatever step the counting begins at
 
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
@@ -57,13 +62,9 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
             self.note(what)
         return func(*args, **kwargs)
 
-    def note(self, what: str, source: re.Pattern[str] | None = None) -> None:
-        """A candidate, two frames above; only if ``source`` is found in its line, where given:
-        ``x.to(device)`` is no copy to the host because this run's device happens to be a CPU.
-        """
-        seen = seen_here("", self._phases, depth=2)
-        if source is None or source.search(seen.place.text):
-            self.candidates.append(site_of(seen, what))
+    def note(self, what: str) -> None:
+        """A candidate, two frames above."""
+        self.candidates.append(site_of(seen_here("", self._phases, depth=2), what))
 
 
 def _waits(name: str, args: Any, kwargs: Any) -> str | None:
@@ -96,7 +97,9 @@ class HostCopies(TorchFunctionMode):  # type: ignore[misc]
         if name in _TO_HOST and args and isinstance(args[0], torch.Tensor):
             self._counter.note(_TO_HOST[name])
         elif name == "to" and any(map(_is_cpu, (*args[1:2], kwargs.get("device")))):
-            self._counter.note("copy to the host", _LITERAL_CPU)
+            # x.to(device) is no copy to the host because this run's device happens to be a CPU.
+            if _TO_CPU.search(call_source(sys._getframe(1))):
+                self._counter.note("copy to the host")
         return func(*args, **kwargs)
 
 
@@ -115,7 +118,7 @@ def count_eager(tally: Tally, step: Step, device: torch.device, phases: Phases) 
             step()
             for _ in range(ACTIVE_STEPS):
                 by_operator.append(_flops(step))
-            for _ in range(ACTIVE_STEPS):
+            for _ in range(CANDIDATE_STEPS if device.type == "cpu" else ACTIVE_STEPS):
                 phases.begin_step()
                 counters.append(OperatorCounter(phases))
                 with HostCopies(counters[-1]), counters[-1]:
@@ -126,16 +129,17 @@ def count_eager(tally: Tally, step: Step, device: torch.device, phases: Phases) 
         return
     first = counters[0]
     tally.add("flops_per_step", [sum(step.values()) for step in by_operator], by_operator[0])
-    calls = [counter.calls.total() for counter in counters]
+    calls = [counter.calls.total() for counter in counters[:ACTIVE_STEPS]]
     tally.add("operator_calls_per_step", calls, dict(first.calls))
     if device.type == "cpu":
-        count_candidates(tally, counters)
+        count_candidates(tally, counters, len(phases.micro_steps))
 
 
-def count_candidates(tally: Tally, counters: list[OperatorCounter]) -> None:
+def count_candidates(tally: Tally, counters: list[OperatorCounter], micro_steps: int = 0) -> None:
     """sync_candidates_per_step with their sites; those that are allowed do not count."""
     counts = [sum(not site.allowed for site in counter.candidates) for counter in counters]
-    tally.add("sync_candidates_per_step", counts, sites=by_place(counters[0].candidates))
+    most = counters[counts.index(max(counts))]
+    tally.add("sync_candidates_per_step", counts, sites=by_place(most.candidates, micro_steps))
 
 
 def _flops(step: Step) -> dict[str, int]:

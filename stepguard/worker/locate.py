@@ -42,11 +42,9 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
     root = Path.cwd()
     fallback = Place()
     for file, line, function in stack:
-        if file.startswith(("<", _TORCH, _ENGINE)):
+        if _is_machinery(file):
             continue
         installed = any(part in file for part in _INSTALLED)
-        if file.startswith(_STDLIB) and not installed:
-            continue
         path = Path(file).resolve()
         inside = path.is_relative_to(root) and not installed
         shown = str(path.relative_to(root)) if inside else file
@@ -55,3 +53,31 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
             return place
         fallback = fallback if fallback.file else place
     return fallback
+
+
+def _is_machinery(file: str) -> bool:
+    """Whether a frame's file is torch's, this engine's, the standard library's, or none."""
+    if file.startswith(("<", _TORCH, _ENGINE)):
+        return True
+    return file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
+
+
+def call_source(innermost: FrameType | None) -> str:
+    """The source of the call that somebody wrote, over all its lines; empty if it is not known."""
+    frame = innermost
+    while frame is not None and _is_machinery(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return ""
+    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    first, last, start, end = positions
+    if first is None or last is None:
+        return ""
+    lines = [linecache.getline(frame.f_code.co_filename, n) for n in range(first, last + 1)]
+    if not all(lines) or start is None or end is None:
+        return "".join(lines)
+    # Columns are of the line's bytes.
+    encoded = [line.encode() for line in lines]
+    encoded[-1] = encoded[-1][:end]
+    encoded[0] = encoded[0][start:]
+    return b"".join(encoded).decode(errors="replace")

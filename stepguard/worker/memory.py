@@ -29,11 +29,8 @@ def count_memory(tally: Tally, step: Step, device: torch.device, phases: Phases)
     for _ in range(TURNS):  # on a CPU frees of what was made before the first peak go unseen
         peak_by_phase(step, phases)
     peaks = [peak_by_phase(step, phases) for _ in range(ACTIVE_STEPS)]
-    live = _live_gpu_bytes if gpu else live_tensor_bytes
-    before_calls, before = _allocator_calls(gpu), live()
-    for _ in range(LEAK_STEPS):
-        step()
-    grown = live() - before
+    before_calls = _allocator_calls(gpu)
+    grown = _gpu_growth(step) if gpu else _cpu_growth(step)
     leaked = max(0, grown) // LEAK_STEPS
     tally.add("leaked_bytes_per_step", [leaked])
     if leaked:  # each step's peak is higher than the last one's, which the leak says better
@@ -73,6 +70,31 @@ def _gpu_peaks(step: Step, phases: Phases, what: str = "requested_bytes") -> dic
     return peaks
 
 
+def _gpu_growth(step: Step) -> int:
+    before = _live_gpu_bytes()
+    for _ in range(LEAK_STEPS):
+        step()
+    return _live_gpu_bytes() - before
+
+
+def _cpu_growth(step: Step) -> int:
+    """Bytes allocated less bytes freed over LEAK_STEPS steps, whoever holds them: Python, autograd
+    or a bare storage. Frees of what was made before the profile are not told, hence TURNS first.
+    """
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        for _ in range(TURNS):
+            step()
+        gc.collect()
+        with record_function(_PHASE):
+            pass
+        for _ in range(LEAK_STEPS):
+            step()
+        gc.collect()
+    events = list(_events(profiled))
+    began = next(e.start_ns() for e in events if e.name() == _PHASE)
+    return sum(e.nbytes() for e in events if e.name() == "[memory]" and e.start_ns() >= began)
+
+
 def _live_gpu_bytes() -> int:
     gc.collect()
     torch.cuda.synchronize()
@@ -105,16 +127,19 @@ def _cpu_peaks(step: Step, phases: Phases) -> dict[str, int]:
             step()
     finally:
         phases.listener = None
-    assert profiled.profiler is not None and profiled.profiler.kineto_results is not None
-    return running_peaks(profiled.profiler.kineto_results.events(), live)
+    return running_peaks(_events(profiled), live)
+
+
+def _events(profiled: Any) -> Any:
+    return profiled.profiler.kineto_results.events()
 
 
 def running_peaks(events: Any, live: int) -> dict[str, int]:
     """The highest ``live`` plus running sum of "[memory]" events, by the phase they fall into."""
-    wanted = [e for e in events if e.name() == "[memory]" or e.name().startswith(_PHASE)]
     peaks: dict[str, int] = {}
     now, running = _OUTSIDE, live
     peaks[now] = live
+    wanted = [e for e in events if e.name() == "[memory]" or e.name().startswith(_PHASE)]
     for event in sorted(wanted, key=lambda e: e.start_ns()):
         if event.name() == "[memory]":
             running += event.nbytes()
@@ -125,7 +150,11 @@ def running_peaks(events: Any, live: int) -> dict[str, int]:
 
 
 def live_tensor_bytes() -> int:
-    """Bytes of distinct CPU storages behind tensors that Python can reach, gradients included."""
+    """Bytes of distinct CPU storages behind tensors that Python can reach, gradients included.
+
+    A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it.
+    """
+    gc.unfreeze()
     gc.collect()
     storages: dict[int, int] = {}
     for thing in gc.get_objects():

@@ -17,12 +17,14 @@ class Phases:
         self.listener: OnPhase | None = None
         self.current = ""
         self.micro_step = ""
+        self.micro_steps: set[str] = set()  # of this step
 
     def __call__(self, name: str) -> None:
         """The host enters the phase called ``name``."""
         self._note(name)
         if name.startswith(MICRO_STEP):
             self.micro_step = name
+            self.micro_steps.add(name)
         self.current = name
         if self.listener is not None:
             self.listener(name)
@@ -30,3 +32,4 @@ class Phases:
     def begin_step(self) -> None:
         """A step begins: no phase yet."""
         self.current = self.micro_step = ""
+        self.micro_steps = set()

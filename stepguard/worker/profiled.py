@@ -44,7 +44,7 @@ def count_profiled(
         count_collectives(tally, steps)
     if listener is not None:
         count_device_calls(tally, steps)
-        count_syncs(tally, steps, seen)
+        count_syncs(tally, steps, seen, len(phases.micro_steps))
 
 
 def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
@@ -82,9 +82,12 @@ def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
     tally.add("collective_bytes_per_step", payload, dict(first.collective_bytes))
 
 
-def count_syncs(tally: Tally, steps: list[StepCalls], seen: list[list[Seen]]) -> None:
+def count_syncs(
+    tally: Tally, steps: list[StepCalls], seen: list[list[Seen]], micro_steps: int = 0
+) -> None:
     """host_syncs_per_step with their sites; those that are allowed do not count."""
-    sites = [located(calls.syncs, told) for calls, told in zip(steps, seen, strict=True)]
+    both = zip(steps, seen, strict=True)
+    sites = [located(calls.syncs, told, micro_steps) for calls, told in both]
     counts = [sum(site.count for site in of_step if not site.allowed) for of_step in sites]
     tally.add("host_syncs_per_step", counts, sites=sites[0])
     api_us = sum(calls.api_us for calls in steps)

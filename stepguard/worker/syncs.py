@@ -101,7 +101,7 @@ class SyncListener:
                 torch.cuda.set_sync_debug_mode("default")
 
 
-def located(syncs: Sequence[Sync], seen: Sequence[Seen]) -> list[Site]:
+def located(syncs: Sequence[Sync], seen: Sequence[Seen], micro_steps: int = 0) -> list[Site]:
     """The trace's calls with their lines: of a kind the n-th call is the n-th that torch told of.
 
     A kind of which they disagree on the number keeps its calls, with operators and without lines.
@@ -113,7 +113,7 @@ def located(syncs: Sequence[Sync], seen: Sequence[Seen]) -> list[Site]:
         told = lines.get(kind, [])
         known: Sequence[Seen | None] = told if len(told) == len(of_kind) else [None] * len(of_kind)
         sites += [_site(sync, one) for sync, one in zip(of_kind, known, strict=True)]
-    return by_place(sites)
+    return by_place(sites, micro_steps)
 
 
 def _site(sync: Sync, seen: Seen | None) -> Site:
@@ -155,10 +155,10 @@ def what_waits(sync: Sync) -> str:
     return (operators[-1].removeprefix("aten::") if operators else "stream synchronize") + suffix
 
 
-def by_place(sites: Sequence[Site]) -> list[Site]:
+def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
     """One Site a line: ``print(loss)`` waits eight times in four ways, and is one thing to mend.
 
-    Phases are joined: "forward, each micro-step" when it happens in more than one.
+    Phases are joined: "forward, each micro-step" when it happens in all ``micro_steps`` of them.
     """
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
@@ -175,7 +175,7 @@ def by_place(sites: Sequence[Site]) -> list[Site]:
                 first.line,
                 first.function,
                 first.text,
-                _phases([site.phase for site in group]),
+                _phases([site.phase for site in group], micro_steps),
                 sum(site.count for site in group),
                 first.allowed,
             )
@@ -183,8 +183,10 @@ def by_place(sites: Sequence[Site]) -> list[Site]:
     return merged
 
 
-def _phases(paths: Sequence[str]) -> str:
+def _phases(paths: Sequence[str], micro_steps: int) -> str:
     last = (path.rpartition("/")[2] for path in paths)
     names = list(dict.fromkeys(name for name in last if name and not name.startswith(MICRO_STEP)))
-    micro_steps = {path.partition("/")[0] for path in paths if "/" in path}
-    return ", ".join([*names, "each micro-step"] if len(micro_steps) > 1 else names)
+    inside = list(dict.fromkeys(path.partition("/")[0] for path in paths if "/" in path))
+    if len(inside) > 1:
+        names += ["each micro-step"] if len(inside) == micro_steps else inside
+    return ", ".join(names)

@@ -1,6 +1,9 @@
 """Memory of a step: programs whose peaks and leaks are known in bytes."""
 
 import gc
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +17,7 @@ from stepguard.worker.memory import count_memory, live_tensor_bytes, running_pea
 from stepguard.worker.phases import Phases
 from stepguard.worker.tally import Tally
 
+ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
 N = 1 << 14
 UNIT = 4 * N  # bytes of an empty(N)
@@ -31,7 +35,10 @@ def own_heap():
     """What the test process holds anyway is not looked at, which takes most of the time."""
     gc.collect()
     gc.freeze()
+    unfreeze = gc.unfreeze
+    gc.unfreeze = lambda: None
     yield
+    gc.unfreeze = unfreeze
     gc.unfreeze()
 
 
@@ -341,7 +348,6 @@ class FakeGpu:
             "memory_stats": self.stats,
             "reset_peak_memory_stats": self.reset,
             "synchronize": lambda: None,
-            "max_memory_reserved": lambda: 12345,
         }.items():
             monkeypatch.setattr(torch.cuda, name, function)
 
@@ -357,6 +363,7 @@ class FakeGpu:
             "requested_bytes.all.peak": self.peak,
             "requested_bytes.all.current": self.current,
             "num_device_alloc": self.mallocs,
+            "reserved_bytes.all.peak": 12345,
         }
 
 
@@ -394,3 +401,33 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
         "device_allocations_per_step": 0,
     }
     assert tally.unstable == {}
+
+
+HIDDEN = """
+import gc, sys, torch
+from stepguard.worker.memory import count_memory
+from stepguard.worker.phases import Phases
+from stepguard.worker.tally import Tally
+kept = []
+def storage():
+    kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
+def frozen():
+    kept.append(torch.zeros(1000, dtype=torch.uint8))
+    gc.freeze()
+weight = torch.ones(250, requires_grad=True)
+def graph():
+    kept.append((weight * torch.ones(250)).grad_fn)
+tally = Tally()
+count_memory(tally, globals()[sys.argv[1]], torch.device("cpu"), Phases(lambda name: None))
+print(tally.values["leaked_bytes_per_step"])
+"""
+
+
+@pytest.mark.parametrize("how", ["storage", "frozen", "graph"])
+def test_a_leak_that_python_cannot_see(how):
+    """1000 bytes a step are a leak of 1000 bytes, held as a bare storage, by autograd alone, or by
+    a tensor that gc.freeze() has put out of the collector's sight.
+    """
+    command = [sys.executable, "-c", HIDDEN, how]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip().splitlines()[-1:] == ["1000"], done.stderr

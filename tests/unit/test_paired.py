@@ -260,10 +260,29 @@ def test_a_rise_with_a_fall_names_what_rose():
     assert found.sites == (more,)
 
 
-def test_equal_counts_name_nothing():
-    """A sync that moved to another line is the same count."""
+OPERATORS = "operator_calls_per_step"
+
+
+def test_equal_work_of_other_parts_is_changed():
+    """An operator put for another one is other work, however many there are in all."""
+    then = [recording(counters={OPERATORS: 3}, detail={OPERATORS: {"aten.mm": 1, "aten.t": 2}})]
+    for now, status in (
+        ({"aten.mm": 1, "aten.t": 2}, Status.SAME),
+        ({"aten.mm": 1, "aten.t": 1, "aten.clone": 1}, Status.CHANGED),
+    ):
+        found = compare(
+            OPERATORS, evidence(counts=Counts({OPERATORS: 3}, detail={OPERATORS: now})), then
+        )
+        assert found.status is status
+    assert found.reason is Reason.WORK_MOVED
+    assert found.note == "aten.clone 0 -> 1, aten.t 2 -> 1"
+
+
+def test_equal_counts_at_another_place():
+    """A sync put for another one is the same count, and the new place is told."""
     found = compare(SYNCS, syncs_now(1, NORM), syncs_then(1, LOSS))
-    assert (found.status, found.sites) == (Status.SAME, ())
+    assert (found.status, found.sites) == (Status.SAME, (NORM,))
+    assert compare(SYNCS, syncs_now(1, LOSS), syncs_then(1, LOSS)).sites == ()
 
 
 def test_allowed_places_are_not_named():

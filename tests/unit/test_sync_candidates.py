@@ -20,7 +20,7 @@ METRIC = "sync_candidates_per_step"
 def program(tmp_path, monkeypatch):
     """Writes a step() of the given lines into a tree of its own; (tally, sites) of counting it."""
 
-    def count(*lines, before=""):
+    def count(*lines, before="", stable=True):
         head = [
             "import torch",
             "from stepguard.allow import allow_sync",
@@ -42,7 +42,7 @@ def program(tmp_path, monkeypatch):
             count_eager(tally, lambda: module.step(phases), CPU, phases)
         finally:
             del sys.modules["waiting"]
-        assert METRIC not in tally.unstable
+        assert (METRIC in tally.unstable) is not stable
         return tally, tally.sites.get(METRIC, ())
 
     return count
@@ -110,6 +110,8 @@ def test_what_waits_is_found_where_it_stands(waits, line, count, what):
         "x.to(x)",
         "x.to(torch.bfloat16)",
         "x.to(device=x.device, dtype=torch.half)",
+        "x.to(x.device, non_blocking=x.device.type != 'cpu')",
+        "x.to(x.device)  # never 'cpu' here",
         "x[torch.zeros(2, dtype=torch.long)]",
         "w[torch.zeros(2, dtype=torch.long)].sum().backward()",
         "x[x > 100] = 0.0",
@@ -276,3 +278,17 @@ def test_allow_sync_ends_with_its_block():
         assert allowed_now() == "outer"
         raise KeyError
     assert allowed_now() == ""
+
+
+def test_a_copy_to_the_host_over_several_lines(program):
+    """As a formatter wraps it: the call is read whole, and stands at its own line."""
+    tally, sites = program("x.to(", "    device='cpu',", "    dtype=torch.float64,", ")")
+    assert (tally.values[METRIC], [site.line for site in sites]) == (1, [8])
+
+
+def test_a_wait_in_one_step_of_ten_is_unstable(program):
+    """Whoever logs every tenth step is told of, with the line, at whatever step counting begins."""
+    lines = ("clock.append(0)", "if len(clock) % 10 == 0:", "    x.sum().item()")
+    tally, sites = program(*lines, before="clock = []", stable=False)
+    assert METRIC not in tally.values and "steps differ" in tally.unstable[METRIC]
+    assert [(site.what, site.text) for site in sites] == [(".item()", "x.sum().item()")]

@@ -203,7 +203,14 @@ def test_lines_stay_apart():
 def test_phases_are_joined(where, phase):
     """A phase once, however often; micro-steps by number only if there is more than one."""
     told = [seen(1, phase=name, micro_step=micro_step) for micro_step, name in where]
-    assert [site.phase for site in located([sync()] * len(told), told)] == [phase]
+    assert [site.phase for site in located([sync()] * len(told), told, 2)] == [phase]
+
+
+def test_some_micro_steps_are_named():
+    """Two of three micro-steps are not each of them."""
+    told = [seen(1, phase="forward", micro_step=f"micro_step_{n}") for n in (0, 2)]
+    (site,) = located([sync()] * 2, told, 3)
+    assert site.phase == "forward, micro_step_0, micro_step_2"
 
 
 # Listening
