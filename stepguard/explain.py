@@ -29,7 +29,7 @@ def headline(verdict: Verdict) -> str:
 def places(verdict: Verdict) -> list[str]:
     """Where the metric that decided moved, a line each: site, phase, what happens there."""
     worst = verdict.worst
-    return [f"  {_happens(site)}" for site in worst.sites] if worst and not verdict.message else []
+    return [f"  {happens(site)}" for site in worst.sites] if worst and not verdict.message else []
 
 
 def _short(name: str, value: float) -> str:
@@ -68,7 +68,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
         line = f"  {metric.metric} [{unit}]: {change(metric)[len(metric.metric) + 1 :]}"
         line += f": {metric.status.value}, {metric.reason.value}"
         lines.append(line)
-        lines += [f"    {_happens(site)}" for site in metric.sites]
+        lines += [f"    {happens(site)}" for site in metric.sites]
         if metric.note and not metric.sites:
             lines.append(f"    moved: {metric.note}")
         if metric.noise_pct is not None:
@@ -90,7 +90,7 @@ def _detail(verdict: Verdict) -> str:
     return verdict.detail
 
 
-def _happens(site: Site) -> str:
+def happens(site: Site) -> str:
     """ "2 x .item(): loss.item() in step (model/workloads.py:88), forward, each micro-step"."""
     times = f"{site.count} x " if site.count > 1 else ""
     return f"{times}{site.what}: {site.describe()}" if site.file else f"{times}{site.describe()}"

@@ -8,18 +8,34 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.baseline_model import Entry
+from stepguard.evidence import Counts
+from stepguard.explain import happens
 from stepguard.host.suite import Result
 from stepguard.metrics import METRICS, format_value
 
+PARTS = 8  # a counter with more kinds of parts is told by its sum; the evidence has them all
+
 
 def figures(result: Result) -> Iterator[str]:
-    """Every metric that was measured, a line each."""
+    """Every metric that was measured, a line each; under a counter its places and its parts."""
     values = result.evidence.values()
     width = max((len(name) for name in values), default=0)
     for name in (name for name in METRICS if name in values):
         metric = METRICS[name]
         unit = "" if metric.unit == "B" else metric.unit
         yield f"{name.ljust(width)}  {format_value(name, values[name]):>16} {unit}".rstrip()
+        yield from _made_of(name, result.evidence.counts)
+
+
+def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
+    """Where a counter happens; else what it is made of, the largest first."""
+    sites = counts.sites.get(name, ()) if counts else ()
+    for site in sites:
+        yield f"    {happens(site)}" + (f" (allowed: {site.allowed})" if site.allowed else "")
+    parts = counts.detail.get(name, {}) if counts and not sites else {}
+    shown = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
+    if 1 < len(shown) <= PARTS:
+        yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
 
 
 def recorded(path: Path, case_id: str, entry: Entry) -> str:
