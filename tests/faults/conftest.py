@@ -33,7 +33,7 @@ launch.secrets = types.SimpleNamespace(token_hex=token_hex)
 HELLO_LIMIT_S = launch.HELLO_LIMIT_S
 
 def pytest_runtest_setup(item):
-    launch.HELLO_LIMIT_S = 6.0 if "import-hang" in item.name else HELLO_LIMIT_S
+    launch.HELLO_LIMIT_S = 12.0 if "import-hang" in item.name else HELLO_LIMIT_S
 
 def pytest_runtest_logfinish(nodeid):
     from leftovers import leftovers
