@@ -98,13 +98,17 @@ class Prior:
         return math.sqrt(pooled), degrees
 
 
+MARGINS = Margins()
+PRIOR = Prior()
+
+
 def look_at(pairs: int) -> Look:
     """The latest look that ``pairs`` have reached; the first one before it is reached."""
     return max((look for look in PLAN if look.pairs <= pairs), default=PLAN[0])
 
 
 def smallest_detectable_pct(
-    pairs: int, sd_pct: float, margins: Margins = Margins(), prior: Prior = Prior()
+    pairs: int, sd_pct: float, margins: Margins = MARGINS, prior: Prior = PRIOR
 ) -> float:
     """The true slowdown in percent that is SLOWER within ``pairs`` in 95 of 100 runs, or more.
 

@@ -14,8 +14,10 @@ from scipy.special import stdtr, stdtrit
 
 from stepguard.looks import (
     ALPHA,
+    MARGINS,
     MIN_PAIRS,
     PLAN,
+    PRIOR,
     Look,
     Margins,
     Prior,
@@ -58,7 +60,7 @@ class Bounds:
         return min(1.0, float(stdtr(self.degrees, distance)) * ALPHA / self.look.alpha)
 
 
-def bounds(log_ratios: Sequence[float], prior: Prior = Prior()) -> Bounds:
+def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
     """The mean of the log-ratios and its two bounds, ``mean -+ t * sd / sqrt(n)``.
 
     The bound towards zero stands at the look's alpha, the other one at its beta: the first guards
@@ -102,8 +104,8 @@ class Decision:
 
 def decide(
     log_ratios: Sequence[float],
-    margins: Margins = Margins(),
-    prior: Prior = Prior(),
+    margins: Margins = MARGINS,
+    prior: Prior = PRIOR,
     *,
     last: bool = False,
 ) -> Decision:
