@@ -61,11 +61,13 @@ class Bounds:
 
 
 def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
-    """The mean of the log-ratios and its two bounds, ``mean -+ t * sd / sqrt(n)``.
+    """The mean of the log-ratios and two bounds for the truth, each ``mean -+ t * sd / sqrt(n)``.
 
-    The bound towards zero stands at the look's alpha, the other one at its beta: the first guards
-    against a false alarm, the second against a change overlooked, and a verdict reads both. Raises
-    ValueError without a pair, with more than PLAN has, or for one that is not finite.
+    The bound away from zero stands at the look's beta, against a change overlooked. The one towards
+    zero stands at alpha, against a false alarm; where that would cross zero there is no alarm to
+    guard against, and it stands at beta, or at zero if even that does not cross. So the truth is
+    missed with probability ALPHA + BETA at most, over all looks. Raises ValueError without a pair,
+    with more than PLAN has, or for one that is not finite.
     """
     count = len(log_ratios)
     if not 1 <= count <= PLAN[-1].pairs:
@@ -77,8 +79,11 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
     sd, degrees = prior.moderated(sample, count)
     look, error = look_at(count), sd / math.sqrt(count)
     strict = float(stdtrit(degrees, 1 - look.alpha)) * error
-    loose = float(stdtrit(degrees, 1 - look.beta)) * error
-    low, high = (mean - strict, mean + loose) if mean >= 0 else (mean - loose, mean + strict)
+    far = abs(mean) + float(stdtrit(degrees, 1 - look.beta)) * error
+    near = abs(mean) - strict
+    if near < 0:
+        near = min(0.0, 2 * abs(mean) - far)
+    low, high = (near, far) if mean >= 0 else (-far, 0.0 - near)
     return Bounds(look, count, mean, low, high, sd, degrees)
 
 
