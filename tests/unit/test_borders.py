@@ -15,6 +15,8 @@ PURE = (
     "evidence",
     "metrics",
     "statistics",
+    "looks",
+    "pairs",
     "verdict",
     "site",
     "compare",

@@ -1,0 +1,183 @@
+"""How often the judge is right: its verdicts on simulated pairs whose truth is known.
+
+    python benchmarks/judge_simulation.py                                  # half a minute
+    python benchmarks/judge_simulation.py --trials 20000 --out oc.json --plot oc.png
+
+Every kind of noise is scaled so that its ordinary part has the stated standard deviation of a pair
+(of 100 * d), and a simulated run takes pairs, look by look, until it is decided or out of budget:
+the code that judges a measurement, on drawn numbers. Prints a table with exact 95 % binomial
+bounds; ``--plot`` needs matplotlib.
+"""
+
+import argparse
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np  # noqa: E402
+from scipy.special import betaincinv  # noqa: E402
+
+from stepguard.looks import MARGINS, PLAN, PRIOR  # noqa: E402
+from stepguard.pairs import bounds  # noqa: E402
+from stepguard.verdict import Status  # noqa: E402
+
+BUDGET = PLAN[-1].pairs
+SDS_PCT = (0.05, 0.15, 0.3)
+TRUTHS_PCT = (0.0, MARGINS.ignore_pct, MARGINS.matter_pct, 1.0, 2.0)
+Noise = Callable[[np.random.Generator, int, float], np.ndarray]
+
+
+def normal(rng: np.random.Generator, trials: int, sd_pct: float) -> np.ndarray:
+    """What the plan assumes."""
+    return rng.normal(0, sd_pct, (trials, BUDGET))
+
+
+def heavy_tails(rng: np.random.Generator, trials: int, sd_pct: float) -> np.ndarray:
+    """Student's t with three degrees of freedom, whose variance is 3."""
+    return rng.standard_t(3, (trials, BUDGET)) * sd_pct / 3**0.5
+
+
+def modes(gap_pct: float, share: float) -> Noise:
+    """Launches in two modes, ``gap_pct`` apart, each side's drawn anew for every pair."""
+
+    def draw(rng: np.random.Generator, trials: int, sd_pct: float) -> np.ndarray:
+        head, base = (rng.random((trials, BUDGET)) < share for _ in range(2))
+        return normal(rng, trials, sd_pct) + gap_pct * (head.astype(float) - base)
+
+    return draw
+
+
+def outliers(rng: np.random.Generator, trials: int, sd_pct: float) -> np.ndarray:
+    """One pair in twenty is off by 5 %, either way: another process, a page cache, a pause."""
+    hit = (rng.random((trials, BUDGET)) < 0.05) * rng.choice((-5.0, 5.0), (trials, BUDGET))
+    return normal(rng, trials, sd_pct) + hit
+
+
+def drift(rng: np.random.Generator, trials: int, sd_pct: float) -> np.ndarray:
+    """Four blocks a pair, A B B A and B A A B in turn, on a card that gets 4 % slower as it warms
+    (time constant six blocks) and wanders by 0.1 % a block, besides its noise.
+    """
+    blocks = 4 * BUDGET
+    level = 4 * (1 - np.exp(-np.arange(blocks) / 6.0))
+    level = level + rng.normal(0, 0.1, (trials, blocks)).cumsum(axis=1)
+    level += rng.normal(0, sd_pct, (trials, blocks))  # a pair is (A + A - B - B) / 2: the same sd
+    quads = level.reshape(trials, BUDGET, 4)
+    inner_less_outer = (quads[..., 1:3].sum(-1) - quads[..., [0, 3]].sum(-1)) / 2
+    return inner_less_outer * np.where(np.arange(BUDGET) % 2, -1, 1)
+
+
+NOISES: dict[str, Noise] = {
+    "normal": normal,
+    "heavy tails": heavy_tails,
+    "modes 0.5 % apart": modes(0.5, 0.5),
+    "modes 3 % apart": modes(3.0, 0.5),
+    "outliers": outliers,
+    "drift": drift,
+}
+
+
+def run(log_ratios: list[float]) -> tuple[Status, int]:
+    """One simulated run: its verdict and how many pairs it took."""
+    for look in PLAN:
+        status = bounds(log_ratios[: look.pairs], PRIOR).status(MARGINS)
+        if status is not Status.INCONCLUSIVE:
+            return status, look.pairs
+    return Status.INCONCLUSIVE, BUDGET
+
+
+def outcomes(noise: str, sd_pct: float, truth_pct: float, trials: int) -> tuple[Counter, float]:
+    """How often each verdict was given, and the mean number of pairs; the seed is the cell's."""
+    rng = np.random.default_rng([20261122, *f"{noise} {sd_pct} {truth_pct}".encode()])
+    drawn = NOISES[noise](rng, trials, sd_pct) / 100 + np.log1p(truth_pct / 100)
+    found = [run(pairs) for pairs in drawn.tolist()]
+    return Counter(status for status, _ in found), sum(pairs for _, pairs in found) / trials
+
+
+def binomial_bounds(hits: int, trials: int) -> tuple[float, float]:
+    """Clopper and Pearson's exact 95 % bounds of a proportion."""
+    low = float(betaincinv(hits, trials - hits + 1, 0.025)) if hits else 0.0
+    high = float(betaincinv(hits + 1, trials - hits, 0.975)) if hits < trials else 1.0
+    return low, high
+
+
+def cells(trials: int) -> Iterator[dict[str, object]]:
+    """Every noise, standard deviation and truth; the errors that must be rare are drawn oftener."""
+    for noise in NOISES:
+        for sd_pct in SDS_PCT:
+            for truth_pct in TRUTHS_PCT:
+                some = trials * 5 if truth_pct <= MARGINS.ignore_pct else trials
+                count, pairs = outcomes(noise, sd_pct, truth_pct, some)
+                yield {
+                    "noise": noise,
+                    "sd_pct": sd_pct,
+                    "truth_pct": truth_pct,
+                    "trials": some,
+                    "verdicts": {status.value: n for status, n in sorted(count.items(), key=str)},
+                    "slower_bounds": [
+                        round(b, 6) for b in binomial_bounds(count[Status.SLOWER], some)
+                    ],
+                    "mean_pairs": round(pairs, 2),
+                }
+
+
+def row(cell: dict) -> str:
+    """One line of the table."""
+    trials, count = cell["trials"], cell["verdicts"]
+    shares = [100 * count.get(s.value, 0) / trials for s in (Status.SLOWER, Status.SAME)]
+    undecided = 100 * count.get(Status.INCONCLUSIVE.value, 0) / trials
+    low, high = (100 * bound for bound in cell["slower_bounds"])
+    return (
+        f"{cell['noise']:18} {cell['sd_pct']:5} {cell['truth_pct']:6} {trials:7} "
+        f"{shares[0]:8.3f} [{low:7.3f}, {high:7.3f}] {shares[1]:8.3f} {undecided:8.3f} "
+        f"{cell['mean_pairs']:6.1f}"
+    )
+
+
+def plot(found: list[dict], path: str) -> None:
+    """Chance of SLOWER over the true change, a panel a noise, a line a standard deviation."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(2, 3, figsize=(11, 6), sharex=True, sharey=True)
+    for panel, noise in zip(panels.flat, NOISES, strict=True):
+        for sd_pct in SDS_PCT:
+            line = [c for c in found if (c["noise"], c["sd_pct"]) == (noise, sd_pct)]
+            chance = [c["verdicts"].get(Status.SLOWER.value, 0) / c["trials"] for c in line]
+            panel.plot([c["truth_pct"] for c in line], chance, "o-", label=f"pair sd {sd_pct} %")
+        panel.set_title(noise)
+    panels[0, 0].legend()
+    figure.supxlabel("true slowdown, %")
+    figure.supylabel("chance of SLOWER")
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=2000, help="runs a cell; 5 x for rare errors")
+    parser.add_argument("--out", help="write the cells as JSON here")
+    parser.add_argument("--plot", help="draw them here, if matplotlib is installed")
+    options = parser.parse_args()
+    print(
+        f"{'noise':18} {'sd %':>5} {'true %':>6} {'runs':>7} {'SLOWER %':>8} "
+        f"{'95 % bounds':>18} {'same %':>8} {'undec. %':>8} {'pairs':>6}"
+    )
+    found = []
+    for cell in cells(options.trials):
+        found.append(cell)
+        print(row(cell), flush=True)
+    if options.out:
+        rows = ",\n".join("  " + json.dumps(cell) for cell in found)
+        Path(options.out).write_text(f'{{"cells": [\n{rows}\n]}}\n')
+    if options.plot:
+        plot(found, options.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""When pairs of launches may decide, at which error, against what noise; and what that can find.
+
+Pairs are measured until they decide or there are no more. Looking several times costs error at
+every look: PLAN says how much. What the whole plan then errs by, at any standard deviation, is in
+`docs/judge.md`. Formulas: Smyth 2004 (moderated variance); the errors of looks add up (Bonferroni).
+"""
+
+import math
+from dataclasses import dataclass
+from statistics import fmean
+from typing import NamedTuple
+
+from scipy.special import chdtri, ndtr, stdtrit
+
+ALPHA = 0.001  # of all looks together: SLOWER although the true change is the ignore margin
+BETA = 0.05  # of all looks together: `same` although the true change is the matter margin
+
+POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
+
+# Two modes of a launch put a pair above zero at most one time in four, so that six pairs agree by
+# chance 0.02 % of the time, but four do 0.4 %, however far apart the modes are.
+MIN_PAIRS = 6
+
+
+class Look(NamedTuple):
+    """A moment at which the pairs so far may decide; one-sided nominal levels."""
+
+    pairs: int
+    alpha: float  # of SLOWER and of FASTER
+    beta: float  # of `same`, on either side
+
+
+# Each look is worth about 1.4 times the pairs of the one before. The levels are nominal: where the
+# true standard deviation is two to three times the prior's they are exceeded, most with few pairs.
+# They are chosen so that ALPHA and BETA still hold there, hence their sums are below them.
+PLAN = (
+    Look(4, 0.00005, 0.0055),  # alpha only for the bound that is shown: under MIN_PAIRS
+    Look(6, 0.00005, 0.0055),
+    Look(9, 0.00008, 0.0055),
+    Look(13, 0.0001, 0.0055),
+    Look(18, 0.00012, 0.0055),
+    Look(24, 0.00014, 0.0055),
+)
+
+
+@dataclass(frozen=True)
+class Margins:
+    """How much slower is nothing, and how much must not be missed; percent of a step time.
+
+    Between the two either answer is right, and without that gap a change equal to the one margin
+    would want pairs for ever. Raises ValueError unless ``0 <= ignore_pct < matter_pct``, finite.
+    """
+
+    ignore_pct: float = 0.2
+    matter_pct: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.ignore_pct < self.matter_pct < math.inf):
+            raise ValueError(f"{self}: 0 <= ignore_pct < matter_pct is needed")
+
+    @property
+    def ignore(self) -> float:
+        """As a log-ratio."""
+        return math.log1p(self.ignore_pct / 100)
+
+    @property
+    def matter(self) -> float:
+        """As a log-ratio."""
+        return math.log1p(self.matter_pct / 100)
+
+
+@dataclass(frozen=True)
+class Prior:
+    """What a machine's own A/A pairs say of the noise, and how many pairs that is worth.
+
+    ``sd_pct`` is the standard deviation of 100 * d. The default is that of H200s (0.05 to 0.15 %),
+    the larger end. Raises ValueError unless both are positive and finite.
+    """
+
+    sd_pct: float = 0.15
+    degrees: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.sd_pct < math.inf and 0 < self.degrees < math.inf):
+            raise ValueError(f"{self}: both must be positive and finite")
+
+    def moderated(self, sample_variance: float, pairs: int) -> tuple[float, float]:
+        """Standard deviation of d and its degrees of freedom, with the prior taken in.
+
+        Smyth's ``(f0 * s0**2 + (n - 1) * s**2) / (f0 + n - 1)`` on ``f0 + n - 1`` degrees, but f0
+        is multiplied by ``(s0 / s)**4`` once the sample's s exceeds s0: a prior that the pairs
+        contradict would else make noise look like proof (up to 24 times the nominal level).
+        """
+        prior = (self.sd_pct / 100) ** 2
+        weight = self.degrees * min(1.0, prior / max(sample_variance, prior)) ** 2
+        degrees = weight + pairs - 1
+        pooled = (weight * prior + (pairs - 1) * sample_variance) / degrees
+        return math.sqrt(pooled), degrees
+
+
+MARGINS = Margins()
+PRIOR = Prior()
+
+
+def look_at(pairs: int) -> Look:
+    """The latest look that ``pairs`` have reached; the first one before it is reached."""
+    return max((look for look in PLAN if look.pairs <= pairs), default=PLAN[0])
+
+
+def smallest_detectable_pct(
+    pairs: int, sd_pct: float, margins: Margins = MARGINS, prior: Prior = PRIOR
+) -> float:
+    """The true slowdown in percent that is SLOWER within ``pairs`` in 95 of 100 runs, or more.
+
+    ``sd_pct`` is the true standard deviation of 100 * d, normal. A run misses if the last look does
+    not say SLOWER or an earlier one said `same`; the bound is the sum of both, so the power is at
+    least what is stated. inf under MIN_PAIRS pairs. Raises ValueError for a bad ``sd_pct``.
+    """
+    if not 0 < sd_pct < math.inf:
+        raise ValueError(f"sd_pct {sd_pct!r}: not positive and finite")
+    if pairs < MIN_PAIRS:
+        return math.inf
+    looks = [look for look in PLAN if look.pairs < pairs]
+    looks.append(look_at(pairs)._replace(pairs=pairs))
+    *earlier, end = (_Reach(look, sd_pct, prior) for look in looks)
+
+    def missed(true: float) -> float:
+        same = sum(reach.below(margins.matter, -1, true) for reach in earlier)
+        return same + end.below(margins.ignore, +1, true)
+
+    low, high = margins.ignore, 2 * margins.matter
+    while missed(high) > 0.05:
+        low, high = high, 2 * high
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if missed(middle) > 0.05 else (low, middle)
+    return 100 * math.expm1(high)
+
+
+class _Reach:
+    """How far the bounds of one look lie from the mean, over what the sample variance may be.
+
+    For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
+    chi-square on n - 1 degrees: its quantiles at POINTS midpoints stand for it.
+    """
+
+    def __init__(self, look: Look, sd_pct: float, prior: Prior) -> None:
+        self.error = sd_pct / 100 / math.sqrt(look.pairs)
+        self.strict: list[float] = []
+        self.loose: list[float] = []
+        for point in range(POINTS):
+            chi = float(chdtri(look.pairs - 1, (point + 0.5) / POINTS))
+            sample = (sd_pct / 100) ** 2 * chi / (look.pairs - 1)
+            sd, degrees = prior.moderated(sample, look.pairs)
+            self.strict.append(float(stdtrit(degrees, 1 - look.alpha)) * sd / look.pairs**0.5)
+            self.loose.append(float(stdtrit(degrees, 1 - look.beta)) * sd / look.pairs**0.5)
+
+    def below(self, margin: float, side: int, true: float) -> float:
+        """Chance that the mean lies under margin plus (+1) the strict or less (-1) the loose."""
+        reach = self.strict if side > 0 else [-one for one in self.loose]
+        return fmean(float(ndtr((margin + one - true) / self.error)) for one in reach)
