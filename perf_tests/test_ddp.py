@@ -1,0 +1,37 @@
+"""The whole training step on several ranks of one host: DistributedDataParallel, one rank per GPU.
+
+Every rank does what the one-GPU case does, 2 micro-steps of 64 x 1024, so that the difference to it
+is what the ranks cost each other. Four ranks are the 4-GPU, 524,288-token step.
+"""
+
+from stepguard import Case
+from stepguard.plugin import cases
+
+TRAIN_STEP = "model.workloads:train_step"
+SEED = {
+    "size": "124m",
+    "batch": 64,
+    "seq": 1024,
+    "micro_steps": 2,
+    "precision": "bf16",
+    "compile": True,
+}
+NANO = {
+    "size": "nano",
+    "batch": 4,
+    "seq": 64,
+    "micro_steps": 2,
+    "precision": "fp32",
+    "compile": False,
+}
+
+
+@cases(
+    Case("124m-bf16-2-gpus", TRAIN_STEP, SEED, world_size=2),
+    Case("124m-bf16-4-gpus", TRAIN_STEP, SEED, world_size=4),
+    Case("124m-bf16-8-gpus", TRAIN_STEP, SEED, world_size=8),
+    Case("nano-cpu-2-ranks", TRAIN_STEP, NANO, device="cpu", world_size=2, launches=1),
+)
+def test_ddp(perf, case):
+    """The training step of several ranks is as fast, and exchanges the same, as its baseline."""
+    perf(case)
