@@ -51,6 +51,16 @@ class DdpSettings:
         for one in fields(self)[1:]:
             check_choice(one.name, getattr(self, one.name), (True, False))
 
+    def check(self, compile: bool) -> None:
+        """Raise a one-line ValueError for what the compiler cannot do with these settings.
+
+        Its splitter wants no bucket smaller than the first one, whose size is fixed at 1 MiB.
+        """
+        splits = compile and self.optimize_ddp
+        if splits and self.bucket_cap_mb is not None and self.bucket_cap_mb < 1:
+            name = "bucket_cap_mb with compile and optimize_ddp"
+            raise ValueError(f"{name} is {self.bucket_cap_mb!r}; possible: a number of 1 or more")
+
     def wrap(
         self, model: nn.Module, settings: Settings
     ) -> tuple[nn.Module, DistributedDataParallel]:

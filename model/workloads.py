@@ -271,6 +271,7 @@ def train_step(
         compile_before_wrap,
         optimize_ddp,
     )
+    ddp.check(compile)
     return _TrainStep(
         settings,
         ddp,

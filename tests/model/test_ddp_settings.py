@@ -18,7 +18,7 @@ from model.ddp import DdpSettings
 from model.gpt import SIZES, GPTConfig
 from model.workloads import train_step
 
-TINY = GPTConfig(n_layer=1, n_head=2, n_embd=16, block_size=32, vocab_size=8256)
+TINY = GPTConfig(n_layer=1, n_head=2, n_embd=64, block_size=32, vocab_size=8256)
 SMALL: dict[str, Any] = {
     "size": "tiny",
     "batch": 2,
@@ -37,7 +37,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "views": {"gradient_as_bucket_view": True},
     "static": {"static_graph": True},
     "unused": {"find_unused_parameters": True},
-    "compiled before": COMPILED | {"bucket_cap_mb": 0.01},
+    "compiled before": COMPILED | {"bucket_cap_mb": 1},
     "compiled before, unsplit": COMPILED | {"optimize_ddp": False},
     "compiled after": COMPILED | {"compile_before_wrap": False},
 }
@@ -115,6 +115,10 @@ def test_without_sync_every_rank_has_its_own(ranks):
         ({"bucket_cap_mb": 0}, "bucket_cap_mb is 0; possible: a finite number above 0"),
         ({"bucket_cap_mb": "25"}, "bucket_cap_mb is '25'; possible: "),
         ({"bucket_cap_mb": True}, "bucket_cap_mb is True; possible: "),
+        (
+            COMPILED | {"bucket_cap_mb": 0.5},
+            "bucket_cap_mb with compile and optimize_ddp is 0.5; possible: a number of 1 or more",
+        ),
         ({"gradient_as_bucket_view": 1}, "gradient_as_bucket_view is 1; possible: True, False"),
         ({"static_graph": None}, "static_graph is None; possible: True, False"),
         ({"find_unused_parameters": "no"}, "find_unused_parameters is 'no'; possible: "),
