@@ -121,6 +121,28 @@ def pair(*, how, at_step=1, rank=None, device):
     return Pair(device, how, at_step, rank)
 
 
+class Uneven:
+    """Sleeps 6 ms a step and 3 ms more on each further rank; exchanging takes 3 ms after that."""
+
+    tokens_per_step = 1
+    gradient_sync = True
+
+    def __init__(self):
+        self.compute_s = 0.006 + 0.003 * int(os.environ["RANK"])
+        self.value = torch.zeros(5)
+
+    def step(self):
+        time.sleep(self.compute_s)
+        if self.gradient_sync:
+            dist.all_reduce(self.value)
+            time.sleep(0.003)
+
+
+def uneven(*, device):
+    """See Uneven."""
+    return Uneven()
+
+
 def ranks(*, plant="", bucket_cap_mb=None, device):
     """The training step of the smallest model, with something planted between its ranks."""
     from model.workloads import train_step
