@@ -16,9 +16,11 @@ import warnings
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.nn.attention import sdpa_kernel
 
 from model.gpt import ATTENTION_BACKENDS, SIZES, GPTConfig
@@ -90,6 +92,10 @@ class Settings:
     def set_matmul_precision(self) -> None:
         """Set this process's precision of single-precision products: there is only a global one."""
         torch.set_float32_matmul_precision("highest" if self.precision == "fp32" else "high")
+
+    def compiled(self, module: nn.Module) -> nn.Module:
+        """The module, through ``torch.compile`` if that was asked for."""
+        return cast(nn.Module, torch.compile(module, dynamic=False)) if self.compile else module
 
     def autocast(self) -> AbstractContextManager[object]:
         """A context for the forward pass, to be entered any number of times."""

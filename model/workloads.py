@@ -17,7 +17,6 @@ the current CUDA device first.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from model.data import STDLIB_SHARD, BatchLoader, Shard
+from model.ddp import DdpSettings
 from model.gpt import GPT, attention_context, causal_flops_per_token, flops_per_token
 from model.phases import OnPhase, phase
 from model.settings import Settings, check_int, check_number
@@ -59,9 +59,7 @@ class Workload:
         self.precision = settings.precision
         self.phases = phases
         self.model = GPT(config, seed=settings.seed, device=device, attention=settings.attention)
-        self._network: nn.Module = self.model
-        if settings.compile:
-            self._network = cast(nn.Module, torch.compile(self.model, dynamic=False))
+        self._network = settings.compiled(self.model)
         self._autocast = settings.autocast()
         self._attention = settings.attention
         rank, world_size = _rank_and_world_size()
@@ -74,7 +72,7 @@ class Workload:
 
     def close(self) -> None:
         """Let go of the model and everything that holds device memory; no step may follow."""
-        for name in ("model", "optimizer", "_network", "_loader", "_scaler"):
+        for name in ("model", "optimizer", "_network", "_replicas", "_loader", "_scaler"):
             vars(self).pop(name, None)
 
     def _phase(self, name: str) -> AbstractContextManager[object]:
@@ -109,9 +107,16 @@ class _ForwardBackward(Workload):
 
 
 class _TrainStep(Workload):
+    """``gradient_sync``: whether ranks exchange anything, gradients or the loss. Without it nobody
+    waits for anybody, each rank trains alone, and from then on their parameters differ.
+    """
+
+    gradient_sync = True
+
     def __init__(
         self,
         settings: Settings,
+        ddp: DdpSettings,
         *,
         micro_steps: int,
         grad_clip: float,
@@ -123,9 +128,12 @@ class _TrainStep(Workload):
         reduce = ("all_reduce",) if self._world_size > 1 else ()
         phases = (*self._micro_names, "forward", "backward", *reduce, "clip_grad", "optimizer")
         super().__init__(settings, phases=phases, passes=3, micro_steps=micro_steps)
+        self._replicas: DistributedDataParallel | None = None
         if self._world_size > 1:
-            ids = [settings.torch_device.index] if settings.device == "cuda" else None
-            self._network = DistributedDataParallel(self._network, device_ids=ids)
+            self._network, self._replicas = ddp.wrap(self.model, settings)
+        # DistributedDataParallel learns a static graph in its first backward pass, which therefore
+        # must not go without exchange. One exchange more does not change the sum.
+        self._must_sync = ddp.static_graph
         self._grad_clip = grad_clip
         self.optimizer = make_optimizer(self.model, lr=lr, weight_decay=weight_decay)
         # Looking whether a gradient overflowed would make the host wait in every step. It does
@@ -138,7 +146,7 @@ class _TrainStep(Workload):
         total = self._micro_step(0)
         for index in range(1, len(self._micro_names)):
             total = total + self._micro_step(index)
-        if self._world_size > 1:
+        if self._world_size > 1 and self.gradient_sync:
             with self._phase("all_reduce"):
                 total = total / self._world_size  # gloo sums, but has no mean
                 dist.all_reduce(total)
@@ -154,17 +162,17 @@ class _TrainStep(Workload):
     def _micro_step(self, index: int) -> Tensor:
         """Add the gradients of one batch; return its share of the step's loss."""
         count = len(self._micro_names)
-        with self._phase(self._micro_names[index]), self._gradient_sync(index == count - 1):
+        with self._phase(self._micro_names[index]), self._gradients_synced(index == count - 1):
             loss = self._forward(*self._loader.next()) / count
             with self._phase("backward"):
                 self._scaler.scale(loss).backward()
         return loss.detach()
 
-    def _gradient_sync(self, wanted: bool) -> AbstractContextManager[object]:
+    def _gradients_synced(self, last: bool) -> AbstractContextManager[object]:
         """Ranks exchange gradients once a step, during the last backward pass."""
-        if wanted or not isinstance(self._network, DistributedDataParallel):
-            return nullcontext()
-        return self._network.no_sync()
+        wanted = (last and self.gradient_sync) or self._must_sync
+        self._must_sync = False
+        return nullcontext() if wanted or self._replicas is None else self._replicas.no_sync()
 
 
 def make_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> torch.optim.AdamW:
@@ -231,6 +239,12 @@ def train_step(
     grad_clip: float = 1.0,
     lr: float = 6e-4,
     weight_decay: float = 0.1,
+    bucket_cap_mb: float | None = None,
+    gradient_as_bucket_view: bool = False,
+    static_graph: bool = False,
+    find_unused_parameters: bool = False,
+    compile_before_wrap: bool = True,
+    optimize_ddp: bool = True,
 ) -> Workload:
     """A training step: ``micro_steps`` times forward and backward, clip, AdamW.
 
@@ -238,6 +252,8 @@ def train_step(
         micro_steps: batches whose gradients are added up before the update.
         grad_clip: largest norm of the gradient of all parameters together.
         lr, weight_decay: of AdamW; the learning rate stays constant.
+        bucket_cap_mb and all that follow: of several ranks, see ``model.ddp.DdpSettings``; on one
+            rank they are checked and have no effect.
 
     Raises:
         ValueError: an impossible parameter; see ``model.settings.Settings`` for the others.
@@ -247,8 +263,22 @@ def train_step(
     check_number("grad_clip", grad_clip)
     check_number("lr", lr)
     check_number("weight_decay", weight_decay, zero=True)
+    ddp = DdpSettings(
+        bucket_cap_mb,
+        gradient_as_bucket_view,
+        static_graph,
+        find_unused_parameters,
+        compile_before_wrap,
+        optimize_ddp,
+    )
+    ddp.check(compile)
     return _TrainStep(
-        settings, micro_steps=micro_steps, grad_clip=grad_clip, lr=lr, weight_decay=weight_decay
+        settings,
+        ddp,
+        micro_steps=micro_steps,
+        grad_clip=grad_clip,
+        lr=lr,
+        weight_decay=weight_decay,
     )
 
 

@@ -23,7 +23,8 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
         return _compare_difference(name, evidence, recordings[-1], gated)
     if metric.kind == "information":
         past = recordings[-1].information.get(name)
-        return _verdict(name, Status.SAME, Reason.EQUAL, past, new, gated=False)
+        found = _verdict(name, Status.SAME, Reason.EQUAL, past, new, gated=False)
+        return replace(found, note=straggler(evidence)) if name == "rank_skew_pct" else found
     if name == "tokens_per_step":
         tokens = recordings[-1].tokens_per_step  # equal, or judge() had stopped
         return _verdict(name, Status.SAME, Reason.EQUAL, tokens, new, gated=gated)
@@ -40,6 +41,11 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
     if found.reason is Reason.EQUAL:  # still worth saying: one stands elsewhere now
         return replace(found, sites=sites)
     return replace(found, note=note, sites=sites)
+
+
+def straggler(evidence: Evidence) -> str:
+    """Which rank is the slowest, where ranks were measured without exchange."""
+    return next((d.straggler() for d in evidence.differences if d.name == "exposed_comm"), "")
 
 
 def _recorded_count(name: str, recordings: list[Recording]) -> int | None:

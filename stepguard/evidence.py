@@ -102,20 +102,33 @@ class Counts:
 class Difference:
     """Two ways to run the same step, block beside block in one launch: (plain, other) in ms a step.
 
-    ``name`` is the difference's, "sync_overhead": the other way synchronizes after every step.
+    ``name`` is the difference's. "sync_overhead": the other way synchronizes after every step.
+    "exposed_comm": the plain way exchanges nothing between ranks, the other is the step as it is.
     """
 
     name: str
     pairs_ms: tuple[tuple[float, float], ...]
+    plain_by_rank_ms: tuple[float, ...] = ()  # mean of the plain way on each rank
 
     def no_time(self) -> str:
         """One sentence if a time is missing or not a positive finite number, else empty."""
         if not self.pairs_ms:
             return f"{self.name} has no pair of blocks"
-        for ms in (ms for pair in self.pairs_ms for ms in pair):
+        for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
             if not (math.isfinite(ms) and ms > 0):
                 return f"{self.name} has a time of {ms!r} ms"
         return ""
+
+    @property
+    def rank_skew_pct(self) -> float:
+        """How much longer the slowest rank's plain step takes than the fastest one's."""
+        return 100 * (max(self.plain_by_rank_ms) / min(self.plain_by_rank_ms) - 1)
+
+    def straggler(self) -> str:
+        """Which rank takes longest and how long, against the one that takes least."""
+        times = self.plain_by_rank_ms
+        slow, fast = times.index(max(times)), times.index(min(times))
+        return f"rank {slow} takes {times[slow]:.2f} ms alone, rank {fast} {times[fast]:.2f} ms"
 
 
 # Variables that change what runs, not only where: with other values figures are not comparable.
@@ -223,6 +236,8 @@ class Evidence:
             measured = paired(one.pairs_ms)
             found[f"{one.name}_ms"] = measured.mean_ms
             found[f"{one.name}_pct"] = measured.mean_pct
+            if one.name == "exposed_comm" and one.plain_by_rank_ms:
+                found["rank_skew_pct"] = one.rank_skew_pct
         if self.tokens_per_step:
             found["tokens_per_step"] = self.tokens_per_step
         timed = all(x.blocks and not any(b.no_time() for b in x.blocks) for x in self.launches)

@@ -75,6 +75,9 @@ def evidence_lines(verdict: Verdict) -> list[str]:
             difference = METRICS[metric.metric].kind == "difference"
             noise = "95 % interval over pairs +-" if difference else "standard error over launches"
             lines.append(f"    {noise} {metric.noise_pct:.2f} %")
+    skew = next((m for m in verdict.metrics if m.metric == "rank_skew_pct" and m.note), None)
+    if skew is not None:
+        lines.append(f"  rank_skew_pct {format_value(skew.metric, skew.new)}: {skew.note}")
     if verdict.recordings:
         count = verdict.recordings
         lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")

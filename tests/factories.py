@@ -3,8 +3,10 @@
 import os
 import signal
 import time
+from contextlib import nullcontext
 
 import torch
+import torch.distributed as dist
 
 
 class Linear:
@@ -98,3 +100,71 @@ def without_tokens(*, device):
             pass
 
     return Bare()
+
+
+class Pair(Faulty):
+    """Reduces a value over all ranks in every step, after its fault if it has one."""
+
+    def __init__(self, device, how, at_step, rank):
+        super().__init__(device, how, at_step, rank)
+        self.value = torch.zeros(5)
+
+    def step(self):
+        super().step()
+        self.on_phase("all_reduce")
+        if self.how != "leave" or self.steps != self.at_step:
+            dist.all_reduce(self.value)
+
+
+def pair(*, how, at_step=1, rank=None, device):
+    """See Pair. A rank that is to "leave" is one reduction short when its block ends."""
+    return Pair(device, how, at_step, rank)
+
+
+class Uneven:
+    """Sleeps 6 ms a step and 3 ms more on each further rank; exchanging takes 3 ms after that."""
+
+    tokens_per_step = 1
+    gradient_sync = True
+
+    def __init__(self):
+        self.compute_s = 0.006 + 0.003 * int(os.environ["RANK"])
+        self.value = torch.zeros(5)
+
+    def step(self):
+        time.sleep(self.compute_s)
+        if self.gradient_sync:
+            dist.all_reduce(self.value)
+            time.sleep(0.003)
+
+
+def uneven(*, device):
+    """See Uneven."""
+    return Uneven()
+
+
+def ranks(*, plant="", bucket_cap_mb=None, device):
+    """The training step of the smallest model, with something planted between its ranks."""
+    from model.workloads import train_step
+
+    workload = train_step(
+        size="nano",
+        batch=1,
+        seq=16,
+        micro_steps=2,
+        precision="fp32",
+        compile=False,
+        bucket_cap_mb=bucket_cap_mb,
+        device=device,
+    )
+    if plant == "sync in every micro-step":
+        workload._replicas.no_sync = nullcontext
+    if plant == "one more reduction":
+        norm, plain = torch.zeros(1000), workload.step
+
+        def step():
+            plain()
+            dist.all_reduce(norm)
+
+        workload.step = step
+    return workload

@@ -74,12 +74,14 @@ def lost_worker(scene: Scene) -> Fault:
     dead = [rank for rank, pid in enumerate(scene.pids) if not alive(pid)]
     told = {rank for rank, _ in failed}
     killed = [r for r in dead if r not in told and _exit_signal(scene, r, wait=bool(told))]
-    if failed and not killed:
+    left = [r for r in dead if r not in told and told and not killed and _left(scene, r)]
+    if failed and not killed and not left:
         return _raised(scene, *failed[0])
     if dead:
-        first = (killed or dead)[0]
+        first = (killed or left or dead)[0]
         how = _exit_signal(scene, first)
-        message = f"rank {first} was killed{how and f' by {how}'} in {scene.position(first)}"
+        ended = "ended by itself" if left else f"was killed{how and f' by {how}'}"
+        message = f"rank {first} {ended} in {scene.position(first)}"
         return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
     if not scene.pids:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
@@ -115,6 +117,16 @@ def _exit_signal(scene: Scene, rank: int, wait: bool = False) -> str:
         time.sleep(0.05)
     number = -int(found[1])
     return signal.Signals(number).name if number > 0 and number != signal.SIGTERM else ""
+
+
+def _left(scene: Scene, rank: int) -> bool:
+    """Whether a rank ended by itself, without an error: the others then raise, being its victims.
+
+    Torch elastic reports every rank that failed and names those that it ends; such a one it does
+    neither report nor name.
+    """
+    log = scene.agent_log(lines=200)
+    return "Root Cause" in log and not re.search(rf"\b{scene.pids[rank]}\b", log)
 
 
 def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:

@@ -1,6 +1,8 @@
 """Two ways to run the same step, in turns: what the one costs more than the other."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from stepguard.evidence import Block, Difference
@@ -15,7 +17,24 @@ class Tainted(Exception):
     """The machine was disturbed in every try; the text says how."""
 
 
-def sync_overhead(
+@dataclass(frozen=True)
+class Ways:
+    """The two ways that a difference compares, by the names that a worker has for them."""
+
+    words: str  # what a person reads while it is measured
+    plain: str
+    other: str
+    diverges: bool = False  # one way spoils the state: it needs a launch of its own
+
+
+DIFFERENCES = {
+    "sync_overhead": Ways("sync overhead", "pipelined", "synced"),
+    "exposed_comm": Ways("exposed communication", "no_gradient_sync", "pipelined", diverges=True),
+}
+
+
+def measure_difference(
+    name: str,
     ask: Ask,
     protocol: Protocol,
     step_s: float,
@@ -23,23 +42,25 @@ def sync_overhead(
     annotate: Annotate,
     progress: Callable[[str], None],
 ) -> Difference:
-    """Pipelined and synced segments, P S S P, series after series, until there are enough pairs.
+    """Segments of the plain (P) and the other way (S), P S S P, series after series, until there
+    are enough pairs.
 
     ``annotate`` says whether the machine was fit meanwhile; a series that was not is measured
     again. Raises Tainted after ``protocol.retries`` of those.
     """
+    ways = DIFFERENCES[name]
     steps = max(4, round(protocol.segment_s / step_s))
     # The first segment only takes up the pause before the command.
     order = [0, *([0, 1, 1, 0] * (protocol.pairs_in_a_series // 2))]
     seconds = len(order) * steps * step_s
     pairs: list[tuple[float, float]] = []
+    plain_ms: list[list[float]] = []  # by rank, of each series
     discarded = 0
     while len(pairs) < pairs_wanted:
         left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
-        progress(
-            f"sync overhead, {len(pairs)} of {pairs_wanted} pairs, {left * seconds:.0f} s to go"
-        )
-        arguments = {"ways": ["pipelined", "synced"], "order": order, "steps": steps}
+        done = f"{len(pairs)} of {pairs_wanted} pairs, {left * seconds:.0f} s to go"
+        progress(f"{ways.words}, {done}")
+        arguments = {"ways": [ways.plain, ways.other], "order": order, "steps": steps}
         ranks = ask("alternate", limit_s=LIMIT_S + 3 * seconds, **arguments)
         began = min(rank["began_ns"] for rank in ranks)
         ended = max(rank["ended_ns"] for rank in ranks)
@@ -47,11 +68,12 @@ def sync_overhead(
         tainted = annotate(whole, began, ended).tainted
         if not tainted:
             pairs += pairs_of(ranks, order)
+            plain_ms.append(plain_by_rank(ranks, order))
             continue
         discarded += 1
         if discarded > protocol.retries:
             raise Tainted(tainted)
-    return Difference("sync_overhead", tuple(pairs))
+    return Difference(name, tuple(pairs), tuple(map(fmean, zip(*plain_ms, strict=True))))
 
 
 def pairs_of(ranks: Sequence[dict[str, Any]], order: Sequence[int]) -> list[tuple[float, float]]:
@@ -62,3 +84,9 @@ def pairs_of(ranks: Sequence[dict[str, Any]], order: Sequence[int]) -> list[tupl
         both = {order[index]: slowest[index] for index in (first, first + 1)}
         pairs.append((both[0], both[1]))
     return pairs
+
+
+def plain_by_rank(ranks: Sequence[dict[str, Any]], order: Sequence[int]) -> list[float]:
+    """Mean step time of the plain way on each rank, less the first segment, which never counts."""
+    chosen = [index for index, way in enumerate(order) if way == 0 and index > 0]
+    return [fmean(rank["segments_ms"][index] for index in chosen) for rank in ranks]

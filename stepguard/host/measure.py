@@ -25,7 +25,7 @@ from stepguard.evidence import (
     counts_of,
 )
 from stepguard.hardware import nominal_peak_flops, physical_peak_flops
-from stepguard.host.differences import Tainted, sync_overhead
+from stepguard.host.differences import DIFFERENCES, Tainted, measure_difference
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.revision import Revision
@@ -71,12 +71,12 @@ def measure(
 
 @dataclass(frozen=True)
 class Leg:
-    """One launch of the plan: whether it times blocks, compares ways to run the step, counts."""
+    """One launch of the plan: whether it times blocks, counts, and which differences it takes."""
 
     label: str
     timed: bool
     count: bool
-    compare: bool = False
+    compare: tuple[str, ...] = ()
 
 
 def plan(case: Case) -> list[Leg]:
@@ -84,15 +84,18 @@ def plan(case: Case) -> list[Leg]:
 
     On a GPU the counting pass has a launch of its own, first, which also fills the compile caches;
     a case that gates no counter needs none. Ways to run the step take turns there before anything
-    is counted. On a CPU, where times decide nothing, the first timed launch counts too, after its
-    blocks.
+    is counted. A way that leaves the ranks' replicas different has a launch of its own. On a CPU,
+    where times decide nothing, the first timed launch counts too, after its blocks.
     """
     own_launch = case.device == "cuda"
-    kinds = {METRICS[name].kind for name in case.gates}
-    counted, compared = "counter" in kinds, "difference" in kinds
+    counted = any(METRICS[name].kind == "counter" for name in case.gates)
+    asked = [name for name in DIFFERENCES if f"{name}_pct" in case.gates]
+    compared = tuple(name for name in asked if not DIFFERENCES[name].diverges)
     legs = []
     if own_launch and (counted or compared):
         legs.append(Leg("counting launch", False, counted, compared))
+    for name in (name for name in asked if DIFFERENCES[name].diverges):
+        legs.append(Leg(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
     for index in range(case.launches):
         legs.append(Leg(f"launch {index + 1}", True, counted and not own_launch and index == 0))
     return legs
@@ -187,7 +190,8 @@ class _CaseRun:
             )
         if leg.compare:
             warmup = self._warm_up(ask, label, next_group)
-            self.differences.append(self._sync_overhead(ask, label, warmup.step_s))
+            for name in leg.compare:
+                self.differences.append(self._difference(name, ask, label, warmup.step_s))
         if leg.count:
             self._count(ask, label)
         group.leave()
@@ -253,17 +257,18 @@ class _CaseRun:
                 raise LaunchFailed(_taint_fault(block.tainted, label, len(discarded)))
         return kept, discarded
 
-    def _sync_overhead(self, ask: "Ask", label: str, step_s: float) -> Difference:
-        assert self.monitor is not None  # only GPUs have it
-        annotate, pairs = self.monitor.annotate, self.case.difference_pairs
+    def _difference(self, name: str, ask: "Ask", label: str, step_s: float) -> Difference:
+        annotate = self.monitor.annotate if self.monitor else _undisturbed
+        pairs = self.case.difference_pairs
 
         def show(text: str) -> None:
             self.progress(f"{label}: {text}")
 
         try:
-            return sync_overhead(ask, self.protocol, step_s, pairs, annotate, show)
+            return measure_difference(name, ask, self.protocol, step_s, pairs, annotate, show)
         except Tainted as tainted:
-            fault = _taint_fault(str(tainted), f"{label}, sync overhead", self.protocol.retries + 1)
+            where = f"{label}, {DIFFERENCES[name].words}"
+            fault = _taint_fault(str(tainted), where, self.protocol.retries + 1)
             raise LaunchFailed(fault) from None
 
     def _count(self, ask: "Ask", label: str) -> None:
@@ -324,6 +329,11 @@ def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
         step_ms=tuple(slowest["step_ms"]),
         enqueue_ms=slowest["enqueue_ms"],
     )
+
+
+def _undisturbed(block: Block, began_ns: int, ended_ns: int) -> Block:
+    """What a CPU's telemetry would say, if there were any: its times decide nothing."""
+    return block
 
 
 def _taint_fault(tainted: str, label: str, times: int) -> Fault:

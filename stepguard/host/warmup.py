@@ -32,7 +32,7 @@ class Protocol:
 
 PROTOCOLS = {
     "cuda": Protocol(5.0, 60.0, 1.0, 0.003, blocks=3, block_s=2.0),
-    "cpu": Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5),
+    "cpu": Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3),
 }
 
 

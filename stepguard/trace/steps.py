@@ -40,6 +40,7 @@ class StepCalls:
     syncs: tuple[Sync, ...] = ()
     collectives: Counter[str] = field(default_factory=Counter)
     collective_bytes: Counter[str] = field(default_factory=Counter)
+    collective_sizes: Counter[str] = field(default_factory=Counter)  # "allreduce 2480 B" -> calls
     unsized_collectives: int = 0  # collectives whose bytes the trace does not tell
     api_us: float = 0.0  # host time inside CUDA calls
     sync_us: float = 0.0  # ... of it inside calls that wait
@@ -84,7 +85,7 @@ def _step(
     for record in known:
         moved[_direction(record)] += int(record["args"]["bytes"])
     waits = [e for e in api if e["name"] in SYNC_CALLS]
-    collectives, collective_bytes, unsized = _collectives(operators, sizes)
+    messages = _collectives(operators, sizes)
     return StepCalls(
         operators=Counter(e["name"] for e in operators if e["name"].startswith("aten::")),
         launches=Counter(e["name"] for e in api if e["name"] in LAUNCH_CALLS),
@@ -93,9 +94,10 @@ def _step(
         lost_copies=len(copies) - len(known),
         memsets=sum(is_memset(e["name"]) for e in api),
         syncs=tuple(_sync(e, operators, copies, records) for e in waits),
-        collectives=collectives,
-        collective_bytes=collective_bytes,
-        unsized_collectives=unsized,
+        collectives=Counter(name for name, _ in messages),
+        collective_bytes=_total_bytes(messages),
+        collective_sizes=Counter(_described(name, size) for name, size in messages),
+        unsized_collectives=sum(size is None for name, size in messages if name != "barrier"),
         api_us=sum(float(e["dur"]) for e in api),
         sync_us=sum(float(e["dur"]) for e in waits),
     )
@@ -127,21 +129,17 @@ def _holds(outer: Event, inner: Event) -> bool:
 
 def _collectives(
     operators: Sequence[Event], sizes: dict[tuple[str, int], int]
-) -> tuple[Counter[str], Counter[str], int]:
-    """Calls and payload bytes by collective. NCCL says elements and type beside each call; of
-    gloo the trace has the element count there and the type elsewhere (``sizes``).
+) -> list[tuple[str, int | None]]:
+    """Each collective's name and payload in bytes, None where that is not known. NCCL says
+    elements and type beside each call; of gloo the trace has the element count there and the type
+    elsewhere (``sizes``).
     """
-    calls: Counter[str] = Counter()
-    payload: Counter[str] = Counter()
+    messages: list[tuple[str, int | None]] = []
     told = [e for e in operators if e["name"] == "record_param_comms"]
-    unsized = 0
     for event in operators:
         if not event["name"].startswith("c10d::"):
             continue
         name = str(event["name"]).removeprefix("c10d::").strip("_")
-        calls[name] += 1
-        if name == "barrier":  # hands over nothing
-            continue
         inside = [e for e in told if e["tid"] == event["tid"] and _holds(event, e)]
         if inside:
             args = inside[0]["args"]
@@ -150,11 +148,27 @@ def _collectives(
         else:
             elements = _elements(event)
             size = sizes.get((_bare(name), elements))
-        if elements is None or size is None:
-            unsized += 1
+        if name == "barrier" or elements is None or size is None:
+            messages.append((name, None))
         else:
-            payload[name] += int(elements) * size
-    return calls, payload, unsized
+            messages.append((name, int(elements) * size))
+    return messages
+
+
+def _total_bytes(messages: Sequence[tuple[str, int | None]]) -> Counter[str]:
+    """Payload by collective, of those whose size is known."""
+    total: Counter[str] = Counter()
+    for name, size in messages:
+        if size is not None:
+            total[name] += size
+    return total
+
+
+def _described(name: str, size: int | None) -> str:
+    """ "allreduce 2480 B"; a barrier hands over nothing."""
+    if name == "barrier":
+        return name
+    return f"{name} {size} B" if size is not None else f"{name} of unknown size"
 
 
 def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:

@@ -31,25 +31,31 @@ def quiet_gc() -> Iterator[None]:
 
 
 def alternate(
-    ways: Sequence[Step], order: Sequence[int], steps: int, synchronize: Callable[[], None]
+    ways: Sequence[Step],
+    order: Sequence[int],
+    steps: int,
+    synchronize: Callable[[], None],
+    line_up: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Mean step time in ms of each segment of ``steps`` steps, run the way that ``order`` says.
 
     Segments follow each other with nothing but a synchronization between them: a card under its
-    power cap answers even a short pause with seconds of other clocks.
+    power cap answers even a short pause with seconds of other clocks. Several ranks ``line_up``
+    before each: after steps without exchange a fast rank is ahead, and would wait for the others in
+    the next segment's time. On one rank that is nothing.
     """
     segments_ms = []
     with quiet_gc():
         synchronize()
-        began = time.perf_counter_ns()
         for which in order:
             step = ways[which]
+            line_up()
+            began = time.perf_counter_ns()
             for _ in range(steps):
                 step()
             synchronize()
             ended = time.perf_counter_ns()
             segments_ms.append((ended - began) / 1e6 / steps)
-            began = ended
     return segments_ms
 
 

@@ -33,24 +33,6 @@ from stepguard.worker.phases import Phases
 REQUIRED = ("step", "tokens_per_step")
 
 
-Step = Callable[[], object]
-
-
-def _synced(step: Step, synchronize: Callable[[], None]) -> Step:
-    def run() -> None:
-        step()
-        synchronize()
-
-    return run
-
-
-# How steps can be run, by name.
-WAYS: dict[str, Callable[[Step, Callable[[], None]], Step]] = {
-    "pipelined": lambda step, synchronize: step,
-    "synced": _synced,
-}
-
-
 class BadWorkload(Exception):
     """The factory is not one, cannot be called so, or returned something else."""
 
@@ -132,12 +114,16 @@ class Session:
     def do_alternate(self, ways: list[str], order: list[int], steps: int) -> dict[str, Any]:
         """Segments of steps, run the ways that ``order`` says; each one's step time."""
         from stepguard.worker.clock import alternate
+        from stepguard.worker.ways import WAYS
 
         synchronize = self.clock.synchronize
-        steppers = [WAYS[way](self.workload.step, synchronize) for way in ways]
+        try:
+            steppers = [WAYS[way](self.workload, synchronize) for way in ways]
+        except ValueError as error:
+            raise BadWorkload(str(error)) from None
         self.channel.barrier()
         began_ns = time.perf_counter_ns()
-        segments_ms = alternate(steppers, order, steps, synchronize)
+        segments_ms = alternate(steppers, order, steps, synchronize, self.channel.barrier)
         ended_ns = time.perf_counter_ns()
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 

@@ -74,7 +74,7 @@ def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
     """collectives_per_step and collective_bytes_per_step of this rank."""
     first = steps[0]
     calls = [step.collectives.total() for step in steps]
-    tally.add("collectives_per_step", calls, dict(first.collectives))
+    tally.add("collectives_per_step", calls, dict(first.collective_sizes))
     if any(step.unsized_collectives for step in steps):
         tally.missing("the trace tells no size of some collectives", "collective_bytes_per_step")
         return

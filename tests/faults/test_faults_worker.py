@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+PAIR = "factories:pair"  # two ranks that reduce a value in every step
 OK = '    Case("ok", "factories:linear", device="cpu", launches=1),\n'
 
 
@@ -36,6 +37,16 @@ OTHERS = {
     "exit": ("KILLED", r"rank 0 .* in block, step \d+, phase backward"),
     "pair-raise": ("RAISED", r"rank 1 in first step, phase backward: ValueError: planted"),
     "pair-kill": ("KILLED", r"rank 1 was killed by SIGKILL in first step, phase backward"),
+    "pair-exit": ("KILLED", r"rank 1 ended by itself in block, step \d+, phase backward"),
+    "pair-leave-hang": (
+        "NO_ANSWER",
+        r"no answer \d+ s into the launch: rank 0 in block, step \d+, phase all_reduce; rank 1 "
+        r"in block",
+    ),
+    "pair-hang": (
+        "NO_ANSWER",
+        r"rank 0 in block, step \d+, phase all_reduce; rank 1 in block, step \d+, phase backward",
+    ),
     "import-hang": ("NOT_STARTED", r"no answer \d+ s into the launch: rank 0 in start"),
 }
 EXPECTED = {
@@ -58,7 +69,10 @@ def runs(gate_run):
     raising += case("exit", how="exit", at_step=9)
     dying = faults("kill") + faults("oom") + case("pair-raise", world_size=2, how="raise", rank=1)
     dying += case("pair-kill", world_size=2, how="kill", rank=1)
-    hanging = faults("hang") + case("import-hang", "sleeper:factory")
+    dying += case("pair-exit", PAIR, world_size=2, how="exit", rank=1, at_step=9)
+    hanging = case("pair-leave-hang", PAIR, world_size=2, how="leave", rank=1, at_step=9)
+    hanging += case("pair-hang", PAIR, world_size=2, how="hang", rank=1, at_step=9)
+    hanging += faults("hang") + case("import-hang", "sleeper:factory")
     started = [gate_run(cases + OK) for cases in (raising, dying, hanging)]
     for run in started:
         assert run.finish() == 1, run.text

@@ -321,6 +321,8 @@ def test_nccl_tells_elements_and_type(dtype, size):
     found = one_step(*[nccl("allreduce_", 10, dtype)] * 3, nccl("broadcast_", 7, dtype))
     assert found.collectives == {"allreduce": 3, "broadcast": 1}
     assert found.collective_bytes == {"allreduce": 30 * size, "broadcast": 7 * size}
+    told = {f"allreduce {10 * size} B": 3, f"broadcast {7 * size} B": 1}
+    assert found.collective_sizes == told
     assert found.unsized_collectives == 0
 
 
@@ -330,6 +332,7 @@ def test_nccl_that_does_not_tell_is_unsized(told):
     odd = operator("c10d::allreduce_", operator("record_param_comms", **told))
     found = one_step(odd, nccl("allreduce_", 10, "Float"))
     assert (found.collectives, found.unsized_collectives) == ({"allreduce": 2}, 1)
+    assert found.collective_sizes == {"allreduce of unknown size": 1, "allreduce 40 B": 1}
 
 
 @pytest.mark.parametrize(
@@ -372,6 +375,7 @@ def test_a_barrier_hands_over_nothing():
     dims = {"Input Dims": [[1], [], []], "Input type": ["unsigned char", "", "ScalarList"]}
     found = one_step(operator("c10d::barrier", **dims), nccl("barrier", 1, "Byte"))
     assert (found.collectives, found.collective_bytes) == ({"barrier": 2}, {})
+    assert found.collective_sizes == {"barrier": 2}
     assert found.unsized_collectives == 0
 
 
@@ -487,7 +491,8 @@ def test_gloo_all_reduces_are_counted(gloo_run):
             "collectives_per_step": 8,
             "collective_bytes_per_step": reduced + 44,
         }
-        calls = {"allreduce": 6, "barrier": 1, "broadcast": 1}
+        sizes = {"allreduce 44 B": 3, "allreduce 4 B": 1, "allreduce 26 B": 1, "allreduce 136 B": 1}
+        calls = sizes | {"barrier": 1, "broadcast 44 B": 1}
         assert found["detail"]["collectives_per_step"] == calls
         payload = {"allreduce": reduced, "broadcast": 44}
         assert found["detail"]["collective_bytes_per_step"] == payload
@@ -498,13 +503,18 @@ def test_data_parallel_reduces_each_gradient_once(gloo_run):
     counts = counts_of([rank["data_parallel"] for rank in gloo_run], 1.0)
     assert counts.unstable == {}
     assert counts.values == {"collectives_per_step": 1, "collective_bytes_per_step": 4 * 620}
+    assert counts.detail["collectives_per_step"] == {"allreduce 2480 B": 1}
 
 
 def test_a_training_step_reduces_its_gradients_and_its_loss(gloo_run):
     """Two micro-steps hand over every gradient once, and the loss, a scalar: 4 B more."""
     for rank in gloo_run:
         assert rank["training"]["unstable"] == {}
-        assert rank["training"]["detail"]["collectives_per_step"].keys() == {"allreduce"}
+        buckets = rank["training"]["detail"]["collectives_per_step"]
+        assert all(name.startswith("allreduce ") for name in buckets)
+        assert buckets["allreduce 4 B"] == 1
+        told = [int(name.split()[1]) * calls for name, calls in buckets.items()]
+        assert sum(told) == rank["training"]["values"]["collective_bytes_per_step"]
         payload = rank["training"]["values"]["collective_bytes_per_step"]
         assert payload == rank["parameter_bytes"] + 4
 

@@ -1,0 +1,91 @@
+"""Exposed communication and rank skew of two real ranks whose costs are known: they sleep."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepguard import Case
+from stepguard.host.measure import Bench, measure, plan
+from stepguard.host.revision import Revision
+from stepguard.judge import judge
+from stepguard.verdict import Reason, Status
+
+ROOT = Path(__file__).resolve().parents[2]
+EXPOSED = "exposed_comm_pct"
+
+
+def two_ranks(factory, **changes):
+    """A case of two gloo ranks that gates exposed communication alone."""
+    known = {"device": "cpu", "world_size": 2, "launches": 1, "gates": (EXPOSED,)}
+    return Case(factory, f"factories:{factory}", **known | changes)
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """A place to measure in, from which tests/factories.py can be imported."""
+    folder = tmp_path_factory.mktemp("bench")
+    revision = Revision("a" * 40, ())
+    return Bench(ROOT / "tests", folder / "cache", folder / "runs", (), revision, "pytest")
+
+
+@pytest.fixture(scope="module")
+def uneven(bench):
+    """6 and 9 ms of work, and 3 ms of exchange."""
+    return measure(two_ranks("uneven"), bench)
+
+
+def test_exposed_communication_is_what_exchange_adds(uneven):
+    """3 ms on the slowest rank's 9: the wait of the faster one is no part of it."""
+    assert not uneven.faults, uneven.faults
+    (one,) = uneven.differences
+    assert (one.name, len(one.pairs_ms)) == ("exposed_comm", 6)
+    values = uneven.values()
+    assert values["exposed_comm_ms"] == pytest.approx(3, abs=1)
+    assert values[EXPOSED] == pytest.approx(100 * 3 / 9, abs=12)
+
+
+def test_skew_names_the_slower_rank(uneven):
+    """9 ms against 6: about half as long again, and it is rank 1."""
+    (one,) = uneven.differences
+    assert uneven.values()["rank_skew_pct"] == pytest.approx(50, abs=15)
+    assert re.fullmatch(r"rank 1 takes [\d.]+ ms alone, rank 0 [\d.]+ ms", one.straggler())
+
+
+def test_wall_times_of_blocks_do_not_show_it(uneven):
+    """With exchange both ranks take equally long: that is why skew needs steps without."""
+    for block in uneven.launches[0].blocks:
+        assert block.wall_ms[0] == pytest.approx(block.wall_ms[1], rel=0.1)
+
+
+def test_a_workload_that_cannot_do_without_exchange_is_broken(bench):
+    """The attribute that it lacks is named, instead of a difference of nothing."""
+    case = two_ranks("pair", params={"how": "never", "at_step": -1})
+    found = measure(case, bench)
+    verdict = judge(found, None)
+    assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.BAD_WORKLOAD)
+    assert "Pair has no attribute gradient_sync" in verdict.message
+
+
+def test_the_plan_has_a_launch_for_it_where_it_is_gated():
+    """One of its own, before the timed launches, which count and time as ever."""
+    case = two_ranks("uneven", device="cuda", launches=2)
+    case = replace(case, gates=("step_ms", "graph_breaks", EXPOSED))
+    legs = [(leg.label, leg.timed, leg.count, leg.compare) for leg in plan(case)]
+    assert legs == [
+        ("counting launch", False, True, ()),
+        ("exposed communication launch", False, False, ("exposed_comm",)),
+        ("launch 1", True, False, ()),
+        ("launch 2", True, False, ()),
+    ]
+    both = plan(replace(case, gates=("sync_overhead_pct", EXPOSED)))
+    assert [leg.compare for leg in both] == [("sync_overhead",), ("exposed_comm",), (), ()]
+    ungated = plan(replace(case, gates=("step_ms",)))
+    assert [leg.label for leg in ungated] == ["launch 1", "launch 2"]
+
+
+def test_one_rank_cannot_gate_it():
+    """There is nobody to exchange with."""
+    with pytest.raises(ValueError, match="not counted on 1 rank of cpu"):
+        two_ranks("uneven", world_size=1)
