@@ -6,15 +6,10 @@ from statistics import fmean
 from typing import Any
 
 from stepguard.evidence import Block, Difference
+from stepguard.host.blocks import Annotate, Ask, Tainted, span_ns
 from stepguard.host.warmup import Protocol
 
-Ask = Callable[..., list[dict[str, Any]]]
-Annotate = Callable[[Block, int, int], Block]
 LIMIT_S = 120.0  # beyond three times what the segments should take
-
-
-class Tainted(Exception):
-    """The machine was disturbed in every try; the text says how."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +57,15 @@ def measure_difference(
         progress(f"{ways.words}, {done}")
         arguments = {"ways": [ways.plain, ways.other], "order": order, "steps": steps}
         ranks = ask("alternate", limit_s=LIMIT_S + 3 * seconds, **arguments)
-        began = min(rank["began_ns"] for rank in ranks)
-        ended = max(rank["ended_ns"] for rank in ranks)
         whole = Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ())
-        tainted = annotate(whole, began, ended).tainted
+        tainted = annotate(whole, *span_ns(ranks)).tainted
         if not tainted:
             pairs += pairs_of(ranks, order)
             plain_ms.append(plain_by_rank(ranks, order))
             continue
         discarded += 1
         if discarded > protocol.retries:
-            raise Tainted(tainted)
+            raise Tainted(tainted, discarded)
     return Difference(name, tuple(pairs), tuple(map(fmean, zip(*plain_ms, strict=True))))
 
 

@@ -7,7 +7,7 @@ the first timed block begins, since that waits for its hello.
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,13 +25,14 @@ from stepguard.evidence import (
     counts_of,
 )
 from stepguard.hardware import nominal_peak_flops, physical_peak_flops
-from stepguard.host.differences import DIFFERENCES, Tainted, measure_difference
+from stepguard.host.blocks import Annotate, Ask, Tainted, timed_blocks, undisturbed
+from stepguard.host.differences import DIFFERENCES, measure_difference
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, MachineError, Monitor
+from stepguard.host.plan import Leg, plan
 from stepguard.host.revision import Revision
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import PROTOCOLS, WarmUp
-from stepguard.metrics import METRICS
 from stepguard.verdict import Reason
 
 Progress = Callable[[str], None]
@@ -67,38 +68,6 @@ def measure(
     except LaunchFailed as failed:
         run.faults.append(failed.fault)
     return run.evidence()
-
-
-@dataclass(frozen=True)
-class Leg:
-    """One launch of the plan: whether it times blocks, counts, and which differences it takes."""
-
-    label: str
-    timed: bool
-    count: bool
-    compare: tuple[str, ...] = ()
-
-
-def plan(case: Case) -> list[Leg]:
-    """The launches of a case, in order.
-
-    On a GPU the counting pass has a launch of its own, first, which also fills the compile caches;
-    a case that gates no counter needs none. Ways to run the step take turns there before anything
-    is counted. A way that leaves the ranks' replicas different has a launch of its own. On a CPU,
-    where times decide nothing, the first timed launch counts too, after its blocks.
-    """
-    own_launch = case.device == "cuda"
-    counted = any(METRICS[name].kind == "counter" for name in case.gates)
-    asked = [name for name in DIFFERENCES if f"{name}_pct" in case.gates]
-    compared = tuple(name for name in asked if not DIFFERENCES[name].diverges)
-    legs = []
-    if own_launch and (counted or compared):
-        legs.append(Leg("counting launch", False, counted, compared))
-    for name in (name for name in asked if DIFFERENCES[name].diverges):
-        legs.append(Leg(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
-    for index in range(case.launches):
-        legs.append(Leg(f"launch {index + 1}", True, counted and not own_launch and index == 0))
-    return legs
 
 
 class _CaseRun:
@@ -199,7 +168,7 @@ class _CaseRun:
             self.launches[-1] = replace(self.launches[-1], wall_s=time.monotonic() - began)
         return next_group
 
-    def _asker(self, group: WorkerGroup) -> "Ask":
+    def _asker(self, group: WorkerGroup) -> Ask:
         def ask(
             command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any
         ) -> list[dict[str, Any]]:
@@ -208,9 +177,7 @@ class _CaseRun:
                     self.monitor.poll()
                 self.progress.tick()
 
-            def show(text: str) -> None:
-                self.progress(f"{group.spec.label}: {text}")
-
+            show = self._shown(group.spec.label)
             return group.request(command, limit_s=limit_s, poll=poll, progress=show, **arguments)
 
         if self.monitor:
@@ -225,7 +192,7 @@ class _CaseRun:
                 raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE.name, message))
         self.prepared = ranks
 
-    def _warm_up(self, ask: "Ask", label: str, following: WorkerGroup | None) -> WarmUp:
+    def _warm_up(self, ask: Ask, label: str, following: WorkerGroup | None) -> WarmUp:
         """Windows of steps until steady, or until the cap, and until the next launch is idle.
 
         The card is kept busy while the next launch still imports: a pause would cool it.
@@ -236,42 +203,28 @@ class _CaseRun:
             state.add(ask("block", steps=state.next_steps()))
         return state
 
-    def _blocks(self, ask: "Ask", label: str, step_s: float) -> tuple[list[Block], list[Block]]:
-        steps = max(4, round(self.protocol.block_s / step_s))
-        limit_s = COMMAND_LIMIT_S + 10 * steps * step_s
-        kept: list[Block] = []
-        discarded: list[Block] = []
-        while len(kept) < self.protocol.blocks:
-            self.progress(f"{label}: block {len(kept) + 1}/{self.protocol.blocks} of {steps} steps")
-            ranks = ask("block", steps=steps, limit_s=limit_s)
-            block = block_of(ranks, steps)
-            if self.monitor:
-                began = min(rank["began_ns"] for rank in ranks)
-                ended = max(rank["ended_ns"] for rank in ranks)
-                block = self.monitor.annotate(block, began, ended)
-            if not block.tainted:
-                kept.append(block)
-                continue
-            discarded.append(block)
-            if len(discarded) > self.protocol.retries:
-                raise LaunchFailed(_taint_fault(block.tainted, label, len(discarded)))
-        return kept, discarded
-
-    def _difference(self, name: str, ask: "Ask", label: str, step_s: float) -> Difference:
-        annotate = self.monitor.annotate if self.monitor else _undisturbed
-        pairs = self.case.difference_pairs
-
-        def show(text: str) -> None:
-            self.progress(f"{label}: {text}")
-
+    def _blocks(self, ask: Ask, label: str, step_s: float) -> tuple[list[Block], list[Block]]:
         try:
+            show = self._shown(label)
+            return timed_blocks(ask, self.protocol, step_s, self._annotate(), show)
+        except Tainted as tainted:
+            raise LaunchFailed(tainted.fault(f"{label}, block")) from None
+
+    def _difference(self, name: str, ask: Ask, label: str, step_s: float) -> Difference:
+        pairs, show = self.case.difference_pairs, self._shown(label)
+        try:
+            annotate = self._annotate()
             return measure_difference(name, ask, self.protocol, step_s, pairs, annotate, show)
         except Tainted as tainted:
-            where = f"{label}, {DIFFERENCES[name].words}"
-            fault = _taint_fault(str(tainted), where, self.protocol.retries + 1)
-            raise LaunchFailed(fault) from None
+            raise LaunchFailed(tainted.fault(f"{label}, {DIFFERENCES[name].words}")) from None
 
-    def _count(self, ask: "Ask", label: str) -> None:
+    def _annotate(self) -> Annotate:
+        return self.monitor.annotate if self.monitor else undisturbed
+
+    def _shown(self, label: str) -> Callable[[str], None]:
+        return lambda text: self.progress(f"{label}: {text}")
+
+    def _count(self, ask: Ask, label: str) -> None:
         began = time.monotonic()
         ranks = ask("count", limit_s=COMPILE_LIMIT_S)
         self.counts = counts_of(ranks, time.monotonic() - began)
@@ -314,32 +267,3 @@ class _CaseRun:
                 capability, sm_count, gpu.max_sm_clock_mhz, told["precision"]
             ),
         )
-
-
-Ask = Callable[..., list[dict[str, Any]]]
-
-
-def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
-    """One block out of every rank's report; single steps are those of the slowest rank."""
-    slowest = max(ranks, key=lambda rank: rank["wall_ms"])
-    return Block(
-        steps=steps,
-        wall_ms=tuple(rank["wall_ms"] for rank in ranks),
-        events_ms=tuple(rank["events_ms"] for rank in ranks),
-        step_ms=tuple(slowest["step_ms"]),
-        enqueue_ms=slowest["enqueue_ms"],
-    )
-
-
-def _undisturbed(block: Block, began_ns: int, ended_ns: int) -> Block:
-    """What a CPU's telemetry would say, if there were any: its times decide nothing."""
-    return block
-
-
-def _taint_fault(tainted: str, label: str, times: int) -> Fault:
-    code = Reason.THROTTLED
-    if "process" in tainted:
-        code = Reason.FOREIGN_PROCESS
-    elif "telemetry" in tainted:
-        code = Reason.MACHINE_UNREADABLE
-    return Fault(code.name, f"{times} blocks could not be used: {tainted}", "", f"{label}, block")

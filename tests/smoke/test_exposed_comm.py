@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
-from stepguard.host.measure import Bench, measure, plan
+from stepguard.host.measure import Bench, measure
+from stepguard.host.plan import plan
 from stepguard.host.revision import Revision
 from stepguard.judge import judge
 from stepguard.verdict import Reason, Status

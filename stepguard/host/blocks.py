@@ -1,0 +1,73 @@
+"""The timed blocks of a launch; one during which the machine was disturbed is measured again."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from stepguard.evidence import Block, Fault
+from stepguard.host.warmup import Protocol
+from stepguard.verdict import Reason
+
+Ask = Callable[..., list[dict[str, Any]]]
+Annotate = Callable[[Block, int, int], Block]
+LIMIT_S = 120.0  # beyond ten times what a block should take
+
+
+class Tainted(Exception):
+    """The machine was disturbed in every try; ``how``, and in how many."""
+
+    def __init__(self, how: str, times: int) -> None:
+        super().__init__(how)
+        self.how, self.times = how, times
+
+    def fault(self, during: str) -> Fault:
+        """Why there is no measurement."""
+        code = Reason.THROTTLED
+        if "process" in self.how:
+            code = Reason.FOREIGN_PROCESS
+        elif "telemetry" in self.how:
+            code = Reason.MACHINE_UNREADABLE
+        return Fault(code.name, f"{self.times} blocks could not be used: {self.how}", "", during)
+
+
+def timed_blocks(
+    ask: Ask, protocol: Protocol, step_s: float, annotate: Annotate, progress: Callable[[str], None]
+) -> tuple[list[Block], list[Block]]:
+    """``protocol.blocks`` blocks, and those that were discarded. Raises Tainted after
+    ``protocol.retries`` of these.
+    """
+    steps = max(4, round(protocol.block_s / step_s))
+    kept: list[Block] = []
+    discarded: list[Block] = []
+    while len(kept) < protocol.blocks:
+        progress(f"block {len(kept) + 1}/{protocol.blocks} of {steps} steps")
+        ranks = ask("block", steps=steps, limit_s=LIMIT_S + 10 * steps * step_s)
+        block = annotate(block_of(ranks, steps), *span_ns(ranks))
+        if not block.tainted:
+            kept.append(block)
+            continue
+        discarded.append(block)
+        if len(discarded) > protocol.retries:
+            raise Tainted(block.tainted, len(discarded))
+    return kept, discarded
+
+
+def span_ns(ranks: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """When the first rank began and the last one ended."""
+    return min(rank["began_ns"] for rank in ranks), max(rank["ended_ns"] for rank in ranks)
+
+
+def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
+    """One block out of every rank's report; single steps are those of the slowest rank."""
+    slowest = max(ranks, key=lambda rank: rank["wall_ms"])
+    return Block(
+        steps=steps,
+        wall_ms=tuple(rank["wall_ms"] for rank in ranks),
+        events_ms=tuple(rank["events_ms"] for rank in ranks),
+        step_ms=tuple(slowest["step_ms"]),
+        enqueue_ms=slowest["enqueue_ms"],
+    )
+
+
+def undisturbed(block: Block, began_ns: int, ended_ns: int) -> Block:
+    """What a CPU's telemetry would say, if there were any: its times decide nothing."""
+    return block

@@ -1,0 +1,72 @@
+"""Blocks and segments during which the machine was disturbed: measured again, never kept."""
+
+from dataclasses import replace
+
+import pytest
+
+from stepguard.host.blocks import Tainted, timed_blocks
+from stepguard.host.differences import measure_difference
+from stepguard.host.warmup import PROTOCOLS
+
+GPU = PROTOCOLS["cuda"]
+
+
+def answers(command, *, steps, order=(), **rest):
+    """A rank whose steps take 100 ms, and 101 ms synced."""
+    times = {"began_ns": 1, "ended_ns": 2}
+    if command == "alternate":
+        return [times | {"segments_ms": [100.0 + way for way in order]}]
+    single = {"step_ms": [100.0] * steps, "enqueue_ms": 1.0}
+    return [times | single | {"wall_ms": 100.0 * steps, "events_ms": 100.0 * steps}]
+
+
+class Machine:
+    """Disturbed for the first so many questions, and asked how often."""
+
+    def __init__(self, disturbed, how="a foreign process"):
+        self.disturbed, self.how, self.asked = disturbed, how, 0
+
+    def annotate(self, block, began_ns, ended_ns):
+        assert (began_ns, ended_ns) == (1, 2)
+        self.asked += 1
+        return replace(block, tainted=self.how if self.asked <= self.disturbed else "")
+
+
+def test_a_disturbed_block_is_discarded_and_kept_for_the_record():
+    """As many blocks as planned, and the disturbed one beside them."""
+    machine, shown = Machine(1), []
+    kept, discarded = timed_blocks(answers, GPU, 0.1, machine.annotate, shown.append)
+    assert (len(kept), len(discarded), machine.asked) == (GPU.blocks, 1, GPU.blocks + 1)
+    assert not any(block.tainted for block in kept)
+    assert shown[-1] == f"block {GPU.blocks}/{GPU.blocks} of 20 steps"
+
+
+def test_a_disturbed_series_is_measured_again():
+    """The pairs of a difference are those of an undisturbed series alone."""
+    machine = Machine(1)
+    found = measure_difference(
+        "sync_overhead", answers, GPU, 0.1, 6, machine.annotate, lambda text: None
+    )
+    assert found.pairs_ms == ((100.0, 101.0),) * 6
+    assert machine.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("a foreign process", "FOREIGN_PROCESS"),
+        ("no telemetry during the block", "MACHINE_UNREADABLE"),
+        ("hw thermal slowdown", "THROTTLED"),
+    ],
+)
+def test_a_machine_that_stays_disturbed_is_a_fault(how, code):
+    """After the retries neither gives a figure, and the fault says what disturbed it, how often."""
+    for measure in (
+        lambda m: timed_blocks(answers, GPU, 0.1, m.annotate, lambda text: None),
+        lambda m: measure_difference("sync_overhead", answers, GPU, 0.1, 6, m.annotate, print),
+    ):
+        with pytest.raises(Tainted) as raised:
+            measure(Machine(10**6, how))
+        fault = raised.value.fault("launch 2, block")
+        assert (fault.code, fault.during) == (code, "launch 2, block")
+        assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how}"
