@@ -53,7 +53,8 @@ def main() -> int:
             shown.append(text)
         status = process.wait()
     if status == 1 and any(f"({TARGET}:{line})" in text for text in shown):
-        print(f"\ndemo: the gate failed at {TARGET}:{line}, as it must; this tree is untouched")
+        print(f"\ndemo: the gate failed at {TARGET}:{line}, as it must")
+        print("demo: the copy and its evidence are gone, and this tree is untouched")
         return 0
     print(f"\ndemo: pytest ended with {status} and did not name {TARGET}:{line}", file=sys.stderr)
     return 1

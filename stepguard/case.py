@@ -53,14 +53,17 @@ class Case:
         for key, value in self.params.items():
             if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
                 raise ValueError(f"Case.params[{key!r}] {value!r}: only JSON scalars")
+        if isinstance(self.gates, str):
+            raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
         gates = self.gates or default_gates(self.device, self.world_size)
         for gate in gates:
             if gate not in METRICS or not METRICS[gate].gateable:
                 known = ", ".join(name for name, metric in METRICS.items() if metric.gateable)
                 raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
             if not METRICS[gate].exists(self.device, self.world_size):
-                ranks = f"{self.world_size} rank{'s' if self.world_size > 1 else ''}"
-                raise ValueError(f"Case.gates {gate!r}: not counted on {ranks} of {self.device}")
+                gpu = METRICS[gate].device not in ("", self.device)
+                needs = f"a {METRICS[gate].device} case" if gpu else "several ranks"
+                raise ValueError(f"Case.gates {gate!r}: only {needs} can have it")
         object.__setattr__(self, "gates", tuple(gates))
         object.__setattr__(self, "params", dict(self.params))
 

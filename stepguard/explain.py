@@ -8,6 +8,7 @@ from stepguard.stack import users_frames
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
+SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
 
 
@@ -129,6 +130,8 @@ def next_steps(
         steps = []  # a workload that raises is no matter of the machine
     else:
         steps = [f"see if the machine is fit: {python} -m stepguard doctor"]
+    if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
+        steps.append("if it is meant: `# stepguard: allow sync: why`, see docs/host-syncs.md")
     return [*steps, f"look closer: {evidence_path}"]
 
 

@@ -31,7 +31,8 @@ class Site:
         """``loss.item() in train_step (model/workloads.py:88), forward``."""
         if not self.file:
             return f"{self.what}{f', {self.phase}' if self.phase else ''}"
-        shown = self.text if len(self.text) <= 60 else f"{self.text[:57]}..."
+        source = self.text.partition("  #")[0]  # a comment would read as part of the sentence
+        shown = source if len(source) <= 60 else f"{source[:57]}..."
         where = f"{shown or self.what} in {self.function} ({self.file}:{self.line})"
         return f"{where}, {self.phase}" if self.phase else where
 

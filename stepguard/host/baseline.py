@@ -249,7 +249,7 @@ def recording_of(evidence: Evidence) -> Recording:
         times_ms={
             name: [round(getattr(launch, name), 4) for launch in evidence.launches]
             for name in ("step_ms", "step_ms_median")
-            if timed
+            if timed or name in evidence.gates  # a case may gate a CPU's time, if it insists
         },
         counters=dict(evidence.counts.values) if evidence.counts else {},
         information={
@@ -281,12 +281,11 @@ def accept(path: Path, evidence: Evidence, reason: str) -> str:
     """
     recording = recording_of(evidence)
     assert evidence.fingerprint is not None
-    timed = evidence.case["device"] == "cuda"
     machine = machine_of(evidence)
     content = load_for(path, machine) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
     entry = content.cases.get(evidence.case_id)
     status = judge(evidence, entry).status
-    if not timed and status is Status.SAME:
+    if not recording.times_ms and status is Status.SAME:
         return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
     done, epochs = _place(evidence, recording, entry, status, reason)
     fresh = Entry(case=evidence.case, epochs=epochs)
@@ -313,7 +312,7 @@ def _place(
         kept = [*older[:1], *[*older[1:], recording][1 - KEPT_RECORDINGS :]]
         done = f"recording {len(known) + 1} of its epoch" if known else "first under this software"
         return done, [*entry.epochs[:-1], Epoch(reason=last.reason, recordings=kept)]
-    if not reason:
+    if not reason.strip(" .'\""):  # the "..." of a pasted command is none
         raise Refused(
             f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
             f"python -m stepguard accept '{evidence.case_id}' --reason '...'"

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from stepguard import explain
 from stepguard.host.suite import Result
+from stepguard.metrics import METRICS
 from stepguard.report import table
 from stepguard.verdict import Status, Verdict
 
@@ -45,7 +46,7 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
         for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
             yield f"  {count} skipped: {reason}", {}
-    elif all(result.case.device == "cpu" for result in run.results):
+    elif not any(METRICS[g].kind == "time" for result in run.results for g in result.case.gates):
         yield table.CPU_NOTE, {}
     if verdicts:
         yield table.counts(verdicts), {}

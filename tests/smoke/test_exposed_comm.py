@@ -88,5 +88,5 @@ def test_the_plan_has_a_launch_for_it_where_it_is_gated():
 
 def test_one_rank_cannot_gate_it():
     """There is nobody to exchange with."""
-    with pytest.raises(ValueError, match="not counted on 1 rank of cpu"):
+    with pytest.raises(ValueError, match="only several ranks can have it"):
         two_ranks("uneven", world_size=1)

@@ -19,7 +19,7 @@ from making import (
 )
 
 from stepguard.baseline_model import KEPT_RECORDINGS
-from stepguard.evidence import Fault
+from stepguard.evidence import Difference, Fault
 from stepguard.host.baseline import BaselineError, Refused, accept, load, recording_of, save
 from stepguard.judge import judge
 from stepguard.verdict import Reason, Status
@@ -121,11 +121,30 @@ def test_slower_under_other_software_needs_a_reason(path):
     assert "first under this software" in accept(path, slower, "torch 2.12 is slower here")
 
 
+def test_a_gated_time_of_a_cpu_is_recorded(tmp_path):
+    """A case that gates a CPU's time has it compared the next time; others have none."""
+    path = tmp_path / "cpu.json"
+    for gates, times in ((("step_ms",), {"step_ms"}), (cpu_evidence().gates, set())):
+        found = cpu_evidence(gates=gates)
+        accept(path, found, "")
+        assert set(epochs(path, found.case_id)[-1].recordings[-1].times_ms) == times
+        assert judge(found, load(path).cases[found.case_id]).status is Status.SAME
+        path.unlink()
+
+
+def test_a_vague_difference_is_refused(path):
+    """A sync overhead known to a point either way is no level to compare with."""
+    pairs = ((100.0, 100.0), (100.0, 102.0), (100.0, 100.0), (100.0, 102.0))
+    vague = run(1, differences=(Difference("sync_overhead", pairs),))
+    refused(path, vague, match="sync_overhead is known to 1.84 % of a step only")
+
+
 @pytest.mark.parametrize("ms", [230.0, 270.0])
 def test_another_level_needs_a_reason(path, ms):
     """A changed time, either way, is refused without a reason and opens an epoch with one."""
     accept(path, run(1), "")
-    refused(path, run(2, (ms,) * 3), match="new level needs a reason.*--reason")
+    for none in ("", " ", "...", "'...'"):  # the dots of a pasted command are no reason
+        refused(path, run(2, (ms,) * 3), none, match="new level needs a reason.*--reason")
     assert "epoch 2 opened (fused the loss)" in accept(path, run(2, (ms,) * 3), "fused the loss")
     old, new = epochs(path)
     assert (len(old.recordings), len(new.recordings)) == (1, 1)

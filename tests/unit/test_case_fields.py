@@ -118,3 +118,23 @@ def test_a_case_does_not_change_with_the_callers_dict():
     case = Case("a", FACTORY, params)
     params["batch"] = 32
     assert case.params == {"batch": 64}
+
+
+@pytest.mark.parametrize(
+    ("device", "gate", "says"),
+    [
+        ("cpu", "sync_overhead_pct", "only a cuda case can have it"),
+        ("cuda", "sync_candidates_per_step", "only a cpu case can have it"),
+        ("cuda", "collectives_per_step", "only several ranks can have it"),
+    ],
+)
+def test_a_gate_that_the_case_cannot_have(device, gate, says):
+    """Refused when the case is written, not after it was measured."""
+    with pytest.raises(ValueError, match=f"{gate}.*{says}"):
+        Case("a", FACTORY, device=device, gates=(gate,))
+
+
+def test_a_forgotten_tuple():
+    """One gate as a string is told apart from many gates of one letter."""
+    with pytest.raises(ValueError, match=r"write a tuple, \('step_ms',\)"):
+        Case("a", FACTORY, gates="step_ms")

@@ -128,6 +128,20 @@ def test_a_headline_ends_with_the_place():
         assert explain.headline(replace(verdict, metrics=(far,))) == shown
 
 
+def test_a_sync_that_is_meant_is_shown_the_way():
+    """Under a new sync the block says how to allow it; under another counter it does not."""
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
+    assert "# stepguard: allow sync: why" in explain.block(verdict, "x")
+    other = replace(SYNCED, metric="graph_breaks")
+    assert "allow sync" not in explain.block(replace(verdict, metrics=(other,)), "x")
+
+
+def test_a_comment_is_not_part_of_the_sentence():
+    """A place shows the source without its comment."""
+    place = replace(AT, text="loss.item()  # only for the log")
+    assert place.describe().startswith("loss.item() in ")
+
+
 def test_a_place_without_a_file_is_not_in_the_headline():
     """What torch names no line for has nothing to end with; the block says what it is."""
     nowhere = replace(SYNCED, sites=(Site("nonzero in IndexBackward0"),))
