@@ -1,11 +1,10 @@
 """Forward and backward, without an optimizer: pytest perf_tests/test_forward_backward.py"""
 
+from perf_tests.parameters import NANO, SEED
 from stepguard import Case
 from stepguard.plugin import cases
 
 FORWARD_BACKWARD = "model.workloads:forward_backward"
-SEED = {"size": "124m", "batch": 64, "seq": 1024, "precision": "bf16", "compile": True}
-NANO = {"size": "nano", "batch": 4, "seq": 64, "precision": "fp32"}
 
 
 @cases(
@@ -15,7 +14,7 @@ NANO = {"size": "nano", "batch": 4, "seq": 64, "precision": "fp32"}
     ),
     Case("124m-fp32", FORWARD_BACKWARD, SEED | {"precision": "fp32", "batch": 16}, extended=True),
     Case("350m-bf16", FORWARD_BACKWARD, SEED | {"size": "350m", "batch": 32}, extended=True),
-    Case("nano-cpu", FORWARD_BACKWARD, NANO | {"compile": False}, device="cpu", launches=1),
+    Case("nano-cpu", FORWARD_BACKWARD, NANO, device="cpu", launches=1),
 )
 def test_forward_backward(perf, case):
     """Forward and backward are as fast, and do the same work, as their baseline."""
