@@ -66,17 +66,20 @@ def screen_of(name: str, evidence: Evidence, recordings: list[Recording]) -> Scr
     return screen([getattr(launch, name) for launch in evidence.launches], past)
 
 
+def _against(limit_pct: float, change_pct: float, noisy: bool) -> tuple[Status, Reason]:
+    """What a change says against a limit, either way."""
+    if noisy:
+        return Status.INCONCLUSIVE, Reason.TOO_NOISY
+    if abs(change_pct) <= limit_pct:
+        return Status.SAME, Reason.WITHIN_LIMIT
+    return (Status.SLOWER if change_pct > 0 else Status.FASTER), Reason.BEYOND_LIMIT
+
+
 def _compare_time(name: str, new: float, found: Screen | None, gated: bool) -> MetricVerdict:
     if found is None:
         reason = Reason.METRIC_NOT_RECORDED
         return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
-    if found.noisy:
-        status, reason = Status.INCONCLUSIVE, Reason.TOO_NOISY
-    elif abs(found.change_pct) <= found.limit_pct:
-        status, reason = Status.SAME, Reason.WITHIN_LIMIT
-    else:
-        status = Status.SLOWER if found.change_pct > 0 else Status.FASTER
-        reason = Reason.BEYOND_LIMIT
+    status, reason = _against(found.limit_pct, found.change_pct, found.noisy)
     return MetricVerdict(
         name,
         status,
@@ -103,12 +106,7 @@ def _compare_difference(
         reason = Reason.METRIC_NOT_RECORDED
         return _verdict(name, Status.NO_BASELINE, reason, None, now.mean_pct, gated)
     moved, limit = now.mean_pct - past.mean, DIFFERENCE_LIMIT_PCT
-    if not now.half_width_pct <= limit:
-        status, reason = Status.INCONCLUSIVE, Reason.TOO_NOISY
-    elif abs(moved) <= limit:
-        status, reason = Status.SAME, Reason.WITHIN_LIMIT
-    else:
-        status, reason = (Status.SLOWER if moved > 0 else Status.FASTER), Reason.BEYOND_LIMIT
+    status, reason = _against(limit, moved, noisy=not now.half_width_pct <= limit)
     return MetricVerdict(
         name,
         status,

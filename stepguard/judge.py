@@ -6,14 +6,13 @@ with; what is there cannot be compared; then every metric on its own, the worst 
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 from stepguard.baseline_model import Entry, Epoch, Recording
 from stepguard.compare import compare, screen_of
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS
 from stepguard.statistics import DEFAULT_LIMIT_PCT
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
 
 _UNFIT = {
     Reason.FOREIGN_PROCESS,
@@ -48,12 +47,18 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
         message = f"recorded with {tokens} tokens a step, now {evidence.tokens_per_step}"
         return _without_comparison(evidence, Status.NOT_COMPARABLE, Reason.OTHER_TOKENS, message)
     metrics = tuple(compare(name, evidence, recordings) for name in _shown(evidence))
-    worst = min((m for m in metrics if m.gated), key=lambda m: m.status.rank)
-    verdict = Verdict(
+    return _compared(evidence, metrics, recordings)
+
+
+def _compared(
+    evidence: Evidence, metrics: tuple[MetricVerdict, ...], recordings: list[Recording]
+) -> Verdict:
+    """The case's verdict: its worst gated metric's."""
+    worst = worst_of(metrics)
+    assert worst is not None
+    return Verdict(
         evidence.case_id, worst.status, worst.reason, metrics=metrics, recordings=len(recordings)
     )
-    assert verdict.worst is not None
-    return replace(verdict, reason=verdict.worst.reason)
 
 
 def _risen(evidence: Evidence, entry: Entry | None) -> Verdict | None:
@@ -68,17 +73,7 @@ def _risen(evidence: Evidence, entry: Entry | None) -> Verdict | None:
     counters = [name for name in _shown(evidence) if METRICS[name].kind == "counter"]
     found = (compare(name, evidence, recordings) for name in counters)
     moved = tuple(m for m in found if m.gated and m.status is Status.CHANGED)
-    if not moved:
-        return None
-    verdict = Verdict(
-        evidence.case_id,
-        Status.CHANGED,
-        moved[0].reason,
-        metrics=moved,
-        recordings=len(recordings),
-    )
-    assert verdict.worst is not None
-    return replace(verdict, reason=verdict.worst.reason)
+    return _compared(evidence, moved, recordings) if moved else None
 
 
 def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
@@ -156,7 +151,7 @@ def _undecided(evidence: Evidence) -> Problem | None:
     sites = evidence.counts.sites if evidence.counts else {}
     # First the one that can say where.
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
-        places = "".join(f"{site.what}: {site.describe()}\n" for site in sites.get(name, ()))
+        places = "".join(f"{site.told()}\n" for site in sites.get(name, ()))
         message = f"{name}: {unstable[name]}"
         return Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, message, places
     return None

@@ -36,6 +36,10 @@ class Site:
         where = f"{shown or self.what} in {self.function} ({self.file}:{self.line})"
         return f"{where}, {self.phase}" if self.phase else where
 
+    def told(self) -> str:
+        """What happens, then where: ``.item(): loss.item() in step (train.py:10), forward``."""
+        return f"{self.what}: {self.describe()}" if self.file else self.describe()
+
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
     """Equal sites as one with their counts added; the phases are joined, the first line is kept."""

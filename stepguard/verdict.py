@@ -4,6 +4,7 @@ Every verdict carries a reason code, so that a machine can tell two failures apa
 name each. `judge.py` holds the rules that choose among them.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -93,6 +94,12 @@ class MetricVerdict:
         return next((site for site in self.sites if site.file), None)
 
 
+def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
+    """The worst gated metric, if there is one: of equals the one that names a line."""
+    gated = [metric for metric in metrics if metric.gated]
+    return min(gated, key=lambda m: (m.status.rank, m.place is None), default=None)
+
+
 @dataclass(frozen=True)
 class Verdict:
     """A case's verdict: that of its worst gated metric, or of the case as a whole."""
@@ -120,6 +127,5 @@ class Verdict:
 
     @property
     def worst(self) -> MetricVerdict | None:
-        """The metric that decided, if one did: of equals the one that names a line."""
-        gated = [metric for metric in self.metrics if metric.gated]
-        return min(gated, key=lambda m: (m.status.rank, m.place is None), default=None)
+        """The metric that decided, if one did."""
+        return worst_of(self.metrics)

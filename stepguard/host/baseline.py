@@ -227,11 +227,12 @@ def recording_of(evidence: Evidence) -> Recording:
             f"{evidence.case_id}: not recorded, measured on a tree with uncommitted changes "
             f"({evidence.dirty[0]}{more}); commit, then measure again"
         )
-    for one in evidence.differences:
-        half = paired(one.pairs_ms).half_width_pct
+    differences = {one.name: paired(one.pairs_ms) for one in evidence.differences}
+    for name, measured in differences.items():
+        half = measured.half_width_pct
         if not half <= DIFFERENCE_LIMIT_PCT:
             raise Refused(
-                f"{evidence.case_id}: not recorded, {one.name} is known to {half:.2f} % of a step "
+                f"{evidence.case_id}: not recorded, {name} is known to {half:.2f} % of a step "
                 f"only, its limit is {DIFFERENCE_LIMIT_PCT} %; measure again"
             )
     assert evidence.fingerprint is not None
@@ -264,11 +265,10 @@ def recording_of(evidence: Evidence) -> Recording:
         },
         sites={name: list(sites) for name, sites in found.items() if sites},
         differences_pct={
-            f"{one.name}_pct": RecordedDifference(
+            f"{name}_pct": RecordedDifference(
                 mean=round(measured.mean_pct, 4), half_width=round(measured.half_width_pct, 4)
             )
-            for one in evidence.differences
-            for measured in [paired(one.pairs_ms)]
+            for name, measured in differences.items()
         },
     )
 

@@ -41,19 +41,26 @@ def timed_blocks(
     while len(kept) < protocol.blocks:
         progress(f"block {len(kept) + 1}/{protocol.blocks} of {steps} steps")
         ranks = ask("block", steps=steps, limit_s=LIMIT_S + 10 * steps * step_s)
-        block = annotate(block_of(ranks, steps), *span_ns(ranks))
-        if not block.tainted:
+        block = annotated(block_of(ranks, steps), ranks, annotate)
+        if keep(block, discarded, protocol.retries):
             kept.append(block)
-            continue
-        discarded.append(block)
-        if len(discarded) > protocol.retries:
-            raise Tainted(block.tainted, len(discarded))
     return kept, discarded
 
 
-def span_ns(ranks: Sequence[dict[str, Any]]) -> tuple[int, int]:
-    """When the first rank began and the last one ended."""
-    return min(rank["began_ns"] for rank in ranks), max(rank["ended_ns"] for rank in ranks)
+def annotated(block: Block, ranks: Sequence[dict[str, Any]], annotate: Annotate) -> Block:
+    """The block with the machine's state from when the first rank began till the last one ended."""
+    began = min(rank["began_ns"] for rank in ranks)
+    return annotate(block, began, max(rank["ended_ns"] for rank in ranks))
+
+
+def keep(block: Block, discarded: list[Block], retries: int) -> bool:
+    """Whether the block counts; else it joins ``discarded``. Raises Tainted beyond ``retries``."""
+    if not block.tainted:
+        return True
+    discarded.append(block)
+    if len(discarded) > retries:
+        raise Tainted(block.tainted, len(discarded))
+    return False
 
 
 def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from stepguard.evidence import Block, Difference
-from stepguard.host.blocks import Annotate, Ask, Tainted, span_ns
+from stepguard.host.blocks import Annotate, Ask, annotated, keep
 from stepguard.host.warmup import Protocol
 
 LIMIT_S = 120.0  # beyond three times what the segments should take
@@ -50,7 +50,7 @@ def measure_difference(
     seconds = len(order) * steps * step_s
     pairs: list[tuple[float, float]] = []
     plain_ms: list[list[float]] = []  # by rank, of each series
-    discarded = 0
+    discarded: list[Block] = []
     while len(pairs) < pairs_wanted:
         left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
         done = f"{len(pairs)} of {pairs_wanted} pairs, {left * seconds:.0f} s to go"
@@ -58,14 +58,9 @@ def measure_difference(
         arguments = {"ways": [ways.plain, ways.other], "order": order, "steps": steps}
         ranks = ask("alternate", limit_s=LIMIT_S + 3 * seconds, **arguments)
         whole = Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ())
-        tainted = annotate(whole, *span_ns(ranks)).tainted
-        if not tainted:
+        if keep(annotated(whole, ranks, annotate), discarded, protocol.retries):
             pairs += pairs_of(ranks, order)
             plain_ms.append(plain_by_rank(ranks, order))
-            continue
-        discarded += 1
-        if discarded > protocol.retries:
-            raise Tainted(tainted, discarded)
     return Difference(name, tuple(pairs), tuple(map(fmean, zip(*plain_ms, strict=True))))
 
 

@@ -70,8 +70,7 @@ def _allowed(result: Result) -> Iterator[str]:
     counts = result.evidence.counts
     for site in (s for sites in counts.sites.values() for s in sites) if counts else ():
         if site.allowed:
-            where = f"{site.what}: {site.describe()}" if site.file else site.describe()
-            yield f"allowed in {result.case.id}: {site.count} x {where}: {site.allowed}"
+            yield f"allowed in {result.case.id}: {site.count} x {site.told()}: {site.allowed}"
 
 
 def _elsewhere(verdict: Verdict) -> Iterator[str]:

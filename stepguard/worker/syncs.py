@@ -15,7 +15,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -169,15 +169,11 @@ def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
         first = group[0]
         what = ", ".join(dict.fromkeys(site.what for site in group))
         merged.append(
-            Site(
-                what,
-                first.file,
-                first.line,
-                first.function,
-                first.text,
-                _phases([site.phase for site in group], micro_steps),
-                sum(site.count for site in group),
-                first.allowed,
+            replace(
+                first,
+                what=what,
+                phase=_phases([site.phase for site in group], micro_steps),
+                count=sum(site.count for site in group),
             )
         )
     return merged
