@@ -28,11 +28,12 @@ class Protocol:
     # them differ by 0.25 % of a step (sd), since the clocks swing: six pairs say 0.25 % either way.
     segment_s: float = 3.0
     pairs_in_a_series: int = 6  # even: a series is P S S P ... without a pause
+    settling_segments: int = 3  # before the first series, one before each other
 
 
 PROTOCOLS = {
     "cuda": Protocol(5.0, 60.0, 1.0, 0.003, blocks=3, block_s=2.0),
-    "cpu": Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3),
+    "cpu": Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3, settling_segments=1),
 }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stepguard import explain
+from stepguard.case import Case
 from stepguard.host.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import table
@@ -46,7 +47,7 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
         for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
             yield f"  {count} skipped: {reason}", {}
-    elif not any(METRICS[g].kind == "time" for result in run.results for g in result.case.gates):
+    elif not any(_may_judge_times(result.case) for result in run.results):
         yield table.CPU_NOTE, {}
     if verdicts:
         yield table.counts(verdicts), {}
@@ -89,3 +90,7 @@ def colour(status: Status | None) -> Markup:
     if status is Status.FASTER:
         return {"green": True}
     return {"red": True} if status.outcome == "failed" else {"yellow": True}
+
+
+def _may_judge_times(case: Case) -> bool:
+    return case.device != "cpu" or any(METRICS[name].kind == "time" for name in case.gates)

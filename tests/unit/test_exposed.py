@@ -27,20 +27,30 @@ def test_segments_become_pairs_of_the_slowest_and_means_of_each_rank():
     assert plain_by_rank(ranks, order) == [11, 12]
 
 
+def test_segments_of_a_longer_lead_never_count():
+    """Three that settle the machine, whatever they read, leave pairs and means as they were."""
+    order = [0, 0, 0, 0, 1, 1, 0]
+    ranks = [{"segments_ms": [99.0, 1.0, 50.0, 10, 13, 14, 12]}]
+    assert pairs_of(ranks, order, 3) == [(10, 13), (12, 14)]
+    assert plain_by_rank(ranks, order, 3) == [11]
+
+
 def test_the_ways_are_asked_for_by_name_and_series_are_averaged():
     """Two series of two pairs: four pairs, and each rank's mean over both."""
-    asked, levels = [], iter((10.0, 20.0))
+    asked, lengths, levels = [], [], iter((10.0, 20.0))
 
     def ask(command, limit_s, **arguments):
         asked.append((command, arguments["ways"]))
-        level = next(levels)
+        level, segments = next(levels), len(arguments["order"])
+        lengths.append(segments)
         told = {"began_ns": 0, "ended_ns": 1}
-        return [told | {"segments_ms": [level + rank] * 5} for rank in (0, 1)]
+        return [told | {"segments_ms": [level + rank] * segments} for rank in (0, 1)]
 
     found = measure_difference(
         "exposed_comm", ask, PROTOCOL, 0.1, 4, lambda block, *_: block, lambda text: None
     )
     assert asked == [("alternate", ["no_gradient_sync", "pipelined"])] * 2
+    assert lengths == [3 + 4, 1 + 4]  # the machine settles before the first series alone
     assert found.pairs_ms == ((11, 11),) * 2 + ((21, 21),) * 2
     assert found.plain_by_rank_ms == (15, 16)
 
