@@ -65,6 +65,7 @@ class Reason(Enum):
     CLOCKS_DISAGREE = "wall clock and CUDA events disagree"
     RAISED = "the workload raised"
     BAD_WORKLOAD = "the factory is not one, or returned no workload"
+    OTHER_TREE = "a module came from another tree"
     OUT_OF_MEMORY = "out of memory"
     KILLED = "a worker was killed"
     AGENT_DIED = "the launcher died"

@@ -9,11 +9,8 @@ import contextlib
 import os
 import secrets
 import shutil
-import signal
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
+from stepguard.host import engine
 from stepguard.host.control import Control, LostWorker, Message, NoAnswer, Poll
 from stepguard.host.diagnosis import Scene, alive, lost_worker, no_answer
+from stepguard.host.interrupts import interrupts_held
 from stepguard.worker.lifeline import kill_by_token, pids_by_token
 
 HELLO_LIMIT_S = 120.0
@@ -45,11 +44,13 @@ class LaunchSpec:
     device: str
     preload: tuple[str, ...]  # modules imported before the ranks say hello
     world_size: int
-    root: Path  # the source tree: working directory and first on the import path
+    root: Path  # the source tree: working directory and, behind the engine, first to import from
     folder: Path  # logs and notes of this launch; kept
     cache: Path  # compile caches, shared by the launches of a checkout
     label: str  # "launch 2"
     time_limit_s: float
+    own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
+    forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
 
 
 class WorkerGroup:
@@ -91,12 +92,12 @@ class WorkerGroup:
             "--monitor-interval=0.1",
             f"--log-dir={self.spec.folder / 'ranks'}",
             "--redirects=3",
-            "-m",
-            "stepguard.worker.main",
+            "--no-python",  # so that -P can be said: no torchrun option does
+            *engine.command("stepguard.worker.main"),
         ]
         with (self.spec.folder / "agent.log").open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "stepguard.worker.agent", *arguments],
+                [*engine.command("stepguard.worker.agent"), *arguments],
                 cwd=self.spec.root,
                 env=self._environment(),
                 stdin=subprocess.DEVNULL,
@@ -107,8 +108,6 @@ class WorkerGroup:
 
     def _environment(self) -> dict[str, str]:
         env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-        package_root = str(Path(__file__).resolve().parents[2])
-        paths = [str(self.spec.root), package_root, env.get("PYTHONPATH", "")]
         env |= {
             "STEPGUARD_TOKEN": self.token,
             "STEPGUARD_SOCKET": self._control.name,
@@ -118,7 +117,12 @@ class WorkerGroup:
             "STEPGUARD_DEVICE": self.spec.device,
             "STEPGUARD_PRELOAD": " ".join(self.spec.preload),
             "TMPDIR": str(self._scratch),
-            "PYTHONPATH": os.pathsep.join(dict.fromkeys(path for path in paths if path)),
+            "PYTHONPATH": engine.import_path(
+                self._scratch / "engine",
+                self.spec.root,
+                env.get("PYTHONPATH", ""),
+                self.spec.forbidden,
+            ),
             "PYTHONUNBUFFERED": "1",
             "TORCHINDUCTOR_CACHE_DIR": str(self.spec.cache / "inductor"),
             "TRITON_CACHE_DIR": str(self.spec.cache / "triton"),
@@ -205,7 +209,7 @@ class WorkerGroup:
         """
         if self._closed:
             return
-        with _interrupts_held():
+        with interrupts_held():
             self._control.close()
             until = time.monotonic() + GONE_LIMIT_S
             while True:
@@ -218,21 +222,3 @@ class WorkerGroup:
                 time.sleep(0.02)
             shutil.rmtree(self._scratch, ignore_errors=True)
             self._closed = True
-
-
-@contextlib.contextmanager
-def _interrupts_held() -> Iterator[None]:
-    """Hold Ctrl-C back until the end. A signal mask would not do: it is a thread's own, and the
-    numerical libraries have threads that take the signal in the main thread's place.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
-        if came:
-            signal.raise_signal(signal.SIGINT)

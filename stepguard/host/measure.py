@@ -31,6 +31,7 @@ from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.plan import Leg, plan
 from stepguard.host.revision import Revision
+from stepguard.host.sources import check as check_sources
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import PROTOCOLS, WarmUp
 from stepguard.verdict import Reason
@@ -51,6 +52,8 @@ class Bench:
     revision: Revision
     command: str
     more_launches: int = 3  # at most, when the comparison is close
+    own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
+    forbidden: tuple[Path, ...] = ()  # trees that no module may come from
 
 
 def measure(
@@ -126,6 +129,8 @@ class _CaseRun:
             cache=self.bench.cache,
             label=leg.label,
             time_limit_s=self.case.time_limit_s,
+            own=self.bench.own,
+            forbidden=self.bench.forbidden,
         )
         return self._stack.enter_context(WorkerGroup(spec))
 
@@ -139,7 +144,9 @@ class _CaseRun:
         next_group = self._start(following) if following else None
         ask = self._asker(group)
         self.progress(f"{label}: build")
-        self._take_prepared(ask("prepare", factory=self.case.workload, params=self.case.params))
+        prepared = ask("prepare", factory=self.case.workload, params=self.case.params)
+        check_sources(group.spec, prepared, "prepare")
+        self._take_prepared(prepared)
         self.progress(f"{label}: first step (compilation)")
         first = ask("first_step", limit_s=COMPILE_LIMIT_S)
         if leg.timed:
@@ -163,6 +170,8 @@ class _CaseRun:
                 self.differences.append(self._difference(name, ask, label, warmup.step_s))
         if leg.count:
             self._count(ask, label)
+        if group.spec.forbidden:  # what is imported late came late
+            check_sources(group.spec, ask("sources"), "end")
         group.leave()
         if leg.timed:
             self.launches[-1] = replace(self.launches[-1], wall_s=time.monotonic() - began)

@@ -26,11 +26,11 @@ class Revision:
 
 def current(root: Path, baselines: Path) -> Revision:
     """The revision of ``root``; an empty one where there is no repository or no git."""
-    commit = _git(root, "rev-parse", "HEAD")
+    commit = git(root, "rev-parse", "HEAD")
     if not commit:
         return Revision()
-    commit, folder = commit.strip(), _git(root, "rev-parse", "--show-toplevel")
-    status = _git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
+    commit, folder = commit.strip(), git(root, "rev-parse", "--show-toplevel")
+    status = git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
     if folder is None or status is None:  # not known to be clean
         return Revision(commit, ("git status failed",))
     top = Path(folder.removesuffix("\n"))
@@ -44,18 +44,32 @@ def _is_baseline(path: Path, baselines: Path) -> bool:
     return path.suffix == ".json" and path.parent.resolve() == baselines.resolve()
 
 
-def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None if it fails. The environment must not point it elsewhere."""
+def git(root: Path, *arguments: str) -> str | None:
+    """What git prints in ``root``; None if it fails."""
+    done = run_git(root, *arguments)
+    return done.stdout if done is not None and done.returncode == 0 else None
+
+
+def run_git(
+    root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
+) -> "subprocess.CompletedProcess[str] | None":
+    """git in ``root``, to its end; None where there is no git or it takes more than ``limit_s``.
+
+    The environment must not point it elsewhere, it asks nobody for a password, and it has a session
+    of its own: a Ctrl-C at the terminal is ours to handle.
+    """
     own = {key: value for key, value in os.environ.items() if key not in ELSEWHERE}
     try:
-        done = subprocess.run(
+        return subprocess.run(
             ["git", "-C", str(root), *arguments],
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=GIT_LIMIT_S,
+            errors="surrogateescape",
+            timeout=limit_s,
             check=False,
-            env=own,
+            env=own | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+            start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout if done.returncode == 0 else None

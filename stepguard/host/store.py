@@ -3,6 +3,7 @@
 .stepguard/runs/20261121T101500Z-4711/<case>/evidence.json    one case of one run
 .stepguard/runs/.../<case>/launch-1/ranks/...                 its logs
 .stepguard/cache/                                             compile caches of this checkout
+.stepguard/trees/                                             other revisions (host/worktree.py)
 """
 
 import contextlib
@@ -22,6 +23,11 @@ class StoreError(Exception):
     """Evidence cannot be kept; one sentence with the remedy."""
 
 
+def keep_out_of_git(folder: Path) -> None:
+    """Make git ignore a folder that is there: what we keep must not dirty the tree."""
+    (folder / ".gitignore").write_text("*\n")
+
+
 class Store:
     """The runs of one checkout."""
 
@@ -39,7 +45,7 @@ class Store:
         fresh = self.runs / f"{stamp}-{os.getpid()}"
         try:
             fresh.mkdir(parents=True)
-            (self.folder / ".gitignore").write_text("*\n")  # evidence must not dirty the tree
+            keep_out_of_git(self.folder)
         except OSError as error:
             raise StoreError(
                 f"{fresh}: cannot be made: {error.strerror}; evidence is kept there, so make "

@@ -12,7 +12,7 @@ import torch
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
-_ENGINE = str(Path(__file__).resolve().parent.parent) + os.sep
+_ENGINE = str(Path(__file__).parent.parent) + os.sep  # by the link that it was imported through
 _INSTALLED = ("site-packages", "dist-packages")
 
 

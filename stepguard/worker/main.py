@@ -5,6 +5,7 @@
     block     run n timed steps
     alternate run segments of steps in different ways, in turns
     count     the counting pass
+    sources   which files the modules came from, those imported late included
     park      give cached memory back, so that another group can use the card
     exit
 
@@ -79,6 +80,7 @@ class Session:
         """Build the workload. What it says of itself, and what this rank runs on."""
         from stepguard.worker import compiler
         from stepguard.worker.fingerprint import fingerprint
+        from stepguard.worker.sources import sources
 
         if self.device.type == "cuda":  # not before: a launch that waits must not hold a context
             self.torch.cuda.set_device(self.device)
@@ -92,7 +94,14 @@ class Session:
             "floor_flops_per_step": float(getattr(self.workload, "floor_flops_per_step", 0.0)),
             "precision": str(getattr(self.workload, "precision", "")),
             "fingerprint": fingerprint(self.device),
+            "sources": sources(),
         }
+
+    def do_sources(self) -> dict[str, Any]:
+        """Which files this rank's modules came from."""
+        from stepguard.worker.sources import sources
+
+        return {"sources": sources()}
 
     def do_first_step(self) -> dict[str, Any]:
         """The first step, compilation included, in seconds to synchronization."""
@@ -229,7 +238,7 @@ def main() -> None:
     rank = os.environ.get("RANK", "0")
     folder = Path(os.environ["STEPGUARD_RUN_DIR"])
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the host asks where a rank hangs
-    sys.path.insert(0, os.getcwd())
+    sys.path.insert(1, os.getcwd())  # behind the engine: the tree may hold another one
     note = Note(folder / f"note-{rank}")
     try:
         Session(note).serve()

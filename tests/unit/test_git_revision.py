@@ -1,25 +1,14 @@
 """What git says of a tree, with real repositories."""
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from repositories import git
 
 from stepguard.host.revision import Revision, current
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def git(root, *arguments):
-    """Run git in ``root`` with an identity and no configuration of the user's."""
-    env = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-    name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    done = subprocess.run(
-        ["git", "-C", root, *name, *arguments], env=env, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
 
 
 @pytest.fixture

@@ -1,0 +1,205 @@
+"""Launches from the tree of another revision, for real, on a CPU: whose code runs is seen in FLOPs.
+
+The repository's revisions differ in how many products a step has. Revision "old" also has a broken
+engine of its own, which must not be imported.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from repositories import commit, git, repository
+
+from stepguard import Case
+from stepguard.host.measure import Bench, measure
+from stepguard.host.revision import Revision
+from stepguard.host.worktree import tree_of
+
+N = 16
+FLOPS = 2 * N**3  # of one product
+WORKLOAD = f"""
+import os
+import subprocess
+import sys
+
+import torch
+from part import PRODUCTS
+
+
+class Work:
+    tokens_per_step = 1
+
+    def __init__(self, compile=False, late=""):
+        self.x = torch.ones({N}, {N})
+        self.late = late
+        self.run = torch.compile(self.products) if compile else self.products
+
+    def products(self):
+        y = self.x
+        for _ in range(PRODUCTS):
+            y = (y @ self.x).relu() + 1
+        return y
+
+    def step(self):
+        self.run()
+        if self.late:
+            __import__(self.late)
+
+
+def plain(*, device):
+    return Work()
+
+
+def compiled(*, device):
+    return Work(compile=True)
+
+
+def late(*, module, device):
+    return Work(late=module)
+
+
+def child(*, device):
+    script = os.path.join(os.path.dirname(__file__), "script.py")
+    told = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert told.stdout == "sibling\\n", told
+    return Work()
+"""
+NEW = WORKLOAD + "\n\ndef sized(*, size, device):\n    return Work()\n"
+SCRIPT = {"script": "import sibling\n", "sibling": "print('sibling')\n"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """A repository with "old" (two products, a broken engine) and HEAD (three, another factory)."""
+    root = repository(tmp_path_factory.mktemp("a tree") / "of mine")
+    engine = root / "stepguard"
+    (engine / "worker").mkdir(parents=True)
+    for path in (engine / "__init__.py", engine / "worker" / "main.py"):
+        path.write_text("raise RuntimeError('the engine of the old revision')\n")
+    (root / "pkg").mkdir()
+    for name, text in SCRIPT.items():
+        (root / "pkg" / f"{name}.py").write_text(text)
+    (root / "pkg" / "work.py").write_text(WORKLOAD)
+    commit(root, "old", part="PRODUCTS = 2\n", only_old="")
+    git(root, "tag", "old")
+    git(root, "rm", "-q", "-r", "stepguard", "only_old.py")
+    (root / "pkg" / "work.py").write_text(NEW)
+    commit(root, "new", part="PRODUCTS = 3\n", only_new="")
+    return root
+
+
+@pytest.fixture
+def run(root, tmp_path, monkeypatch):
+    """Measures a factory of the old revision, or of the caller's tree; the evidence."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+
+    def run(factory, params=None, old=True, world_size=1):
+        case = Case("x", f"pkg.work:{factory}", params or {}, "cpu", world_size, launches=1)
+        with tree_of(root, "old") as tree:
+            sides = {"root": root, "own": tree.base, "forbidden": (tree.top,)}
+            if old:
+                sides = {"root": tree.root, "own": tree.top, "forbidden": (tree.base,)}
+            return measure(
+                case,
+                Bench(
+                    cache=root / ".stepguard" / "cache",
+                    folder=tmp_path / "runs",
+                    gpus=(),
+                    revision=Revision(tree.commit),
+                    command="pytest",
+                    **sides,
+                ),
+            )
+
+    return run
+
+
+def products(evidence):
+    """How many products a step had."""
+    assert not evidence.faults, evidence.faults
+    return evidence.counts.values["flops_per_step"] / FLOPS
+
+
+def fault(evidence):
+    """The only fault."""
+    (found,) = evidence.faults
+    return found
+
+
+def test_each_tree_runs_its_own_workload(run):
+    """HEAD's engine runs HEAD's three products, and the old revision's two from its own tree."""
+    assert products(run("plain", old=False)) == 3
+    assert products(run("plain")) == 2
+
+
+def test_two_ranks(run):
+    """Every rank runs the revision's workload."""
+    assert products(run("plain", world_size=2)) == 2
+
+
+def test_the_compiler_works_in_the_tree(run):
+    """The compiler makes kernels in processes of its own, into a cache in the other tree: no fault,
+    and what it needs is imported from this tree.
+    """
+    found = run("compiled")
+    assert products(found) == 2
+    assert found.counts.values["unique_graphs"] == 1
+    assert found.counts.values["generated_kernels"] >= 1
+
+
+def test_what_a_workload_starts_finds_its_siblings(run):
+    """A script that the workload starts imports what lies beside it, as it does without us."""
+    assert products(run("child")) == 2
+
+
+def test_an_older_factory_lacks_a_factory(run):
+    """What the old revision cannot do is BAD_WORKLOAD, though HEAD can."""
+    found = fault(run("sized", {"size": 1}))
+    assert found.code == "BAD_WORKLOAD"
+    assert "pkg.work has no factory 'sized'" in found.message
+
+
+def test_an_older_factory_lacks_a_parameter(run):
+    """So is a parameter that it does not know; its own are listed."""
+    found = fault(run("plain", {"size": 1}))
+    assert found.code == "BAD_WORKLOAD"
+    assert "pkg.work:plain: got an unexpected keyword argument 'size'" in found.message
+
+
+@pytest.mark.parametrize("old", [True, False], ids=["from the old", "from HEAD"])
+def test_a_module_of_the_other_tree_is_a_fault(root, run, tmp_path, monkeypatch, old):
+    """PYTHONPATH drags in a module that only the other tree has: BROKEN, with module and file."""
+    name = "only_new" if old else "only_old"
+    if old:
+        monkeypatch.setenv("PYTHONPATH", str(root))
+        where = root
+    else:  # the tree's name is not known in advance
+        where = root / ".stepguard" / "trees"
+        (tmp_path / "site").mkdir()
+        (tmp_path / "site" / "sitecustomize.py").write_text(
+            f"import glob, sys\nsys.path += glob.glob({str(where / '*/')!r})\n"
+        )
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    found = fault(run("late", {"module": name}, old=old))
+    assert (found.code, found.during) == ("OTHER_TREE", "launch 1, end")
+    assert f": {name} ({where}" in found.message and f"/{name}.py); take that" in found.message
+
+
+def test_a_module_of_the_other_tree_while_it_is_built(root, run, tmp_path, monkeypatch):
+    """What shadows the tree's own module is caught before the first step."""
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        f"import sys\nsys.path.insert(0, {str(root)!r})\nimport part\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    found = fault(run("plain"))
+    assert (found.code, found.during) == ("OTHER_TREE", "launch 1, prepare")
+    assert f"part ({root / 'part.py'})" in found.message
+
+
+def test_nothing_is_left(root, run):
+    """After a launch neither a tree nor an entry of git's is there."""
+    run("plain", {"size": 1})
+    assert [p.name for p in (root / ".stepguard" / "trees").iterdir()] == ["lock"]
+    assert git(root, "worktree", "list", "--porcelain").count("worktree ") == 1
+    assert Path(git(root, "rev-parse", "--show-toplevel")) == root
