@@ -20,16 +20,15 @@ from stepguard.evidence import (
     Difference,
     Evidence,
     Fault,
-    Fingerprint,
     Launch,
     counts_of,
 )
-from stepguard.hardware import nominal_peak_flops, physical_peak_flops
 from stepguard.host.blocks import Annotate, Ask, Tainted, timed_blocks, undisturbed
 from stepguard.host.differences import DIFFERENCES, measure_difference
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.plan import Leg, plan
+from stepguard.host.prepared import fingerprint_of, refuse_other_gpus
 from stepguard.host.revision import Revision
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import PROTOCOLS, WarmUp
@@ -80,6 +79,8 @@ class _CaseRun:
         self.counts: Counts | None = None
         self.differences: list[Difference] = []
         self.faults: list[Fault] = []
+        self.one_rank: Launch | None = None
+        self.one_rank_tokens = 0
         self.prepared: list[dict[str, Any]] = []
         self.monitor: Monitor | None = None
         self._stack = contextlib.ExitStack()
@@ -92,11 +93,17 @@ class _CaseRun:
             group: WorkerGroup | None = self._start(legs[0])
             for leg, following in zip(legs, [*legs[1:], None], strict=True):
                 assert group is not None
+                if leg.alone:
+                    self._more_launches(wants_more)  # not after it: the other cards cool meanwhile
                 group = self._launch(group, leg, following)
-            most = self.case.launches + self.bench.more_launches
-            while len(self.launches) < most and wants_more(self.evidence()):
-                leg = Leg(f"launch {len(self.launches) + 1} (close, one more)", True, False)
-                self._launch(self._start(leg), leg, None)
+            if not legs[-1].alone:
+                self._more_launches(wants_more)
+
+    def _more_launches(self, wants_more: Callable[[Evidence], bool]) -> None:
+        most = self.case.launches + self.bench.more_launches
+        while len(self.launches) < most and wants_more(self.evidence()):
+            leg = Leg(f"launch {len(self.launches) + 1} (close, one more)", True, False)
+            self._launch(self._start(leg), leg, None)
 
     def _machine_fit(self) -> bool:
         have = len(self.bench.gpus)
@@ -120,12 +127,13 @@ class _CaseRun:
         spec = LaunchSpec(
             device=self.case.device,
             preload=(self.case.workload.partition(":")[0], "torch._dynamo", "torch._inductor"),
-            world_size=self.case.world_size,
+            world_size=1 if leg.alone else self.case.world_size,
             root=self.bench.root,
             folder=folder,
             cache=self.bench.cache,
             label=leg.label,
             time_limit_s=self.case.time_limit_s,
+            one_of_several=leg.alone,
         )
         return self._stack.enter_context(WorkerGroup(spec))
 
@@ -139,24 +147,16 @@ class _CaseRun:
         next_group = self._start(following) if following else None
         ask = self._asker(group)
         self.progress(f"{label}: build")
-        self._take_prepared(ask("prepare", factory=self.case.workload, params=self.case.params))
+        told = ask("prepare", factory=self.case.workload, params=self.case.params)
+        if self.monitor:
+            refuse_other_gpus(told, self.monitor.gpus)
+        if not leg.alone:
+            self.prepared = told
         self.progress(f"{label}: first step (compilation)")
         first = ask("first_step", limit_s=COMPILE_LIMIT_S)
-        if leg.timed:
-            warmup = self._warm_up(ask, label, next_group)
-            blocks, discarded = self._blocks(ask, label, warmup.step_s)
-            self.launches.append(
-                Launch(
-                    index=len(self.launches) + 1,
-                    blocks=tuple(blocks),
-                    compile_s=max(rank["compile_s"] for rank in first),
-                    warmup_s=warmup.seconds,
-                    warmup_steps=warmup.steps,
-                    steady=warmup.problem,
-                    wall_s=0.0,
-                    discarded=tuple(discarded),
-                )
-            )
+        timed = self._timed(ask, label, next_group, first) if leg.timed else None
+        if timed and not leg.alone:
+            self.launches.append(timed)
         if leg.compare:
             warmup = self._warm_up(ask, label, next_group)
             for name in leg.compare:
@@ -164,9 +164,30 @@ class _CaseRun:
         if leg.count:
             self._count(ask, label)
         group.leave()
-        if leg.timed:
-            self.launches[-1] = replace(self.launches[-1], wall_s=time.monotonic() - began)
+        wall_s = time.monotonic() - began
+        if timed and leg.alone:
+            self.one_rank = replace(timed, index=0, wall_s=wall_s)
+            self.one_rank_tokens = told[0]["tokens_per_step"]
+        elif timed:
+            self.launches[-1] = replace(timed, wall_s=wall_s)
         return next_group
+
+    def _timed(
+        self, ask: Ask, label: str, next_group: WorkerGroup | None, first: list[dict[str, Any]]
+    ) -> Launch:
+        """Warm-up and blocks; how long the whole launch took is not known yet."""
+        warmup = self._warm_up(ask, label, next_group)
+        blocks, discarded = self._blocks(ask, label, warmup.step_s)
+        return Launch(
+            index=len(self.launches) + 1,
+            blocks=tuple(blocks),
+            compile_s=max(rank["compile_s"] for rank in first),
+            warmup_s=warmup.seconds,
+            warmup_steps=warmup.steps,
+            steady=warmup.problem,
+            wall_s=0.0,
+            discarded=tuple(discarded),
+        )
 
     def _asker(self, group: WorkerGroup) -> Ask:
         def ask(
@@ -183,14 +204,6 @@ class _CaseRun:
         if self.monitor:
             self.monitor.expect(group.pids)
         return ask
-
-    def _take_prepared(self, ranks: list[dict[str, Any]]) -> None:
-        for rank, (gpu, told) in enumerate(zip(self.bench.gpus, ranks, strict=False)):
-            uuid = told["fingerprint"]["device_uuid"]
-            if self.case.device == "cuda" and uuid != gpu.uuid:
-                message = f"rank {rank} runs on {uuid}, NVML's GPU {rank} is {gpu.uuid}"
-                raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE.name, message))
-        self.prepared = ranks
 
     def _warm_up(self, ask: Ask, label: str, following: WorkerGroup | None) -> WarmUp:
         """Windows of steps until steady, or until the cap, and until the next launch is idle.
@@ -242,28 +255,15 @@ class _CaseRun:
             command=self.bench.command,
             planned_launches=self.case.launches,
             gates=self.case.gates,
-            fingerprint=self._fingerprint(first) if told else None,
+            fingerprint=fingerprint_of(first, self.monitor) if told else None,
             launches=tuple(self.launches),
             counts=self.counts,
             differences=tuple(self.differences),
+            one_rank=self.one_rank,
+            one_rank_tokens_per_step=self.one_rank_tokens,
             faults=tuple(self.faults),
             tokens_per_step=sum(rank["tokens_per_step"] for rank in told),
             flops_per_step=sum(rank["flops_per_step"] for rank in told),
             floor_flops_per_step=first.get("floor_flops_per_step", 0.0),
             wall_s=time.monotonic() - self.began,
-        )
-
-    def _fingerprint(self, told: dict[str, Any]) -> Fingerprint:
-        known = dict(told["fingerprint"])
-        capability, sm_count = known.pop("capability", ""), known.pop("sm_count", 0)
-        if self.monitor is None:
-            return Fingerprint(**known)
-        gpu = self.monitor.gpus[0]
-        return Fingerprint(
-            **known,
-            driver=gpu.driver,
-            peak_flops=nominal_peak_flops(gpu.name, told["precision"]),
-            floor_flops=physical_peak_flops(
-                capability, sm_count, gpu.max_sm_clock_mhz, told["precision"]
-            ),
         )
