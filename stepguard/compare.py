@@ -24,7 +24,8 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
     if metric.kind == "information":
         past = recordings[-1].information.get(name)
         found = _verdict(name, Status.SAME, Reason.EQUAL, past, new, gated=False)
-        return replace(found, note=straggler(evidence)) if name == "rank_skew_pct" else found
+        noted = {"rank_skew_pct": straggler, "scaling_efficiency_pct": alone}.get(name)
+        return replace(found, note=noted(evidence)) if noted else found
     if name == "tokens_per_step":
         tokens = recordings[-1].tokens_per_step  # equal, or judge() had stopped
         return _verdict(name, Status.SAME, Reason.EQUAL, tokens, new, gated=gated)
@@ -46,6 +47,14 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
 def straggler(evidence: Evidence) -> str:
     """Which rank is the slowest, where ranks were measured without exchange."""
     return next((d.straggler() for d in evidence.differences if d.name == "exposed_comm"), "")
+
+
+def alone(evidence: Evidence) -> str:
+    """What one rank takes alone, where it was measured, and whether that was steady."""
+    one = evidence.one_rank
+    if one is None:
+        return ""
+    return f"one rank alone takes {one.step_ms:.2f} ms" + (one.steady and f", {one.steady}")
 
 
 def _recorded_count(name: str, recordings: list[Recording]) -> int | None:

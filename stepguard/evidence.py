@@ -74,6 +74,10 @@ class Launch:
     wall_s: float  # the whole launch, start and teardown included
     discarded: tuple[Block, ...] = ()  # tainted blocks, kept for the record
 
+    def has_times(self) -> bool:
+        """Whether there is a block, and every block has a time for each of its steps."""
+        return bool(self.blocks) and not any(block.no_time() for block in self.blocks)
+
     @property
     def step_ms(self) -> float:
         """Mean step time over the blocks, weighted by their steps."""
@@ -214,6 +218,8 @@ class Evidence:
     launches: tuple[Launch, ...] = ()
     counts: Counts | None = None
     differences: tuple[Difference, ...] = ()
+    one_rank: Launch | None = None  # the same case as one rank alone; none of its launches
+    one_rank_tokens_per_step: int = 0
     faults: tuple[Fault, ...] = ()
     tokens_per_step: int = 0  # all ranks
     flops_per_step: float = 0.0  # by formula, all ranks
@@ -240,8 +246,7 @@ class Evidence:
                 found["rank_skew_pct"] = one.rank_skew_pct
         if self.tokens_per_step:
             found["tokens_per_step"] = self.tokens_per_step
-        timed = all(x.blocks and not any(b.no_time() for b in x.blocks) for x in self.launches)
-        if not self.launches or not timed:
+        if not self.launches or not all(launch.has_times() for launch in self.launches):
             return found
         step_ms = geometric_mean([launch.step_ms for launch in self.launches])
         found["step_ms"] = step_ms
@@ -252,6 +257,7 @@ class Evidence:
         if enqueue:
             found["enqueue_ms"] = statistics.median(enqueue)
         found["tokens_per_s"] = self.tokens_per_step / step_ms * 1e3
+        found |= self._scaling(step_ms)
         peak = self.fingerprint.peak_flops if self.fingerprint else None
         if peak and self.flops_per_step:
             achieved = self.flops_per_step / self.case["world_size"] / step_ms * 1e3
@@ -260,6 +266,15 @@ class Evidence:
         if len(energy) == len(blocks):
             found["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
         return found
+
+    def _scaling(self, step_ms: float) -> dict[str, float]:
+        """What one rank takes alone, and how much of its pace every rank of the case keeps."""
+        one, tokens = self.one_rank, self.one_rank_tokens_per_step
+        if one is None or not tokens or not one.has_times():
+            return {}
+        pace = self.tokens_per_step / int(self.case["world_size"]) / step_ms
+        alone = tokens / one.step_ms
+        return {"one_rank_step_ms": one.step_ms, "scaling_efficiency_pct": 100 * pace / alone}
 
     def floor_ms(self) -> float | None:
         """The step time below which the result contradicts the hardware, or None if unknown."""

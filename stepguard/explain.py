@@ -9,6 +9,7 @@ from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
+OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
 
 
@@ -76,9 +77,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
             difference = METRICS[metric.metric].kind == "difference"
             noise = "95 % interval over pairs +-" if difference else "standard error over launches"
             lines.append(f"    {noise} {metric.noise_pct:.2f} %")
-    skew = next((m for m in verdict.metrics if m.metric == "rank_skew_pct" and m.note), None)
-    if skew is not None:
-        lines.append(f"  rank_skew_pct {format_value(skew.metric, skew.new)}: {skew.note}")
+    for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and m.note):
+        lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {shown.note}")
     if verdict.recordings:
         count = verdict.recordings
         lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")

@@ -114,17 +114,17 @@ def measurement_problem(evidence: Evidence) -> Problem | None:
 
 
 def _contradiction(evidence: Evidence) -> Problem | None:
-    for launch in evidence.launches:
+    launches = [(f"launch {launch.index}", launch) for launch in evidence.launches]
+    launches += [("one-rank launch", evidence.one_rank)] if evidence.one_rank else []
+    for label, launch in launches:
         if not launch.blocks:
-            message = f"launch {launch.index} has no block"
+            message = f"{label} has no block"
             return Status.BROKEN, Reason.NOTHING_MEASURED, message, ""
         for block in launch.blocks:
             if message := block.no_time():
-                message = f"launch {launch.index}: {message}"
-                return Status.BROKEN, Reason.NOTHING_MEASURED, message, ""
+                return Status.BROKEN, Reason.NOTHING_MEASURED, f"{label}: {message}", ""
             if message := block.clocks_disagree():
-                message = f"launch {launch.index}: {message}"
-                return Status.BROKEN, Reason.CLOCKS_DISAGREE, message, ""
+                return Status.BROKEN, Reason.CLOCKS_DISAGREE, f"{label}: {message}", ""
     for difference in evidence.differences:
         if message := difference.no_time():
             return Status.BROKEN, Reason.NOTHING_MEASURED, message, ""

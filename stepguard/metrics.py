@@ -238,6 +238,23 @@ METRICS: dict[str, Metric] = _table(
         better="higher",
     ),
     Metric(
+        "scaling_efficiency_pct",
+        "%",
+        "information",
+        "tokens a second of each rank, all at work, over those of one rank alone",
+        better="higher",
+        digits=2,
+        several_ranks=True,
+    ),
+    Metric(
+        "one_rank_step_ms",
+        "ms",
+        "information",
+        "step time of one rank alone on this machine",
+        digits=3,
+        several_ranks=True,
+    ),
+    Metric(
         "mfu_pct",
         "%",
         "information",

@@ -138,6 +138,13 @@ class Uneven:
             time.sleep(0.003)
 
 
+def together(*, device):
+    """Cannot be built by one rank alone; with others it is as uneven() is."""
+    if os.environ["WORLD_SIZE"] == "1":
+        raise ValueError("planted: alone")
+    return Uneven()
+
+
 def uneven(*, device):
     """See Uneven."""
     return Uneven()

@@ -51,6 +51,7 @@ class LaunchSpec:
     time_limit_s: float
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
+    one_of_several: bool = False  # one rank of a case that has several
 
 
 class WorkerGroup:
@@ -128,6 +129,9 @@ class WorkerGroup:
             "TRITON_CACHE_DIR": str(self.spec.cache / "triton"),
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that NVML and CUDA count alike
         }
+        if self.spec.one_of_several:  # torchrun gives a rank of several one thread unless told more
+            env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
+            env.setdefault("OMP_NUM_THREADS", "1")
         if self.spec.device == "cpu":
             env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
         return env

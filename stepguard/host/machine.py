@@ -116,11 +116,17 @@ class Monitor:
         self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
         self._samples: list[list[Sample]] = [[] for _ in gpus]
         self._ours: frozenset[int] = frozenset()
+        self._watched = len(self.gpus)
         self._next = 0.0
 
     def expect(self, pids: Sequence[int]) -> None:
-        """The processes that may be on the GPUs from now on."""
+        """The processes that may be on the GPUs from now on, one on each, in the GPUs' order.
+
+        With fewer of them than GPUs the GPUs that are left over are not watched: nothing runs there
+        that is measured.
+        """
         self._ours = frozenset(pids)
+        self._watched = min(len(pids), len(self.gpus)) or len(self.gpus)
 
     def preflight(self) -> str:
         """Why the machine is not fit to measure on, with the remedy, or the empty string.
@@ -144,19 +150,21 @@ class Monitor:
         return ""
 
     def poll(self) -> None:
-        """Take a sample of every GPU if one is due."""
+        """Take a sample of every watched GPU if one is due."""
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + SAMPLE_S
-        for handle, samples in zip(self._handles, self._samples, strict=True):
+        watched = slice(self._watched)
+        for handle, samples in zip(self._handles[watched], self._samples[watched], strict=True):
             with contextlib.suppress(pynvml.NVMLError):  # a block without samples is tainted
                 samples.append(_sample(handle, self._ours))
 
     def annotate(self, block: Block, began_ns: int, ended_ns: int) -> Block:
         """The block with its telemetry; ``tainted`` says why it must be measured again."""
         inside = [
-            [s for s in samples if began_ns <= s.at_ns <= ended_ns] for samples in self._samples
+            [s for s in samples if began_ns <= s.at_ns <= ended_ns]
+            for samples in self._samples[: self._watched]
         ]
         for samples in self._samples:
             del samples[:-2]

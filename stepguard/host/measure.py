@@ -8,52 +8,22 @@ the first timed block begins, since that waits for its hello.
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Any
 
 from stepguard.case import Case
-from stepguard.evidence import (
-    Block,
-    Counts,
-    Difference,
-    Evidence,
-    Fault,
-    Fingerprint,
-    Launch,
-    counts_of,
-)
-from stepguard.hardware import nominal_peak_flops, physical_peak_flops
-from stepguard.host.blocks import Annotate, Ask, Tainted, timed_blocks, undisturbed
+from stepguard.evidence import Block, Difference, Evidence, Fault, Launch
+from stepguard.host.blocks import Ask, Tainted, timed_blocks
 from stepguard.host.differences import DIFFERENCES, measure_difference
-from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
-from stepguard.host.machine import Gpu, MachineError, Monitor
+from stepguard.host.launch import LaunchFailed, WorkerGroup
 from stepguard.host.plan import Leg, plan
-from stepguard.host.revision import Revision
-from stepguard.host.sources import check as check_sources
+from stepguard.host.station import COMPILE_LIMIT_S, Answers, Bench, Station, Unfit, watch
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import PROTOCOLS, WarmUp
-from stepguard.verdict import Reason
+
+__all__ = ["Bench", "measure"]
 
 Progress = Callable[[str], None]
-COMPILE_LIMIT_S = 600.0
-COMMAND_LIMIT_S = 120.0
-
-
-@dataclass(frozen=True)
-class Bench:
-    """Where cases are measured: the tree, the machine, the folder that keeps what happened."""
-
-    root: Path
-    cache: Path
-    folder: Path
-    gpus: tuple[Gpu, ...]
-    revision: Revision
-    command: str
-    more_launches: int = 3  # at most, when the comparison is close
-    own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
-    forbidden: tuple[Path, ...] = ()  # trees that no module may come from
 
 
 def measure(
@@ -68,7 +38,7 @@ def measure(
     run = _CaseRun(case, bench, progress)
     try:
         run.measure(wants_more)
-    except LaunchFailed as failed:
+    except (LaunchFailed, Unfit) as failed:
         run.faults.append(failed.fault)
     return run.evidence()
 
@@ -80,168 +50,105 @@ class _CaseRun:
         self.began = time.monotonic()
         self.date = datetime.now(UTC).isoformat(timespec="seconds")
         self.launches: list[Launch] = []
-        self.counts: Counts | None = None
         self.differences: list[Difference] = []
         self.faults: list[Fault] = []
-        self.prepared: list[dict[str, Any]] = []
-        self.monitor: Monitor | None = None
-        self._stack = contextlib.ExitStack()
+        self.one_rank: Launch | None = None
+        self.one_rank_tokens = 0
+        self.stack = contextlib.ExitStack()
+        self.station = Station(case, bench, self.progress, None, self.stack)
 
     def measure(self, wants_more: Callable[[Evidence], bool]) -> None:
-        if self.case.device == "cuda" and not self._machine_fit():
-            return
-        with self._stack:
+        self.station.monitor = watch(self.case, self.bench)
+        with self.stack:
             legs = plan(self.case)
             group: WorkerGroup | None = self._start(legs[0])
             for leg, following in zip(legs, [*legs[1:], None], strict=True):
                 assert group is not None
+                if leg.alone:
+                    self._more_launches(wants_more)  # not after it: the other cards cool meanwhile
                 group = self._launch(group, leg, following)
-            most = self.case.launches + self.bench.more_launches
-            while len(self.launches) < most and wants_more(self.evidence()):
-                leg = Leg(f"launch {len(self.launches) + 1} (close, one more)", True, False)
-                self._launch(self._start(leg), leg, None)
+            if not legs[-1].alone:
+                self._more_launches(wants_more)
 
-    def _machine_fit(self) -> bool:
-        have = len(self.bench.gpus)
-        if have < self.case.world_size:
-            message = f"{self.case.world_size} GPUs needed, {have} here"
-            self.faults.append(Fault(Reason.TOO_FEW_GPUS.name, message, "", "preflight"))
-            return False
-        reason = Reason.FOREIGN_PROCESS
-        try:
-            self.monitor = Monitor(self.bench.gpus[: self.case.world_size])
-            problem = self.monitor.preflight()
-        except MachineError as error:
-            reason, problem = Reason.MACHINE_UNREADABLE, str(error)
-        if problem:
-            self.faults.append(Fault(reason.name, problem, "", "preflight"))
-        return not problem
+    def _more_launches(self, wants_more: Callable[[Evidence], bool]) -> None:
+        most = self.case.launches + self.bench.more_launches
+        while len(self.launches) < most and wants_more(self.evidence()):
+            leg = Leg(f"launch {len(self.launches) + 1} (close, one more)", True, False)
+            self._launch(self._start(leg), leg, None)
 
     def _start(self, leg: Leg) -> WorkerGroup:
-        name = leg.label.partition(" (")[0].replace(" ", "-")
-        folder = self.bench.folder / self.case.slug / name
-        spec = LaunchSpec(
-            device=self.case.device,
-            preload=(self.case.workload.partition(":")[0], "torch._dynamo", "torch._inductor"),
-            world_size=self.case.world_size,
-            root=self.bench.root,
-            folder=folder,
-            cache=self.bench.cache,
-            label=leg.label,
-            time_limit_s=self.case.time_limit_s,
-            own=self.bench.own,
-            forbidden=self.bench.forbidden,
-        )
-        return self._stack.enter_context(WorkerGroup(spec))
+        return self.station.start(leg.label, alone=leg.alone)
 
     def _launch(self, group: WorkerGroup, leg: Leg, following: Leg | None) -> WorkerGroup | None:
         """Run one launch; the group that was started meanwhile for the next one, if any."""
-        began = time.monotonic()
-        label = leg.label
+        began, label, station = time.monotonic(), leg.label, self.station
         self.progress(f"{label}: start")
         group.hello(self.progress.tick)
         group.began = time.monotonic()  # its time limit does not run while it waits its turn
         next_group = self._start(following) if following else None
-        ask = self._asker(group)
+        if station.monitor:
+            station.monitor.expect(group.pids)
+        ask = station.asker(group)
         self.progress(f"{label}: build")
-        prepared = ask("prepare", factory=self.case.workload, params=self.case.params)
-        check_sources(group.spec, prepared, "prepare")
-        self._take_prepared(prepared)
+        told = station.prepare(group, ask)
         self.progress(f"{label}: first step (compilation)")
         first = ask("first_step", limit_s=COMPILE_LIMIT_S)
-        if leg.timed:
-            warmup = self._warm_up(ask, label, next_group)
-            blocks, discarded = self._blocks(ask, label, warmup.step_s)
-            self.launches.append(
-                Launch(
-                    index=len(self.launches) + 1,
-                    blocks=tuple(blocks),
-                    compile_s=max(rank["compile_s"] for rank in first),
-                    warmup_s=warmup.seconds,
-                    warmup_steps=warmup.steps,
-                    steady=warmup.problem,
-                    wall_s=0.0,
-                    discarded=tuple(discarded),
-                )
-            )
+        timed = self._timed(ask, label, next_group, first) if leg.timed else None
+        if timed and not leg.alone:
+            self.launches.append(timed)
         if leg.compare:
             warmup = self._warm_up(ask, label, next_group)
             for name in leg.compare:
                 self.differences.append(self._difference(name, ask, label, warmup.step_s))
         if leg.count:
-            self._count(ask, label)
-        if group.spec.forbidden:  # what is imported late came late
-            check_sources(group.spec, ask("sources"), "end")
-        group.leave()
-        if leg.timed:
-            self.launches[-1] = replace(self.launches[-1], wall_s=time.monotonic() - began)
+            station.count(ask, time.monotonic)
+        station.leave(group, ask)
+        wall_s = time.monotonic() - began
+        if timed and leg.alone:
+            self.one_rank = replace(timed, index=0, wall_s=wall_s)
+            self.one_rank_tokens = told[0]["tokens_per_step"]
+        elif timed:
+            self.launches[-1] = replace(timed, wall_s=wall_s)
         return next_group
 
-    def _asker(self, group: WorkerGroup) -> Ask:
-        def ask(
-            command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any
-        ) -> list[dict[str, Any]]:
-            def poll() -> None:
-                if self.monitor:
-                    self.monitor.poll()
-                self.progress.tick()
-
-            show = self._shown(group.spec.label)
-            return group.request(command, limit_s=limit_s, poll=poll, progress=show, **arguments)
-
-        if self.monitor:
-            self.monitor.expect(group.pids)
-        return ask
-
-    def _take_prepared(self, ranks: list[dict[str, Any]]) -> None:
-        for rank, (gpu, told) in enumerate(zip(self.bench.gpus, ranks, strict=False)):
-            uuid = told["fingerprint"]["device_uuid"]
-            if self.case.device == "cuda" and uuid != gpu.uuid:
-                message = f"rank {rank} runs on {uuid}, NVML's GPU {rank} is {gpu.uuid}"
-                raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE.name, message))
-        self.prepared = ranks
+    def _timed(
+        self, ask: Ask, label: str, next_group: WorkerGroup | None, first: Answers
+    ) -> Launch:
+        """Warm-up and blocks; how long the whole launch took is not known yet."""
+        warmup = self._warm_up(ask, label, next_group)
+        blocks, discarded = self._blocks(ask, label, warmup.step_s)
+        return Launch(
+            index=len(self.launches) + 1,
+            blocks=tuple(blocks),
+            compile_s=max(rank["compile_s"] for rank in first),
+            warmup_s=warmup.seconds,
+            warmup_steps=warmup.steps,
+            steady=warmup.problem,
+            wall_s=0.0,
+            discarded=tuple(discarded),
+        )
 
     def _warm_up(self, ask: Ask, label: str, following: WorkerGroup | None) -> WarmUp:
-        """Windows of steps until steady, or until the cap, and until the next launch is idle.
-
-        The card is kept busy while the next launch still imports: a pause would cool it.
-        """
-        state = WarmUp(self.protocol)
-        while not state.done() or not (following is None or following.ready()):
-            self.progress(f"{label}: warm-up")
-            state.add(ask("block", steps=state.next_steps()))
-        return state
+        ready = following.ready if following else (lambda: True)
+        return self.station.warm_up(ask, label, self.protocol, ready)
 
     def _blocks(self, ask: Ask, label: str, step_s: float) -> tuple[list[Block], list[Block]]:
         try:
-            show = self._shown(label)
-            return timed_blocks(ask, self.protocol, step_s, self._annotate(), show)
+            show = self.station.shown(label)
+            return timed_blocks(ask, self.protocol, step_s, self.station.annotate(), show)
         except Tainted as tainted:
             raise LaunchFailed(tainted.fault(f"{label}, block")) from None
 
     def _difference(self, name: str, ask: Ask, label: str, step_s: float) -> Difference:
-        pairs, show = self.case.difference_pairs, self._shown(label)
+        pairs, show = self.case.difference_pairs, self.station.shown(label)
         try:
-            annotate = self._annotate()
+            annotate = self.station.annotate()
             return measure_difference(name, ask, self.protocol, step_s, pairs, annotate, show)
         except Tainted as tainted:
             raise LaunchFailed(tainted.fault(f"{label}, {DIFFERENCES[name].words}")) from None
 
-    def _annotate(self) -> Annotate:
-        return self.monitor.annotate if self.monitor else undisturbed
-
-    def _shown(self, label: str) -> Callable[[str], None]:
-        return lambda text: self.progress(f"{label}: {text}")
-
-    def _count(self, ask: Ask, label: str) -> None:
-        began = time.monotonic()
-        ranks = ask("count", limit_s=COMPILE_LIMIT_S)
-        self.counts = counts_of(ranks, time.monotonic() - began)
-
     def evidence(self) -> Evidence:
         """What is known so far."""
-        told = self.prepared
-        first = told[0] if told else {}
         return Evidence(
             case_id=self.case.id,
             case=self.case.as_dict(),
@@ -251,28 +158,12 @@ class _CaseRun:
             command=self.bench.command,
             planned_launches=self.case.launches,
             gates=self.case.gates,
-            fingerprint=self._fingerprint(first) if told else None,
             launches=tuple(self.launches),
-            counts=self.counts,
+            counts=self.station.counts,
             differences=tuple(self.differences),
+            one_rank=self.one_rank,
+            one_rank_tokens_per_step=self.one_rank_tokens,
             faults=tuple(self.faults),
-            tokens_per_step=sum(rank["tokens_per_step"] for rank in told),
-            flops_per_step=sum(rank["flops_per_step"] for rank in told),
-            floor_flops_per_step=first.get("floor_flops_per_step", 0.0),
             wall_s=time.monotonic() - self.began,
-        )
-
-    def _fingerprint(self, told: dict[str, Any]) -> Fingerprint:
-        known = dict(told["fingerprint"])
-        capability, sm_count = known.pop("capability", ""), known.pop("sm_count", 0)
-        if self.monitor is None:
-            return Fingerprint(**known)
-        gpu = self.monitor.gpus[0]
-        return Fingerprint(
-            **known,
-            driver=gpu.driver,
-            peak_flops=nominal_peak_flops(gpu.name, told["precision"]),
-            floor_flops=physical_peak_flops(
-                capability, sm_count, gpu.max_sm_clock_mhz, told["precision"]
-            ),
+            **self.station.told(),
         )

@@ -15,6 +15,7 @@ class Leg:
     timed: bool
     count: bool
     compare: tuple[str, ...] = ()
+    alone: bool = False  # one rank of the case, timed beside the case's launches and not among them
 
 
 def plan(case: Case) -> list[Leg]:
@@ -24,6 +25,10 @@ def plan(case: Case) -> list[Leg]:
     a case that gates no counter needs none. Ways to run the step take turns there before anything
     is counted. A way that leaves the ranks' replicas different has a launch of its own. On a CPU,
     where times decide nothing, the first timed launch counts too, after its blocks.
+
+    One rank alone comes last. It leaves the other cards idle, and they cool: what is gated is
+    measured before, on cards in the state that the recordings were made in. Its own card is as warm
+    as it was in the case's last launch.
     """
     own_launch = case.device == "cuda"
     counted = any(METRICS[name].kind == "counter" for name in case.gates)
@@ -36,4 +41,6 @@ def plan(case: Case) -> list[Leg]:
         legs.append(Leg(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
     for index in range(case.launches):
         legs.append(Leg(f"launch {index + 1}", True, counted and not own_launch and index == 0))
+    if case.world_size > 1:
+        legs.append(Leg("one-rank launch", True, False, alone=True))
     return legs

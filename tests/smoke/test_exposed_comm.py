@@ -79,11 +79,12 @@ def test_the_plan_has_a_launch_for_it_where_it_is_gated():
         ("exposed communication launch", False, False, ("exposed_comm",)),
         ("launch 1", True, False, ()),
         ("launch 2", True, False, ()),
+        ("one-rank launch", True, False, ()),
     ]
     both = plan(replace(case, gates=("sync_overhead_pct", EXPOSED)))
-    assert [leg.compare for leg in both] == [("sync_overhead",), ("exposed_comm",), (), ()]
+    assert [leg.compare for leg in both] == [("sync_overhead",), ("exposed_comm",), (), (), ()]
     ungated = plan(replace(case, gates=("step_ms",)))
-    assert [leg.label for leg in ungated] == ["launch 1", "launch 2"]
+    assert [leg.label for leg in ungated] == ["launch 1", "launch 2", "one-rank launch"]
 
 
 def test_one_rank_cannot_gate_it():

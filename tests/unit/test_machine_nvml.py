@@ -284,6 +284,19 @@ def test_a_quiet_block_has_its_telemetry(monitor, clock):
     assert found.wall_ms == block().wall_ms
 
 
+def test_the_gpus_of_ranks_that_are_not_there_are_not_watched(monitor, nvml, clock):
+    """One rank of two: energy is its own GPU's, a stranger beside it taints, one elsewhere not."""
+    monitor.expect([11])
+    nvml.pids[UUIDS[1]] = [4711, 4712]
+    found = annotated(monitor, clock)
+    assert (found.tainted, found.energy_j) == ("", pytest.approx(700.0 * 2.0))
+    nvml.pids[UUIDS[0]] = [11, 4713]
+    assert "4713" in annotated(monitor, clock).tainted
+    nvml.pids[UUIDS[0]] = [11]
+    monitor.expect([11, 12])
+    assert "4712" in annotated(monitor, clock).tainted
+
+
 @pytest.mark.parametrize("bit", [0x08, 0x20, 0x40, 0x80])
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_slowdown_taints(monitor, nvml, clock, bit, whole):

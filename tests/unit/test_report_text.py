@@ -245,7 +245,7 @@ def test_columns_nobody_fills_are_left_out():
 
 
 def test_a_row_has_its_figures():
-    """Time, baseline, change, limit, throughput, MFU, memory, counters and verdict."""
+    """Time, baseline, change, limit, throughput, scaling, MFU, memory, counters and verdict."""
     (row,) = table.rows([SLOWER])
     assert row.cells == (
         CASE_ID,
@@ -254,6 +254,7 @@ def test_a_row_has_its_figures():
         "+8.00",
         "4.00",
         "485,452",
+        "",
         "37.04",
         "42,915.3",
         f"{COUNTERS} equal",

@@ -1,0 +1,175 @@
+"""Where a case is measured: tree, machine, folder; worker groups are started and asked here.
+
+Whoever measures decides which groups there are and what they do: launch after launch
+(host/measure.py), or two trees in turns (host/turns.py).
+"""
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepguard.case import Case
+from stepguard.evidence import Counts, Fault, Fingerprint, counts_of
+from stepguard.host.blocks import Annotate, Ask, undisturbed
+from stepguard.host.launch import LaunchSpec, WorkerGroup
+from stepguard.host.machine import Gpu, MachineError, Monitor
+from stepguard.host.prepared import fingerprint_of, refuse_other_gpus
+from stepguard.host.revision import Revision
+from stepguard.host.sources import check as check_sources
+from stepguard.host.ticker import Ticker
+from stepguard.host.warmup import Protocol, WarmUp
+from stepguard.verdict import Reason
+
+COMPILE_LIMIT_S = 600.0
+COMMAND_LIMIT_S = 120.0
+
+Answers = list[dict[str, Any]]  # of every rank, in rank order
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where cases are measured: the tree, the machine, the folder that keeps what happened."""
+
+    root: Path
+    cache: Path
+    folder: Path
+    gpus: tuple[Gpu, ...]
+    revision: Revision
+    command: str
+    more_launches: int = 3  # at most, when the comparison is close
+    own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
+    forbidden: tuple[Path, ...] = ()  # trees that no module may come from
+
+
+def watch(case: Case, bench: Bench) -> Monitor | None:
+    """Who watches the case's GPUs, None on a CPU. Raises Unfit if they cannot be measured on."""
+    if case.device != "cuda":
+        return None
+    have = len(bench.gpus)
+    if have < case.world_size:
+        raise Unfit(Reason.TOO_FEW_GPUS, f"{case.world_size} GPUs needed, {have} here")
+    try:
+        monitor = Monitor(bench.gpus[: case.world_size])
+        problem = monitor.preflight()
+    except MachineError as error:
+        raise Unfit(Reason.MACHINE_UNREADABLE, str(error)) from None
+    if problem:
+        raise Unfit(Reason.FOREIGN_PROCESS, problem)
+    return monitor
+
+
+class Unfit(Exception):
+    """The machine is not fit, before anything was measured; ``fault`` says why."""
+
+    def __init__(self, reason: Reason, message: str) -> None:
+        super().__init__(message)
+        self.fault = Fault(reason.name, message, "", "preflight")
+
+
+class Station:
+    """The worker groups of one case in one tree.
+
+    ``prepared`` and ``counts`` are what its groups told, of all ranks of the case.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        bench: Bench,
+        progress: Ticker,
+        monitor: Monitor | None,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.case, self.bench, self.progress, self.monitor = case, bench, progress, monitor
+        self._stack = stack  # closes every group at the end, whatever happens
+        self.prepared: Answers = []
+        self.counts: Counts | None = None
+
+    def start(self, label: str, *, alone: bool = False) -> WorkerGroup:
+        """A group that begins to import. ``alone``: of one rank, though the case has several."""
+        name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
+        spec = LaunchSpec(
+            device=self.case.device,
+            preload=(self.case.workload.partition(":")[0], "torch._dynamo", "torch._inductor"),
+            world_size=1 if alone else self.case.world_size,
+            root=self.bench.root,
+            folder=self.bench.folder / self.case.slug / name,
+            cache=self.bench.cache,
+            label=label,
+            time_limit_s=self.case.time_limit_s,
+            own=self.bench.own,
+            forbidden=self.bench.forbidden,
+            one_of_several=alone,
+        )
+        return self._stack.enter_context(WorkerGroup(spec))
+
+    def asker(self, group: WorkerGroup) -> Ask:
+        """A function that asks the group's ranks, while the machine is watched."""
+
+        def poll() -> None:
+            if self.monitor:
+                self.monitor.poll()
+            self.progress.tick()
+
+        def ask(command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any) -> Answers:
+            show = self.shown(group.spec.label)
+            return group.request(command, limit_s=limit_s, poll=poll, progress=show, **arguments)
+
+        return ask
+
+    def prepare(self, group: WorkerGroup, ask: Ask) -> Answers:
+        """Build the workload. Raises LaunchFailed, also for another GPU or another tree's code."""
+        told = ask("prepare", factory=self.case.workload, params=self.case.params)
+        check_sources(group.spec, told, "prepare")
+        if self.monitor:
+            refuse_other_gpus(told, self.monitor.gpus)
+        if not group.spec.one_of_several:
+            self.prepared = told
+        return told
+
+    def leave(self, group: WorkerGroup, ask: Ask) -> None:
+        """End the group in order; what it imported late is looked at first."""
+        if group.spec.forbidden:
+            check_sources(group.spec, ask("sources"), "end")
+        group.leave()
+
+    def warm_up(
+        self, ask: Ask, label: str, protocol: Protocol, following: Callable[[], bool]
+    ) -> WarmUp:
+        """Windows of steps until steady, or until the cap, and until ``following`` is ready.
+
+        The card is kept busy while the next launch still imports: a pause would cool it.
+        """
+        state = WarmUp(protocol)
+        while not state.done() or not following():
+            self.progress(f"{label}: warm-up")
+            state.add(ask("block", steps=state.next_steps()))
+        return state
+
+    def count(self, ask: Ask, clock: Callable[[], float]) -> None:
+        """The counting pass."""
+        began = clock()
+        self.counts = counts_of(ask("count", limit_s=COMPILE_LIMIT_S), clock() - began)
+
+    def annotate(self) -> Annotate:
+        """What says whether the machine was fit during a block."""
+        return self.monitor.annotate if self.monitor else undisturbed
+
+    def shown(self, label: str) -> Callable[[str], None]:
+        """Progress under a label."""
+        return lambda text: self.progress(f"{label}: {text}")
+
+    def told(self) -> dict[str, Any]:
+        """What the ranks said of themselves, as fields of Evidence."""
+        if not self.prepared:
+            return {}
+        first = self.prepared[0]
+        fingerprint: Fingerprint = fingerprint_of(first, self.monitor)
+        return {
+            "fingerprint": fingerprint,
+            "tokens_per_step": sum(rank["tokens_per_step"] for rank in self.prepared),
+            "flops_per_step": sum(rank["flops_per_step"] for rank in self.prepared),
+            "floor_flops_per_step": first.get("floor_flops_per_step", 0.0),
+        }

@@ -1,0 +1,71 @@
+"""One rank alone beside two real ones: measured after them, held apart, and named if it fails."""
+
+from pathlib import Path
+
+import pytest
+
+from stepguard import Case
+from stepguard.host.measure import Bench, measure
+from stepguard.host.revision import Revision
+from stepguard.judge import judge
+from stepguard.verdict import Reason, Status
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory):
+    """A place to measure in, from which tests/factories.py can be imported."""
+    folder = tmp_path_factory.mktemp("bench")
+    revision = Revision("a" * 40, ())
+    return Bench(ROOT / "tests", folder / "cache", folder / "runs", (), revision, "pytest")
+
+
+def measured(bench, factory, world_size=2, wants_more=lambda evidence: False):
+    """The evidence of a CPU case of one planned launch."""
+    case = Case(factory, f"factories:{factory}", {}, "cpu", world_size, 1, ("graph_breaks",))
+    return measure(case, bench, wants_more=wants_more)
+
+
+@pytest.fixture(scope="module")
+def pair(bench):
+    """Two ranks that exchange in every step, which asked for one launch more than planned."""
+    return measured(bench, "uneven", wants_more=lambda evidence: len(evidence.launches) < 2)
+
+
+def test_one_rank_is_measured_and_is_none_of_the_launches(pair):
+    """Alone it has blocks of one rank, though its step reduces over all ranks there are."""
+    assert not pair.faults, pair.faults
+    assert [launch.index for launch in pair.launches] == [1, 2]
+    assert all(len(block.wall_ms) == 2 for x in pair.launches for block in x.blocks)
+    assert pair.one_rank is not None
+    assert [len(block.wall_ms) for block in pair.one_rank.blocks] == [1, 1, 1]
+
+
+def test_the_figures_are_of_both(pair):
+    """Tokens are those of all ranks; efficiency is one rank's step over the case's."""
+    values = pair.values()
+    assert (pair.tokens_per_step, pair.one_rank_tokens_per_step) == (2, 1)
+    assert values["one_rank_step_ms"] == pair.one_rank.step_ms
+    wanted = 100 * pair.one_rank.step_ms / values["step_ms"]
+    assert values["scaling_efficiency_pct"] == pytest.approx(wanted)
+    assert values["tokens_per_s"] == pytest.approx(2 / values["step_ms"] * 1e3)
+
+
+def test_a_rank_that_cannot_run_alone_breaks_the_case_by_name(bench):
+    """Its launches stay in the evidence, and the message says that it was the one-rank launch."""
+    found = measured(bench, "together")
+    verdict = judge(found, None)
+    assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.RAISED)
+    wanted = "one-rank launch: rank 0 in prepare: ValueError: planted: alone"
+    assert verdict.message == wanted
+    assert len(found.launches) == 1 and found.one_rank is None
+    assert "scaling_efficiency_pct" not in found.values()
+
+
+def test_one_rank_has_nobody_to_be_compared_with(bench):
+    """A case of one rank has no such launch."""
+    found = measured(bench, "linear", world_size=1)
+    assert not found.faults, found.faults
+    assert found.one_rank is None
+    assert not {"scaling_efficiency_pct", "one_rank_step_ms"} & found.values().keys()
