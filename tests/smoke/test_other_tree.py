@@ -71,7 +71,7 @@ SCRIPT = {"script": "import sibling\n", "sibling": "print('sibling')\n"}
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     """A repository with "old" (two products, a broken engine) and HEAD (three, another factory)."""
-    root = repository(tmp_path_factory.mktemp("a tree") / "of mine")
+    root = repository(tmp_path_factory.mktemp("tree") / "mine")
     engine = root / "stepguard"
     (engine / "worker").mkdir(parents=True)
     for path in (engine / "__init__.py", engine / "worker" / "main.py"):
@@ -93,7 +93,7 @@ def run(root, tmp_path, monkeypatch):
     """Measures a factory of the old revision, or of the caller's tree; the evidence."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
 
-    def run(factory, params=None, old=True, world_size=1):
+    def run(factory, params=None, old=True, world_size=1, root=root):
         case = Case("x", f"pkg.work:{factory}", params or {}, "cpu", world_size, launches=1)
         with tree_of(root, "old") as tree:
             sides = {"root": root, "own": tree.base, "forbidden": (tree.top,)}
@@ -132,9 +132,10 @@ def test_each_tree_runs_its_own_workload(run):
     assert products(run("plain")) == 2
 
 
-def test_two_ranks(run):
-    """Every rank runs the revision's workload."""
-    assert products(run("plain", world_size=2)) == 2
+def test_two_ranks_and_a_path_with_spaces(root, run, tmp_path):
+    """Every rank runs the revision's workload, from a folder with spaces in its name as well."""
+    git(tmp_path, "clone", "-q", str(root), str(tmp_path / "a tree"))
+    assert products(run("plain", world_size=2, root=tmp_path / "a tree")) == 2
 
 
 def test_the_compiler_works_in_the_tree(run):
