@@ -87,7 +87,7 @@ def commit_for_confirmation(root: Path, commit: str) -> Confirmation:
     name, main = next(((ref, found) for ref in MAIN if (found := _commit(root, ref))), ("", ""))
     name = name.removeprefix("refs/remotes/").removeprefix("refs/heads/")
     if not main:
-        return Confirmation("", f"{why}, nor is a main branch: git fetch origin main")
+        return Confirmation("", f"{why}, and no main branch is known: git fetch origin main")
     base = (git(root, "merge-base", "HEAD", main) or "").strip()
     if not base:
         hint = f": {DEEPEN}" if _is_shallow(root) else ""

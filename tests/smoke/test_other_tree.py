@@ -21,6 +21,8 @@ WORKLOAD = f"""
 import os
 import subprocess
 import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 
 import torch
 from part import PRODUCTS
@@ -62,7 +64,16 @@ def child(*, device):
     script = os.path.join(os.path.dirname(__file__), "script.py")
     told = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert told.stdout == "sibling\\n", told
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        products, engine = pool.submit(seen).result()
+    assert (products, engine) == seen(), (products, engine)
     return Work()
+
+
+def seen():
+    import stepguard
+
+    return PRODUCTS, stepguard.__file__
 """
 NEW = WORKLOAD + "\n\ndef sized(*, size, device):\n    return Work()\n"
 SCRIPT = {"script": "import sibling\n", "sibling": "print('sibling')\n"}
@@ -149,7 +160,9 @@ def test_the_compiler_works_in_the_tree(run):
 
 
 def test_what_a_workload_starts_finds_its_siblings(run):
-    """A script that the workload starts imports what lies beside it, as it does without us."""
+    """A script that the workload starts imports what lies beside it, as it does without us; a
+    process that multiprocessing spawns, as data loaders do, imports this tree and this engine.
+    """
     assert products(run("child")) == 2
 
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -183,6 +184,20 @@ def test_ctrl_c_while_the_tree_is_held(root, hold):
     """A real SIGINT ends the process with KeyboardInterrupt and leaves nothing."""
     process, tree = hold(root, "one")
     assert tree.is_dir()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(LIMIT_S) == -signal.SIGINT
+    assert left(root) == []
+
+
+def test_a_second_ctrl_c_while_it_is_removed(root, hold, tmp_path, monkeypatch):
+    """An impatient Ctrl-C during the removal waits until nothing is left."""
+    fake_git(tmp_path / "bin", monkeypatch, "'worktree remove'", "sleep 1")
+    process, tree = hold(root, "one")
+    process.send_signal(signal.SIGINT)
+    until = time.monotonic() + LIMIT_S
+    while tree.exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)
     process.send_signal(signal.SIGINT)
     assert process.wait(LIMIT_S) == -signal.SIGINT
     assert left(root) == []
