@@ -220,6 +220,7 @@ class Evidence:
     differences: tuple[Difference, ...] = ()
     one_rank: Launch | None = None  # the same case as one rank alone; none of its launches
     one_rank_tokens_per_step: int = 0
+    one_rank_problem: str = ""  # why there is none, one sentence
     faults: tuple[Fault, ...] = ()
     tokens_per_step: int = 0  # all ranks
     flops_per_step: float = 0.0  # by formula, all ranks

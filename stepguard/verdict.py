@@ -46,6 +46,13 @@ class Reason(Enum):
     COUNTER_ROSE = "a counter rose"
     COUNTER_FELL = "a counter fell"
     WORK_MOVED = "the step does other work"
+    BEYOND_MARGIN = "beyond the margin, the other revision beside it"
+    WITHIN_MARGINS = "within the margins, the other revision beside it"
+    UNDECIDED = "the pairs do not decide"
+    UNPROVEN = "not proven among all that the run tried"
+    BASE_LACKS = "the other revision cannot run this case"
+    OTHER_FLOPS = "the other revision's step does other work"
+    MACHINE_MOVED = "the machine moved, the code did not"
     NOT_RECORDED = "no recording for this machine"
     METRIC_NOT_RECORDED = "the recording lacks this metric"
     OTHER_SOFTWARE = "recorded under other software"
@@ -113,6 +120,8 @@ class Verdict:
     metrics: tuple[MetricVerdict, ...] = ()
     recordings: int = 0  # how many the comparison rests on
     recorded: bool = False  # this run's evidence was accepted by --perf-update
+    against: str = ""  # the other revision that took turns, where one did
+    p_value: float | None = None  # of the step time: that it is no slower than the other's
 
     @property
     def word(self) -> str:

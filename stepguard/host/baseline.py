@@ -24,12 +24,12 @@ from stepguard.baseline_model import (
     BaselineFile,
     Entry,
     Epoch,
-    RecordedDifference,
     Recording,
 )
 from stepguard.evidence import Evidence
 from stepguard.judge import comparable, drifted, judge, measurement_problem
 from stepguard.metrics import METRICS
+from stepguard.recording import summary_of
 from stepguard.site import Site
 from stepguard.statistics import DEFAULT_LIMIT_PCT, DIFFERENCE_LIMIT_PCT, paired
 from stepguard.verdict import Status
@@ -235,42 +235,7 @@ def recording_of(evidence: Evidence) -> Recording:
                 f"{evidence.case_id}: not recorded, {name} is known to {half:.2f} % of a step "
                 f"only, its limit is {DIFFERENCE_LIMIT_PCT} %; measure again"
             )
-    assert evidence.fingerprint is not None
-    values = evidence.values()
-    timed = evidence.case["device"] == "cuda"
-    counted = evidence.counts.detail if evidence.counts else {}
-    found = evidence.counts.sites if evidence.counts else {}
-    return Recording(
-        date=evidence.date,
-        commit=evidence.commit,
-        device_uuid=evidence.fingerprint.device_uuid,
-        software=evidence.fingerprint.software_key(),
-        driver=evidence.fingerprint.driver,
-        tokens_per_step=evidence.tokens_per_step,
-        times_ms={
-            name: [round(getattr(launch, name), 4) for launch in evidence.launches]
-            for name in ("step_ms", "step_ms_median")
-            if timed or name in evidence.gates  # a case may gate a CPU's time, if it insists
-        },
-        counters=dict(evidence.counts.values) if evidence.counts else {},
-        information={
-            name: float(f"{value:.6g}")
-            for name, value in values.items()
-            if METRICS[name].kind == "information" and timed
-        },
-        detail={
-            name: parts
-            for name, parts in counted.items()
-            if parts and METRICS[name].kind == "counter"
-        },
-        sites={name: list(sites) for name, sites in found.items() if sites},
-        differences_pct={
-            f"{name}_pct": RecordedDifference(
-                mean=round(measured.mean_pct, 4), half_width=round(measured.half_width_pct, 4)
-            )
-            for name, measured in differences.items()
-        },
-    )
+    return summary_of(evidence)
 
 
 def accept(path: Path, evidence: Evidence, reason: str) -> str:

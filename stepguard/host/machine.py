@@ -116,17 +116,19 @@ class Monitor:
         self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
         self._samples: list[list[Sample]] = [[] for _ in gpus]
         self._ours: frozenset[int] = frozenset()
+        self._groups = 1
         self._watched = len(self.gpus)
         self._next = 0.0
 
-    def expect(self, pids: Sequence[int]) -> None:
-        """The processes that may be on the GPUs from now on, one on each, in the GPUs' order.
+    def expect(self, *groups: Sequence[int]) -> None:
+        """The processes that may be on the GPUs from now on: of each worker group one on each, in
+        the GPUs' order.
 
         With fewer of them than GPUs the GPUs that are left over are not watched: nothing runs there
         that is measured.
         """
-        self._ours = frozenset(pids)
-        self._watched = min(len(pids), len(self.gpus)) or len(self.gpus)
+        self._ours, self._groups = frozenset().union(*groups), len(groups)
+        self._watched = min(max(map(len, groups), default=0), len(self.gpus)) or len(self.gpus)
 
     def preflight(self) -> str:
         """Why the machine is not fit to measure on, with the remedy, or the empty string.
@@ -158,7 +160,7 @@ class Monitor:
         watched = slice(self._watched)
         for handle, samples in zip(self._handles[watched], self._samples[watched], strict=True):
             with contextlib.suppress(pynvml.NVMLError):  # a block without samples is tainted
-                samples.append(_sample(handle, self._ours))
+                samples.append(_sample(handle, self._ours, self._groups))
 
     def annotate(self, block: Block, began_ns: int, ended_ns: int) -> Block:
         """The block with its telemetry; ``tainted`` says why it must be measured again."""
@@ -206,13 +208,13 @@ def _preflight(handle: Any) -> str:
     return ""
 
 
-def _sample(handle: Any, ours: frozenset[int]) -> Sample:
+def _sample(handle: Any, ours: frozenset[int], groups: int) -> Sample:
     bits = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
     slowdown = ", ".join(text for bit, text in _SLOWDOWN_BITS.items() if bits & bit)
     pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
     # In a container NVML may show host pids: ours are not among them, and only numbers compare. A
-    # GPU has one rank.
-    strangers = pids - ours if pids & ours else set(sorted(pids)[1:])
+    # GPU has one rank of each group.
+    strangers = pids - ours if pids & ours else set(sorted(pids)[groups:])
     foreign = f"process {min(strangers)} on the GPU" if ours and strangers else ""
     return Sample(
         at_ns=time.perf_counter_ns(),

@@ -54,6 +54,7 @@ class _CaseRun:
         self.faults: list[Fault] = []
         self.one_rank: Launch | None = None
         self.one_rank_tokens = 0
+        self.one_rank_problem = ""
         self.stack = contextlib.ExitStack()
         self.station = Station(case, bench, self.progress, None, self.stack)
 
@@ -66,9 +67,18 @@ class _CaseRun:
                 assert group is not None
                 if leg.alone:
                     self._more_launches(wants_more)  # not after it: the other cards cool meanwhile
-                group = self._launch(group, leg, following)
+                    self._one_rank(group, leg)
+                else:
+                    group = self._launch(group, leg, following)
             if not legs[-1].alone:
                 self._more_launches(wants_more)
+
+    def _one_rank(self, group: WorkerGroup, leg: Leg) -> None:
+        """One rank alone informs: a workload that cannot do with one is not broken by that."""
+        try:
+            self._launch(group, leg, None)
+        except LaunchFailed as failed:
+            self.one_rank_problem = failed.fault.message
 
     def _more_launches(self, wants_more: Callable[[Evidence], bool]) -> None:
         most = self.case.launches + self.bench.more_launches
@@ -163,6 +173,7 @@ class _CaseRun:
             differences=tuple(self.differences),
             one_rank=self.one_rank,
             one_rank_tokens_per_step=self.one_rank_tokens,
+            one_rank_problem=self.one_rank_problem,
             faults=tuple(self.faults),
             wall_s=time.monotonic() - self.began,
             **self.station.told(),

@@ -52,7 +52,8 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
     if verdicts:
         yield table.counts(verdicts), {}
     for result in run.results:
-        yield from ((line, {}) for line in [*_allowed(result), *_elsewhere(result.verdict)])
+        beside = [*_allowed(result), *_elsewhere(result.verdict), *_not_alone(result)]
+        yield from ((line, {}) for line in beside)
     for notice in notices:
         yield notice, {}
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
@@ -64,6 +65,12 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         # The block above has it all; here only the first thing to do.
         path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
         yield f"  {explain.next_steps(verdict, path, run.python, dirty)[0]}", {}
+
+
+def _not_alone(result: Result) -> Iterator[str]:
+    """Why there is no scaling efficiency, where one was to be had."""
+    if problem := result.evidence.one_rank_problem:
+        yield f"{result.case.id}: no scaling efficiency, one rank alone failed: {problem}"
 
 
 def _allowed(result: Result) -> Iterator[str]:

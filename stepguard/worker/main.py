@@ -95,6 +95,7 @@ class Session:
             "precision": str(getattr(self.workload, "precision", "")),
             "fingerprint": fingerprint(self.device),
             "sources": sources(),
+            "memory_bytes": _memory_bytes(self.device),
         }
 
     def do_sources(self) -> dict[str, Any]:
@@ -220,6 +221,16 @@ def _device() -> Any:
         )
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     return torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
+
+
+def _memory_bytes(device: Any) -> int:
+    """What this process may take of its card; 0 on a CPU. A workload may have set itself a share."""
+    if device.type != "cuda":
+        return 0
+    import torch
+
+    total = torch.cuda.get_device_properties(device).total_memory
+    return int(total * torch.cuda.get_per_process_memory_fraction(device))
 
 
 def _join_process_group(device: Any) -> None:
