@@ -22,8 +22,6 @@ that what was measured is not lost; exit status 1 says that something is missing
 
 import argparse
 import json
-import os
-import platform
 import shlex
 import sys
 import tempfile
@@ -37,8 +35,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import ranks  # noqa: E402
 from benchmarks import unsynced_clock_report as report  # noqa: E402
+from benchmarks.documents import Document, default_path, machine  # noqa: E402
 from stepguard.cli import parse_params  # noqa: E402
-from stepguard.host.machine import MachineError, visible_gpus  # noqa: E402
 from stepguard.host.revision import current  # noqa: E402
 from stepguard.trace.gpu_time import read_gpu_time  # noqa: E402
 
@@ -59,11 +57,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warm-up-s", type=float, default=5.0, help="at least (%(default)s)")
     parser.add_argument("--profile-steps", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--limit-s", type=float, default=240.0, help="series stop in time for it")
-    parser.add_argument("--out", type=Path, default=Path("unsynced_clock.json"))
+    parser.add_argument("--out", type=Path, help="(.stepguard/unsynced_clock.json)")
     parser.add_argument("--markdown", type=Path, help="write the tables there too")
     parser.add_argument("--svg", type=Path, help="draw true time beside the clock's")
     parser.add_argument("params", nargs="*", metavar="key=value", help="of model.workloads")
     options = parser.parse_args()
+    options.out = options.out or default_path("unsynced_clock.json")
     for name in ("ranks", "series", "steps", "profile_steps"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; possible: 1 up")
@@ -71,40 +70,6 @@ def arguments() -> argparse.Namespace:
         if not path.resolve().parent.is_dir():
             parser.error(f"{path}: there is no folder {path.resolve().parent}")
     return options
-
-
-def machine(options: argparse.Namespace) -> dict[str, Any]:
-    """The GPUs and their driver; SystemExit when there are too few."""
-    if options.device == "cpu":
-        return {"device": "CPU", "cores": os.cpu_count(), "arch": platform.machine()}
-    try:
-        gpus = visible_gpus()
-    except MachineError as error:
-        raise SystemExit(str(error)) from None
-    if len(gpus) < options.ranks:
-        raise SystemExit(f"{options.ranks} GPUs are wanted, {len(gpus)} are visible: use --gpus N")
-    used = gpus[: options.ranks]
-    return {
-        "device": used[0].name,
-        "count": options.ranks,
-        "driver": used[0].driver,
-        "uuids": [gpu.uuid for gpu in used],
-        "cores": os.cpu_count(),
-    }
-
-
-class Document:
-    """The JSON file: what is known is written at once, and whole."""
-
-    def __init__(self, path: Path, content: dict[str, Any]) -> None:
-        self.path, self.content = path, content
-
-    def update(self, **more: Any) -> None:
-        """Add and write."""
-        self.content |= more
-        fresh = self.path.with_name(self.path.name + ".new")
-        fresh.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
-        fresh.replace(self.path)
 
 
 def measure(options: argparse.Namespace, document: Document, folder: Path) -> str:
@@ -205,7 +170,7 @@ def main() -> int:
             "command": shlex.join(["python", *sys.argv]),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": current(ROOT, ROOT / "baselines").commit,
-            "machine": machine(options),
+            "machine": machine(options.device, options.ranks),
             "params": parse_params(options.params),
             "steps_per_block": options.steps,
         },

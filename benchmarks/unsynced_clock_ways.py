@@ -67,6 +67,8 @@ class PhaseTimes:
         if path not in self._paths:
             self._paths.append(path)
         first, last = self._event(), self._event()
+        if first is not None:
+            first.record()
         began = time.perf_counter_ns()
         try:
             yield
@@ -78,11 +80,7 @@ class PhaseTimes:
             self._open.pop()
 
     def _event(self) -> Any:
-        if not self._gpu:
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()  # the last one is recorded again when the phase ends
-        return event
+        return torch.cuda.Event(enable_timing=True) if self._gpu else None
 
     def means(self) -> dict[str, dict[str, float | None]]:
         """Mean host and GPU ms a step by phase, the first step left out; call when drained."""
