@@ -15,7 +15,7 @@ from typing import Any
 from stepguard.trace.calls import DTYPE_BYTES, LAUNCH_CALLS, SYNC_CALLS, is_copy, is_memset
 
 Event = dict[str, Any]
-_API = ("cuda_runtime", "cuda_driver")
+API_CATEGORIES = ("cuda_runtime", "cuda_driver")
 
 
 @dataclass(frozen=True)
@@ -53,11 +53,8 @@ def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls
     trace would be wrong, not approximate.
     """
     events = list(events)
-    marks = [e for e in events if e["name"] == mark and e.get("cat") == "user_annotation"]
-    if len(marks) != steps:
-        raise RuntimeError(f"the trace holds {len(marks)} of {steps} marked steps")
-    marks.sort(key=lambda e: float(e["ts"]))
-    host = [e for e in events if e.get("cat") in ("cpu_op", *_API)]
+    marks = marked_steps(events, mark, steps)
+    host = [e for e in events if e.get("cat") in ("cpu_op", *API_CATEGORIES)]
     host.sort(key=lambda e: float(e["ts"]))
     starts = [float(e["ts"]) for e in host]
     records = {
@@ -74,11 +71,21 @@ def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls
     return found
 
 
+def marked_steps(events: Iterable[Event], mark: str, steps: int) -> list[Event]:
+    """The ``steps`` user annotations named ``mark``, in order of time; RuntimeError if the trace
+    does not hold every one.
+    """
+    marks = [e for e in events if e["name"] == mark and e.get("cat") == "user_annotation"]
+    if len(marks) != steps:
+        raise RuntimeError(f"the trace holds {len(marks)} of {steps} marked steps")
+    return sorted(marks, key=lambda e: float(e["ts"]))
+
+
 def _step(
     host: Sequence[Event], records: dict[int, Event], sizes: dict[tuple[str, int], int]
 ) -> StepCalls:
     operators = [e for e in host if e["cat"] == "cpu_op"]
-    api = [e for e in host if e["cat"] in _API]
+    api = [e for e in host if e["cat"] in API_CATEGORIES]
     copies = [e for e in api if is_copy(e["name"])]
     known = [r for e in copies if (r := records.get(e["args"].get("correlation"))) is not None]
     moved: Counter[str] = Counter()

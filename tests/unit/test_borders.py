@@ -27,6 +27,8 @@ PURE = (
     "baseline_model",
     "hardware",
     "trace.calls",
+    "trace.gpu_time",
+    "trace.kernels",
     "trace.steps",
 )
 IMPURE = {

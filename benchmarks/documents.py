@@ -1,0 +1,50 @@
+"""What the experiments write down: the machine, and a JSON file that is whole at any time."""
+
+import json
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from stepguard.host.machine import MachineError, visible_gpus
+
+
+class Document:
+    """The JSON file: what is known is written at once, and whole."""
+
+    def __init__(self, path: Path, content: dict[str, Any]) -> None:
+        self.path, self.content = path, content
+
+    def update(self, **more: Any) -> None:
+        """Add and write."""
+        self.content |= more
+        fresh = self.path.with_name(self.path.name + ".new")
+        fresh.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", "utf-8")
+        fresh.replace(self.path)
+
+
+def default_path(name: str) -> Path:
+    """Where evidence lies that git does not know: the tree stays clean."""
+    folder = Path(__file__).resolve().parent.parent / ".stepguard"
+    folder.mkdir(exist_ok=True)
+    return folder / name
+
+
+def machine(device: str, count: int) -> dict[str, Any]:
+    """The ``count`` GPUs to be used and their driver; SystemExit when there are too few."""
+    if device == "cpu":
+        return {"device": "CPU", "cores": os.cpu_count(), "arch": platform.machine()}
+    try:
+        gpus = visible_gpus()
+    except MachineError as error:
+        raise SystemExit(str(error)) from None
+    if len(gpus) < count:
+        raise SystemExit(f"{count} GPUs are wanted, {len(gpus)} are visible: use --gpus N")
+    used = gpus[:count]
+    return {
+        "device": used[0].name,
+        "count": count,
+        "driver": used[0].driver,
+        "uuids": [gpu.uuid for gpu in used],
+        "cores": os.cpu_count(),
+    }

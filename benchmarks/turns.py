@@ -1,0 +1,69 @@
+"""Who runs when, and what the pairs say: the arithmetic that comparisons in turns share. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.special import stdtrit
+
+
+def mirrored(names: Sequence[str], series: int) -> list[str]:
+    """The order of a series: as given, backwards in every other one, so that drift cancels."""
+    return list(names) if series % 2 == 0 else list(reversed(names))
+
+
+def slowest(rank_ms: Sequence[float]) -> float:
+    """A step ends when its slowest rank has."""
+    if not rank_ms:
+        raise ValueError("no rank has a time")
+    return max(rank_ms)
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of the mean, Student's t; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    return float(stdtrit(len(values) - 1, 0.975)) * stdev(values) / math.sqrt(len(values))
+
+
+def ratio(pairs_ms: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    """First over second less one, in percent, from the pairs' log-ratios, with a 95 % interval.
+
+    Raises ValueError without a pair, or for a time that is not positive.
+    """
+    if not pairs_ms or not all(ms > 0 and math.isfinite(ms) for pair in pairs_ms for ms in pair):
+        raise ValueError(f"pairs {pairs_ms!r}: positive finite times are needed")
+    logs = [math.log(first / second) for first, second in pairs_ms]
+    mean, half = fmean(logs), half_width(logs)
+    interval = None if half is None else [_percent(mean - half), _percent(mean + half)]
+    return {
+        "ratio": math.exp(mean),
+        "ratio_minus_1_pct": _percent(mean),
+        "interval_95_pct": interval,
+        "sd_of_a_pair_pct": None if half is None else 100 * stdev(logs),
+        "pairs": len(logs),
+    }
+
+
+def _percent(log: float) -> float:
+    return 100 * math.expm1(log)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; the first column is text, the others are figures."""
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def clock_text(seconds: float) -> str:
+    """Minutes and seconds, as in "1:05"."""
+    whole = max(0, round(seconds))
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def shares(amounts: Mapping[str, float]) -> dict[str, float]:
+    """Each amount in percent of all, largest first; empty if there is nothing to share."""
+    total = math.fsum(amounts.values())
+    ordered = sorted(amounts.items(), key=lambda item: -item[1])
+    return {name: 100 * amount / total for name, amount in ordered} if total > 0 else {}

@@ -1,0 +1,87 @@
+"""The unsynced clock's experiment as a user runs it, on two real ranks of a CPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.unsynced_clock_report import WHAT
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG_S = 300
+TINY = ("size=nano", "batch=1", "seq=32", "precision=fp32", "compile=false")
+QUICK = ("--device", "cpu", "--steps", "2", "--warm-up-steps", "1", "--warm-up-s", "0")
+
+
+def run(folder, *arguments):
+    """The finished command and what it wrote."""
+    out = folder / "clock.json"
+    command = [sys.executable, "benchmarks/unsynced_clock.py", *QUICK, "--out", str(out)]
+    done = subprocess.run(
+        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=LONG_S
+    )
+    return done, json.loads(out.read_text()) if out.exists() else {}
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """Two ranks, two series."""
+    folder = tmp_path_factory.mktemp("clock")
+    files = ("--markdown", str(folder / "clock.md"), "--svg", str(folder / "clock.svg"))
+    done, found = run(
+        folder, "--ranks", "2", "--series", "2", "--profile-steps", "1", *files, *TINY
+    )
+    return done, found, folder
+
+
+def test_every_variant_is_timed_on_every_rank(measured):
+    """Two series in mirrored order; each block has both ranks and each step's reading."""
+    done, found, _ = measured
+    assert done.returncode == 0, done.stdout + done.stderr
+    first, second = found["series"]
+    assert first["order"] == list(WHAT) == list(reversed(second["order"]))
+    for one in first, second:
+        for block in one["blocks"].values():
+            assert len(block["rank_ms"]) == 2 and len(block["clock_ms"]) == 2
+            assert all(ms > 0 for ms in block["rank_ms"] + block["clock_ms"])
+    assert set(found["summary"]) == set(WHAT) and not found["missing"]
+    assert found["tokens_per_step"] == 2 * 2 * 1 * 32
+
+
+def test_phases_are_those_of_the_step(measured):
+    """Both micro-steps with load, forward and backward inside; the wait only where one is."""
+    _, found, _ = measured
+    for name, phases in found["phases"].items():
+        inside = {path.removeprefix("step > ") for path in phases}
+        for micro in ("micro_step_0", "micro_step_1"):
+            parts = {f"{micro} > {part}" for part in ("load", "forward", "backward")}
+            assert {micro} | parts <= inside
+        assert {"all_reduce", "clip_grad", "optimizer"} <= inside
+        assert ("wait" in inside) == (name not in ("P", "U"))
+
+
+def test_tables_and_picture_are_written(measured):
+    """The Markdown is what was printed; the picture names every variant."""
+    done, _, folder = measured
+    text = (folder / "clock.md").read_text()
+    assert text in done.stdout and "not measured on a CPU" in text
+    assert all(f">{name}</text>" in (folder / "clock.svg").read_text() for name in WHAT)
+
+
+def test_a_group_that_dies_is_no_result(tmp_path):
+    """A bad parameter ends the ranks: exit status 1, the reason shown, the document says so."""
+    done, found = run(tmp_path, "--ranks", "1", "size=huge")
+    assert done.returncode == 1
+    assert "size is 'huge'" in done.stderr
+    assert any("torchrun ended" in one for one in found["missing"])
+
+
+def test_too_few_gpus_are_refused_at_once(tmp_path):
+    """More GPUs than there are: one line, and nothing is started."""
+    command = [sys.executable, "benchmarks/unsynced_clock.py", "--gpus", "4096"]
+    command += ["--out", str(tmp_path / "x.json")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONG_S)
+    assert done.returncode == 1 and "4096 GPUs are wanted" in done.stderr
+    assert not (tmp_path / "x.json").exists()
