@@ -28,6 +28,7 @@ from stepguard.hardware import nominal_peak_flops, physical_peak_flops
 from stepguard.host.blocks import Annotate, Ask, Tainted, timed_blocks, undisturbed
 from stepguard.host.differences import DIFFERENCES, measure_difference
 from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
+from stepguard.host.lock import GpuLocked, held
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.plan import Leg, plan
 from stepguard.host.revision import Revision
@@ -85,9 +86,9 @@ class _CaseRun:
         self._stack = contextlib.ExitStack()
 
     def measure(self, wants_more: Callable[[Evidence], bool]) -> None:
-        if self.case.device == "cuda" and not self._machine_fit():
-            return
         with self._stack:
+            if self.case.device == "cuda" and not self._machine_fit():
+                return
             legs = plan(self.case)
             group: WorkerGroup | None = self._start(legs[0])
             for leg, following in zip(legs, [*legs[1:], None], strict=True):
@@ -104,10 +105,16 @@ class _CaseRun:
             message = f"{self.case.world_size} GPUs needed, {have} here"
             self.faults.append(Fault(Reason.TOO_FEW_GPUS.name, message, "", "preflight"))
             return False
+        gpus = self.bench.gpus[: self.case.world_size]
         reason = Reason.FOREIGN_PROCESS
         try:
-            self.monitor = Monitor(self.bench.gpus[: self.case.world_size])
+            uuids, command = [gpu.uuid for gpu in gpus], self.bench.command
+            self._stack.enter_context(held(uuids, command, self.progress))
+            self.began = time.monotonic()  # what the wait took says nothing of the case
+            self.monitor = Monitor(gpus)
             problem = self.monitor.preflight()
+        except GpuLocked as error:
+            reason, problem = Reason.GPU_LOCKED, str(error)
         except MachineError as error:
             reason, problem = Reason.MACHINE_UNREADABLE, str(error)
         if problem:
