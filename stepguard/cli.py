@@ -14,19 +14,17 @@ import os
 import sys
 from pathlib import Path
 
-from stepguard import explain
+from stepguard import cli_baselines, explain
 from stepguard.case import Case, Scalar
 from stepguard.doctor import examine
-from stepguard.evidence import Evidence, from_json
-from stepguard.host import baseline
 from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import MachineError, visible_gpus
-from stepguard.host.store import Store, StoreError
+from stepguard.host.store import StoreError, root_of
 from stepguard.host.suite import Result, Suite
-from stepguard.judge import judge, measurement_problem
-from stepguard.report import documents, shell, table
+from stepguard.judge import measurement_problem
+from stepguard.report import documents, shell
 from stepguard.report.live import Live
-from stepguard.verdict import Status
+from stepguard.usage import UsageError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -72,39 +70,9 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     run.set_defaults(call=_run)
     doctor = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
     doctor.set_defaults(call=lambda options: examine(root, options.baselines))
-    accept = commands.add_parser("accept", help="make the last run's evidence a recording")
-    accept.add_argument("case", nargs="*", metavar="CASE", help="default: every case of that run")
-    accept.add_argument("--reason", default="", help="why a new level is right")
-    accept.set_defaults(call=_accept)
-    again = commands.add_parser("judge", help="judge kept evidence against the baselines again")
-    again.add_argument(
-        "case", nargs="*", metavar="CASE", help="default: every case of the last run"
-    )
-    again.add_argument("--json", metavar="PATH", help="write the verdicts as one JSON document")
-    again.set_defaults(call=_judge)
-    shown = commands.add_parser("baselines", help="what is recorded")
-    shown.add_argument("action", choices=("list", "show"))
-    shown.add_argument("case", nargs="?", metavar="CASE")
-    shown.set_defaults(call=_baselines)
-    for command in (accept, again):
-        command.add_argument(
-            "--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run"
-        )
-    for command in (doctor, accept, again, shown):
-        command.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
+    cli_baselines.add_commands(commands, root)
+    doctor.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     return dict(commands.choices)
-
-
-class UsageError(ValueError):
-    """The command line itself is wrong."""
-
-
-def root_of(folder: Path) -> Path:
-    """The project's root: the nearest folder upwards with pytest.ini, pyproject.toml or .git."""
-    for candidate in (folder, *folder.parents):
-        if any((candidate / name).exists() for name in ("pytest.ini", "pyproject.toml", ".git")):
-            return candidate
-    return folder
 
 
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
@@ -127,12 +95,6 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
     return found
 
 
-def _refuse_target(target: str | None) -> None:
-    """Raise UsageError now, not when hours of measuring are over."""
-    if target and (problem := documents.unwritable(Path(target))):
-        raise UsageError(f"--json {target}: {problem}")
-
-
 def _run(options: argparse.Namespace) -> int:
     params = parse_params(options.params)
     gpus = tuple(visible_gpus())
@@ -142,7 +104,7 @@ def _run(options: argparse.Namespace) -> int:
     case = Case(
         "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
     )
-    _refuse_target(options.json)
+    shell.refuse_target(options.json)
     root = root_of(Path.cwd())
     suite = Suite(root, root / "baselines", gpus, ["python", "-m", "stepguard", *sys.argv[1:]])
     live = _live(suite)
@@ -177,84 +139,3 @@ def _live(suite: Suite) -> Live:
         width=100,
         expected_s=suite.store.last_wall_s(),
     )
-
-
-def _accept(options: argparse.Namespace) -> int:
-    refused = 0
-    for evidence in _wanted(options):
-        try:
-            path = baseline.path_of(options.baselines, evidence)
-            print(baseline.accept(path, evidence, options.reason))
-        except BaselineError as error:
-            print(f"stepguard: {error}", file=sys.stderr)
-            refused += 1
-    return 1 if refused else 0
-
-
-def _judge(options: argparse.Namespace) -> int:
-    """The verdicts that kept evidence gets from today's baselines; nothing is measured."""
-    _refuse_target(options.json)
-    verdicts = []
-    for evidence in _wanted(options):
-        path = baseline.path_of(options.baselines, evidence)
-        content = baseline.load_for(path, baseline.machine_of(evidence))
-        entry = content.cases.get(evidence.case_id) if content else None
-        verdicts.append(judge(evidence, entry))
-        commit = evidence.commit[:10] or "no commit"
-        print(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
-    for text, _ in table.lines(table.rows(verdicts)):
-        print(text)
-    for verdict in verdicts:
-        if verdict.status is not Status.SAME:
-            print("\n".join([explain.headline(verdict), *explain.evidence_lines(verdict)]))
-    shell.put_json([documents.verdict_document(verdict) for verdict in verdicts], options.json)
-    return 0 if all(verdict.status.outcome == "passed" for verdict in verdicts) else 1
-
-
-def _wanted(options: argparse.Namespace) -> list[Evidence]:
-    """The evidence that is meant, all of it: a case may have been measured on several machines.
-
-    Raises ValueError when there is none, or a case is unknown.
-    """
-    if options.evidence:
-        path = Path(options.evidence)
-        paths = sorted(path.rglob("evidence.json")) if path.is_dir() else [path]
-        source = str(path)
-    else:
-        store = Store(root_of(Path.cwd()))
-        paths = list(store.newest().values()) if options.case else store.last_run()
-        source = str(store.runs)
-    try:
-        found = [from_json(path.read_bytes(), str(path)) for path in paths]
-    except OSError as error:
-        raise ValueError(f"{error.filename}: {error.strerror}") from None
-    if not found:
-        here = "the last run left no evidence; measure: pytest perf_tests"
-        there = "no evidence.json is below it"
-        raise ValueError(f"{source}: {there if options.evidence else here}")
-    known = {evidence.case_id for evidence in found}
-    for case_id in options.case:
-        if case_id not in known:
-            has = ", ".join(sorted(known))
-            raise ValueError(f"no evidence of {case_id!r} in {source}; it has: {has}")
-    return [evidence for evidence in found if evidence.case_id in (options.case or known)]
-
-
-def _baselines(options: argparse.Namespace) -> int:
-    folder = options.baselines
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise ValueError(f"{folder}: no baseline file; record one: pytest perf_tests --perf-update")
-    shown = 0
-    for path in paths:
-        content = baseline.load(path)
-        for case_id, entry in sorted(content.cases.items()) if content else ():
-            if options.case not in (None, case_id):
-                continue
-            shown += 1
-            print(shell.recorded(path, case_id, entry))
-            if options.action == "show":
-                print(json.dumps(baseline.as_builtins(entry), indent=1, sort_keys=True))
-    if options.case and not shown:
-        raise ValueError(f"{folder} has no baseline of {options.case!r}")
-    return 0

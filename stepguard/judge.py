@@ -16,6 +16,7 @@ from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
 
 _UNFIT = {
     Reason.FOREIGN_PROCESS,
+    Reason.GPU_LOCKED,
     Reason.THROTTLED,
     Reason.MACHINE_UNREADABLE,
     Reason.TOO_FEW_GPUS,

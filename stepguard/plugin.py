@@ -197,7 +197,7 @@ def pytest_runtest_makereport(
         report.outcome, report.longrepr = "failed", text
         vars(report).pop("wasxfail", None)
     if result is not None and (report.passed or report.failed and outcome != "passed"):
-        report.perf_status = result.verdict.word  # type: ignore[attr-defined]
+        report.perf_status = item.config.stash[_RUN].word(result)  # type: ignore[attr-defined]
     if report.failed and outcome == "error":
         report.when = "setup"
     return report
@@ -224,8 +224,11 @@ def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
-    """Write the documents; fail a run that measured no case, or could not record as asked."""
+    """Record what had to wait, write the documents; fail a run that measured no case, or could not
+    record as asked.
+    """
     run = session.config.stash[_RUN]
+    run.record_waiting()
     if exitstatus != pytest.ExitCode.USAGE_ERROR:
         run.write_documents()
     if (run.measured_nothing or run.refused) and exitstatus == pytest.ExitCode.OK:

@@ -13,14 +13,18 @@ from pathlib import Path
 import pytest
 
 from stepguard import explain
+from stepguard.acceptance import moved_together
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
 from stepguard.host.baseline import BaselineError, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.suite import Result, Suite
+from stepguard.metrics import METRICS
 from stepguard.report import documents
 from stepguard.report.live import Live
 from stepguard.verdict import Reason
+
+UPDATE_REASON = "accepted with --perf-update"
 
 
 class PerfRun:
@@ -39,6 +43,7 @@ class PerfRun:
         self.began = False  # whether any test ran, or was skipped, not only collected
         self.skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
         self.notices: list[str] = []
+        self._waiting: list[int] = []  # results that are recorded when the run is over
         self.refused = False  # --perf-update was asked for and could not be done
         self._gpus: tuple[Gpu, ...] | None = None
         self._suite: Suite | None = None
@@ -116,16 +121,51 @@ class PerfRun:
         lacks = result.verdict.reason is Reason.NOT_RECORDED
         if not (self.config.option.perf_update or (new_only and lacks)):
             return result
+        timed = any(METRICS[name].kind == "time" for name in result.case.gates)
         try:
-            done = suite.accept(result, "accepted with --perf-update")
+            done = suite.accept(result, UPDATE_REASON, dry=timed)
         except BaselineError as error:
-            self.notices.append(str(error))
-            self.refused = True
+            self._refuse(str(error))
             return result
-        self.notices.append(done)
+        if timed:
+            self._waiting.append(len(suite.results) - 1)
+        else:
+            self.notices.append(done)
         verdict = dataclasses.replace(result.verdict, recorded=True)
         suite.results[-1] = dataclasses.replace(result, verdict=verdict)
         return suite.results[-1]
+
+    def _refuse(self, why: str) -> None:
+        self.notices.append(why)
+        self.refused = True
+
+    def word(self, result: Result) -> str:
+        """The verdict's word while the run goes on: times are recorded when it is over."""
+        waits = any(self.results[index].case.id == result.case.id for index in self._waiting)
+        word = result.verdict.word
+        return word.replace("recorded", "to be recorded") if waits else word
+
+    def record_waiting(self) -> None:
+        """Record the cases with times. That waits for the last case: when all of them moved
+        together it was the machine, which a case alone cannot tell.
+        """
+        if self._suite is None or not self._waiting:
+            return
+        results = self._suite.results
+        together = moved_together([result.verdict for result in results])
+        if together:
+            names = ", ".join(results[index].case.id for index in self._waiting)
+            self._refuse(f"not recorded, {together} ({names})")
+        for index in self._waiting:
+            try:
+                if not together:
+                    self.notices.append(self._suite.accept(results[index], UPDATE_REASON))
+                    continue
+            except BaselineError as error:
+                self._refuse(str(error))
+            verdict = dataclasses.replace(results[index].verdict, recorded=False)
+            results[index] = dataclasses.replace(results[index], verdict=verdict)
+        self._waiting.clear()
 
     def _started(self) -> tuple[Suite, Live]:
         if self._suite is None or self._live is None:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 
-from scipy.special import stdtrit
+from scipy.special import fdtri, stdtrit
 
 # Two H200s differ by 1.3 %, two hosts by 3 %, one card by 4 % between cold and hot. Until an epoch
 # holds MIN_RECORDINGS its own spread cannot be known, and this stands in for it.
@@ -18,6 +18,7 @@ MIN_RECORDINGS = 5
 FLOOR_LIMIT_PCT = 0.5  # a limit below this would judge the card's temperature
 ALPHA = 0.001  # one-sided, per metric
 LAUNCH_SD_PCT = 0.25  # what launches of one case differ by at the least, when few are at hand
+PRIOR_WEIGHT = 4.0  # degrees of freedom that LAUNCH_SD_PCT counts for
 DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how long they take to wake up and launch
 CLOSE_SE = 2.0  # "close": the limit lies within this many standard errors of the change
 
@@ -64,10 +65,32 @@ def standard_error_pct(logs: Sequence[float]) -> float:
     happen to agree are not taken for certainty.
     """
     count = len(logs)
-    prior_weight, prior = 4.0, (LAUNCH_SD_PCT / 100) ** 2
+    prior = (LAUNCH_SD_PCT / 100) ** 2
     sample = variance(logs) if count > 1 else 0.0
-    pooled = (prior_weight * prior + (count - 1) * sample) / (prior_weight + count - 1)
+    pooled = (PRIOR_WEIGHT * prior + (count - 1) * sample) / (PRIOR_WEIGHT + count - 1)
     return 100 * math.sqrt(pooled / count)
+
+
+def launch_spread_pct(launch_ms: Sequence[float]) -> float:
+    """Standard deviation of the log step times of launches, in percent; 0 for a single one."""
+    logs = _logs(launch_ms)
+    return 100 * stdev(logs) if len(logs) > 1 else 0.0
+
+
+def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[float]]) -> float:
+    """The standard deviation that so many launches may have, in percent.
+
+    An F test at ALPHA against the recordings' own variance between launches, pooled with
+    LAUNCH_SD_PCT at PRIOR_WEIGHT degrees of freedom, which stands alone where nothing is recorded.
+    Infinite for a single launch.
+    """
+    if launches < 2:
+        return math.inf
+    weight, total = PRIOR_WEIGHT, PRIOR_WEIGHT * LAUNCH_SD_PCT**2
+    for recording in (_logs(times) for times in recordings_ms if len(times) > 1):
+        weight += len(recording) - 1
+        total += (len(recording) - 1) * 1e4 * variance(recording)
+    return math.sqrt(total / weight * float(fdtri(launches - 1, weight, 1 - ALPHA)))
 
 
 def screen(launch_ms: Sequence[float], recordings_ms: Sequence[Sequence[float]]) -> Screen:

@@ -63,6 +63,7 @@ class Reason(Enum):
     TOO_FEW_LAUNCHES = "fewer launches than the case asks for"
     COUNT_UNSTABLE = "a counter differs between steps"
     FOREIGN_PROCESS = "another process uses the GPU"
+    GPU_LOCKED = "another run measures on the GPU"
     THROTTLED = "the GPU was throttled"
     MACHINE_UNREADABLE = "the machine's state cannot be read"
     TOO_FEW_GPUS = "fewer GPUs than the case needs"

@@ -13,38 +13,21 @@ import shlex
 import tempfile
 from dataclasses import fields
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NoReturn
 
 import msgspec
 
-from stepguard.baseline_model import (
-    KEPT_RECORDINGS,
-    SCHEMA,
-    BaselineFile,
-    Entry,
-    Epoch,
-    Recording,
-)
+from stepguard.baseline_model import SCHEMA, BaselineFile, Entry
 from stepguard.evidence import Evidence
-from stepguard.judge import comparable, drifted, judge, measurement_problem
 from stepguard.metrics import METRICS
-from stepguard.recording import summary_of
 from stepguard.site import Site
-from stepguard.statistics import DEFAULT_LIMIT_PCT, DIFFERENCE_LIMIT_PCT, paired
-from stepguard.verdict import Status
 
 LINE_WIDTH = 100
 CPU_MACHINE = "CPU"
-COMMAND_LINE_RUN = "[run]"  # the ids that `python -m stepguard run` gives
 
 
 class BaselineError(Exception):
     """A baseline file that cannot be used or written; one sentence with the remedy."""
-
-
-class Refused(BaselineError):
-    """Evidence that must not become a recording."""
 
 
 def file_name(device: str, device_name: str, world_size: int) -> str:
@@ -209,116 +192,6 @@ def _layout(value: Any, depth: int) -> str:
         return "[\n" + ",\n".join(items) + f"\n{end}]"
     items = [f"{pad}{json.dumps(key)}: {_layout(value[key], depth + 1)}" for key in sorted(value)]
     return "{\n" + ",\n".join(items) + f"\n{end}}}"
-
-
-def recording_of(evidence: Evidence) -> Recording:
-    """The evidence as a recording. Raises Refused, with the reason, when it must not be one."""
-    problem = measurement_problem(evidence)
-    if problem is not None:
-        status, _, message, _ = problem
-        raise Refused(f"{evidence.case_id}: not recorded, {status.value}: {message}")
-    if evidence.case_id.endswith(COMMAND_LINE_RUN):
-        raise Refused(f"{evidence.case_id}: not recorded, it is no case of the suite")
-    if not evidence.commit:
-        raise Refused(f"{evidence.case_id}: not recorded, the tree is not a git repository")
-    if evidence.dirty:
-        more = f" and {len(evidence.dirty) - 1} more" if len(evidence.dirty) > 1 else ""
-        raise Refused(
-            f"{evidence.case_id}: not recorded, measured on a tree with uncommitted changes "
-            f"({evidence.dirty[0]}{more}); commit, then measure again"
-        )
-    differences = {one.name: paired(one.pairs_ms) for one in evidence.differences}
-    for name, measured in differences.items():
-        half = measured.half_width_pct
-        if not half <= DIFFERENCE_LIMIT_PCT:
-            raise Refused(
-                f"{evidence.case_id}: not recorded, {name} is known to {half:.2f} % of a step "
-                f"only, its limit is {DIFFERENCE_LIMIT_PCT} %; measure again"
-            )
-    return summary_of(evidence)
-
-
-def accept(path: Path, evidence: Evidence, reason: str) -> str:
-    """Make the evidence a recording of its case in ``path``; one line that says what was done.
-
-    `same` (and the first under new software) appends to the epoch; a change of level or of
-    parameters opens one. Raises Refused or BaselineError; the file is then unchanged.
-    """
-    recording = recording_of(evidence)
-    assert evidence.fingerprint is not None
-    machine = machine_of(evidence)
-    content = load_for(path, machine) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
-    entry = content.cases.get(evidence.case_id)
-    status = judge(evidence, entry).status
-    if not recording.times_ms and status is Status.SAME:
-        return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
-    done, epochs = _place(evidence, recording, entry, status, reason)
-    fresh = Entry(case=evidence.case, epochs=epochs)
-    save(path, msgspec.structs.replace(content, cases=content.cases | {evidence.case_id: fresh}))
-    return f"{evidence.case_id}: {done} in {path}"
-
-
-def _place(
-    evidence: Evidence, recording: Recording, entry: Entry | None, status: Status, reason: str
-) -> tuple[str, list[Epoch]]:
-    """What is done, and the case's epochs with the recording in its place."""
-    if entry is None:
-        return "first recording", [_opened(reason or "first recording", recording)]
-    if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
-        raise Refused(f"{evidence.case_id}: this evidence ({recording.date}) is already recorded")
-    if status is Status.INCONCLUSIVE:
-        raise Refused(f"{evidence.case_id}: not recorded, {status.value}: measure again")
-    last = entry.epochs[-1]
-    known = comparable(last, evidence)
-    drift = drifted(evidence, known) if known else _other_software(recording, last, reason)
-    if entry.case == evidence.case and (status is Status.SAME or not known) and not drift:
-        older = [_without_detail(r, recording.software) for r in last.recordings]
-        # The first stays: it is what the epoch's drift is measured from.
-        kept = [*older[:1], *[*older[1:], recording][1 - KEPT_RECORDINGS :]]
-        done = f"recording {len(known) + 1} of its epoch" if known else "first under this software"
-        return done, [*entry.epochs[:-1], Epoch(reason=last.reason, recordings=kept)]
-    if not reason.strip(" .'\""):  # the "..." of a pasted command is none
-        raise Refused(
-            f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
-            f"python -m stepguard accept '{evidence.case_id}' --reason '...'"
-        )
-    done = f"epoch {len(entry.epochs) + 1} opened ({reason})"
-    return done, [*entry.epochs, _opened(reason, recording)]
-
-
-def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
-    """What the first recording under new software would change unseen; empty if that is reasoned.
-
-    Versions cannot be compared exactly, but a build that does other work or is slower by more than
-    the limit is not the level that the epoch was opened for.
-    """
-    older = last.recordings[-1]
-    moves = []
-    old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
-    if old_flops and flops and old_flops != flops:
-        moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
-    for name in recording.times_ms.keys() & older.times_ms.keys():
-        change = 100 * (fmean(recording.times_ms[name]) / fmean(older.times_ms[name]) - 1)
-        if change > DEFAULT_LIMIT_PCT:
-            moves.append(f"{name} {change:+.2f} %")
-    if not moves or reason:
-        return ""
-    return f"against the recordings of other software: {', '.join(sorted(moves))}"
-
-
-def _opened(reason: str, recording: Recording) -> Epoch:
-    return Epoch(reason=reason, recordings=[recording])
-
-
-def _same_evidence(a: Recording, b: Recording) -> bool:
-    return (a.date, a.commit, a.device_uuid) == (b.date, b.commit, b.device_uuid)
-
-
-def _without_detail(recording: Recording, software: dict[str, str]) -> Recording:
-    """The recording less what a newer one of the same software repeats."""
-    if recording.software != software:
-        return recording
-    return msgspec.structs.replace(recording, detail={}, sites={})
 
 
 def as_builtins(entry: Entry) -> Any:

@@ -59,8 +59,9 @@ class _CaseRun:
         self.station = Station(case, bench, self.progress, None, self.stack)
 
     def measure(self, wants_more: Callable[[Evidence], bool]) -> None:
-        self.station.monitor = watch(self.case, self.bench)
         with self.stack:
+            self.station.monitor = watch(self.case, self.bench, self.stack, self.progress)
+            self.began = time.monotonic()  # what a wait for the GPU took says nothing of the case
             legs = plan(self.case)
             group: WorkerGroup | None = self._start(legs[0])
             for leg, following in zip(legs, [*legs[1:], None], strict=True):

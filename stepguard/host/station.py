@@ -14,6 +14,7 @@ from stepguard.case import Case
 from stepguard.evidence import Counts, Fault, Fingerprint, counts_of
 from stepguard.host.blocks import Annotate, Ask, undisturbed
 from stepguard.host.launch import LaunchSpec, WorkerGroup
+from stepguard.host.lock import GpuLocked, held
 from stepguard.host.machine import Gpu, MachineError, Monitor
 from stepguard.host.prepared import fingerprint_of, refuse_other_gpus
 from stepguard.host.revision import Revision
@@ -43,16 +44,24 @@ class Bench:
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
 
 
-def watch(case: Case, bench: Bench) -> Monitor | None:
-    """Who watches the case's GPUs, None on a CPU. Raises Unfit if they cannot be measured on."""
+def watch(
+    case: Case, bench: Bench, stack: contextlib.ExitStack, progress: Callable[[str], None]
+) -> Monitor | None:
+    """Who watches the case's GPUs, None on a CPU; nobody else measures on them until ``stack``
+    ends. Raises Unfit if they cannot be measured on.
+    """
     if case.device != "cuda":
         return None
     have = len(bench.gpus)
     if have < case.world_size:
         raise Unfit(Reason.TOO_FEW_GPUS, f"{case.world_size} GPUs needed, {have} here")
+    gpus = bench.gpus[: case.world_size]
     try:
-        monitor = Monitor(bench.gpus[: case.world_size])
+        stack.enter_context(held([gpu.uuid for gpu in gpus], bench.command, progress))
+        monitor = Monitor(gpus)
         problem = monitor.preflight()
+    except GpuLocked as error:
+        raise Unfit(Reason.GPU_LOCKED, str(error)) from None
     except MachineError as error:
         raise Unfit(Reason.MACHINE_UNREADABLE, str(error)) from None
     if problem:

@@ -28,6 +28,14 @@ def keep_out_of_git(folder: Path) -> None:
     (folder / ".gitignore").write_text("*\n")
 
 
+def root_of(folder: Path) -> Path:
+    """The project's root: the nearest folder upwards with pytest.ini, pyproject.toml or .git."""
+    for candidate in (folder, *folder.parents):
+        if any((candidate / name).exists() for name in ("pytest.ini", "pyproject.toml", ".git")):
+            return candidate
+    return folder
+
+
 class Store:
     """The runs of one checkout."""
 
@@ -74,6 +82,11 @@ class Store:
                 f"{evidence.values()}"
             ) from None
         return path
+
+    @staticmethod
+    def of_the_same_run(path: Path) -> list[Path]:
+        """The evidence files of the run that this one is from, itself included."""
+        return sorted({path, *path.parent.parent.glob(f"*/{EVIDENCE}")})
 
     def newest(self) -> dict[str, Path]:
         """The newest evidence file of every case, by case id."""

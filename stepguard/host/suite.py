@@ -12,6 +12,7 @@ from stepguard.baseline_model import Entry
 from stepguard.case import Case
 from stepguard.evidence import Evidence
 from stepguard.host import baseline
+from stepguard.host.accept import accept
 from stepguard.host.machine import Gpu
 from stepguard.host.measure import Bench, measure
 from stepguard.host.revision import current
@@ -82,6 +83,9 @@ class Suite:
         self.results.append(result)
         return result
 
-    def accept(self, result: Result, reason: str) -> str:
-        """Record a result's evidence. Raises BaselineError when that is refused."""
-        return baseline.accept(result.baseline_path, result.evidence, reason)
+    def accept(self, result: Result, reason: str, dry: bool = False) -> str:
+        """Record a result's evidence; with ``dry`` only find out whether that would be refused.
+
+        Raises BaselineError when it is.
+        """
+        return accept(result.baseline_path, result.evidence, reason, dry)

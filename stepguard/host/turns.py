@@ -121,7 +121,8 @@ class _Turns:
         """Counting passes and pairs; what fails is noted on its side, and ends it."""
         side = self.sides[HEAD]
         try:
-            monitor = watch(self.case, side.station.bench)
+            monitor = watch(self.case, side.station.bench, self.stack, self.progress)
+            self.began = time.monotonic()  # a wait for the GPU is none of the budget
             for side in self.sides:
                 side.station.monitor = monitor
                 self._count(side)

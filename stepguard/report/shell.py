@@ -12,8 +12,16 @@ from stepguard.evidence import Counts
 from stepguard.explain import happens
 from stepguard.host.suite import Result
 from stepguard.metrics import METRICS, format_value
+from stepguard.report import documents
+from stepguard.usage import UsageError
 
 PARTS = 8  # a counter with more kinds of parts is told by its sum; the evidence has them all
+
+
+def refuse_target(target: str | None) -> None:
+    """Raise UsageError now, not when hours of measuring are over."""
+    if target and (problem := documents.unwritable(Path(target))):
+        raise UsageError(f"--json {target}: {problem}")
 
 
 def figures(result: Result) -> Iterator[str]:

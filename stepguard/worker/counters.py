@@ -39,7 +39,7 @@ def count(
     count_compiler(tally)
     with compiler.Recompiles() as recompiles:
         progress("count: memory")
-        count_memory(tally, step, device, phases)
+        count_memory(tally, step, device, phases, world_size)
         progress("count: profiled steps")
         count_profiled(tally, step, device, phases, world_size)
     count_recompiles(tally, recompiles)

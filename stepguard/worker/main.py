@@ -224,7 +224,7 @@ def _device() -> Any:
 
 
 def _memory_bytes(device: Any) -> int:
-    """What this process may take of its card; 0 on a CPU. A workload may have set itself a share."""
+    """What this process may take of its card (a workload may have set a share); 0 on a CPU."""
     if device.type != "cuda":
         return 0
     import torch

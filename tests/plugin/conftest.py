@@ -17,6 +17,7 @@ import stepguard.pytest_run
 from stepguard import Case
 from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
 from stepguard.host import baseline
+from stepguard.host.accept import accept
 from stepguard.host.machine import Gpu
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,7 +141,7 @@ class Gate:
         for case in cases:
             name = H200.name if case.device == "cuda" else ""
             path = self.baselines / baseline.file_name(case.device, name, case.world_size)
-            baseline.accept(path, self.evidence(case), "")
+            accept(path, self.evidence(case), "")
         return path
 
     def run(self, *arguments) -> pytest.RunResult:

@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -194,3 +195,89 @@ def test_a_baselines_folder_does_not_excuse_the_tree(gate):
     result = gate.run("--perf-baselines=.", "--perf-update")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*uncommitted changes (extra.py)*"])
+
+
+# All cases of a run together
+
+
+@pytest.fixture
+def three(gate, h200):
+    """Three committed GPU cases with a baseline of 10 ms, and a new one."""
+    gate.gpus = [h200]
+    known = [gate.cuda(name) for name in "abc"]
+    gate.suite(*known, gate.cuda("new"))
+    gate.record(*known)
+    gate.commit()
+    gate.known = known
+    return gate
+
+
+def move(gate, *step_ms):
+    """What the known cases take from now on."""
+    for case, ms in zip(gate.known, step_ms, strict=True):
+        gate.will_measure(case, step_ms=ms)
+
+
+def test_cases_that_moved_together_are_not_recorded(three):
+    """By 5 to 6 %, all of them: nothing is written, not even the new case, and the run fails."""
+    before = (three.baselines / "h200x1.json").read_bytes()
+    move(three, 10.5, 10.55, 10.6)
+    result = three.run("--perf-update", "-v")
+    assert result.ret == 1
+    assert (three.baselines / "h200x1.json").read_bytes() == before
+    result.stdout.fnmatch_lines(
+        [
+            "linear?new? * NO BASELINE",
+            "linear?a? * SLOWER",
+            "not recorded, all 3 cases that can be compared moved together, step_ms by +5.00 to*",
+        ]
+    )
+    assert "SLOWER (to be recorded)" in result.stdout.str()
+    result.stdout.no_fnmatch_line("*(recorded)*")
+
+
+def test_only_new_ones_are_refused_too(three):
+    """--perf-update-new on a machine that is off would begin a baseline at a wrong level."""
+    before = (three.baselines / "h200x1.json").read_bytes()
+    move(three, 10.5, 10.55, 10.6)
+    result = three.run("--perf-update-new", "-k", "a or b or c or new")
+    assert result.ret == 1
+    assert (three.baselines / "h200x1.json").read_bytes() == before
+
+
+def test_two_that_moved_are_recorded(three):
+    """The third stayed where it was: the machine is as it was, and code did it."""
+    move(three, 10.5, 10.55, 10.0)
+    result = three.run("--perf-update")
+    assert result.ret == 0
+    entries = recorded(three, "h200x1.json")
+    assert [len(entries[f"linear[{name}]"]["epochs"]) for name in "abc"] == [2, 2, 1]
+    assert "linear[new]" in entries
+
+
+def test_an_interrupted_run_records_what_it_has(three):
+    """A run that ends before its last test: that one is recorded, as it always was."""
+    body = (three.path / "test_perf.py").read_text()
+    more = '\n\ndef test_z(perf):\n    pytest.exit("stop")\n'
+    (three.path / "test_perf.py").write_text(body + more)
+    three.git("commit", "-qam", "interrupted")
+    three.run("--perf-update")
+    assert "linear[new]" in recorded(three, "h200x1.json")
+
+
+def test_launches_that_differ_are_not_recorded(three):
+    """One launch 10 % above the others is no first recording, and the new case does not pass."""
+    new = three.cuda("new")
+    sound = three.evidence(new).launches
+    slow = replace(
+        sound[0],
+        blocks=tuple(
+            replace(b, wall_ms=(44.0,), events_ms=(44.0,), step_ms=(11.0,) * 4)
+            for b in sound[0].blocks
+        ),
+    )
+    three.will_measure(new, launches=(slow, *sound[1:]))
+    result = three.run("--perf-update-new")
+    assert result.ret == 1
+    assert "linear[new]" not in recorded(three, "h200x1.json")
+    result.stdout.fnmatch_lines(["linear?new?: not recorded, step_ms of its launches is 11.000*"])

@@ -1,4 +1,4 @@
-"""One rank alone beside two real ones: measured after them, held apart, and only named if it fails."""
+"""One rank alone beside two real ones: measured after them, held apart, no failure if it fails."""
 
 from pathlib import Path
 

@@ -9,7 +9,7 @@ from stepguard import Case
 from stepguard.baseline_model import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.explain import block
-from stepguard.host.baseline import recording_of
+from stepguard.host.accept import recording_of
 from stepguard.host.measure import Bench, measure
 from stepguard.host.revision import Revision
 from stepguard.judge import judge

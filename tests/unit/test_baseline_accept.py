@@ -20,7 +20,8 @@ from making import (
 
 from stepguard.baseline_model import KEPT_RECORDINGS
 from stepguard.evidence import Difference, Fault
-from stepguard.host.baseline import BaselineError, Refused, accept, load, recording_of, save
+from stepguard.host.accept import Refused, accept, recording_of
+from stepguard.host.baseline import BaselineError, load, save
 from stepguard.judge import judge
 from stepguard.verdict import Reason, Status
 

@@ -55,6 +55,23 @@ def test_the_ways_are_asked_for_by_name_and_series_are_averaged():
     assert found.plain_by_rank_ms == (15, 16)
 
 
+def test_the_wait_of_the_faster_rank_is_no_exchange():
+    """6 and 9 ms of work and 3 ms of exchange: 3 ms on the slowest rank's 9, and half as long again
+    on rank 1. With exchange both ranks take 12.
+    """
+    told = {"began_ns": 0, "ended_ns": 1}
+    alone = (6.0, 9.0)
+    ranks = [told | {"segments_ms": [ms, ms, 12.0, 12.0, ms]} for ms in alone]
+    found = measure_difference(
+        "exposed_comm", lambda *_, **__: ranks, PROTOCOL, 0.1, 2, lambda b, *_: b, lambda _: None
+    )
+    values = two_rank_evidence(differences=(found,)).values()
+    assert values["exposed_comm_ms"] == pytest.approx(3)
+    assert values["exposed_comm_pct"] == pytest.approx(100 * 3 / 9)
+    assert values["rank_skew_pct"] == pytest.approx(50)
+    assert found.straggler() == "rank 1 takes 9.00 ms alone, rank 0 6.00 ms"
+
+
 def test_what_exchange_adds_has_a_plus():
     """Steps as they are less steps without exchange; skew is the slowest over the fastest."""
     values = two_rank_evidence(differences=(EXPOSED,)).values()

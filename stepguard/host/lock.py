@@ -1,0 +1,140 @@
+"""One measurement on a GPU at a time: a lock per GPU that all users of the machine share.
+
+/tmp/stepguard-<uuid>.lock     held while a case is measured; says by whom
+/tmp/stepguard-<uuid>.queue    held by whoever is next, so that runs take turns case by case
+
+The kernel gives both back when their holder ends, however it does. Files stay, empty. A container
+with a /tmp of its own does not see them; its process on the GPU is noticed all the same.
+"""
+
+import contextlib
+import fcntl
+import os
+import stat
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+FOLDER = Path("/tmp")  # not TMPDIR, which may be one user's own
+WAIT_LIMIT_S = 900.0  # several times what a case takes
+LOOK_S = 0.2
+NOTE_BYTES = 400
+
+
+class GpuLocked(Exception):
+    """A GPU that cannot be had; one sentence with what to do."""
+
+
+@contextlib.contextmanager
+def held(
+    uuids: Sequence[str],
+    command: str,
+    progress: Callable[[str], None],
+    folder: Path = FOLDER,
+    limit_s: float = WAIT_LIMIT_S,
+) -> Iterator[None]:
+    """Hold the GPUs, in an order that all runs have in common; wait ``limit_s`` for them at most.
+
+    Raises GpuLocked, which names the holder, when that was not enough, or when a lock file cannot
+    be used.
+    """
+    until = time.monotonic() + limit_s
+    with contextlib.ExitStack() as stack:
+        for uuid in sorted(uuids):
+            path = folder / f"stepguard-{uuid}.lock"
+            waiting = _Waiting(uuid, path, until, limit_s, progress)
+            with waiting.take(path.with_suffix(".queue")):
+                handle = stack.enter_context(waiting.take(path))
+            stack.enter_context(_noted(handle, command))
+        yield
+
+
+class _Waiting:
+    def __init__(
+        self, uuid: str, path: Path, until: float, limit_s: float, progress: Callable[[str], None]
+    ) -> None:
+        self.uuid, self.path, self.until = uuid, path, until
+        self.limit_s, self.progress = limit_s, progress
+
+    @contextlib.contextmanager
+    def take(self, path: Path) -> Iterator[int]:
+        """Hold one lock file; its descriptor."""
+        while (handle := self._try(path)) is None:
+            holder = _holder(self.path)
+            left = self.until - time.monotonic()
+            if left <= 0:
+                raise GpuLocked(
+                    f"{self.uuid}: {holder} measures on it, waited {self.limit_s:.0f} s; measure "
+                    "again when that is over, or choose a GPU with CUDA_VISIBLE_DEVICES"
+                )
+            self.progress(f"waiting for the GPU, {left:.0f} s at most: {holder} measures")
+            time.sleep(min(LOOK_S, left))
+        try:
+            yield handle
+        finally:
+            os.close(handle)
+
+    def _try(self, path: Path) -> int | None:
+        """A descriptor of the file, locked; None while another process has it."""
+        try:
+            handle = _opened(path)
+        except OSError as error:
+            problem = f"{error.strerror or error}; see: ls -l {path}"
+            raise GpuLocked(f"{self.uuid}: cannot be locked: {path}: {problem}") from None
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), os.stat(path)):
+                return handle
+        except (BlockingIOError, FileNotFoundError):  # held; or somebody cleaned up meanwhile
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+        return None
+
+
+def _opened(path: Path) -> int:
+    """The file, made if need be and then open to every user. A link is not followed, since anybody
+    could have laid one; anything but a plain file is refused.
+    """
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags)  # no O_CREAT: in /tmp the kernel refuses it on others' files
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            handle = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o666)
+            os.fchmod(handle, 0o666)  # whatever the umask says
+            return handle
+        handle = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError("not a plain file")
+    return handle
+
+
+@contextlib.contextmanager
+def _noted(handle: int, command: str) -> Iterator[None]:
+    """Who holds it, for whoever waits."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    note = f"process {os.getpid()} since {since} ({command})"
+    os.ftruncate(handle, 0)
+    os.pwrite(handle, note.encode(errors="replace")[:NOTE_BYTES], 0)
+    try:
+        yield
+    finally:
+        os.ftruncate(handle, 0)
+
+
+def _holder(path: Path) -> str:
+    """What the holder noted, in one line of plain characters: anybody can write there."""
+    try:
+        handle = _opened(path)
+    except OSError:
+        return "another run"
+    try:
+        text = os.pread(handle, NOTE_BYTES, 0).decode(errors="replace")
+    finally:
+        os.close(handle)
+    return "".join(c if c.isprintable() else "?" for c in text) or "another run"
