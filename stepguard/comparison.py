@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
@@ -67,8 +66,3 @@ def from_json(data: bytes, source: str) -> Comparison:
     if found.schema != SCHEMA:
         raise ValueError(f"{source}: schema {found.schema}, this version reads {SCHEMA}")
     return found
-
-
-def as_builtins(comparison: Comparison) -> Any:
-    """As plain dicts and lists."""
-    return msgspec.to_builtins(comparison)

@@ -28,6 +28,15 @@ def headline(verdict: Verdict) -> str:
     return _cut(next((front + text for text in fits if len(front + text) <= WIDTH), front + bare))
 
 
+def times(verdict: Verdict) -> list[str]:
+    """What another revision, measured beside it, says of the times that moved."""
+    return [
+        f"{metric.metric}: {metric.note}"
+        for metric in verdict.metrics
+        if metric.gated and metric.note and METRICS[metric.metric].kind == "time"
+    ]
+
+
 def places(verdict: Verdict) -> list[str]:
     """Where the metric that decided moved, a line each: site, phase, what happens there."""
     worst = verdict.worst
@@ -71,14 +80,18 @@ def evidence_lines(verdict: Verdict) -> list[str]:
         line += f": {metric.status.value}, {metric.reason.value}"
         lines.append(line)
         lines += [f"    {happens(site)}" for site in metric.sites]
-        if metric.note and not metric.sites:
+        if metric.note and METRICS[metric.metric].kind == "time":
+            lines.append(f"    {metric.note}")
+        elif metric.note and not metric.sites:
             lines.append(f"    moved: {metric.note}")
-        if metric.noise_pct is not None:
+        if metric.noise_pct is not None and not verdict.against:
             difference = METRICS[metric.metric].kind == "difference"
             noise = "95 % interval over pairs +-" if difference else "standard error over launches"
             lines.append(f"    {noise} {metric.noise_pct:.2f} %")
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and m.note):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {shown.note}")
+    if verdict.against:
+        lines.append(f"  compared with {verdict.against}, measured beside it")
     if verdict.recordings:
         count = verdict.recordings
         lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")
@@ -103,7 +116,12 @@ def happens(site: Site) -> str:
 def _moved(verdict: Verdict) -> list[MetricVerdict]:
     if verdict.message:
         return []
-    gated = [m for m in verdict.metrics if m.gated and m.status is not Status.SAME]
+    moved_machine = verdict.reason is Reason.MACHINE_MOVED
+    gated = [
+        m
+        for m in verdict.metrics
+        if m.gated and (m.status is not Status.SAME or moved_machine and m.note)
+    ]
     return sorted(gated, key=lambda m: (m.status.rank, m.place is None))
 
 
@@ -117,7 +135,9 @@ def next_steps(
     case = shlex.quote(verdict.case_id)
     first = "commit, measure again, then " if dirty else ""
     accept = f"{first}{python} -m stepguard accept {case}"
-    if verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
+    if verdict.against:
+        steps = _against(verdict, case, python)
+    elif verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
         steps = [f"accept: {accept} --reason '...'"]
     elif verdict.status is Status.FASTER:
         steps = [f"keep the gain: {accept} --reason '...'"]
@@ -133,6 +153,17 @@ def next_steps(
     if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
         steps.append("if it is meant: `# stepguard: allow sync: why`, see docs/host-syncs.md")
     return [*steps, f"look closer: {evidence_path}"]
+
+
+def _against(verdict: Verdict, case: str, python: str) -> list[str]:
+    """Nothing is there to accept: another revision is no baseline."""
+    if verdict.reason is Reason.UNDECIDED:
+        return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
+    if verdict.status is Status.SAME:
+        return []
+    if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
+        return [f"if it is meant, merge it, then record: {python} -m stepguard accept {case}"]
+    return []
 
 
 def block(verdict: Verdict, evidence_path: str, python: str = "python", dirty: bool = False) -> str:

@@ -16,7 +16,7 @@ from stepguard.benchmark_bridge import Sink, WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
 from stepguard.host.baseline import BaselineError
 from stepguard.host.store import StoreError
-from stepguard.host.suite import Result
+from stepguard.host.suite import BUDGET_S, Result
 from stepguard.pytest_run import PerfRun
 from stepguard.report import summary
 from stepguard.verdict import Status
@@ -70,6 +70,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=int,
         default=0,
         help="refuse to run with fewer GPUs than this, instead of skipping (%(default)s)",
+    )
+    group.addoption(
+        "--perf-against",
+        metavar="REV",
+        help="judge against this branch, tag or commit, measured beside the tree as it is",
+    )
+    group.addoption(
+        "--perf-budget",
+        metavar="MIN",
+        type=float,
+        default=BUDGET_S / 60,
+        help="minutes that a run may spend on pairs with another revision (%(default)g)",
+    )
+    group.addoption(
+        "--perf-no-confirm",
+        action="store_true",
+        help="do not measure the baseline's commit beside the tree when a time moved",
     )
     group.addoption("--perf-json", metavar="PATH", help="write the run as one JSON document")
     group.addoption("--perf-report", metavar="PATH", help="write the run as Markdown")
@@ -228,11 +245,18 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     record as asked.
     """
     run = session.config.stash[_RUN]
+    run.finish()
     run.record_waiting()
     if exitstatus != pytest.ExitCode.USAGE_ERROR:
         run.write_documents()
     if (run.measured_nothing or run.refused) and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Nothing is left behind, however the run ended."""
+    if _RUN in config.stash:
+        config.stash[_RUN].stack.close()
 
 
 @pytest.hookimpl(trylast=True)

@@ -4,6 +4,7 @@ The plugin's hooks call it; it starts the engine when the first case asks for it
 tests costs nothing.
 """
 
+import contextlib
 import dataclasses
 import shutil
 import sys
@@ -16,9 +17,12 @@ from stepguard import explain
 from stepguard.acceptance import moved_together
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
+from stepguard.host.against import Budget
 from stepguard.host.baseline import BaselineError, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
+from stepguard.host.resolve import TreeError, resolve
 from stepguard.host.suite import Result, Suite
+from stepguard.host.worktree import tree_of
 from stepguard.metrics import METRICS
 from stepguard.report import documents
 from stepguard.report.live import Live
@@ -45,6 +49,7 @@ class PerfRun:
         self.notices: list[str] = []
         self._waiting: list[int] = []  # results that are recorded when the run is over
         self.refused = False  # --perf-update was asked for and could not be done
+        self.stack = contextlib.ExitStack()  # what has to be given up at the end
         self._gpus: tuple[Gpu, ...] | None = None
         self._suite: Suite | None = None
         self._live: Live | None = None
@@ -84,6 +89,7 @@ class PerfRun:
                 f"--perf-require-gpus={required}: this machine shows {len(self.gpus())}; "
                 "see: python -m stepguard doctor"
             )
+        self._refuse_bad_revision()
         for name in ("perf_json", "perf_report"):
             target = getattr(option, name)
             path = Path(self.config.invocation_params.dir, target or "")
@@ -96,6 +102,21 @@ class PerfRun:
             raise pytest.UsageError(str(error)) from None
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
+
+    def _refuse_bad_revision(self) -> None:
+        option = self.config.option
+        if not 0 < option.perf_budget < 1e6:  # NaN neither
+            raise pytest.UsageError(f"--perf-budget={option.perf_budget}: a number of minutes")
+        if not option.perf_against:
+            return
+        if option.perf_update or option.perf_update_new:
+            raise pytest.UsageError(
+                "--perf-against judges against a revision, not a baseline: record in another run"
+            )
+        try:
+            resolve(self.root, option.perf_against)
+        except TreeError as error:
+            raise pytest.UsageError(f"--perf-against={option.perf_against}: {error}") from None
 
     def plan(self, cases: list[Case]) -> None:
         """Remember the cases to come."""
@@ -170,7 +191,7 @@ class PerfRun:
     def _started(self) -> tuple[Suite, Live]:
         if self._suite is None or self._live is None:
             arguments = ["pytest", *self.config.invocation_params.args]
-            self._suite = Suite(self.root, self.baselines, self.gpus(), arguments)
+            self._suite = self._new_suite(arguments)
             reporter = self.config.pluginmanager.getplugin("terminalreporter")
             capture = self.config.pluginmanager.getplugin("capturemanager")
 
@@ -192,6 +213,30 @@ class PerfRun:
             )
             self._live.plan([(c.id, c.device) for c in self.selected if not self.unsuited(c)])
         return self._suite, self._live
+
+    def _new_suite(self, arguments: list[str]) -> Suite:
+        option = self.config.option
+        suite = Suite(self.root, self.baselines, self.gpus(), arguments)
+        suite.confirms = not option.perf_no_confirm
+        cases = sum(not self.unsuited(case) for case in self.selected)
+        suite.budget = Budget(60 * option.perf_budget, cases)
+        if option.perf_against:
+            tree = tree_of(self.root, option.perf_against, self.notices.append)
+            try:
+                suite.tree = self.stack.enter_context(tree)
+            except TreeError as error:
+                raise pytest.UsageError(f"--perf-against={option.perf_against}: {error}") from None
+        return suite
+
+    def finish(self) -> None:
+        """What the run as a whole has to say, and give up what it held."""
+        self.stack.close()
+        if self._suite is not None:
+            for case_id in self._suite.hold_false_discoveries():
+                self.notices.append(
+                    f"{case_id}: SLOWER taken back, not proven among all that this run tried; "
+                    "judge it again, alone"
+                )
 
     def unsuited(self, case: Case) -> str:
         """Why this machine is not for the case, or the empty string."""

@@ -137,6 +137,11 @@ class Verdict:
         )
 
     @property
+    def is_told(self) -> bool:
+        """Whether it passes and yet has something to tell: the machine moved, not the code."""
+        return self.reason is Reason.MACHINE_MOVED
+
+    @property
     def worst(self) -> MetricVerdict | None:
         """The metric that decided, if one did."""
         return worst_of(self.metrics)

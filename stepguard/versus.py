@@ -35,12 +35,12 @@ def judge_turns(comparison: Comparison) -> Verdict:
     return _failed(comparison) or _other_work(comparison) or _compared(comparison)
 
 
-def decision(comparison: Comparison) -> Decision | None:
-    """What the pairs so far say of the step time; None if it is not judged, or there is none."""
+def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None:
+    """What the pairs so far say of a time; None if times are not judged, or there is no pair."""
     if JUDGED_TIME not in comparison.head.gates or not comparison.pairs:
         return None
     return decide(
-        comparison.log_ratios(),
+        comparison.log_ratios(name),
         comparison.margins,
         comparison.prior,
         last=comparison.out_of_time,

@@ -1,6 +1,7 @@
 """The evidence of past runs, kept under .stepguard/ so that a number can be accepted unmeasured.
 
 .stepguard/runs/20261121T101500Z-4711/<case>/evidence.json    one case of one run
+.stepguard/runs/.../<case>/comparison.json                    with another revision's tree
 .stepguard/runs/.../<case>/launch-1/ranks/...                 its logs
 .stepguard/cache/                                             compile caches of this checkout
 .stepguard/trees/                                             other revisions (host/worktree.py)
@@ -12,11 +13,14 @@ import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 
+from stepguard.comparison import Comparison
+from stepguard.comparison import to_json as comparison_json
 from stepguard.evidence import Evidence, from_json, to_json
 
 FOLDER = ".stepguard"
 KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
+COMPARISON = "comparison.json"
 
 
 class StoreError(Exception):
@@ -68,20 +72,14 @@ class Store:
 
         Raises StoreError, with the values that would be lost, when it cannot be written.
         """
-        path = run / slug / EVIDENCE
-        temporary = path.with_suffix(".part")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_bytes(to_json(evidence))
-            temporary.replace(path)
-        except OSError as error:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise StoreError(
-                f"{path}: cannot be written: {error.strerror}; what was measured: "
-                f"{evidence.values()}"
-            ) from None
-        return path
+        return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
+
+    def keep_comparison(self, run: Path, slug: str, found: Comparison) -> Path:
+        """Write what was measured in two trees, beside the case's own evidence, as keep() does.
+
+        It is no evidence to accept: parked groups are no launches of the protocol.
+        """
+        return _kept(run / slug / COMPARISON, comparison_json(found), found.head)
 
     @staticmethod
     def of_the_same_run(path: Path) -> list[Path]:
@@ -115,3 +113,18 @@ class Store:
         """How long each case took the last time, for the live line."""
         newest = self._newest().items()
         return {case_id: found.wall_s for case_id, (_, found) in newest if not found.faults}
+
+
+def _kept(path: Path, data: bytes, evidence: Evidence) -> Path:
+    temporary = path.with_suffix(".part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_bytes(data)
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise StoreError(
+            f"{path}: cannot be written: {error.strerror}; what was measured: {evidence.values()}"
+        ) from None
+    return path

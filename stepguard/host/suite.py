@@ -10,17 +10,22 @@ from pathlib import Path
 
 from stepguard.baseline_model import Entry
 from stepguard.case import Case
+from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.host import baseline
 from stepguard.host.accept import accept
+from stepguard.host.against import Budget, compare_with, confirm
 from stepguard.host.machine import Gpu
 from stepguard.host.measure import Bench, measure
 from stepguard.host.revision import current
 from stepguard.host.store import Store
-from stepguard.judge import judge, wants_more
+from stepguard.host.worktree import Tree
+from stepguard.judge import comparable, judge, wants_more
 from stepguard.verdict import Verdict
+from stepguard.versus import judge_turns, unproven
 
 Progress = Callable[[str], None]
+BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,7 @@ class Result:
     verdict: Verdict
     evidence_path: Path
     baseline_path: Path
+    comparison: Comparison | None = None  # with another revision, where one took turns
 
 
 class Suite:
@@ -44,6 +50,9 @@ class Suite:
         self.store = Store(root)
         self.run_folder = self.store.new_run()
         self.results: list[Result] = []
+        self.tree: Tree | None = None  # of the revision that every case is to be judged against
+        self.budget = Budget(BUDGET_S, 1)  # for pairs
+        self.confirms = True  # whether what a baseline calls SLOWER or FASTER is judged on the spot
         self._bench = Bench(
             root=root,
             cache=self.store.cache,
@@ -72,16 +81,59 @@ class Suite:
         """Measure and judge one case. Raises BaselineError before anything is measured if the
         baseline file cannot be trusted, StoreError when the evidence cannot be kept.
         """
-        entry = self.entry(case)
-        evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
-        if current(self.root, self.baselines) != self._bench.revision:
-            moved = (*evidence.dirty, "the tree changed while it was measured")
-            evidence = replace(evidence, dirty=moved)
-        path = self.store.keep(self.run_folder, case.slug, evidence)
-        verdict = judge(evidence, entry)
-        result = Result(case, evidence, verdict, path, self.baseline_path(case))
+        result = self._against(case, progress) if self.tree else self._screened(case, progress)
         self.results.append(result)
         return result
+
+    def _screened(self, case: Case, progress: Progress) -> Result:
+        """Against the stored baseline; what moved by time is judged against its commit."""
+        entry = self.entry(case)
+        evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
+        evidence = self._as_it_is(evidence)
+        path = self.store.keep(self.run_folder, case.slug, evidence)
+        verdict, comparison = judge(evidence, entry), None
+        if self.confirms and entry is not None and evidence.fingerprint is not None:
+            recordings = comparable(entry.epochs[-1], evidence)
+            with self.budget.spent():
+                verdict, comparison = confirm(
+                    case,
+                    self._bench,
+                    verdict,
+                    recordings[-1].commit if recordings else "",
+                    progress,
+                    self.budget.share_s(),
+                )
+        if comparison is not None:
+            self.store.keep_comparison(self.run_folder, case.slug, comparison)
+        return Result(case, evidence, verdict, path, self.baseline_path(case), comparison)
+
+    def _against(self, case: Case, progress: Progress) -> Result:
+        """Against the other revision's tree; no stored baseline has a say."""
+        assert self.tree is not None
+        with self.budget.spent():
+            share_s = self.budget.share_s()
+            found = compare_with(case, self._bench, self.tree, progress, share_s)
+        found = replace(found, head=self._as_it_is(found.head))
+        path = self.store.keep_comparison(self.run_folder, case.slug, found)
+        verdict = judge_turns(found)
+        return Result(case, found.head, verdict, path, self.baseline_path(case), found)
+
+    def _as_it_is(self, evidence: Evidence) -> Evidence:
+        """The evidence, dirty if its tree changed meanwhile."""
+        if current(self.root, self.baselines) == self._bench.revision:
+            return evidence
+        moved = (*evidence.dirty, "the tree changed while it was measured")
+        return replace(evidence, dirty=moved)
+
+    def hold_false_discoveries(self) -> list[str]:
+        """Take back, at the run's end, what all its claims together do not prove; who it was."""
+        taken = {
+            verdict.case_id: verdict for verdict in unproven([r.verdict for r in self.results])
+        }
+        self.results = [
+            replace(r, verdict=taken[r.case.id]) if r.case.id in taken else r for r in self.results
+        ]
+        return list(taken)
 
     def accept(self, result: Result, reason: str, dry: bool = False) -> str:
         """Record a result's evidence; with ``dry`` only find out whether that would be refused.

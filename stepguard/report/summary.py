@@ -58,13 +58,14 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield notice, {}
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
         verdict = result.verdict
-        if verdict.status is Status.SAME or verdict.recorded:
+        if verdict.recorded or verdict.status is Status.SAME and not verdict.is_told:
             continue
         yield explain.headline(verdict), colour(verdict.status)
         yield from ((line, {}) for line in explain.places(verdict))
         # The block above has it all; here only the first thing to do.
         path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
-        yield f"  {explain.next_steps(verdict, path, run.python, dirty)[0]}", {}
+        steps = explain.next_steps(verdict, path, run.python, dirty)
+        yield from ((f"  {step}", {}) for step in [*explain.times(verdict), *steps[:1]])
 
 
 def _not_alone(result: Result) -> Iterator[str]:

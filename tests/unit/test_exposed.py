@@ -61,7 +61,7 @@ def test_the_wait_of_the_faster_rank_is_no_exchange():
     """
     told = {"began_ns": 0, "ended_ns": 1}
     alone = (6.0, 9.0)
-    ranks = [told | {"segments_ms": [ms, ms, 12.0, 12.0, ms]} for ms in alone]
+    ranks = [told | {"segments_ms": [ms] * 4 + [12.0, 12.0, ms]} for ms in alone]
     found = measure_difference(
         "exposed_comm", lambda *_, **__: ranks, PROTOCOL, 0.1, 2, lambda b, *_: b, lambda _: None
     )

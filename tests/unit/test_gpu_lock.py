@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
-from stepguard.host import measure as measuring
+from stepguard.host import station
 from stepguard.host.lock import GpuLocked, held
 from stepguard.host.machine import Gpu, MachineError
 from stepguard.host.measure import Bench, measure
@@ -186,7 +186,7 @@ def test_a_note_is_one_line_of_plain_characters(tmp_path, holder):
 @pytest.fixture
 def on_a_gpu(tmp_path, monkeypatch):
     """Measures a case on a GPU that exists by name alone, with the lock files in tmp_path."""
-    monkeypatch.setattr(measuring, "held", partial(held, folder=tmp_path, limit_s=0.2))
+    monkeypatch.setattr(station, "held", partial(held, folder=tmp_path, limit_s=0.2))
     gpu = Gpu(UUID, "NVIDIA H200", "580.159", 1980)
     bench = Bench(ROOT, tmp_path / "c", tmp_path / "r", (gpu,), Revision("a" * 40), "pytest x")
     return lambda: measure(Case("c", "factories:linear", {}, "cuda"), bench)
@@ -210,7 +210,7 @@ def test_the_lock_is_held_while_the_machine_is_looked_at_and_not_after(
         notes.append((tmp_path / f"stepguard-{UUID}.lock").read_text())
         raise MachineError("planted")
 
-    monkeypatch.setattr(measuring, "Monitor", monitor)
+    monkeypatch.setattr(station, "Monitor", monitor)
     found = on_a_gpu()
     assert [fault.code for fault in found.faults] == ["MACHINE_UNREADABLE"]
     assert json.dumps(notes).count(f"process {os.getpid()}") == 1

@@ -11,7 +11,7 @@ from stepguard import Case
 from stepguard.compare import compare
 from stepguard.evidence import from_json, to_json
 from stepguard.explain import evidence_lines
-from stepguard.host.baseline import recording_of
+from stepguard.host.accept import recording_of
 from stepguard.host.plan import plan
 from stepguard.judge import judge
 from stepguard.metrics import METRICS

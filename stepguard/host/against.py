@@ -1,0 +1,94 @@
+"""HEAD's tree and another revision's, measured beside each other: asked for, or to tell code from
+machine when a stored baseline says SLOWER or FASTER.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from stepguard.case import Case
+from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.confirm import confirmed, same_code, to_confirm, unconfirmed
+from stepguard.host.resolve import TreeError, commit_for_confirmation
+from stepguard.host.revision import Revision
+from stepguard.host.station import Bench
+from stepguard.host.turns import measure_turns
+from stepguard.host.worktree import Tree, tree_of
+from stepguard.verdict import Verdict
+from stepguard.versus import wants_more
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Budget:
+    """Minutes that a run may spend on pairs, shared out over the cases still to come."""
+
+    left_s: float
+    cases: int
+
+    def share_s(self) -> float:
+        """What the next case may take."""
+        return max(0.0, self.left_s / max(1, self.cases))
+
+    @contextlib.contextmanager
+    def spent(self):  # type: ignore[no-untyped-def]
+        """A case takes its share; what it leaves is for the others."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.left_s -= time.monotonic() - began
+            self.cases -= 1
+
+
+def compare_with(
+    case: Case,
+    bench: Bench,
+    tree: Tree,
+    progress: Progress,
+    budget_s: float,
+) -> Comparison:
+    """HEAD's tree (``bench``) and ``tree`` take turns; what was measured of both."""
+    head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
+    base = replace(
+        bench,
+        root=tree.root,
+        folder=bench.folder / "base",
+        revision=Revision(tree.commit),
+        own=tree.top,
+        forbidden=(tree.base,),
+    )
+    return measure_turns(case, (head, base), tree.rev, progress, wants_more, budget_s)
+
+
+def confirm(
+    case: Case,
+    bench: Bench,
+    verdict: Verdict,
+    recorded: str,
+    progress: Progress,
+    budget_s: float,
+) -> tuple[Verdict, Comparison | None]:
+    """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
+    measured then. A verdict that no time decided is returned as it is.
+    """
+    if to_confirm(verdict) is None:
+        return verdict, None
+    chosen = commit_for_confirmation(bench.root, recorded)
+    if not chosen.commit:
+        return unconfirmed(verdict, chosen.how), None
+    if chosen.commit == bench.revision.commit and not bench.revision.dirty:
+        return same_code(verdict, chosen.how), None
+    times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
+    sentences: list[str] = []
+    try:
+        with tree_of(bench.root, chosen.commit, sentences.append) as tree:
+            show = lambda text: progress(f"confirming, {text}")  # noqa: E731
+            comparison = compare_with(times, bench, tree, show, budget_s)
+    except TreeError as error:
+        return unconfirmed(verdict, str(error)), None
+    for sentence in sentences:
+        progress(sentence)
+    return confirmed(verdict, comparison, chosen.how), comparison
