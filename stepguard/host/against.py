@@ -49,8 +49,9 @@ def compare_with(
     tree: Tree,
     progress: Progress,
     budget_s: float,
+    more: Callable[[Comparison], bool] = wants_more,
 ) -> Comparison:
-    """HEAD's tree (``bench``) and ``tree`` take turns; what was measured of both."""
+    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``; what was measured of both."""
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
         bench,
@@ -60,7 +61,7 @@ def compare_with(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    return measure_turns(case, (head, base), tree.rev, progress, wants_more, budget_s)
+    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s)
 
 
 def confirm(

@@ -1,0 +1,136 @@
+"""Pairs of the judge on this GPU, as data: the same code in both trees, or a slowdown of known size.
+
+    python benchmarks/judge_pairs.py --pairs 24 --out aa.json                  # the same code
+    python benchmarks/judge_pairs.py --pairs 12 --plant-pct 1 --out one.json   # 1 % slower
+
+The core suite's train step, measured as --perf-against does it, but without an end before --pairs
+pairs: what the rule would have said of any number of them is then a matter of arithmetic
+(judge_resamples.py). The plant is plant.py's: a memory-bound kernel, its time measured by events.
+Every pair goes to --out as soon as it is there.
+"""
+
+import argparse
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
+from stepguard import Case  # noqa: E402
+from stepguard.comparison import Comparison  # noqa: E402
+from stepguard.evidence import Launch  # noqa: E402
+from stepguard.host.against import compare_with  # noqa: E402
+from stepguard.host.machine import visible_gpus  # noqa: E402
+from stepguard.host.revision import current  # noqa: E402
+from stepguard.host.station import Bench  # noqa: E402
+from stepguard.host.turns import TURNS  # noqa: E402
+from stepguard.host.worktree import tree_of  # noqa: E402
+from stepguard.versus import judge_turns  # noqa: E402
+
+GATES = ("step_ms", "flops_per_step")
+
+
+def clone(folder: Path, plant_ms: float) -> Path:
+    """A clone of HEAD, planted unless ``plant_ms`` is 0."""
+    tree = folder / "tree"
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    if plant_ms:
+        plant = [sys.executable, "benchmarks/plant.py", str(tree), "--step-ms", str(plant_ms)]
+        subprocess.run(plant, cwd=ROOT, check=True)
+    return tree
+
+
+def side(launch: Launch) -> dict[str, object]:
+    """One group of a pair."""
+    return {
+        "step_ms": round(launch.step_ms, 5),
+        "step_ms_median": round(launch.step_ms_median, 5),
+        "blocks_ms": [round(block.mean_ms, 5) for block in launch.blocks],
+        "sm_clock_mhz": [block.sm_clock_mhz for block in launch.blocks],
+        "temperature_c": [block.temperature_c for block in launch.blocks],
+        "warmup_s": round(launch.warmup_s, 2),
+        "compile_s": round(launch.compile_s, 2),
+        "discarded": [block.tainted for block in launch.discarded],
+    }
+
+
+def busy_s(found: Comparison) -> float:
+    """GPU time of the pairs: warm-up, leads and timed blocks of both sides."""
+    turn = TURNS[str(found.head.case["device"])]
+    both = [launch for side in (found.head, found.base) for launch in side.launches]
+    timed = sum(max(block.wall_ms) for launch in both for block in launch.blocks) / 1e3
+    leads = 3 * turn.lead_s * found.pairs  # of three changes of turn
+    return timed + sum(launch.warmup_s for launch in both) + leads
+
+
+def document(found: Comparison, options: argparse.Namespace, folder: Path) -> dict[str, object]:
+    """What is known so far."""
+    logs = "\n".join(path.read_text() for path in folder.glob("runs/head/**/stdout.log"))
+    planted = [float(ms) for ms in re.findall(r"planted ([\d.]+) ms", logs)]
+    print_of = found.head.fingerprint
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "date": found.head.date,
+        "commit": found.head.commit,
+        "gpu": print_of.device_uuid if print_of else "",
+        "device": print_of.device_name if print_of else "",
+        "torch": print_of.torch if print_of else "",
+        "driver": print_of.driver if print_of else "",
+        "plant_pct": options.plant_pct,
+        "planted_ms": planted,
+        "wall_s": round(found.wall_s, 1),
+        "gpu_s": round(busy_s(found), 1),
+        "faults": [fault.message for fault in (*found.head.faults, *found.base.faults)],
+        "verdict_so_far": judge_turns(found).status.value if found.pairs else "",
+        "pairs": [
+            {"head": side(head), "base": side(base)}
+            for head, base in zip(found.head.launches, found.base.launches, strict=False)
+        ],
+    }
+
+
+def main() -> None:
+    """Measure the pairs."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--pairs", type=int, required=True)
+    parser.add_argument("--plant-pct", type=float, default=0.0, help="of --step-ms (%(default)s)")
+    parser.add_argument("--step-ms", type=float, default=250.0, help="(%(default)s)")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="no pair begins after this")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    began = time.monotonic()
+    params = SEED_STEP if options.device == "cuda" else NANO_STEP
+    case = Case("pairs", "model.workloads:train_step", params, options.device, gates=GATES)
+    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        root = clone(folder, options.plant_pct / 100 * options.step_ms)
+        tree = stack.enter_context(tree_of(root, "HEAD", print))
+        gpus = tuple(visible_gpus()) if options.device == "cuda" else ()
+        revision = current(root, root / "baselines")
+        bench = Bench(root, folder / "cache", folder / "runs", gpus, revision, "judge_pairs.py")
+
+        def keep(found: Comparison) -> bool:
+            text = json.dumps(document(found, options, folder), indent=1)
+            options.out.write_text(text + "\n")
+            if found.pairs:
+                d = 100 * found.log_ratios()[-1]
+                print(f"pair {found.pairs}: {d:+.3f} % after {found.wall_s:.0f} s", flush=True)
+            return found.pairs < options.pairs and time.monotonic() - began < options.limit_s
+
+        found = compare_with(case, bench, tree, lambda text: None, 1e9, keep)
+        keep(found)
+    for fault in (*found.head.faults, *found.base.faults):
+        print(f"{fault.during}: {fault.message}\n{fault.detail}")
+    print(judge_turns(found).status.value)
+
+
+if __name__ == "__main__":
+    main()
