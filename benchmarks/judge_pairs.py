@@ -1,4 +1,4 @@
-"""Pairs of the judge on this GPU, as data: the same code in both trees, or a slowdown of known size.
+"""Pairs of the judge on this GPU, as data: the same code in both trees, or a known slowdown.
 
     python benchmarks/judge_pairs.py --pairs 24 --out aa.json                  # the same code
     python benchmarks/judge_pairs.py --pairs 12 --plant-pct 1 --out one.json   # 1 % slower

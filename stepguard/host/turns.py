@@ -116,6 +116,7 @@ class _Turns:
             for name, bench in zip(SIDES, benches, strict=True)
         ]
         self.together, self.out_of_time = True, False
+        self.following: list[_Live] = []  # the next pair, importing while this one warms up
 
     def measure(self, wants_more: Callable[[Comparison], bool], budget_s: float) -> None:
         """Counting passes and pairs; what fails is noted on its side, and ends it."""
@@ -161,12 +162,21 @@ class _Turns:
         return True
 
     def _live_pair(self, index: int, order: Sequence[int]) -> list[_Live]:
-        both = [self._start(side, f"pair {index + 1} {side.name}") for side in self.sides]
+        both = self.following or self._start_both(index)
+        try:
+            return self._take_turns(both, index, order)
+        except _Failed:
+            for live in both:
+                live.group.close()  # its memory, too: launches one after the other may need it
+            raise
+
+    def _take_turns(self, both: list[_Live], index: int, order: Sequence[int]) -> list[_Live]:
         self._build_both(both)
+        self.following = self._start_both(index + 1) if index + 1 < PLAN[-1].pairs else []
         first, second = both[order[0]], both[order[1]]
         self._warm_up(second)
         self._park(second)
-        self._warm_up(first)
+        self._warm_up(first, self._following_ready)
         for before, now in zip([order[0], *order], order, strict=False):
             if before != now:
                 self._park(both[before])
@@ -176,6 +186,17 @@ class _Turns:
             with _blamed(live):
                 live.side.station.leave(live.group, live.ask)
         return both
+
+    def _start_both(self, index: int) -> list[_Live]:
+        return [self._start(side, f"pair {index + 1} {side.name}") for side in self.sides]
+
+    def _following_ready(self) -> bool:
+        """Whether the next pair has imported all: it must not do so beside a timed block."""
+        for live in self.following:
+            with _blamed(live):
+                if not live.group.ready():
+                    return False
+        return True
 
     def _in_turn(self, index: int, order: Sequence[int]) -> list[_Live]:
         """A launch of each side, the one after the other has ended."""
@@ -218,6 +239,7 @@ class _Turns:
             self.progress(f"{live.label}: start")
             with _blamed(live):
                 live.group.hello(self.progress.tick)
+            live.began = live.group.began = time.monotonic()  # no limit runs while it waits
         self._expect(*both)
         self.progress(f"pair of {both[0].label.removesuffix(' head')}: build and first step")
         if self._both_fit():
@@ -253,10 +275,10 @@ class _Turns:
         total = min(rank.get("memory_bytes", 0) for rank in self.sides[HEAD].station.prepared)
         return len(peaks) == len(self.sides) and all(peaks) and sum(peaks) < FULL * total
 
-    def _warm_up(self, live: _Live) -> None:
+    def _warm_up(self, live: _Live, following: Callable[[], bool] = lambda: True) -> None:
         with _blamed(live):
             live.warmup = live.side.station.warm_up(
-                live.ask, live.label, self.turn.warmup, lambda: True
+                live.ask, live.label, self.turn.warmup, following
             )
 
     def _park(self, live: _Live) -> None:
