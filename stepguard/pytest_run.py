@@ -17,6 +17,7 @@ from stepguard import explain
 from stepguard.acceptance import moved_together
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
+from stepguard.host import calibrations
 from stepguard.host.against import Budget
 from stepguard.host.baseline import BaselineError, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
@@ -98,6 +99,7 @@ class PerfRun:
         try:
             for path in sorted(self.baselines.glob("*.json")):
                 load(path)
+            calibrations.check_all(self.baselines)
         except BaselineError as error:
             raise pytest.UsageError(str(error)) from None
         if not self.baselines.is_dir() and option.perf_baselines:

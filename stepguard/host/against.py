@@ -15,6 +15,7 @@ from stepguard.host.revision import Revision
 from stepguard.host.station import Bench
 from stepguard.host.turns import measure_turns
 from stepguard.host.worktree import Tree, tree_of
+from stepguard.terms import TermsOf, default_terms
 from stepguard.verdict import Verdict
 from stepguard.versus import wants_more
 
@@ -49,9 +50,12 @@ def compare_with(
     tree: Tree,
     progress: Progress,
     budget_s: float,
+    terms: TermsOf = default_terms,
     more: Callable[[Comparison], bool] = wants_more,
 ) -> Comparison:
-    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``; what was measured of both."""
+    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``, judged by ``terms``; what
+    was measured of both.
+    """
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
         bench,
@@ -61,7 +65,7 @@ def compare_with(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s)
+    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s, terms)
 
 
 def confirm(
@@ -71,6 +75,7 @@ def confirm(
     recorded: str,
     progress: Progress,
     budget_s: float,
+    terms: TermsOf = default_terms,
 ) -> tuple[Verdict, Comparison | None]:
     """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
     measured then. A verdict that no time decided is returned as it is.
@@ -87,7 +92,7 @@ def confirm(
     try:
         with tree_of(bench.root, chosen.commit, sentences.append) as tree:
             show = lambda text: progress(f"confirming, {text}")  # noqa: E731
-            comparison = compare_with(times, bench, tree, show, budget_s)
+            comparison = compare_with(times, bench, tree, show, budget_s, terms)
     except TreeError as error:
         return unconfirmed(verdict, str(error)), None
     for sentence in sentences:

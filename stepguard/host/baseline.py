@@ -13,7 +13,7 @@ import shlex
 import tempfile
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -24,6 +24,7 @@ from stepguard.site import Site
 
 LINE_WIDTH = 100
 CPU_MACHINE = "CPU"
+File = TypeVar("File", bound=msgspec.Struct)
 
 
 class BaselineError(Exception):
@@ -51,6 +52,18 @@ def load(path: Path) -> BaselineFile | None:
     Raises BaselineError for anything that is not exactly a baseline file: truncated, conflict
     markers, NaN, a key twice, a wrong or unknown field, another schema.
     """
+    raw = read(path)
+    if raw is None:
+        return None
+    found = shaped(path, raw, BaselineFile, SCHEMA, "pytest perf_tests --perf-update")
+    for case_id, entry in found.cases.items():
+        _check_entry(path, case_id, entry)
+        _check_sites(path, case_id, raw["cases"][case_id])
+    return found
+
+
+def read(path: Path) -> Any:
+    """A file's JSON; None where there is no file. Raises BaselineError for what is no JSON."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
@@ -68,20 +81,23 @@ def load(path: Path) -> BaselineFile | None:
         json.dumps(raw, allow_nan=False, ensure_ascii=False).encode()  # no 1e999, no half character
     except (ValueError, RecursionError) as error:
         raise BaselineError(f"{path}: {error}; {_restore(path)}") from None
-    schema = raw.get("schema") if isinstance(raw, dict) else None
-    if schema != SCHEMA:
+    if raw is None:
+        raise BaselineError(f"{path}: null; {_restore(path)}")
+    return raw
+
+
+def shaped(path: Path, raw: Any, shape: type[File], schema: int, anew: str) -> File:
+    """``raw`` as what it has to be; ``anew`` is the command that makes such a file."""
+    found = raw.get("schema") if isinstance(raw, dict) else None
+    if found != schema:
         raise BaselineError(
-            f"{path}: schema {schema!r}, this version of stepguard reads {SCHEMA}; "
-            "record it anew with: pytest perf_tests --perf-update"
+            f"{path}: schema {found!r}, this version of stepguard reads {schema}; "
+            f"record it anew with: {anew}"
         )
     try:
-        found = msgspec.convert(raw, BaselineFile, strict=True)
+        return msgspec.convert(raw, shape, strict=True)
     except msgspec.ValidationError as error:
         raise BaselineError(f"{path}: {error}; {_restore(path)}") from None
-    for case_id, entry in found.cases.items():
-        _check_entry(path, case_id, entry)
-        _check_sites(path, case_id, raw["cases"][case_id])
-    return found
 
 
 def machine_of(evidence: Evidence) -> str:
@@ -96,11 +112,17 @@ def load_for(path: Path, machine: str) -> BaselineFile | None:
     nothing is compared with it, or recorded into it.
     """
     content = load(path)
-    if content is not None and content.machine != machine:
-        raise BaselineError(
-            f"{path}: holds figures of {content.machine!r}, not of {machine!r}; {_restore(path)}"
-        )
+    if content is not None:
+        refuse_machine(path, content.machine, machine)
     return content
+
+
+def refuse_machine(path: Path, found: str, machine: str) -> None:
+    """Raise BaselineError if what a file holds is another machine's."""
+    if found != machine:
+        raise BaselineError(
+            f"{path}: holds figures of {found!r}, not of {machine!r}; {_restore(path)}"
+        )
 
 
 def _restore(path: Path) -> str:
@@ -155,9 +177,15 @@ def _check_sites(path: Path, case_id: str, entry: dict[str, Any]) -> None:
 
 
 def save(path: Path, content: BaselineFile) -> None:
+    """Write the file, as write() does."""
+    write(path, content, "the evidence is kept: python -m stepguard accept, once it can be written")
+
+
+def write(path: Path, content: msgspec.Struct, otherwise: str) -> None:
     """Write beside the file and rename over it: the old file stays until the new one is whole.
 
-    Raises BaselineError, and leaves the old file as it was, when the folder cannot be written.
+    Raises BaselineError, and leaves the old file as it was, when the folder cannot be written;
+    ``otherwise`` says what then becomes of the figures.
     """
     text = _layout(msgspec.to_builtins(content), 0) + "\n"
     temporary = ""
@@ -175,7 +203,7 @@ def save(path: Path, content: BaselineFile) -> None:
             os.unlink(temporary)
         raise BaselineError(
             f"{path}: cannot be written: {error.strerror or error}; the old file is unchanged, "
-            "and the evidence is kept: python -m stepguard accept, once it can be written"
+            f"and {otherwise}"
         ) from None
 
 

@@ -12,15 +12,17 @@ from stepguard.baseline_model import Entry
 from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
-from stepguard.host import baseline
+from stepguard.host import baseline, calibrations
 from stepguard.host.accept import accept
 from stepguard.host.against import Budget, compare_with, confirm
 from stepguard.host.machine import Gpu
 from stepguard.host.measure import Bench, measure
 from stepguard.host.revision import current
 from stepguard.host.store import Store
+from stepguard.host.turns import TURNS
 from stepguard.host.worktree import Tree
 from stepguard.judge import comparable, judge, wants_more
+from stepguard.terms import TermsOf, terms_of
 from stepguard.verdict import Verdict
 from stepguard.versus import judge_turns, unproven
 
@@ -72,6 +74,17 @@ class Suite:
         content = baseline.load_for(self.baseline_path(case), self._machine(case))
         return content.cases.get(case.id) if content else None
 
+    def terms(self, case: Case) -> TermsOf:
+        """By what pairs of the case are judged on this machine, if it was calibrated by its own.
+
+        Raises BaselineError if the calibration file cannot be trusted.
+        """
+        path = calibrations.path_for(self.baseline_path(case))
+        content = calibrations.load_for(path, self._machine(case))
+        entry = content.cases.get(case.id) if content else None
+        turn = TURNS[case.device]
+        return lambda evidence: terms_of(entry, evidence, (turn.lead_s, turn.block_s))
+
     def _machine(self, case: Case) -> str:
         if case.device == "cpu":
             return baseline.CPU_MACHINE
@@ -87,7 +100,7 @@ class Suite:
 
     def _screened(self, case: Case, progress: Progress) -> Result:
         """Against the stored baseline; what moved by time is judged against its commit."""
-        entry = self.entry(case)
+        entry, terms = self.entry(case), self.terms(case)
         evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
         evidence = self._as_it_is(evidence)
         path = self.store.keep(self.run_folder, case.slug, evidence)
@@ -102,6 +115,7 @@ class Suite:
                     recordings[-1].commit if recordings else "",
                     progress,
                     self.budget.share_s(),
+                    terms,
                 )
         if comparison is not None:
             self.store.keep_comparison(self.run_folder, case.slug, comparison)
@@ -110,9 +124,10 @@ class Suite:
     def _against(self, case: Case, progress: Progress) -> Result:
         """Against the other revision's tree; no stored baseline has a say."""
         assert self.tree is not None
+        terms = self.terms(case)
         with self.budget.spent():
             share_s = self.budget.share_s()
-            found = compare_with(case, self._bench, self.tree, progress, share_s)
+            found = compare_with(case, self._bench, self.tree, progress, share_s, terms)
         found = replace(found, head=self._as_it_is(found.head))
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
         verdict = judge_turns(found)

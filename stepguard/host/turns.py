@@ -12,7 +12,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from stepguard.case import Case
@@ -24,6 +24,7 @@ from stepguard.host.station import COMPILE_LIMIT_S, Bench, Station, Unfit, watch
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import Protocol, WarmUp
 from stepguard.looks import PLAN
+from stepguard.terms import TermsOf, default_terms
 from stepguard.verdict import Reason
 
 HEAD, BASE = 0, 1
@@ -84,15 +85,16 @@ def measure_turns(
     progress: Callable[[str], None],
     wants_more: Callable[[Comparison], bool],
     budget_s: float,
-    like: Comparison | None = None,
+    terms: TermsOf = default_terms,
 ) -> Comparison:
     """Pairs of ``benches`` (HEAD's tree, the other one), until ``wants_more`` says that it is
     enough or ``budget_s`` seconds are over; the pair that runs then is completed.
 
-    Margins and prior are those of ``like``. Never raises for what a workload, a worker or the
-    machine does: that is a fault in the evidence of the side that it befell.
+    ``terms`` says by what they are judged, once HEAD's side told on what it runs. Never raises for
+    what a workload, a worker or the machine does: that is a fault in the evidence of the side that
+    it befell.
     """
-    run = _Turns(case, benches, against, progress, like)
+    run = _Turns(case, benches, against, progress, terms)
     with run.stack:
         run.measure(wants_more, budget_s)
     return run.comparison()
@@ -105,9 +107,9 @@ class _Turns:
         benches: tuple[Bench, Bench],
         against: str,
         progress: Callable[[str], None],
-        like: Comparison | None,
+        terms: TermsOf,
     ) -> None:
-        self.case, self.against, self.like = case, against, like
+        self.case, self.against, self.terms = case, against, terms
         self.progress, self.turn = Ticker(progress), TURNS[case.device]
         self.began, self.date = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self.stack = contextlib.ExitStack()
@@ -326,17 +328,18 @@ class _Turns:
     def comparison(self) -> Comparison:
         """What is known so far."""
         head, base = (self._evidence(side) for side in self.sides)
-        found = Comparison(
+        terms = self.terms(head)
+        return Comparison(
             self.against,
             head,
             base,
+            margins=terms.margins,
+            prior=terms.prior,
+            why=terms.why,
             together=self.together,
             out_of_time=self.out_of_time,
             wall_s=time.monotonic() - self.began,
         )
-        if self.like is None:
-            return found
-        return replace(found, margins=self.like.margins, prior=self.like.prior)
 
     def _evidence(self, side: _Side) -> Evidence:
         bench, gates = side.station.bench, judged(self.case)

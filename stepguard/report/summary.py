@@ -9,6 +9,7 @@ from stepguard.case import Case
 from stepguard.host.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import table
+from stepguard.terms import NOT_CALIBRATED
 from stepguard.verdict import Status, Verdict
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
@@ -52,7 +53,12 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
     if verdicts:
         yield table.counts(verdicts), {}
     for result in run.results:
-        beside = [*_allowed(result), *_elsewhere(result.verdict), *_not_alone(result)]
+        beside = [
+            *_allowed(result),
+            *_elsewhere(result.verdict),
+            *_not_alone(result),
+            *_terms(result),
+        ]
         yield from ((line, {}) for line in beside)
     for notice in notices:
         yield notice, {}
@@ -72,6 +78,14 @@ def _not_alone(result: Result) -> Iterator[str]:
     """Why there is no scaling efficiency, where one was to be had."""
     if problem := result.evidence.one_rank_problem:
         yield f"{result.case.id}: no scaling efficiency, one rank alone failed: {problem}"
+
+
+def _terms(result: Result) -> Iterator[str]:
+    """By which margins pairs judged, where a calibration had a say or was ignored."""
+    found = result.comparison
+    if found is not None and found.why not in ("", NOT_CALIBRATED):
+        margins = f"{found.margins.ignore_pct:g} and {found.margins.matter_pct:g} %"
+        yield f"{result.case.id}: judged by margins {margins}, {found.why}"
 
 
 def _allowed(result: Result) -> Iterator[str]:
