@@ -15,7 +15,7 @@ ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
 def headline(verdict: Verdict) -> str:
     """One sentence of at most WIDTH columns: case, metric, old -> new, limit, verdict."""
     worst = verdict.worst
-    front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}: "
+    front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.label}: "
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
     moved = change(worst, digits=1)
@@ -68,6 +68,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
         unit = METRICS[metric.metric].unit
         line = f"  {metric.metric} [{unit}]: {change(metric)[len(metric.metric) + 1 :]}"
         line += f": {metric.status.value}, {metric.reason.value}"
+        line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
         lines.append(line)
         lines += [f"    {happens(site)}" for site in metric.sites]
         if metric.note and not metric.sites:
@@ -79,6 +80,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     skew = next((m for m in verdict.metrics if m.metric == "rank_skew_pct" and m.note), None)
     if skew is not None:
         lines.append(f"  rank_skew_pct {format_value(skew.metric, skew.new)}: {skew.note}")
+    lines += [f"  waiver: {text}" for text in verdict.waivers]
     if verdict.recordings:
         count = verdict.recordings
         lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")
@@ -104,7 +106,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     if verdict.message:
         return []
     gated = [m for m in verdict.metrics if m.gated and m.status is not Status.SAME]
-    return sorted(gated, key=lambda m: (m.status.rank, m.place is None))
+    return sorted(gated, key=lambda m: (m.rank, m.place is None))
 
 
 def next_steps(

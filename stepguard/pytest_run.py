@@ -16,13 +16,15 @@ from stepguard import explain
 from stepguard.acceptance import moved_together
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
-from stepguard.host.baseline import BaselineError, load
+from stepguard.host.baseline import BaselineError, files, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.suite import Result, Suite
+from stepguard.host.waivers import load_waivers, today
 from stepguard.metrics import METRICS
 from stepguard.report import documents
 from stepguard.report.live import Live
 from stepguard.verdict import Reason
+from stepguard.waivers import Waiver
 
 UPDATE_REASON = "accepted with --perf-update"
 
@@ -43,6 +45,7 @@ class PerfRun:
         self.began = False  # whether any test ran, or was skipped, not only collected
         self.skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
         self.notices: list[str] = []
+        self.waivers: tuple[Waiver, ...] = ()
         self._waiting: list[int] = []  # results that are recorded when the run is over
         self.refused = False  # --perf-update was asked for and could not be done
         self._gpus: tuple[Gpu, ...] | None = None
@@ -89,13 +92,14 @@ class PerfRun:
             path = Path(self.config.invocation_params.dir, target or "")
             if target and (problem := documents.unwritable(path)):
                 raise pytest.UsageError(f"--{name.replace('_', '-')}={target}: {problem}")
-        try:
-            for path in sorted(self.baselines.glob("*.json")):
-                load(path)
-        except BaselineError as error:
-            raise pytest.UsageError(str(error)) from None
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
+        try:
+            for path in files(self.baselines):
+                load(path)
+            self.waivers = load_waivers(self.baselines, today())
+        except BaselineError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def plan(self, cases: list[Case]) -> None:
         """Remember the cases to come."""
@@ -120,6 +124,12 @@ class PerfRun:
         new_only = self.config.option.perf_update_new
         lacks = result.verdict.reason is Reason.NOT_RECORDED
         if not (self.config.option.perf_update or (new_only and lacks)):
+            return result
+        if until := result.verdict.waived_until:
+            self._refuse(
+                f"{result.case.id}: not recorded, waived until {until}; to make it the level: "
+                f"{self.python} -m stepguard accept '{result.case.id}' --reason '...'"
+            )
             return result
         timed = any(METRICS[name].kind == "time" for name in result.case.gates)
         try:
@@ -170,7 +180,7 @@ class PerfRun:
     def _started(self) -> tuple[Suite, Live]:
         if self._suite is None or self._live is None:
             arguments = ["pytest", *self.config.invocation_params.args]
-            self._suite = Suite(self.root, self.baselines, self.gpus(), arguments)
+            self._suite = Suite(self.root, self.baselines, self.gpus(), arguments, self.waivers)
             reporter = self.config.pluginmanager.getplugin("terminalreporter")
             capture = self.config.pluginmanager.getplugin("capturemanager")
 
@@ -245,6 +255,13 @@ class PerfRun:
                 path = Path(self.config.invocation_params.dir, target)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(render(self.results))
+
+    def waiver_lines(self) -> list[str]:
+        """Every waiver, on every run: what it did, or that its case was not measured."""
+        said = {r.case.id: r.verdict.waivers for r in self.results}
+        lines = [f"{case_id}: waiver {text}" for case_id, texts in said.items() for text in texts]
+        rest = [waiver for waiver in self.waivers if waiver.case not in said]
+        return lines + [f"{w.case}: waiver not needed in this run: {w.told()}" for w in rest]
 
     def stale(self) -> list[str]:
         """Baseline entries that no case claims; said only when whole folders were collected."""

@@ -17,8 +17,10 @@ from stepguard.host.machine import Gpu
 from stepguard.host.measure import Bench, measure
 from stepguard.host.revision import current
 from stepguard.host.store import Store
+from stepguard.host.waivers import today
 from stepguard.judge import judge, wants_more
 from stepguard.verdict import Verdict
+from stepguard.waivers import Waiver, waive
 
 Progress = Callable[[str], None]
 
@@ -38,8 +40,14 @@ class Suite:
     """The cases of one run on one machine."""
 
     def __init__(
-        self, root: Path, baselines: Path, gpus: tuple[Gpu, ...], arguments: list[str]
+        self,
+        root: Path,
+        baselines: Path,
+        gpus: tuple[Gpu, ...],
+        arguments: list[str],
+        waivers: tuple[Waiver, ...] = (),
     ) -> None:
+        self.waivers = waivers
         self.root, self.baselines, self.gpus = root, baselines, gpus
         self.store = Store(root)
         self.run_folder = self.store.new_run()
@@ -78,7 +86,7 @@ class Suite:
             moved = (*evidence.dirty, "the tree changed while it was measured")
             evidence = replace(evidence, dirty=moved)
         path = self.store.keep(self.run_folder, case.slug, evidence)
-        verdict = judge(evidence, entry)
+        verdict = waive(judge(evidence, entry), evidence, self.waivers, today())
         result = Result(case, evidence, verdict, path, self.baseline_path(case))
         self.results.append(result)
         return result
