@@ -20,7 +20,7 @@ from stepguard.host.store import Store
 from stepguard.host.waivers import BadWaiver, add_waiver, load_waivers, today
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
-from stepguard.report import documents, shell, table
+from stepguard.report import documents, recorded, shell, table
 from stepguard.usage import UsageError
 from stepguard.verdict import Status, Verdict
 from stepguard.waivers import MAX_DAYS, Waiver, waive
@@ -51,6 +51,7 @@ def add_commands(commands: Any, root: Path) -> None:
     shown = commands.add_parser("baselines", help="what is recorded")
     shown.add_argument("action", choices=("list", "show"))
     shown.add_argument("case", nargs="?", metavar="CASE")
+    shown.add_argument("--json", action="store_true", help="show: JSON, also on a terminal")
     shown.set_defaults(call=_baselines)
     for command in (accept, again, waived):
         command.add_argument(
@@ -187,20 +188,30 @@ def _wanted(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
 
 
 def _baselines(options: argparse.Namespace) -> int:
+    """A line a case; ``show`` adds its epochs, or is one JSON document for whoever reads a pipe."""
     folder = options.baselines
     paths = baseline.files(folder)
     if not paths:
         raise ValueError(f"{folder}: no baseline file; record one: pytest perf_tests --perf-update")
-    shown = 0
-    for path in paths:
-        content = baseline.load(path)
-        for case_id, entry in sorted(content.cases.items()) if content else ():
-            if options.case not in (None, case_id):
-                continue
-            shown += 1
-            print(shell.recorded(path, case_id, entry))
-            if options.action == "show":
-                print(json.dumps(baseline.as_builtins(entry), indent=1, sort_keys=True))
-    if options.case and not shown:
+    if options.json and options.action == "list":
+        raise UsageError("baselines list --json: only show has a document")
+    found = [
+        (path, case_id, entry)
+        for path in paths
+        if (content := baseline.load(path)) is not None
+        for case_id, entry in sorted(content.cases.items())
+        if options.case in (None, case_id)
+    ]
+    if options.case and not found:
         raise ValueError(f"{folder} has no baseline of {options.case!r}")
+    if options.action == "show" and (options.json or not sys.stdout.isatty()):
+        document: dict[str, dict[str, Any]] = {}
+        for path, case_id, entry in found:
+            document.setdefault(path.name, {})[case_id] = baseline.as_builtins(entry)
+        print(json.dumps(document, indent=1, sort_keys=True))
+        return 0
+    for path, case_id, entry in found:
+        print(recorded.line(path, case_id, entry))
+        if options.action == "show":
+            print("\n".join(recorded.lines(entry)))
     return 0
