@@ -109,6 +109,9 @@ def _judge(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         if verdict.status is not Status.SAME:
             print("\n".join([explain.headline(verdict), *explain.evidence_lines(verdict)]))
+        else:
+            for text in verdict.waivers:
+                print(f"{verdict.case_id}: waiver {text}")
     shell.put_json([documents.verdict_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
 

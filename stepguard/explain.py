@@ -15,7 +15,8 @@ ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
 def headline(verdict: Verdict) -> str:
     """One sentence of at most WIDTH columns: case, metric, old -> new, limit, verdict."""
     worst = verdict.worst
-    front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.label}: "
+    waived = " (waived)" if verdict.waived_until else ""  # until when stands below, and is long
+    front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}{waived}: "
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
     moved = change(worst, digits=1)

@@ -48,6 +48,15 @@ def test_the_size_is_that_of_the_last_measurement(changed):
     assert f"CHANGED (waived until {until})" in again.out
 
 
+def test_judge_tells_a_stale_waiver(changed):
+    """The case is `same` in newer evidence: passed, and the waiver should go."""
+    changed("waive", "linear[a]", "graph_breaks", *WHY)
+    changed.keep(changed.made("a", date="2030-01-01T00:00:02+00:00"))
+    done = changed("judge")
+    assert done.status == 0
+    assert "linear[a]: waiver stale, graph_breaks is same; take it out: " in done.out
+
+
 def test_a_size_can_be_given(changed):
     """And a second waiver of the metric takes the place of the first."""
     for value in ("7", "5"):

@@ -46,7 +46,7 @@ def test_a_waived_case_passes_visibly(slower):
             f"linear?nano? * {word}",
             f"1 {word}",
             "linear?nano?: waiver waived: graph_breaks up to 2 until *, by A. Author: waits for*",
-            f"linear?nano?: {word}: graph_breaks*",
+            "linear?nano?: CHANGED (waived): graph_breaks 0 -> 2 (+2 breaks)",
         ]
     )
     (case,) = json.loads((slower.path / "o.json").read_text())["cases"]
