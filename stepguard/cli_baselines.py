@@ -81,7 +81,9 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     timed = any(METRICS[name].kind == "time" for name in evidence.gates)
     if options.reason.strip(" .'\"") or not timed:
         return
-    run = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
+    beside = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
+    mark = (evidence.commit, evidence.command)  # a folder may hold what is from elsewhere
+    run = [one for one in beside if (one.commit, one.command) == mark]
     if problem := moved_together([_verdict(one, options.baselines) for one in run]):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
 

@@ -4,7 +4,6 @@ The plugin's hooks call it; it starts the engine when the first case asks for it
 tests costs nothing.
 """
 
-import dataclasses
 import shutil
 import sys
 from collections import Counter
@@ -13,20 +12,17 @@ from pathlib import Path
 import pytest
 
 from stepguard import explain
-from stepguard.acceptance import moved_together
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
 from stepguard.host.baseline import BaselineError, files, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.suite import Result, Suite
 from stepguard.host.waivers import load_waivers, today
-from stepguard.metrics import METRICS
+from stepguard.pytest_update import Update
 from stepguard.report import documents
 from stepguard.report.live import Live
 from stepguard.verdict import Reason
 from stepguard.waivers import Waiver
-
-UPDATE_REASON = "accepted with --perf-update"
 
 
 class PerfRun:
@@ -44,10 +40,8 @@ class PerfRun:
         self.asked = 0  # tests that have the perf fixture
         self.began = False  # whether any test ran, or was skipped, not only collected
         self.skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
-        self.notices: list[str] = []
         self.waivers: tuple[Waiver, ...] = ()
-        self._waiting: list[int] = []  # results that are recorded when the run is over
-        self.refused = False  # --perf-update was asked for and could not be done
+        self._update = Update(self)
         self._gpus: tuple[Gpu, ...] | None = None
         self._suite: Suite | None = None
         self._live: Live | None = None
@@ -125,57 +119,26 @@ class PerfRun:
         lacks = result.verdict.reason is Reason.NOT_RECORDED
         if not (self.config.option.perf_update or (new_only and lacks)):
             return result
-        if until := result.verdict.waived_until:
-            self._refuse(
-                f"{result.case.id}: not recorded, waived until {until}; to make it the level: "
-                f"{self.python} -m stepguard accept '{result.case.id}' --reason '...'"
-            )
-            return result
-        timed = any(METRICS[name].kind == "time" for name in result.case.gates)
-        try:
-            done = suite.accept(result, UPDATE_REASON, dry=timed)
-        except BaselineError as error:
-            self._refuse(str(error))
-            return result
-        if timed:
-            self._waiting.append(len(suite.results) - 1)
-        else:
-            self.notices.append(done)
-        verdict = dataclasses.replace(result.verdict, recorded=True)
-        suite.results[-1] = dataclasses.replace(result, verdict=verdict)
-        return suite.results[-1]
-
-    def _refuse(self, why: str) -> None:
-        self.notices.append(why)
-        self.refused = True
+        return self._update.record(suite, result)
 
     def word(self, result: Result) -> str:
         """The verdict's word while the run goes on: times are recorded when it is over."""
-        waits = any(self.results[index].case.id == result.case.id for index in self._waiting)
-        word = result.verdict.word
-        return word.replace("recorded", "to be recorded") if waits else word
+        return self._update.word(self._suite, result)
 
     def record_waiting(self) -> None:
-        """Record the cases with times. That waits for the last case: when all of them moved
-        together it was the machine, which a case alone cannot tell.
-        """
-        if self._suite is None or not self._waiting:
-            return
-        results = self._suite.results
-        together = moved_together([result.verdict for result in results])
-        if together:
-            names = ", ".join(results[index].case.id for index in self._waiting)
-            self._refuse(f"not recorded, {together} ({names})")
-        for index in self._waiting:
-            try:
-                if not together:
-                    self.notices.append(self._suite.accept(results[index], UPDATE_REASON))
-                    continue
-            except BaselineError as error:
-                self._refuse(str(error))
-            verdict = dataclasses.replace(results[index].verdict, recorded=False)
-            results[index] = dataclasses.replace(results[index], verdict=verdict)
-        self._waiting.clear()
+        """Record the cases with times, now that the run is over."""
+        if self._suite is not None:
+            self._update.record_waiting(self._suite)
+
+    @property
+    def refused(self) -> bool:
+        """Whether recording was asked for and could not be done."""
+        return self._update.refused
+
+    @property
+    def notices(self) -> list[str]:
+        """What was recorded and what was not, a sentence each."""
+        return self._update.notices
 
     def _started(self) -> tuple[Suite, Live]:
         if self._suite is None or self._live is None:
