@@ -116,6 +116,8 @@ def test_a_waiver_that_is_not_needed_is_stale():
     assert found.waivers[0].startswith("stale, step_ms is same; take it out: step_ms up to")
     ungated = replace(run(0), gates=("graph_breaks",))
     assert judged(ungated, waiver()).waivers[0].startswith("stale, the case does not gate it")
+    slow = judged(replace(run(), gates=("graph_breaks",)), waiver())
+    assert [metric.waived_until for metric in slow.metrics if metric.waived_until] == []
 
 
 def test_another_case_is_not_touched():
