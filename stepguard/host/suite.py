@@ -19,10 +19,12 @@ from stepguard.host.machine import Gpu
 from stepguard.host.measure import Bench, measure
 from stepguard.host.revision import current
 from stepguard.host.store import Store
+from stepguard.host.waivers import today
 from stepguard.host.worktree import Tree
 from stepguard.judge import comparable, judge, wants_more
 from stepguard.verdict import Verdict
 from stepguard.versus import judge_turns, unproven
+from stepguard.waivers import Waiver, waive
 
 Progress = Callable[[str], None]
 BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
@@ -44,8 +46,14 @@ class Suite:
     """The cases of one run on one machine."""
 
     def __init__(
-        self, root: Path, baselines: Path, gpus: tuple[Gpu, ...], arguments: list[str]
+        self,
+        root: Path,
+        baselines: Path,
+        gpus: tuple[Gpu, ...],
+        arguments: list[str],
+        waivers: tuple[Waiver, ...] = (),
     ) -> None:
+        self.waivers = waivers
         self.root, self.baselines, self.gpus = root, baselines, gpus
         self.store = Store(root)
         self.run_folder = self.store.new_run()
@@ -92,19 +100,19 @@ class Suite:
         evidence = self._as_it_is(evidence)
         path = self.store.keep(self.run_folder, case.slug, evidence)
         verdict, comparison = judge(evidence, entry), None
-        if self.confirms and entry is not None and evidence.fingerprint is not None:
+        waived = waive(verdict, evidence, self.waivers, today())
+        if self.confirms and entry and evidence.fingerprint and not waived.waived_until:
             recordings = comparable(entry.epochs[-1], evidence)
+            recorded = recordings[-1].commit if recordings else ""
             with self.budget.spent():
+                share_s = self.budget.share_s()
                 verdict, comparison = confirm(
-                    case,
-                    self._bench,
-                    verdict,
-                    recordings[-1].commit if recordings else "",
-                    progress,
-                    self.budget.share_s(),
+                    case, self._bench, verdict, recorded, progress, share_s
                 )
+            waived = waive(verdict, evidence, self.waivers, today())
         if comparison is not None:
             self.store.keep_comparison(self.run_folder, case.slug, comparison)
+        verdict = waived
         return Result(case, evidence, verdict, path, self.baseline_path(case), comparison)
 
     def _against(self, case: Case, progress: Progress) -> Result:
