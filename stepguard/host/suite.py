@@ -91,21 +91,23 @@ class Suite:
         evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
         evidence = self._as_it_is(evidence)
         path = self.store.keep(self.run_folder, case.slug, evidence)
-        verdict, comparison = judge(evidence, entry), None
-        if self.confirms and entry is not None and evidence.fingerprint is not None:
-            recordings = comparable(entry.epochs[-1], evidence)
-            with self.budget.spent():
-                verdict, comparison = confirm(
-                    case,
-                    self._bench,
-                    verdict,
-                    recordings[-1].commit if recordings else "",
-                    progress,
-                    self.budget.share_s(),
-                )
+        with self.budget.spent():
+            verdict, comparison = self._confirmed(case, evidence, entry, progress)
         if comparison is not None:
             self.store.keep_comparison(self.run_folder, case.slug, comparison)
         return Result(case, evidence, verdict, path, self.baseline_path(case), comparison)
+
+    def _confirmed(
+        self, case: Case, evidence: Evidence, entry: Entry | None, progress: Progress
+    ) -> tuple[Verdict, Comparison | None]:
+        """The screen's verdict, confirmed where a time decided it; and what was measured for it."""
+        verdict = judge(evidence, entry)
+        if not self.confirms or entry is None or evidence.fingerprint is None:
+            return verdict, None
+        recordings = comparable(entry.epochs[-1], evidence)
+        recorded = recordings[-1].commit if recordings else ""
+        share_s = self.budget.share_s()
+        return confirm(case, self._bench, verdict, recorded, progress, share_s)
 
     def _against(self, case: Case, progress: Progress) -> Result:
         """Against the other revision's tree; no stored baseline has a say."""
