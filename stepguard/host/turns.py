@@ -42,8 +42,9 @@ def measure_turns(
     """Pairs of ``benches`` (HEAD's tree, the other one), until ``wants_more`` says that it is
     enough or ``budget_s`` seconds are over; the pair that runs then is completed.
 
-    Margins and prior are those of ``like``. Never raises for what a workload, a worker or the
-    machine does: that is a fault in the evidence of the side that it befell.
+    Margins and prior are those of ``like``, or else the case's margins and the usual prior. Never
+    raises for what a workload, a worker or the machine does: that is a fault in the evidence of the
+    side that it befell.
     """
     run = _Turns(case, benches, against, progress, like)
     with run.stack:
@@ -151,6 +152,7 @@ class _Turns:
             self.against,
             head,
             base,
+            margins=self.case.margins,
             together=self.together,
             out_of_time=self.out_of_time,
             wall_s=time.monotonic() - self.began,
