@@ -110,10 +110,8 @@ def _broken(comparison: Comparison, evidence: Evidence) -> Verdict | None:
 
 
 def _named(comparison: Comparison) -> str:
-    commit = comparison.base.commit[:12]
-    return (
-        comparison.against if comparison.against == commit else f"{comparison.against} ({commit})"
-    )
+    full, asked = comparison.base.commit, comparison.against
+    return full[:12] if full.startswith(asked) else f"{asked} ({full[:12]})"
 
 
 def _verdict(
