@@ -93,7 +93,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and m.note):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {shown.note}")
     lines += [f"  waiver: {text}" for text in verdict.waivers]
-    if verdict.against:
+    if verdict.against and not verdict.message:
         lines.append(f"  compared with {verdict.against}, measured beside it")
     if verdict.recordings:
         count = verdict.recordings
@@ -138,7 +138,7 @@ def next_steps(
     case = shlex.quote(verdict.case_id)
     first = "commit, measure again, then " if dirty else ""
     accept = f"{first}{python} -m stepguard accept {case}"
-    if verdict.against:
+    if verdict.against and verdict.status is not Status.SAME:
         steps = _against(verdict, case, python)
     elif verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
         steps = [f"accept: {accept} --reason '...'"]
@@ -160,12 +160,16 @@ def next_steps(
 
 def _against(verdict: Verdict, case: str, python: str) -> list[str]:
     """Nothing is there to accept: another revision is no baseline."""
-    if verdict.reason is Reason.UNDECIDED:
-        return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
-    if verdict.status is Status.SAME:
-        return []
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
         return [f"if it is meant, merge it, then record: {python} -m stepguard accept {case}"]
+    if verdict.reason is Reason.UNDECIDED:
+        return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
+    if verdict.reason is Reason.UNPROVEN:
+        return ["judge it again, alone: name this one test"]
+    if verdict.status is Status.NOT_COMPARABLE:
+        return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
+    if verdict.status is Status.UNFIT:
+        return [f"see if the machine is fit: {python} -m stepguard doctor"]
     return []
 
 

@@ -4,7 +4,7 @@ machine when a stored baseline says SLOWER or FASTER.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from stepguard.case import Case
@@ -33,7 +33,7 @@ class Budget:
         return max(0.0, self.left_s / max(1, self.cases))
 
     @contextlib.contextmanager
-    def spent(self):  # type: ignore[no-untyped-def]
+    def spent(self) -> Iterator[None]:
         """A case takes its share; what it leaves is for the others."""
         began = time.monotonic()
         try:
@@ -75,7 +75,8 @@ def confirm(
     """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
     measured then. A verdict that no time decided is returned as it is.
     """
-    if to_confirm(verdict) is None:
+    moved = to_confirm(verdict)
+    if moved is None:
         return verdict, None
     chosen = commit_for_confirmation(bench.root, recorded)
     if not chosen.commit:
@@ -86,8 +87,14 @@ def confirm(
     sentences: list[str] = []
     try:
         with tree_of(bench.root, chosen.commit, sentences.append) as tree:
-            show = lambda text: progress(f"confirming, {text}")  # noqa: E731
-            comparison = compare_with(times, bench, tree, show, budget_s)
+            comparison = compare_with(
+                times,
+                bench,
+                tree,
+                lambda text: progress(f"confirming, {text}"),
+                budget_s,
+                lambda found: wants_more(found, moved.metric),
+            )
     except TreeError as error:
         return unconfirmed(verdict, str(error)), None
     for sentence in sentences:

@@ -99,21 +99,27 @@ class Suite:
         evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
         evidence = self._as_it_is(evidence)
         path = self.store.keep(self.run_folder, case.slug, evidence)
-        verdict, comparison = judge(evidence, entry), None
-        waived = waive(verdict, evidence, self.waivers, today())
-        if self.confirms and entry and evidence.fingerprint and not waived.waived_until:
-            recordings = comparable(entry.epochs[-1], evidence)
-            recorded = recordings[-1].commit if recordings else ""
-            with self.budget.spent():
-                share_s = self.budget.share_s()
-                verdict, comparison = confirm(
-                    case, self._bench, verdict, recorded, progress, share_s
-                )
-            waived = waive(verdict, evidence, self.waivers, today())
+        with self.budget.spent():
+            verdict, comparison = self._confirmed(case, evidence, entry, progress)
         if comparison is not None:
             self.store.keep_comparison(self.run_folder, case.slug, comparison)
-        verdict = waived
         return Result(case, evidence, verdict, path, self.baseline_path(case), comparison)
+
+    def _confirmed(
+        self, case: Case, evidence: Evidence, entry: Entry | None, progress: Progress
+    ) -> tuple[Verdict, Comparison | None]:
+        """The screen's verdict, confirmed where a time decided it; and what was measured for it."""
+        verdict = judge(evidence, entry)
+        waived = waive(verdict, evidence, self.waivers, today())
+        if not self.confirms or entry is None or evidence.fingerprint is None:
+            return waived, None
+        if waived.waived_until:  # code or machine, it passes
+            return waived, None
+        recordings = comparable(entry.epochs[-1], evidence)
+        recorded = recordings[-1].commit if recordings else ""
+        share_s = self.budget.share_s()
+        found, comparison = confirm(case, self._bench, verdict, recorded, progress, share_s)
+        return waive(found, evidence, self.waivers, today()), comparison
 
     def _against(self, case: Case, progress: Progress) -> Result:
         """Against the other revision's tree; no stored baseline has a say."""
