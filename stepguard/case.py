@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepguard.looks import MARGINS_PCT, Margins
 from stepguard.metrics import METRICS, default_gates
 
 Scalar = str | int | float | bool | None
@@ -32,6 +33,7 @@ class Case:
     launches: int = 3  # timed launches at the least; a launch is the unit of evidence
     gates: tuple[str, ...] = ()  # metrics that decide; empty means the device's default
     extended: bool = False  # left out of the core suite
+    margins_pct: tuple[float, ...] = ()  # of the judge, ignore and matter; empty: the device's
     difference_pairs: int = 6  # of segments, for each difference that is gated
     time_limit_s: float = 900.0  # for one launch, its compilation included
 
@@ -64,8 +66,27 @@ class Case:
                 gpu = METRICS[gate].device not in ("", self.device)
                 needs = f"a {METRICS[gate].device} case" if gpu else "several ranks"
                 raise ValueError(f"Case.gates {gate!r}: only {needs} can have it")
+        self._check_margins()
         object.__setattr__(self, "gates", tuple(gates))
         object.__setattr__(self, "params", dict(self.params))
+
+    def _check_margins(self) -> None:
+        margins = MARGINS_PCT[self.device] if self.margins_pct == () else self.margins_pct
+        try:
+            if isinstance(margins, str):
+                raise TypeError
+            ignore, matter = map(float, margins)
+            Margins(ignore, matter)
+        except (TypeError, ValueError):
+            raise ValueError(
+                f"Case.margins_pct {self.margins_pct!r}: two percentages, 0 <= ignore < matter"
+            ) from None
+        object.__setattr__(self, "margins_pct", (ignore, matter))
+
+    @property
+    def margins(self) -> Margins:
+        """How much slower than another revision is nothing, and how much must not be missed."""
+        return Margins(*self.margins_pct)
 
     @property
     def id(self) -> str:

@@ -1,9 +1,11 @@
-"""The commands about baselines: accept, judge, baselines."""
+"""The commands about baselines: accept, judge, waive, baselines."""
 
 import argparse
 import json
+import math
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +15,15 @@ from stepguard.evidence import Evidence, from_json
 from stepguard.host import baseline
 from stepguard.host.accept import Refused, accept
 from stepguard.host.baseline import BaselineError
+from stepguard.host.revision import user_name
 from stepguard.host.store import Store
+from stepguard.host.waivers import BadWaiver, add_waiver, load_waivers, today
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
-from stepguard.report import documents, shell, table
+from stepguard.report import documents, recorded, shell, table
+from stepguard.usage import UsageError
 from stepguard.verdict import Status, Verdict
+from stepguard.waivers import MAX_DAYS, Waiver, waive
 
 
 def add_commands(commands: Any, root: Path) -> None:
@@ -32,16 +38,27 @@ def add_commands(commands: Any, root: Path) -> None:
     )
     again.add_argument("--json", metavar="PATH", help="write the verdicts as one JSON document")
     again.set_defaults(call=_judge)
+    waived = commands.add_parser("waive", help="let a known regression pass for some days")
+    waived.add_argument("case", metavar="CASE")
+    waived.add_argument("metric", metavar="METRIC")
+    waived.add_argument("--reason", required=True, help="why it is borne, and until what happens")
+    waived.add_argument("--days", type=int, required=True, metavar="N", help=f"at most {MAX_DAYS}")
+    waived.add_argument("--who", help="who answers for it (git's user.name)")
+    size = waived.add_mutually_exclusive_group()
+    size.add_argument("--limit-pct", type=float, metavar="X", help="a time: most percent")
+    size.add_argument("--value", type=int, metavar="N", help="a counter: the most it may be")
+    waived.set_defaults(call=_waive)
     shown = commands.add_parser("baselines", help="what is recorded")
     shown.add_argument("action", choices=("list", "show"))
     shown.add_argument("case", nargs="?", metavar="CASE")
+    shown.add_argument("--json", action="store_true", help="show: JSON, also on a terminal")
     shown.set_defaults(call=_baselines)
-    for command in (accept, again):
+    for command in (accept, again, waived):
         command.add_argument(
             "--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run"
         )
     folder = Path(os.path.relpath(root / "baselines"))
-    for command in (accept, again, shown):
+    for command in (accept, again, waived, shown):
         command.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
         command.set_defaults(root=root)
 
@@ -64,7 +81,9 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     timed = any(METRICS[name].kind == "time" for name in evidence.gates)
     if options.reason.strip(" .'\"") or not timed:
         return
-    run = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
+    beside = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
+    mark = (evidence.commit, evidence.command)  # a folder may hold what is from elsewhere
+    run = [one for one in beside if (one.commit, one.command) == mark]
     if problem := moved_together([_verdict(one, options.baselines) for one in run]):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
 
@@ -80,9 +99,11 @@ def _judge(options: argparse.Namespace) -> int:
     """The verdicts that kept evidence gets from today's baselines; nothing is measured."""
     shell.refuse_target(options.json)
     verdicts = []
+    waivers = load_waivers(options.baselines, today())
     for _, evidence in _wanted(options):
         path = baseline.path_of(options.baselines, evidence)
-        verdicts.append(_verdict(evidence, options.baselines))
+        found = _verdict(evidence, options.baselines)
+        verdicts.append(waive(found, evidence, waivers, today()))
         commit = evidence.commit[:10] or "no commit"
         print(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     for text, _ in table.lines(table.rows(verdicts)):
@@ -90,8 +111,56 @@ def _judge(options: argparse.Namespace) -> int:
     for verdict in verdicts:
         if verdict.status is not Status.SAME:
             print("\n".join([explain.headline(verdict), *explain.evidence_lines(verdict)]))
+        else:
+            for text in verdict.waivers:
+                print(f"{verdict.case_id}: waiver {text}")
     shell.put_json([documents.verdict_document(verdict) for verdict in verdicts], options.json)
-    return 0 if all(verdict.status.outcome == "passed" for verdict in verdicts) else 1
+    return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
+
+
+def _waive(options: argparse.Namespace) -> int:
+    """Write a waiver, by default as large as what was measured last makes necessary."""
+    options.case, case_id = [options.case], options.case
+    if not 1 <= options.days <= MAX_DAYS:
+        raise UsageError(f"--days {options.days}: 1 to {MAX_DAYS}; what lasts longer is accepted")
+    metric = METRICS.get(options.metric)
+    sized = options.limit_pct is not None or options.value is not None
+    if metric is not None and metric.gateable and not sized:
+        _size_of_last(options, case_id)
+    waiver = Waiver(
+        case=case_id,
+        metric=options.metric,
+        limit_pct=options.limit_pct,
+        value=options.value,
+        reason=options.reason,
+        expires=today() + timedelta(days=options.days),
+        who=options.who or user_name(options.root),
+    )
+    try:
+        path = add_waiver(options.baselines, waiver, today())
+    except BadWaiver as error:
+        raise UsageError(str(error)) from None
+    print(f"{case_id}: {waiver.told()}")
+    print(f"written to {path}; commit it, so that it holds for everybody")
+    return 0
+
+
+def _size_of_last(options: argparse.Namespace, case_id: str) -> None:
+    """Set the size that what was measured last needs. Raises ValueError if it needs none."""
+    _, evidence = _wanted(options)[-1]
+    verdict = _verdict(evidence, options.baselines)
+    found = next((m for m in verdict.metrics if m.metric == options.metric), None)
+    failing = found is not None and found.status in (Status.SLOWER, Status.CHANGED)
+    if found is None or not failing or verdict.message:
+        now = found.status.value if found and not verdict.message else verdict.status.value
+        raise ValueError(
+            f"{case_id}: nothing to waive, {options.metric} is {now} in what was measured last; "
+            "give its size: --limit-pct X or --value N"
+        )
+    if METRICS[found.metric].kind == "counter" and found.new is not None:
+        options.value = round(found.new)
+    elif found.change_pct is not None:
+        options.limit_pct = math.ceil(2 * found.change_pct + 1) / 2  # at least half a point of room
 
 
 def _wanted(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
@@ -124,20 +193,30 @@ def _wanted(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
 
 
 def _baselines(options: argparse.Namespace) -> int:
+    """A line a case; ``show`` adds its epochs, or is one JSON document for whoever reads a pipe."""
     folder = options.baselines
-    paths = sorted(folder.glob("*.json"))
+    paths = baseline.files(folder)
     if not paths:
         raise ValueError(f"{folder}: no baseline file; record one: pytest perf_tests --perf-update")
-    shown = 0
-    for path in paths:
-        content = baseline.load(path)
-        for case_id, entry in sorted(content.cases.items()) if content else ():
-            if options.case not in (None, case_id):
-                continue
-            shown += 1
-            print(shell.recorded(path, case_id, entry))
-            if options.action == "show":
-                print(json.dumps(baseline.as_builtins(entry), indent=1, sort_keys=True))
-    if options.case and not shown:
+    if options.json and options.action == "list":
+        raise UsageError("baselines list --json: only show has a document")
+    found = [
+        (path, case_id, entry)
+        for path in paths
+        if (content := baseline.load(path)) is not None
+        for case_id, entry in sorted(content.cases.items())
+        if options.case in (None, case_id)
+    ]
+    if options.case and not found:
         raise ValueError(f"{folder} has no baseline of {options.case!r}")
+    if options.action == "show" and (options.json or not sys.stdout.isatty()):
+        document: dict[str, dict[str, Any]] = {}
+        for path, case_id, entry in found:
+            document.setdefault(path.name, {})[case_id] = baseline.as_builtins(entry)
+        print(json.dumps(document, indent=1, sort_keys=True))
+        return 0
+    for path, case_id, entry in found:
+        print(recorded.line(path, case_id, entry))
+        if options.action == "show":
+            print("\n".join(recorded.lines(entry)))
     return 0

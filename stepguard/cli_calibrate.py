@@ -153,7 +153,10 @@ class _Work:
             raise NotCalibrated("the tree changed while it was measured", found.comparison)
         calibrations.put(path, self._machine(case), case.id, found.entry)
         shown = os.path.relpath(path)
-        return [*report.lines(found, share_s), f"written to {shown}: review it, and commit it"]
+        return [
+            *report.lines(found, share_s, case.margins),
+            f"written to {shown}: review it, and commit it",
+        ]
 
     def _measured(
         self, case: Case, tree: Tree, cache: Path, run: Path, share_s: float

@@ -40,16 +40,19 @@ class Comparison:
     def log_ratios(self, name: str = JUDGED_TIME) -> list[float]:
         """``log(head / base)`` of a time, a value a pair."""
         both = zip(self.head.launches, self.base.launches, strict=False)
-        return [math.log(getattr(head, name) / getattr(base, name)) for head, base in both]
+        return [
+            math.log(getattr(head, name)) - math.log(getattr(base, name)) for head, base in both
+        ]
 
 
 def judged(case: Case) -> tuple[str, ...]:
     """Which of the case's gates another revision is judged by: its counters, and the mean step.
 
-    A difference of two ways to run the step would cost as much again, and is in the step's time.
+    A difference of two ways to run the step would cost as much again, and is in the step's time,
+    which is judged in its place.
     """
     kinds = {name: METRICS[name].kind for name in case.gates}
-    times = (JUDGED_TIME,) if "time" in kinds.values() else ()
+    times = (JUDGED_TIME,) if {"time", "difference"} & set(kinds.values()) else ()
     return times + tuple(name for name, kind in kinds.items() if kind == "counter")
 
 

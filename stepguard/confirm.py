@@ -5,7 +5,7 @@ from dataclasses import replace
 from stepguard.comparison import Comparison
 from stepguard.metrics import METRICS
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
-from stepguard.versus import decision, judge_turns, told
+from stepguard.versus import decision, problem, told
 
 
 def to_confirm(verdict: Verdict) -> MetricVerdict | None:
@@ -25,12 +25,11 @@ def confirmed(verdict: Verdict, comparison: Comparison, how: str) -> Verdict:
     """
     screened = to_confirm(verdict)
     assert screened is not None
-    judged = judge_turns(comparison)
-    found = decision(comparison, screened.metric)
-    if found is None or judged.status not in (Status.SLOWER, Status.FASTER, Status.SAME):
-        return unconfirmed(
-            verdict, f"{judged.status.value}, {judged.message or judged.reason.value}"
-        )
+    found, failed = decision(comparison, screened.metric), problem(comparison)
+    if failed is not None:
+        return unconfirmed(verdict, f"{failed.status.value}, {failed.message}")
+    if found is None:
+        return unconfirmed(verdict, "the step time was not judged")
     words = f"{how} beside it: {told(comparison, found)}"
     if found.status is Status.SLOWER or found.status is screened.status:
         note = f"confirmed, the code is {found.status.value}: {words}"

@@ -16,7 +16,8 @@ ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
 def headline(verdict: Verdict) -> str:
     """One sentence of at most WIDTH columns: case, metric, old -> new, limit, verdict."""
     worst = verdict.worst
-    front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}: "
+    waived = " (waived)" if verdict.waived_until else ""  # until when stands below, and is long
+    front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}{waived}: "
     if verdict.message or worst is None:
         return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
     moved = change(worst, digits=1)
@@ -78,6 +79,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
         unit = METRICS[metric.metric].unit
         line = f"  {metric.metric} [{unit}]: {change(metric)[len(metric.metric) + 1 :]}"
         line += f": {metric.status.value}, {metric.reason.value}"
+        line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
         lines.append(line)
         lines += [f"    {happens(site)}" for site in metric.sites]
         if metric.note and METRICS[metric.metric].kind == "time":
@@ -90,7 +92,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
             lines.append(f"    {noise} {metric.noise_pct:.2f} %")
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and m.note):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {shown.note}")
-    if verdict.against:
+    lines += [f"  waiver: {text}" for text in verdict.waivers]
+    if verdict.against and not verdict.message:
         lines.append(f"  compared with {verdict.against}, measured beside it")
     if verdict.recordings:
         count = verdict.recordings
@@ -122,7 +125,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
         for m in verdict.metrics
         if m.gated and (m.status is not Status.SAME or moved_machine and m.note)
     ]
-    return sorted(gated, key=lambda m: (m.status.rank, m.place is None))
+    return sorted(gated, key=lambda m: (m.rank, m.place is None))
 
 
 def next_steps(
@@ -135,7 +138,7 @@ def next_steps(
     case = shlex.quote(verdict.case_id)
     first = "commit, measure again, then " if dirty else ""
     accept = f"{first}{python} -m stepguard accept {case}"
-    if verdict.against:
+    if verdict.against and verdict.status is not Status.SAME:
         steps = _against(verdict, case, python)
     elif verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
         steps = [f"accept: {accept} --reason '...'"]
@@ -157,12 +160,16 @@ def next_steps(
 
 def _against(verdict: Verdict, case: str, python: str) -> list[str]:
     """Nothing is there to accept: another revision is no baseline."""
-    if verdict.reason is Reason.UNDECIDED:
-        return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
-    if verdict.status is Status.SAME:
-        return []
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
         return [f"if it is meant, merge it, then record: {python} -m stepguard accept {case}"]
+    if verdict.reason is Reason.UNDECIDED:
+        return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
+    if verdict.reason is Reason.UNPROVEN:
+        return ["judge it again, alone: name this one test"]
+    if verdict.status is Status.NOT_COMPARABLE:
+        return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
+    if verdict.status is Status.UNFIT:
+        return [f"see if the machine is fit: {python} -m stepguard doctor"]
     return []
 
 

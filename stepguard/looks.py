@@ -99,6 +99,8 @@ class Prior:
 
 
 MARGINS = Margins()
+# By device, where a case says nothing. A CPU's clock and its other work move a step by percents.
+MARGINS_PCT = {"cuda": (MARGINS.ignore_pct, MARGINS.matter_pct), "cpu": (5.0, 20.0)}
 PRIOR = Prior()
 
 

@@ -20,7 +20,6 @@ class Metric:
     unit: str
     kind: str  # "time", "counter", "difference" or "information"
     meaning: str
-    better: str = "lower"  # "lower", "higher" or "" where neither is
     role: str = ""  # counters: "work" or "cost"
     slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
     digits: int = 0
@@ -81,7 +80,7 @@ METRICS: dict[str, Metric] = _table(
         role="work",
         parts=True,
     ),
-    Metric("tokens_per_step", "tokens", "counter", "over all ranks", better="", role="work"),
+    Metric("tokens_per_step", "tokens", "counter", "over all ranks", role="work"),
     Metric(
         "host_syncs_per_step",
         "syncs",
@@ -235,14 +234,12 @@ METRICS: dict[str, Metric] = _table(
         "tok/s",
         "information",
         "tokens of all ranks over step_ms",
-        better="higher",
     ),
     Metric(
         "scaling_efficiency_pct",
         "%",
         "information",
         "tokens a second of each rank, all at work, over those of one rank alone",
-        better="higher",
         digits=2,
         several_ranks=True,
     ),
@@ -259,7 +256,6 @@ METRICS: dict[str, Metric] = _table(
         "%",
         "information",
         "formula FLOPs over step_ms and the GPU's nominal peak",
-        better="higher",
         digits=2,
     ),
     Metric(
@@ -296,7 +292,6 @@ METRICS: dict[str, Metric] = _table(
         "information",
         "share of synchronize calls in the host's time in CUDA calls: a host that waits for a busy "
         "GPU, not lost time",
-        better="",
         digits=1,
         device="cuda",
     ),

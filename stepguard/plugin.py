@@ -173,7 +173,7 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
         node.stash[_RESULT] = result
         perf_sink(result)
         node.user_properties.extend(_properties(result))
-        if result.verdict.status.outcome != "passed" and not result.verdict.recorded:
+        if result.verdict.outcome != "passed" and not result.verdict.recorded:
             text = run.block(result)
             pytest.fail(text, pytrace=False)
 
@@ -184,7 +184,7 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
 
 def _properties(result: Result) -> list[tuple[str, object]]:
     values = result.evidence.values()
-    return [("perf_verdict", result.verdict.status.value), *sorted(values.items())]
+    return [("perf_verdict", result.verdict.label), *sorted(values.items())]
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
@@ -207,7 +207,7 @@ def pytest_runtest_makereport(
     item.stash[_PASSED] = report.passed and not text
     outcome = "error" if text else "passed"
     if result is not None and not result.verdict.recorded:
-        outcome = result.verdict.status.outcome
+        outcome = result.verdict.outcome
         text = item.config.stash[_RUN].block(result)
     expected = hasattr(report, "wasxfail") and outcome == "failed"
     if outcome != "passed" and (report.passed or report.skipped) and not expected:
@@ -267,5 +267,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if config.option.collectonly or not run.began or not (run.asked or run.results):
         return  # a usage error, say: its own line follows, and says more
     terminalreporter.section("performance")
-    for text, markup in summary.lines(run, [*run.notices, *run.stale()]):
+    for text, markup in summary.lines(run, [*run.notices, *run.waiver_lines(), *run.stale()]):
         terminalreporter.line(text, **markup)

@@ -5,7 +5,6 @@ tests costs nothing.
 """
 
 import contextlib
-import dataclasses
 import shutil
 import sys
 from collections import Counter
@@ -14,22 +13,21 @@ from pathlib import Path
 import pytest
 
 from stepguard import explain
-from stepguard.acceptance import moved_together
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
 from stepguard.host import calibrations
 from stepguard.host.against import Budget
-from stepguard.host.baseline import BaselineError, load
+from stepguard.host.baseline import BaselineError, files, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.resolve import TreeError, resolve
 from stepguard.host.suite import Result, Suite
+from stepguard.host.waivers import load_waivers, today
 from stepguard.host.worktree import tree_of
-from stepguard.metrics import METRICS
+from stepguard.pytest_update import Update
 from stepguard.report import documents
 from stepguard.report.live import Live
 from stepguard.verdict import Reason
-
-UPDATE_REASON = "accepted with --perf-update"
+from stepguard.waivers import Waiver
 
 
 class PerfRun:
@@ -47,9 +45,8 @@ class PerfRun:
         self.asked = 0  # tests that have the perf fixture
         self.began = False  # whether any test ran, or was skipped, not only collected
         self.skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
-        self.notices: list[str] = []
-        self._waiting: list[int] = []  # results that are recorded when the run is over
-        self.refused = False  # --perf-update was asked for and could not be done
+        self.waivers: tuple[Waiver, ...] = ()
+        self._update = Update(self)
         self.stack = contextlib.ExitStack()  # what has to be given up at the end
         self._gpus: tuple[Gpu, ...] | None = None
         self._suite: Suite | None = None
@@ -96,14 +93,15 @@ class PerfRun:
             path = Path(self.config.invocation_params.dir, target or "")
             if target and (problem := documents.unwritable(path)):
                 raise pytest.UsageError(f"--{name.replace('_', '-')}={target}: {problem}")
-        try:
-            for path in sorted(self.baselines.glob("*.json")):
-                load(path)
-            calibrations.check_all(self.baselines)
-        except BaselineError as error:
-            raise pytest.UsageError(str(error)) from None
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
+        try:
+            for path in files(self.baselines):
+                load(path)
+            calibrations.check_all(self.baselines)
+            self.waivers = load_waivers(self.baselines, today())
+        except BaselineError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def _refuse_bad_revision(self) -> None:
         option = self.config.option
@@ -144,51 +142,26 @@ class PerfRun:
         lacks = result.verdict.reason is Reason.NOT_RECORDED
         if not (self.config.option.perf_update or (new_only and lacks)):
             return result
-        timed = any(METRICS[name].kind == "time" for name in result.case.gates)
-        try:
-            done = suite.accept(result, UPDATE_REASON, dry=timed)
-        except BaselineError as error:
-            self._refuse(str(error))
-            return result
-        if timed:
-            self._waiting.append(len(suite.results) - 1)
-        else:
-            self.notices.append(done)
-        verdict = dataclasses.replace(result.verdict, recorded=True)
-        suite.results[-1] = dataclasses.replace(result, verdict=verdict)
-        return suite.results[-1]
-
-    def _refuse(self, why: str) -> None:
-        self.notices.append(why)
-        self.refused = True
+        return self._update.record(suite, result)
 
     def word(self, result: Result) -> str:
         """The verdict's word while the run goes on: times are recorded when it is over."""
-        waits = any(self.results[index].case.id == result.case.id for index in self._waiting)
-        word = result.verdict.word
-        return word.replace("recorded", "to be recorded") if waits else word
+        return self._update.word(self._suite, result)
 
     def record_waiting(self) -> None:
-        """Record the cases with times. That waits for the last case: when all of them moved
-        together it was the machine, which a case alone cannot tell.
-        """
-        if self._suite is None or not self._waiting:
-            return
-        results = self._suite.results
-        together = moved_together([result.verdict for result in results])
-        if together:
-            names = ", ".join(results[index].case.id for index in self._waiting)
-            self._refuse(f"not recorded, {together} ({names})")
-        for index in self._waiting:
-            try:
-                if not together:
-                    self.notices.append(self._suite.accept(results[index], UPDATE_REASON))
-                    continue
-            except BaselineError as error:
-                self._refuse(str(error))
-            verdict = dataclasses.replace(results[index].verdict, recorded=False)
-            results[index] = dataclasses.replace(results[index], verdict=verdict)
-        self._waiting.clear()
+        """Record the cases with times, now that the run is over."""
+        if self._suite is not None:
+            self._update.record_waiting(self._suite)
+
+    @property
+    def refused(self) -> bool:
+        """Whether recording was asked for and could not be done."""
+        return self._update.refused
+
+    @property
+    def notices(self) -> list[str]:
+        """What was recorded and what was not, a sentence each."""
+        return self._update.notices
 
     def _started(self) -> tuple[Suite, Live]:
         if self._suite is None or self._live is None:
@@ -218,7 +191,7 @@ class PerfRun:
 
     def _new_suite(self, arguments: list[str]) -> Suite:
         option = self.config.option
-        suite = Suite(self.root, self.baselines, self.gpus(), arguments)
+        suite = Suite(self.root, self.baselines, self.gpus(), arguments, self.waivers)
         suite.confirms = not option.perf_no_confirm
         cases = sum(not self.unsuited(case) for case in self.selected)
         suite.budget = Budget(60 * option.perf_budget, cases)
@@ -292,6 +265,13 @@ class PerfRun:
                 path = Path(self.config.invocation_params.dir, target)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(render(self.results))
+
+    def waiver_lines(self) -> list[str]:
+        """Every waiver, on every run: what it did, or that its case was not measured."""
+        said = {r.case.id: r.verdict.waivers for r in self.results}
+        lines = [f"{case_id}: waiver {text}" for case_id, texts in said.items() for text in texts]
+        rest = [waiver for waiver in self.waivers if waiver.case not in said]
+        return lines + [f"{w.case}: waiver not needed in this run: {w.told()}" for w in rest]
 
     def stale(self) -> list[str]:
         """Baseline entries that no case claims; said only when whole folders were collected."""

@@ -16,7 +16,7 @@ from stepguard.looks import MARGINS, PLAN, PRIOR, Margins, Prior, smallest_detec
 from stepguard.noise import prior_of
 from stepguard.statistics import DEFAULT_LIMIT_PCT
 
-NOT_CALIBRATED = "the defaults, not calibrated"
+NOT_CALIBRATED = "not calibrated"
 # No wider than the screen's limit where nothing is known: past that pairs would tell no more than a
 # stored baseline does. Noisier machines end as INCONCLUSIVE.
 WIDEST_PCT = DEFAULT_LIMIT_PCT
@@ -24,7 +24,10 @@ WIDEST_PCT = DEFAULT_LIMIT_PCT
 
 @dataclass(frozen=True)
 class Terms:
-    """What pairs are judged by; ``why`` stands beside the margins in every verdict."""
+    """What pairs are judged by; ``why`` stands beside the margins in every verdict.
+
+    The case's own margins stand where nothing is known of the machine.
+    """
 
     margins: Margins = MARGINS
     prior: Prior = PRIOR
@@ -33,11 +36,6 @@ class Terms:
 
 # Whether a calibration applies is known once HEAD's side has told on what it runs.
 TermsOf = Callable[[Evidence], Terms]
-
-
-def default_terms(evidence: Evidence) -> Terms:
-    """Those of a machine that was never calibrated."""
-    return Terms()
 
 
 def terms_of(
@@ -55,14 +53,14 @@ def terms_of(
     day = entry.date[:10]
     if stale := _stale(entry, evidence, turn):
         again = f"python -m stepguard calibrate {shlex.quote(evidence.case_id)}"
-        return Terms(defaults, why=f"the defaults; calibration of {day} ignored, {stale}: {again}")
+        return Terms(defaults, why=f"calibration of {day} ignored, {stale}: {again}")
     margins, prior = widened(entry.sd_pct, entry.degrees, defaults), _prior(entry)
-    known = f"pair sd {entry.sd_pct:.2g} %, {entry.pairs} pairs, {day}"
+    known = f"calibrated {day}: pair sd {entry.sd_pct:.2g} % over {entry.pairs} pairs"
     if margins == defaults:
-        return Terms(margins, prior, f"the defaults, calibrated: {known}")
+        return Terms(margins, prior, known)
     why = (
         f"widened from {defaults.ignore_pct:g} and {defaults.matter_pct:g} %, which "
-        f"{PLAN[-1].pairs} pairs of this noise do not decide; calibrated: {known}"
+        f"{PLAN[-1].pairs} pairs of this noise do not decide; {known}"
     )
     return Terms(margins, prior, why)
 

@@ -96,6 +96,12 @@ class MetricVerdict:
     note: str = ""  # what exactly moved, "aten.mm 24 -> 25"
     sites: tuple[Site, ...] = ()  # where
     gated: bool = True
+    waived_until: str = ""  # the last day on which it passes all the same, ISO 8601
+
+    @property
+    def rank(self) -> float:
+        """0 is the worst. What is waived comes behind all that fails, and before what passes."""
+        return Status.FASTER.rank - 0.5 if self.waived_until else self.status.rank
 
     @property
     def place(self) -> Site | None:
@@ -106,7 +112,7 @@ class MetricVerdict:
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
     """The worst gated metric, if there is one: of equals the one that names a line."""
     gated = [metric for metric in metrics if metric.gated]
-    return min(gated, key=lambda m: (m.status.rank, m.place is None), default=None)
+    return min(gated, key=lambda m: (m.rank, m.place is None), default=None)
 
 
 @dataclass(frozen=True)
@@ -123,6 +129,19 @@ class Verdict:
     recorded: bool = False  # this run's evidence was accepted by --perf-update
     against: str = ""  # the other revision that took turns, where one did
     p_value: float | None = None  # of the step time: that it is no slower than the other's
+    waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
+    waivers: tuple[str, ...] = ()  # what each waiver of the case did, a sentence each
+
+    @property
+    def outcome(self) -> str:
+        """pytest's word for it: the status's, unless it is waived."""
+        return "passed" if self.waived_until else self.status.outcome
+
+    @property
+    def label(self) -> str:
+        """The status, and that it is waived."""
+        until = f" (waived until {self.waived_until})" if self.waived_until else ""
+        return self.status.value + until
 
     @property
     def word(self) -> str:
@@ -131,7 +150,7 @@ class Verdict:
         Once recorded, a case has its baseline: NO BASELINE would send the reader looking for one.
         """
         if not self.recorded or self.status is Status.SAME:
-            return self.status.value
+            return self.label
         return (
             "recorded" if self.status is Status.NO_BASELINE else f"{self.status.value} (recorded)"
         )

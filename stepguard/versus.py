@@ -1,8 +1,9 @@
 """The rules that make a verdict of two trees that took turns. Pure: no I/O, no clock, no torch.
 
 In order, and the first that applies decides: the machine or HEAD's step failed; the other tree
-cannot run the case; the two do not do the same work; then counters to the unit, and the step time
-by its pairs (`pairs.py`), the worst metric deciding.
+cannot run the case; the two do not do the same work; a measurement contradicts itself or is not
+whole; then counters to the unit, and the step time by its pairs (`pairs.py`), the worst metric
+deciding.
 """
 
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from stepguard.compare import compare
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.evidence import Evidence, Fault
+from stepguard.evidence import Evidence
 from stepguard.judge import measurement_problem
 from stepguard.looks import PLAN
 from stepguard.metrics import METRICS
@@ -20,6 +21,8 @@ from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
 
 # What another revision's tree may well do, without anybody having changed HEAD for the worse.
 _LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name, Reason.OTHER_TREE.name)
+# Equal on both sides, or their times say nothing.
+WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
 FALSE_DISCOVERIES = 0.01  # of the claims of a run, at most so many are false on average
 
 _SAYS = {
@@ -32,12 +35,26 @@ _SAYS = {
 
 def judge_turns(comparison: Comparison) -> Verdict:
     """The verdict on HEAD's tree against the other one."""
-    return _failed(comparison) or _other_work(comparison) or _compared(comparison)
+    return problem(comparison) or _compared(comparison)
+
+
+def problem(comparison: Comparison) -> Verdict | None:
+    """The verdict where the two cannot be compared; None if they can."""
+    return (
+        _failed(comparison)
+        or _other_work(comparison)
+        or _unsound(comparison)
+        or _unknown_work(comparison)
+    )
 
 
 def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None:
-    """What the pairs so far say of a time; None if times are not judged, or there is no pair."""
-    if JUDGED_TIME not in comparison.head.gates or not comparison.pairs:
+    """What the pairs so far say of a time; None if times are not judged, or there is no pair, or
+    one without times.
+    """
+    launches = (*comparison.head.launches, *comparison.base.launches)
+    timed = comparison.pairs and all(launch.has_times() for launch in launches)
+    if JUDGED_TIME not in comparison.head.gates or not timed:
         return None
     return decide(
         comparison.log_ratios(name),
@@ -47,51 +64,90 @@ def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None
     )
 
 
-def wants_more(comparison: Comparison) -> bool:
-    """Whether another pair should be measured: the times are judged, and not decided yet."""
-    found = decision(comparison)
-    return found.wants_more if found else comparison.pairs < 1
+def wants_more(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
+    """Whether another pair should be measured: there is none, or that time is judged and not
+    decided yet. What cannot be compared is not worth another one.
+    """
+    if not comparison.pairs:
+        return not (_failed(comparison) or _other_work(comparison))
+    found = decision(comparison, name)
+    return found is not None and found.wants_more and problem(comparison) is None
 
 
 def _failed(comparison: Comparison) -> Verdict | None:
-    for side, evidence in (("", comparison.head), ("base", comparison.base)):
-        problem = measurement_problem(evidence)
-        if problem is None:
-            continue
-        status, reason, message, detail = problem
-        if side and evidence.faults and evidence.faults[0].code in _LACKS:
-            return _not_comparable(comparison, Reason.BASE_LACKS, evidence.faults[0])
-        if side:
-            message = f"{_named(comparison)}: {message}"
-        shown = _shown(comparison.head, status, reason) if comparison.pairs else ()
-        return Verdict(evidence.case_id, status, reason, message, detail, shown)
-    return None
+    """HEAD's fault, or else the other tree's: neither has its launches then, so faults go first."""
+    if comparison.head.faults:
+        return _broken(comparison, comparison.head)
+    if not comparison.base.faults:
+        return None
+    fault = comparison.base.faults[0]
+    if fault.code not in _LACKS:
+        return _broken(comparison, comparison.base)
+    message = f"{_named(comparison)}: {fault.message}"
+    return _verdict(comparison, Status.NOT_COMPARABLE, Reason.BASE_LACKS, message, fault.detail)
+
+
+def _unsound(comparison: Comparison) -> Verdict | None:
+    for evidence in (comparison.head, comparison.base):
+        if found := _broken(comparison, evidence):
+            return found
+    head, base = len(comparison.head.launches), len(comparison.base.launches)
+    if head == base:
+        return None
+    message = f"{head} launches of HEAD, {base} of {_named(comparison)}: they are not in pairs"
+    return _verdict(comparison, Status.BROKEN, Reason.TOO_FEW_LAUNCHES, message)
+
+
+def _broken(comparison: Comparison, evidence: Evidence) -> Verdict | None:
+    """What is wrong with one side's evidence by itself."""
+    found = measurement_problem(evidence)
+    if found is None:
+        return None
+    status, reason, message, detail = found
+    if evidence is comparison.base:
+        message = f"{_named(comparison)}: {message}"
+    return _verdict(comparison, status, reason, message, detail)
 
 
 def _named(comparison: Comparison) -> str:
-    commit = comparison.base.commit[:12]
-    return (
-        comparison.against if comparison.against == commit else f"{comparison.against} ({commit})"
+    full, asked = comparison.base.commit, comparison.against
+    return full[:12] if full.startswith(asked) else f"{asked} ({full[:12]})"
+
+
+def _verdict(
+    comparison: Comparison, status: Status, reason: Reason, message: str, detail: str = ""
+) -> Verdict:
+    """A verdict on the case as a whole; HEAD's figures are shown if there are any."""
+    shown = _shown(comparison.head, status, reason) if comparison.pairs else ()
+    return Verdict(
+        comparison.head.case_id,
+        status,
+        reason,
+        message,
+        detail,
+        shown,
+        against=_named(comparison),
     )
-
-
-def _not_comparable(comparison: Comparison, reason: Reason, fault: Fault) -> Verdict:
-    message = f"{_named(comparison)}: {fault.message}"
-    return Verdict(comparison.head.case_id, Status.NOT_COMPARABLE, reason, message, fault.detail)
 
 
 def _other_work(comparison: Comparison) -> Verdict | None:
     """Tokens and FLOPs must be equal: a step that does less is not faster, it is another one."""
-    head, base = comparison.head, comparison.base
-    now, then = head.values(), base.values()
-    for name, reason in (
-        ("tokens_per_step", Reason.OTHER_TOKENS),
-        ("flops_per_step", Reason.OTHER_FLOPS),
-    ):
-        if now.get(name) != then.get(name):
-            message = f"{name} {then.get(name):,} in {_named(comparison)}, now {now.get(name):,}"
-            shown = _shown(head, Status.NOT_COMPARABLE, reason)
-            return Verdict(head.case_id, Status.NOT_COMPARABLE, reason, message, "", shown)
+    now, then = comparison.head.values(), comparison.base.values()
+    for name, reason in WORK.items():
+        if name in now and name in then and now[name] != then[name]:
+            message = f"{name} {then[name]:,} in {_named(comparison)}, now {now[name]:,}"
+            return _verdict(comparison, Status.NOT_COMPARABLE, reason, message)
+    return None
+
+
+def _unknown_work(comparison: Comparison) -> Verdict | None:
+    """Whether the work is equal must be known, also where the case does not gate it."""
+    for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, _named(comparison))):
+        for name in WORK:
+            if name not in evidence.values():
+                why = evidence.counts.unstable.get(name, "") if evidence.counts else ""
+                message = f"{name} of {whose} is not known" + (why and f": {why}")
+                return _verdict(comparison, Status.BROKEN, Reason.METRIC_MISSING, message)
     return None
 
 

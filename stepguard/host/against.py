@@ -4,7 +4,7 @@ machine when a stored baseline says SLOWER or FASTER.
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from stepguard.case import Case
@@ -15,7 +15,7 @@ from stepguard.host.revision import Revision
 from stepguard.host.station import Bench
 from stepguard.host.turns import measure_turns
 from stepguard.host.worktree import Tree, tree_of
-from stepguard.terms import TermsOf, default_terms
+from stepguard.terms import TermsOf
 from stepguard.verdict import Verdict
 from stepguard.versus import wants_more
 
@@ -34,7 +34,7 @@ class Budget:
         return max(0.0, self.left_s / max(1, self.cases))
 
     @contextlib.contextmanager
-    def spent(self):  # type: ignore[no-untyped-def]
+    def spent(self) -> Iterator[None]:
         """A case takes its share; what it leaves is for the others."""
         began = time.monotonic()
         try:
@@ -50,11 +50,11 @@ def compare_with(
     tree: Tree,
     progress: Progress,
     budget_s: float,
-    terms: TermsOf = default_terms,
     more: Callable[[Comparison], bool] = wants_more,
+    terms: TermsOf | None = None,
 ) -> Comparison:
-    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``, judged by ``terms``; what
-    was measured of both.
+    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``; what was measured of both,
+    to be judged by ``terms``.
     """
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
@@ -75,12 +75,13 @@ def confirm(
     recorded: str,
     progress: Progress,
     budget_s: float,
-    terms: TermsOf = default_terms,
+    terms: TermsOf | None = None,
 ) -> tuple[Verdict, Comparison | None]:
     """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
     measured then. A verdict that no time decided is returned as it is.
     """
-    if to_confirm(verdict) is None:
+    moved = to_confirm(verdict)
+    if moved is None:
         return verdict, None
     chosen = commit_for_confirmation(bench.root, recorded)
     if not chosen.commit:
@@ -91,8 +92,15 @@ def confirm(
     sentences: list[str] = []
     try:
         with tree_of(bench.root, chosen.commit, sentences.append) as tree:
-            show = lambda text: progress(f"confirming, {text}")  # noqa: E731
-            comparison = compare_with(times, bench, tree, show, budget_s, terms)
+            comparison = compare_with(
+                times,
+                bench,
+                tree,
+                lambda text: progress(f"confirming, {text}"),
+                budget_s,
+                lambda found: wants_more(found, moved.metric),
+                terms,
+            )
     except TreeError as error:
         return unconfirmed(verdict, str(error)), None
     for sentence in sentences:

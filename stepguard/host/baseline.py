@@ -13,7 +13,7 @@ import shlex
 import tempfile
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -24,7 +24,8 @@ from stepguard.site import Site
 
 LINE_WIDTH = 100
 CPU_MACHINE = "CPU"
-File = TypeVar("File", bound=msgspec.Struct)
+EVIDENCE_KEPT = "the evidence is kept: python -m stepguard accept, once it can be written"
+WAIVERS = "waivers.json"  # stands among the baseline files and is none
 
 
 class BaselineError(Exception):
@@ -46,30 +47,22 @@ def path_of(folder: Path, evidence: Evidence) -> Path:
     return folder / file_name(str(case["device"]), device_name, int(case["world_size"]))
 
 
-def load(path: Path) -> BaselineFile | None:
-    """The file's content; None where there is no file.
+def files(folder: Path) -> list[Path]:
+    """The baseline files of a folder, by name."""
+    return [path for path in sorted(folder.glob("*.json")) if path.name != WAIVERS]
 
-    Raises BaselineError for anything that is not exactly a baseline file: truncated, conflict
-    markers, NaN, a key twice, a wrong or unknown field, another schema.
+
+def read(path: Path) -> dict[str, Any] | None:
+    """A JSON object that people merge and edit, as plain types; None where there is no file.
+
+    Raises BaselineError when it is truncated, has conflict markers, NaN or a key twice.
     """
-    raw = read(path)
-    if raw is None:
-        return None
-    found = shaped(path, raw, BaselineFile, SCHEMA, "pytest perf_tests --perf-update")
-    for case_id, entry in found.cases.items():
-        _check_entry(path, case_id, entry)
-        _check_sites(path, case_id, raw["cases"][case_id])
-    return found
-
-
-def read(path: Path) -> Any:
-    """A file's JSON; None where there is no file. Raises BaselineError for what is no JSON."""
     try:
         text = path.read_bytes().decode("utf-8")
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as error:
-        raise BaselineError(f"{path}: cannot be read: {error}; {_restore(path)}") from None
+        raise BaselineError(f"{path}: cannot be read: {error}; {restore(path)}") from None
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith(("<<<<<<< ", "=======", ">>>>>>> ")):
             raise BaselineError(
@@ -80,24 +73,35 @@ def read(path: Path) -> Any:
         raw = json.loads(text, object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
         json.dumps(raw, allow_nan=False, ensure_ascii=False).encode()  # no 1e999, no half character
     except (ValueError, RecursionError) as error:
-        raise BaselineError(f"{path}: {error}; {_restore(path)}") from None
-    if raw is None:
-        raise BaselineError(f"{path}: null; {_restore(path)}")
+        raise BaselineError(f"{path}: {error}; {restore(path)}") from None
+    if not isinstance(raw, dict):
+        raise BaselineError(f"{path}: schema missing, it is no JSON object; {restore(path)}")
     return raw
 
 
-def shaped(path: Path, raw: Any, shape: type[File], schema: int, anew: str) -> File:
-    """``raw`` as what it has to be; ``anew`` is the command that makes such a file."""
-    found = raw.get("schema") if isinstance(raw, dict) else None
-    if found != schema:
+def load(path: Path) -> BaselineFile | None:
+    """The file's content; None where there is no file.
+
+    Raises BaselineError for anything that is not exactly a baseline file: what read() refuses, a
+    wrong or unknown field, another schema.
+    """
+    raw = read(path)
+    if raw is None:
+        return None
+    schema = raw.get("schema")
+    if schema != SCHEMA:
         raise BaselineError(
-            f"{path}: schema {found!r}, this version of stepguard reads {schema}; "
-            f"record it anew with: {anew}"
+            f"{path}: schema {schema!r}, this version of stepguard reads {SCHEMA}; "
+            "record it anew with: pytest perf_tests --perf-update"
         )
     try:
-        return msgspec.convert(raw, shape, strict=True)
+        found = msgspec.convert(raw, BaselineFile, strict=True)
     except msgspec.ValidationError as error:
-        raise BaselineError(f"{path}: {error}; {_restore(path)}") from None
+        raise BaselineError(f"{path}: {error}; {restore(path)}") from None
+    for case_id, entry in found.cases.items():
+        _check_entry(path, case_id, entry)
+        _check_sites(path, case_id, raw["cases"][case_id])
+    return found
 
 
 def machine_of(evidence: Evidence) -> str:
@@ -112,20 +116,15 @@ def load_for(path: Path, machine: str) -> BaselineFile | None:
     nothing is compared with it, or recorded into it.
     """
     content = load(path)
-    if content is not None:
-        refuse_machine(path, content.machine, machine)
+    if content is not None and content.machine != machine:
+        raise BaselineError(
+            f"{path}: holds figures of {content.machine!r}, not of {machine!r}; {restore(path)}"
+        )
     return content
 
 
-def refuse_machine(path: Path, found: str, machine: str) -> None:
-    """Raise BaselineError if what a file holds is another machine's."""
-    if found != machine:
-        raise BaselineError(
-            f"{path}: holds figures of {found!r}, not of {machine!r}; {_restore(path)}"
-        )
-
-
-def _restore(path: Path) -> str:
+def restore(path: Path) -> str:
+    """The command that brings the committed file back."""
     return f"restore it with: git checkout -- {shlex.quote(str(path))}"
 
 
@@ -146,22 +145,22 @@ def _check_entry(path: Path, case_id: str, entry: Entry) -> None:
     for recording in (r for epoch in entry.epochs for r in epoch.recordings):
         for name, values in recording.times_ms.items():
             if name not in METRICS or METRICS[name].kind != "time":
-                raise BaselineError(f"{where}: {name!r} is no time metric; {_restore(path)}")
+                raise BaselineError(f"{where}: {name!r} is no time metric; {restore(path)}")
             if not values or not all(math.isfinite(value) for value in values):
-                raise BaselineError(f"{where}: {name} {values}; {_restore(path)}")
+                raise BaselineError(f"{where}: {name} {values}; {restore(path)}")
         for name in recording.counters:
             if name not in METRICS or METRICS[name].kind != "counter":
-                raise BaselineError(f"{where}: {name!r} is no counter; {_restore(path)}")
+                raise BaselineError(f"{where}: {name!r} is no counter; {restore(path)}")
         for name, sites in recording.sites.items():
             if name not in METRICS or METRICS[name].kind != "counter":
-                raise BaselineError(f"{where}: {name!r} is no counter; {_restore(path)}")
+                raise BaselineError(f"{where}: {name!r} is no counter; {restore(path)}")
             if any(site.count < 1 for site in sites):
-                raise BaselineError(f"{where}: {name} happens never somewhere; {_restore(path)}")
+                raise BaselineError(f"{where}: {name} happens never somewhere; {restore(path)}")
         for name in recording.differences_pct:
             if name not in METRICS or METRICS[name].kind != "difference":
-                raise BaselineError(f"{where}: {name!r} is no difference; {_restore(path)}")
+                raise BaselineError(f"{where}: {name!r} is no difference; {restore(path)}")
         if not all(math.isfinite(value) for value in recording.information.values()):
-            raise BaselineError(f"{where}: information is not finite; {_restore(path)}")
+            raise BaselineError(f"{where}: information is not finite; {restore(path)}")
 
 
 def _check_sites(path: Path, case_id: str, entry: dict[str, Any]) -> None:
@@ -173,21 +172,21 @@ def _check_sites(path: Path, case_id: str, entry: dict[str, Any]) -> None:
     recordings = (r for epoch in entry["epochs"] for r in epoch["recordings"])
     for site in (s for r in recordings for found in r.get("sites", {}).values() for s in found):
         if unknown := sorted(site.keys() - known):
-            raise BaselineError(f"{path}: {case_id}: a site has {unknown[0]!r}; {_restore(path)}")
+            raise BaselineError(f"{path}: {case_id}: a site has {unknown[0]!r}; {restore(path)}")
 
 
 def save(path: Path, content: BaselineFile) -> None:
-    """Write the file, as write() does."""
-    write(path, content, "the evidence is kept: python -m stepguard accept, once it can be written")
+    """Write a baseline file, as write() does."""
+    write(path, msgspec.to_builtins(content))
 
 
-def write(path: Path, content: msgspec.Struct, otherwise: str) -> None:
+def write(path: Path, content: Any, kept: str = EVIDENCE_KEPT) -> None:
     """Write beside the file and rename over it: the old file stays until the new one is whole.
 
     Raises BaselineError, and leaves the old file as it was, when the folder cannot be written;
-    ``otherwise`` says what then becomes of the figures.
+    ``kept`` says what has become of the figures then.
     """
-    text = _layout(msgspec.to_builtins(content), 0) + "\n"
+    text = _layout(content, 0) + "\n"
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +202,7 @@ def write(path: Path, content: msgspec.Struct, otherwise: str) -> None:
             os.unlink(temporary)
         raise BaselineError(
             f"{path}: cannot be written: {error.strerror or error}; the old file is unchanged, "
-            f"and {otherwise}"
+            f"and {kept}"
         ) from None
 
 

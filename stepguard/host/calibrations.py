@@ -5,9 +5,11 @@ baselines/calibration/h200x1.json       of the machines whose baselines are in b
 
 from pathlib import Path
 
+import msgspec
+
 from stepguard.calibration import SCHEMA, CalibratedCase, CalibrationFile
 from stepguard.host import baseline
-from stepguard.host.baseline import BaselineError
+from stepguard.host.baseline import BaselineError, restore
 from stepguard.host.revision import CALIBRATION
 
 ANEW = "python -m stepguard calibrate"
@@ -26,12 +28,20 @@ def load(path: Path) -> CalibrationFile | None:
     raw = baseline.read(path)
     if raw is None:
         return None
-    found = baseline.shaped(path, raw, CalibrationFile, SCHEMA, ANEW)
+    if raw.get("schema") != SCHEMA:
+        raise BaselineError(
+            f"{path}: schema {raw.get('schema')!r}, this version of stepguard reads {SCHEMA}; "
+            f"measure it anew: {ANEW}"
+        )
+    try:
+        found = msgspec.convert(raw, CalibrationFile, strict=True)
+    except msgspec.ValidationError as error:
+        raise BaselineError(f"{path}: {error}; {restore(path)}") from None
     for case_id, entry in found.cases.items():
         if entry.degrees > entry.pairs - 1:
             raise BaselineError(
                 f"{path}: {case_id}: {entry.degrees:g} degrees of freedom from {entry.pairs} "
-                f"pairs; {ANEW}"
+                f"pairs; {restore(path)}"
             )
     return found
 
@@ -39,8 +49,10 @@ def load(path: Path) -> CalibrationFile | None:
 def load_for(path: Path, machine: str) -> CalibrationFile | None:
     """The file's content; raises BaselineError as load() does, and for another machine's file."""
     content = load(path)
-    if content is not None:
-        baseline.refuse_machine(path, content.machine, machine)
+    if content is not None and content.machine != machine:
+        raise BaselineError(
+            f"{path}: holds figures of {content.machine!r}, not of {machine!r}; {restore(path)}"
+        )
     return content
 
 
@@ -58,4 +70,4 @@ def put(path: Path, machine: str, case_id: str, entry: CalibratedCase) -> None:
     old = load_for(path, machine)
     cases = {**(old.cases if old else {}), case_id: entry}
     content = CalibrationFile(schema=SCHEMA, machine=machine, cases=cases)
-    baseline.write(path, content, f"the pairs are kept in .stepguard/; {ANEW} anew")
+    baseline.write(path, msgspec.to_builtins(content), f"nothing else is kept: {ANEW} again")

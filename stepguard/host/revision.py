@@ -40,6 +40,11 @@ def current(root: Path, baselines: Path) -> Revision:
     return Revision(commit, tuple(sorted(dirty)))
 
 
+def user_name(root: Path) -> str:
+    """Who git says is at work here; empty where it does not know."""
+    return (git(root, "config", "user.name") or "").strip()
+
+
 def _is_baseline(path: Path, baselines: Path) -> bool:
     """Only the files themselves: --perf-baselines=. must not excuse the whole tree."""
     folders = (baselines.resolve(), (baselines / CALIBRATION).resolve())

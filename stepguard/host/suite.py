@@ -20,11 +20,13 @@ from stepguard.host.measure import Bench, measure
 from stepguard.host.revision import current
 from stepguard.host.store import Store
 from stepguard.host.turns import TURNS
+from stepguard.host.waivers import today
 from stepguard.host.worktree import Tree
 from stepguard.judge import comparable, judge, wants_more
 from stepguard.terms import TermsOf, terms_of
 from stepguard.verdict import Verdict
 from stepguard.versus import judge_turns, unproven
+from stepguard.waivers import Waiver, waive
 
 Progress = Callable[[str], None]
 BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
@@ -46,8 +48,14 @@ class Suite:
     """The cases of one run on one machine."""
 
     def __init__(
-        self, root: Path, baselines: Path, gpus: tuple[Gpu, ...], arguments: list[str]
+        self,
+        root: Path,
+        baselines: Path,
+        gpus: tuple[Gpu, ...],
+        arguments: list[str],
+        waivers: tuple[Waiver, ...] = (),
     ) -> None:
+        self.waivers = waivers
         self.root, self.baselines, self.gpus = root, baselines, gpus
         self.store = Store(root)
         self.run_folder = self.store.new_run()
@@ -75,15 +83,14 @@ class Suite:
         return content.cases.get(case.id) if content else None
 
     def terms(self, case: Case) -> TermsOf:
-        """By what pairs of the case are judged on this machine, if it was calibrated by its own.
+        """By what pairs of the case are judged here: its calibration says, where there is one.
 
         Raises BaselineError if the calibration file cannot be trusted.
         """
         path = calibrations.path_for(self.baseline_path(case))
         content = calibrations.load_for(path, self._machine(case))
-        entry = content.cases.get(case.id) if content else None
-        turn = TURNS[case.device]
-        return lambda evidence: terms_of(entry, evidence, (turn.lead_s, turn.block_s))
+        entry, turn = content.cases.get(case.id) if content else None, TURNS[case.device]
+        return lambda found: terms_of(entry, found, (turn.lead_s, turn.block_s), case.margins)
 
     def _machine(self, case: Case) -> str:
         if case.device == "cpu":
@@ -104,22 +111,33 @@ class Suite:
         evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
         evidence = self._as_it_is(evidence)
         path = self.store.keep(self.run_folder, case.slug, evidence)
-        verdict, comparison = judge(evidence, entry), None
-        if self.confirms and entry is not None and evidence.fingerprint is not None:
-            recordings = comparable(entry.epochs[-1], evidence)
-            with self.budget.spent():
-                verdict, comparison = confirm(
-                    case,
-                    self._bench,
-                    verdict,
-                    recordings[-1].commit if recordings else "",
-                    progress,
-                    self.budget.share_s(),
-                    terms,
-                )
+        with self.budget.spent():
+            verdict, comparison = self._confirmed(case, evidence, entry, terms, progress)
         if comparison is not None:
             self.store.keep_comparison(self.run_folder, case.slug, comparison)
         return Result(case, evidence, verdict, path, self.baseline_path(case), comparison)
+
+    def _confirmed(
+        self,
+        case: Case,
+        evidence: Evidence,
+        entry: Entry | None,
+        terms: TermsOf,
+        progress: Progress,
+    ) -> tuple[Verdict, Comparison | None]:
+        """The screen's verdict, confirmed where a time decided it; and what was measured for it."""
+        verdict = judge(evidence, entry)
+        waived = waive(verdict, evidence, self.waivers, today())
+        if not self.confirms or entry is None or evidence.fingerprint is None:
+            return waived, None
+        if waived.waived_until:  # code or machine, it passes
+            return waived, None
+        recordings = comparable(entry.epochs[-1], evidence)
+        recorded = recordings[-1].commit if recordings else ""
+        found, comparison = confirm(
+            case, self._bench, verdict, recorded, progress, self.budget.share_s(), terms
+        )
+        return waive(found, evidence, self.waivers, today()), comparison
 
     def _against(self, case: Case, progress: Progress) -> Result:
         """Against the other revision's tree; no stored baseline has a say."""
@@ -127,7 +145,7 @@ class Suite:
         terms = self.terms(case)
         with self.budget.spent():
             share_s = self.budget.share_s()
-            found = compare_with(case, self._bench, self.tree, progress, share_s, terms)
+            found = compare_with(case, self._bench, self.tree, progress, share_s, terms=terms)
         found = replace(found, head=self._as_it_is(found.head))
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
         verdict = judge_turns(found)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from stepguard.host.calibrate import Calibration
-from stepguard.looks import MARGINS, MIN_PAIRS, Margins
+from stepguard.looks import MIN_PAIRS, Margins
 from stepguard.noise import Noise, Plan, plans_by_block, plans_by_pairs
 from stepguard.terms import widened
 
@@ -13,16 +13,17 @@ CLOSE_PCT = 0.02  # a plan that finds so little less is no better one
 WILD = 2.0  # a pair without which the spread is so many times smaller is pointed out
 
 
-def lines(found: Calibration, budget_s: float, defaults: Margins = MARGINS) -> Iterator[str]:
-    """The report; ``budget_s`` is what a case's pairs had, and will have in a run that judges."""
+def lines(found: Calibration, budget_s: float, own: Margins) -> Iterator[str]:
+    """The report; ``budget_s`` is what a case's pairs had, ``own`` are the case's own margins."""
     noise, head = found.noise, found.comparison.head
     device = head.fingerprint.device_name if head.fingerprint else ""
     yield f"{head.case_id} on {device}: {noise.pairs} pairs of {head.commit[:12]} with itself"
     yield from picture([100 * d for d in found.comparison.log_ratios()])
     yield from _noise(noise, found.pair_s)
-    margins = widened(found.entry.sd_pct, found.entry.degrees, defaults)
-    yield from _margins(margins, defaults)
-    yield from _by_pairs(plans_by_pairs(noise, found.pair_s, margins))
+    margins = widened(found.entry.sd_pct, found.entry.degrees, own)
+    plans = plans_by_pairs(noise, found.pair_s, margins)
+    yield from _margins(margins, own, plans[-1].smallest_detectable_pct)
+    yield from _by_pairs(plans)
     yield from _by_block(plans_by_block(noise, found.pair_s, budget_s, margins), budget_s, noise)
 
 
@@ -55,13 +56,14 @@ def _noise(noise: Noise, pair_s: float) -> Iterator[str]:
         )
 
 
-def _margins(margins: Margins, defaults: Margins) -> Iterator[str]:
-    shown = f"{margins.ignore_pct:g} and {margins.matter_pct:g} %"
-    if margins == defaults:
-        yield f"margins {shown}: the defaults, which this noise allows"
+def _margins(margins: Margins, own: Margins, finds_pct: float) -> Iterator[str]:
+    shown = f"margins {margins.ignore_pct:g} and {margins.matter_pct:g} %"
+    if margins != own:
+        shown += f", wider than the case's {own.ignore_pct:g} and {own.matter_pct:g} %"
+    if finds_pct <= margins.matter_pct:
+        yield f"{shown}: this noise can be decided by them"
     else:
-        usual = f"{defaults.ignore_pct:g} and {defaults.matter_pct:g} %"
-        yield f"margins {shown}, wider than {usual}, which this noise does not allow"
+        yield f"{shown}: this noise cannot be decided by them, expect INCONCLUSIVE"
 
 
 def _by_pairs(plans: list[Plan]) -> Iterator[str]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepguard.baseline_model import Entry
 from stepguard.evidence import Counts
 from stepguard.explain import happens
 from stepguard.host.suite import Result
@@ -46,28 +45,16 @@ def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
         yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
 
 
-def recorded(path: Path, case_id: str, entry: Entry) -> str:
-    """A case's baseline in a line."""
-    last = entry.epochs[-1]
-    newest = last.recordings[-1]
-    times = ", ".join(f"{ms:.3f}" for ms in newest.times_ms.get("step_ms", []))
-    return (
-        f"{path.name}  {case_id}  epoch {len(entry.epochs)}, "
-        f"{len(last.recordings)} recordings, newest {newest.date} {newest.commit[:10]}"
-        + (f", step_ms {times}" if times else "")
-    )
-
-
 def put_json(document: Any, target: str | None, evidence: Path | None = None) -> None:
-    """The document into ``target`` if there is one, and as the last line for whoever reads a pipe.
+    """The document into ``target``; without one it is the last line for whoever reads a pipe.
 
-    A person at a terminal is told how to get it instead: thousands of characters in one line would
-    push the figures off the screen.
+    Whoever has a file, or reads at a terminal, is told where it is or how to get it instead:
+    thousands of characters in one line would push the figures out of sight.
     """
     text = json.dumps(document, allow_nan=False)
     if target:
         Path(target).write_text(text + "\n")
-    if not sys.stdout.isatty():
+    elif not sys.stdout.isatty():
         print(text)
         return
     if evidence:

@@ -66,7 +66,8 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         verdict = result.verdict
         if verdict.recorded or verdict.status is Status.SAME and not verdict.is_told:
             continue
-        yield explain.headline(verdict), colour(verdict.status)
+        waived = {"yellow": True}
+        yield explain.headline(verdict), waived if verdict.waived_until else colour(verdict.status)
         yield from ((line, {}) for line in explain.places(verdict))
         # The block above has it all; here only the first thing to do.
         path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)

@@ -24,13 +24,45 @@ def test_list(recorded):
     ]
 
 
-def test_show(recorded):
-    """show prints a case's entry as JSON under its line."""
-    done = recorded("baselines", "show", "linear[a]")
-    line, _, document = done.out.partition("\n")
-    assert line.startswith("cpu.json  linear[a]")
-    entry = json.loads(document)
+def test_show_is_one_document_in_a_pipe(recorded):
+    """By file and case, and nothing beside it; --json is the same on a terminal."""
+    document = json.loads(recorded("baselines", "show", "linear[a]").out)
+    assert set(document) == {"cpu.json"} and set(document["cpu.json"]) == {"linear[a]"}
+    entry = document["cpu.json"]["linear[a]"]
     assert entry["epochs"][0]["recordings"][0]["counters"]["flops_per_step"] == 1000
+    assert set(json.loads(recorded("baselines", "show").out)["cpu.json"]) == {
+        "linear[a]",
+        "linear[b]",
+    }
+
+
+def test_show_is_a_table_on_a_terminal(recorded, monkeypatch):
+    """Epochs with their reasons, a row a recording without empty columns, the newest's counters."""
+    recorded.keep(recorded.made("a", counters={"graph_breaks": 2}, date="2030-01-02T03:04:05Z"))
+    assert recorded("accept", "--reason", "a break, on purpose").status == 0
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    lines = recorded("baselines", "show", "linear[a]").out.splitlines()
+    assert lines[0].startswith("cpu.json  linear[a]  epoch 2, 1 recordings")
+    assert lines[1:7] == [
+        "  epoch 1: first recording",
+        "    recorded          commit      torch",
+        "    2030-01-01 00:00  aaaaaaaaaa  2.13.0",
+        "  epoch 2: a break, on purpose",
+        "    recorded          commit      torch",
+        "    2030-01-02 03:04  aaaaaaaaaa  2.13.0",
+    ]
+    counted = [line.split() for line in lines[8:]]
+    assert ["graph_breaks", "2", "breaks"] in counted and [
+        "peak_allocated_bytes",
+        "1,048,576",
+        "B",
+    ] in counted
+    assert json.loads(recorded("baselines", "show", "linear[a]", "--json").out)
+
+
+def test_list_has_no_document(recorded):
+    """--json with list is bad usage, not a list that is passed off as one."""
+    assert recorded("baselines", "list", "--json").status == 2
 
 
 def test_an_option_between_the_words(recorded):

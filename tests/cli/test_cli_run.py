@@ -168,7 +168,7 @@ def test_a_terminal_is_spared_the_json(shell, monkeypatch):
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_json_into_a_file(shell, monkeypatch, terminal):
-    """--json writes the document, in a folder that is made; a pipe keeps its last line."""
+    """--json writes the document, in a folder that is made; a pipe is told where it is, too."""
     shell.will_measure(shell.made())
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
     done = shell("run", "factories:linear", "--json", "new folder/run.json", "n=16")
@@ -176,7 +176,7 @@ def test_json_into_a_file(shell, monkeypatch, terminal):
     document = json.loads((shell.path / "new folder/run.json").read_text())
     assert document["parameters"]["params"] == {"n": 16}
     last = done.out.splitlines()[-1]
-    assert last == "as JSON: new folder/run.json" if terminal else json.loads(last) == document
+    assert last == "as JSON: new folder/run.json"
 
 
 @pytest.mark.parametrize("target", [".", "file/below.json"])

@@ -36,6 +36,16 @@ FACTORY = "model.workloads:train_step"
         ("time_limit_s", 0),
         ("time_limit_s", -1.0),
         ("time_limit_s", math.nan),
+        ("margins_pct", (1.0,)),
+        ("margins_pct", (1.0, 1.0)),
+        ("margins_pct", (2.0, 1.0)),
+        ("margins_pct", (-1.0, 1.0)),
+        ("margins_pct", (0.1, math.inf)),
+        ("margins_pct", (math.nan, 1.0)),
+        ("margins_pct", (0.1, 0.2, 0.3)),
+        ("margins_pct", (None, 1.0)),
+        ("margins_pct", "12"),
+        ("margins_pct", 0),
         ("gates", ("step_msec",)),
         ("gates", ("tokens_per_s",)),
         ("params", {"batch": [64]}),
@@ -138,3 +148,13 @@ def test_a_forgotten_tuple():
     """One gate as a string is told apart from many gates of one letter."""
     with pytest.raises(ValueError, match=r"write a tuple, \('step_ms',\)"):
         Case("a", FACTORY, gates="step_ms")
+
+
+def test_margins_are_the_devices_unless_the_case_has_its_own():
+    """A CPU's are wider; figures do not depend on them, so a baseline does not either."""
+    gpu, cpu = Case("a", FACTORY), Case("a", FACTORY, device="cpu", launches=1)
+    assert (gpu.margins.ignore_pct, gpu.margins.matter_pct) == (0.2, 0.5)
+    assert (cpu.margins.ignore_pct, cpu.margins.matter_pct) == (5.0, 20.0)
+    own = Case("a", FACTORY, margins_pct=(1, 3))
+    assert (own.margins.ignore_pct, own.margins.matter_pct) == (1.0, 3.0)
+    assert own.as_dict() == gpu.as_dict()

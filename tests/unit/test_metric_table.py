@@ -35,7 +35,6 @@ def test_every_row_is_complete(name):
     assert metric.name == name and metric.meaning
     assert UNIT_IN_NAME[metric.unit] in name
     assert metric.kind in ("time", "counter", "difference", "information")
-    assert metric.better in ("lower", "higher", "")
     assert (metric.role in ("work", "cost")) == (metric.kind == "counter")
     assert metric.gateable == (metric.kind != "information")
 

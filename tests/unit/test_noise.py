@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 import pytest
-from paired import alike, comparison_of, simulated
+from itself import alike, comparison_of, simulated
 from scipy import stats
 
 from stepguard.looks import ALPHA, BETA, MIN_PAIRS, PLAN, Margins, Prior, smallest_detectable_pct

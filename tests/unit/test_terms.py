@@ -6,13 +6,13 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from itself import alike
 from making import CASE, FINGERPRINT, PROPERTY, SOFTWARE, evidence
-from paired import alike
 
 from stepguard.calibration import CalibratedCase
 from stepguard.looks import MARGINS, PLAN, PRIOR, Margins, Prior, smallest_detectable_pct
 from stepguard.noise import prior_of
-from stepguard.terms import NOT_CALIBRATED, WIDEST_PCT, Terms, default_terms, terms_of, widened
+from stepguard.terms import NOT_CALIBRATED, WIDEST_PCT, Terms, terms_of, widened
 from stepguard.versus import judge_turns
 
 TURN = (0.5, 2.0)
@@ -43,7 +43,7 @@ def entry(**changes):
 
 def test_without_a_calibration():
     """The defaults, and that nothing was calibrated; so also before any worker has told."""
-    assert terms_of(None, evidence(), TURN) == Terms() == default_terms(evidence())
+    assert terms_of(None, evidence(), TURN) == Terms()
     assert Terms() == Terms(MARGINS, PRIOR, NOT_CALIBRATED)
     assert terms_of(entry(), evidence(fingerprint=None), TURN) == Terms()
     wider = Margins(1.0, 3.0)
@@ -54,7 +54,7 @@ def test_a_quiet_machine_keeps_the_margins():
     """Its noise is the prior, at four degrees; the margins are the defaults, never narrower."""
     found = terms_of(entry(sd_pct=0.06), evidence(), TURN)
     assert (found.margins, found.prior) == (MARGINS, Prior(0.06, 4.0))
-    assert found.why == "the defaults, calibrated: pair sd 0.06 %, 24 pairs, 2026-11-20"
+    assert found.why == "calibrated 2026-11-20: pair sd 0.06 % over 24 pairs"
 
 
 def test_a_noisy_machine_widens_what_matters():

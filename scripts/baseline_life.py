@@ -1,0 +1,285 @@
+"""Writes docs/baseline-life.md: what real commands do to a baseline, in a repository made for it.
+
+    python scripts/baseline_life.py              writes the page anew
+    python scripts/baseline_life.py PATH         writes it elsewhere
+
+What is measured is made up here, since a page should not need an hour on a GPU; what the commands
+answer and what git shows is not.
+"""
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from stepguard import Case  # noqa: E402
+from stepguard.evidence import (  # noqa: E402
+    Block,
+    Counts,
+    Evidence,
+    Fault,
+    Fingerprint,
+    Launch,
+    to_json,
+)
+from stepguard.verdict import Reason  # noqa: E402
+
+PAGE = ROOT / "docs" / "baseline-life.md"
+CASE = Case(
+    "124m-bf16",
+    "model.workloads:train_step",
+    {"size": "124m", "batch": 64},
+    gates=("step_ms", "flops_per_step", "graph_breaks", "peak_allocated_bytes"),
+)
+COUNTS = {"flops_per_step": 112_074_000_000_000, "graph_breaks": 0}
+PEAK = 45_000_000_000
+LEVELS_MS = (252.5, 252.9, 252.1, 252.7, 252.4)  # of the first five recordings
+SPREAD = (0.999, 1.0, 1.001)  # of a sound run's three launches
+H200 = Fingerprint(
+    device_name="NVIDIA H200",
+    device_uuid="GPU-6f2c1a90",
+    torch="2.13.0",
+    cuda="13.0",
+    cudnn="91900",
+    triton="3.6.0",
+    driver="580.159",
+    arch="x86_64",
+)
+
+
+class Life:
+    """A small repository, and the page that tells what happens in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.repository, self.artifacts = folder / "repository", folder / "artifacts"
+        self.repository.mkdir()
+        self.page: list[str] = []
+        self._runs = 0
+        (self.repository / "model.py").write_text("# the training step\n")
+        self._git("init", "-q", "-b", "main")
+        self.commit("The training step")
+
+    def say(self, text: str) -> None:
+        """A paragraph or a heading."""
+        self.page += [*textwrap.wrap(text, 100, break_on_hyphens=False), ""]
+
+    def measured(
+        self,
+        ms: float,
+        peak: int = PEAK,
+        dirty: tuple[str, ...] = (),
+        spread: tuple[float, ...] = SPREAD,
+        faults: tuple[Fault, ...] = (),
+    ) -> str:
+        """Evidence of a run at this level, as CI keeps it; its folder."""
+        self._runs += 1
+        case = CASE.as_dict()
+        evidence = Evidence(
+            case_id="train_step[124m-bf16]",
+            case=case,
+            date=f"2026-11-{self._runs:02d}T09:00:00+00:00",
+            commit=self._git("rev-parse", "HEAD").strip(),
+            dirty=dirty,
+            command="pytest perf_tests",
+            planned_launches=CASE.launches,
+            gates=CASE.gates,
+            fingerprint=H200,
+            launches=tuple(_launch(i, ms * factor) for i, factor in enumerate(spread, start=1)),
+            counts=Counts(COUNTS | {"peak_allocated_bytes": peak}),
+            faults=faults,
+            tokens_per_step=131_072,
+        )
+        path = self.artifacts / f"run-{self._runs}" / "train_step-124m-bf16" / "evidence.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(to_json(evidence))
+        return f"../artifacts/run-{self._runs}"
+
+    def stepguard(self, *arguments: str) -> None:
+        """Run a command of stepguard and show it with what it says."""
+        command = [sys.executable, "-m", "stepguard", *arguments]
+        said, status = self._run(command)
+        shown = f"$ python -m stepguard {shlex.join(arguments)}\n{said}"
+        self._fence("console", shown + (f"(exit status {status})\n" if status else ""))
+
+    def quietly(self, *arguments: str) -> None:
+        """Run a command of stepguard that has to work."""
+        said, status = self._run([sys.executable, "-m", "stepguard", *arguments])
+        if status:
+            raise SystemExit(f"baseline_life: {shlex.join(arguments)}: {said}")
+
+    def unchanged(self) -> bool:
+        """Whether git sees no change."""
+        return not self._git("status", "--porcelain")
+
+    def diff(self) -> None:
+        """What a reviewer sees."""
+        self._git("add", "--intent-to-add", "--all")
+        self._fence("diff", self._git("diff", "--no-color"))
+
+    def commit(self, message: str) -> None:
+        """Commit whatever is there."""
+        self._git("add", "--all")
+        self._git("commit", "-q", "-m", message)
+
+    def _fence(self, language: str, text: str) -> None:
+        self.page += [f"```{language}", text.rstrip("\n"), "```", ""]
+
+    def _git(self, *arguments: str) -> str:
+        said, status = self._run(["git", *arguments])
+        if status:
+            raise SystemExit(f"git {shlex.join(arguments)}: {said}")
+        return said
+
+    def _run(self, command: list[str]) -> tuple[str, int]:
+        """What a command says, and its status; who commits, and when, is the same every time."""
+        own = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
+        told = {"PYTHONPATH": str(ROOT), "GIT_CONFIG_GLOBAL": "/dev/null"}
+        for role in ("AUTHOR", "COMMITTER"):
+            told |= {f"GIT_{role}_NAME": "A. Author", f"GIT_{role}_EMAIL": "author@example.org"}
+            told |= {f"GIT_{role}_DATE": "2026-11-01T08:00:00+00:00"}
+        done = subprocess.run(
+            command,
+            cwd=self.repository,
+            env=own | told,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            check=False,
+        )
+        return done.stdout, done.returncode
+
+
+def _launch(index: int, ms: float) -> Launch:
+    ms = round(ms, 4)
+    wall = (round(8 * ms, 4),)
+    block = Block(steps=8, wall_ms=wall, events_ms=wall, step_ms=(ms,) * 8)
+    return Launch(index, (block,) * 3, 30.0, 6.0, 24, "", 60.0)
+
+
+def begin(life: Life) -> None:
+    """The first recording."""
+    life.say("# A baseline's life")
+    life.say(
+        "Made by `python scripts/baseline_life.py`: the commands ran in a repository made for this "
+        "page, and the diffs are git's. The measurements are made up, so no figure here says "
+        "anything about a GPU; the case gates four metrics, so that a diff fits a page. How to "
+        "read such a diff: [baselines/README.md](../baselines/README.md)."
+    )
+    life.say("## The first recording")
+    life.say(
+        "A case has no baseline: the run was an error, `NO BASELINE`. Its evidence, here from CI, "
+        "becomes the first recording. One recording cannot tell how recordings differ, so the "
+        "limit is 4 %."
+    )
+    life.stepguard("accept", "--evidence", life.measured(LEVELS_MS[0]))
+    life.diff()
+    life.commit("Record train_step")
+
+
+def grow(life: Life) -> None:
+    """Four more; the limit follows."""
+    life.say("## Five recordings")
+    life.say(
+        "Runs that are `same` are added, one a commit. This is the fifth: one recording more, and "
+        "nothing else in the diff. Another card would show in `device_uuid`, another driver in "
+        "`driver`."
+    )
+    for number, ms in enumerate(LEVELS_MS[1:], start=2):
+        folder = life.measured(ms)
+        if number < len(LEVELS_MS):
+            life.quietly("accept", "--evidence", folder)
+            life.commit(f"Recording {number}")
+    life.stepguard("accept", "--evidence", folder)
+    life.diff()
+    life.commit("Recording 5")
+    life.say("From now on the limit is what these five allow. A sixth run, judged:")
+    life.stepguard("judge", "--evidence", life.measured(252.6), "--json", "../verdict.json")
+
+
+def slow_down(life: Life) -> None:
+    """An accepted slowdown."""
+    life.say("## An accepted slowdown")
+    life.say(
+        "Another commit keeps less in memory and computes it again: 3 % slower, 9 GB less. The "
+        "gate fails, and without a reason nothing is recorded:"
+    )
+    (life.repository / "model.py").write_text("# the training step, activations computed again\n")
+    life.commit("Compute activations again")
+    folder = life.measured(260.1, PEAK - 9_000_000_000)
+    life.stepguard("judge", "--evidence", folder, "--json", "../verdict.json")
+    life.stepguard("accept", "--evidence", folder)
+    life.say(
+        "With a reason a new epoch begins; from now on only that one is compared with, and until "
+        "it has five recordings the limit is 4 % again."
+    )
+    reason = "9 GB less for 3 % of time: batch 96 fits now"
+    life.stepguard("accept", "--evidence", folder, "--reason", reason)
+    life.diff()
+    life.commit("Accept the slower step")
+
+
+def refuse(life: Life) -> None:
+    """Recordings that are refused."""
+    life.say("## Refused recordings")
+    life.say(
+        "These never become a baseline, with or without a reason: a tree with uncommitted changes, "
+        "a card that was throttled, launches that differ more than a machine's launches do. The "
+        "other rules stand in [method.md](method.md#what-is-never-recorded)."
+    )
+    hot = Fault(Reason.THROTTLED.name, "4 blocks could not be used: power brake", "", "launch 2")
+    reason = ("--reason", "it is right all the same")
+    dirty = life.measured(260.0, PEAK - 9_000_000_000, dirty=("model.py",))
+    for folder in (
+        dirty,
+        life.measured(260.0, PEAK - 9_000_000_000, faults=(hot,)),
+        life.measured(260.0, PEAK - 9_000_000_000, spread=(0.97, 1.0, 1.03)),
+    ):
+        life.stepguard("accept", "--evidence", folder, *reason)
+    if not life.unchanged():
+        raise SystemExit("baseline_life: a refused recording changed a file")
+    life.say("`git status` shows nothing after them.")
+
+
+def waive(life: Life) -> None:
+    """A waiver, and what it does not cover."""
+    life.say("## A waiver")
+    life.say(
+        "A new version of a library makes the step slower, and its next version will mend that. "
+        "The level is not accepted, since it is not meant to stay; it is waived, for 60 days, as "
+        "far as was measured, and half a point to a point more:"
+    )
+    slower = life.measured(273.5, PEAK - 9_000_000_000)
+    name, why = "train_step[124m-bf16]", "library issue 1234, mended in its next version"
+    arguments = ("--evidence", slower, "--reason", why, "--days", "60", "--who", "A. Author")
+    life.stepguard("waive", name, "step_ms", *arguments)
+    life.diff()
+    life.say("The case passes, and says on every run until when and why:")
+    life.stepguard("judge", "--evidence", slower, "--json", "../verdict.json")
+    life.say("A step that is slower still fails, and the waiver says that it was exceeded:")
+    worse = life.measured(281.0, PEAK - 9_000_000_000)
+    life.stepguard("judge", "--evidence", worse, "--json", "../verdict.json")
+    life.say(
+        "The day after its last one it fails likewise, as `EXPIRED`. When the case is `same` "
+        "again the waiver is reported as stale, and a line is taken out."
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Live it, and write the page."""
+    with tempfile.TemporaryDirectory(prefix="stepguard-life-") as name:
+        life = Life(Path(name))
+        for chapter in (begin, grow, slow_down, refuse, waive):
+            chapter(life)
+    target = Path(arguments[0]) if arguments else PAGE
+    target.write_text("\n".join(life.page).rstrip() + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""One live worker group that takes turns with another: its start, its blocks, its end."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from stepguard.evidence import Block, Fault, Launch
+from stepguard.host.blocks import Ask, Tainted, annotated, block_of, keep
+from stepguard.host.launch import LaunchFailed
+from stepguard.host.station import COMPILE_LIMIT_S, Answers, Station
+from stepguard.host.warmup import Protocol, WarmUp
+
+BLOCK_LIMIT_S = 120.0  # beyond ten times what a block should take
+MIN_STEPS = 4  # of a block
+
+
+@dataclass(frozen=True)
+class Turn:
+    """How long a group runs when its turn comes, in seconds."""
+
+    lead_s: float  # untimed: allocations return, clocks settle
+    block_s: float
+    # Interleaving takes the drift out, so that the warm-up need not wait for the last of it.
+    warmup: Protocol
+
+
+@dataclass
+class Side:
+    """One tree's part: where it is measured, and what was measured so far."""
+
+    name: str
+    station: Station
+    launches: list[Launch] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+
+
+class SideFailed(Exception):
+    """A launch that failed, and whose it was."""
+
+    def __init__(self, side: Side, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.side, self.fault = side, fault
+
+
+class Live:
+    """One group of a pair, from its start until it leaves. What fails raises SideFailed."""
+
+    def __init__(self, side: Side, label: str, turn: Turn) -> None:
+        self.side, self.label, self.turn = side, label, turn
+        self.group = side.station.start(label)
+        self.ask = side.station.asker(self.group)
+        self.progress = side.station.progress
+        self.began = time.monotonic()
+        self.compile_s = 0.0
+        self.warmup: WarmUp | None = None
+        self.blocks: list[Block] = []
+        self.discarded: list[Block] = []
+
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except LaunchFailed as failed:
+            raise SideFailed(self.side, failed.fault) from None
+
+    def hello(self) -> None:
+        """Wait until it has imported all."""
+        self.progress(f"{self.label}: start")
+        with self._blamed():
+            self.group.hello(self.progress.tick)
+
+    def ready(self) -> bool:
+        """Whether it has imported all, without waiting."""
+        with self._blamed():
+            return self.group.ready()
+
+    def first_step(self, ask: Ask | None = None) -> None:
+        """Build the workload and run its first step; ``ask`` is for another thread than the main
+        one, which alone samples the machine and tells progress.
+        """
+        chosen = ask or self.ask
+        with self._blamed():
+            self.side.station.prepare(self.group, chosen)
+            first = chosen("first_step", limit_s=COMPILE_LIMIT_S)
+            self.compile_s = max(rank["compile_s"] for rank in first)
+
+    def count(self) -> None:
+        """The counting pass, whose figures are the side's."""
+        with self._blamed():
+            self.side.station.count(self.ask, time.monotonic)
+
+    def warm_up(self, following: Callable[[], bool] = lambda: True) -> None:
+        """Until steady, or the warm-up's time is over, and ``following`` is ready."""
+        with self._blamed():
+            self.warmup = self.side.station.warm_up(
+                self.ask, self.label, self.turn.warmup, following
+            )
+
+    def park(self) -> None:
+        """Give the cached memory back and idle until asked again."""
+        with self._blamed():
+            self.ask("park")
+
+    def lead(self) -> None:
+        """The untimed steps after a pause."""
+        self._run(self._steps(self.turn.lead_s))
+
+    def block(self) -> None:
+        """A timed block; measured again where the machine was disturbed."""
+        steps = max(MIN_STEPS, self._steps(self.turn.block_s))
+        annotate = self.side.station.annotate()
+        while True:
+            self.progress(f"{self.label}: block {len(self.blocks) + 1}/2 of {steps} steps")
+            ranks = self._run(steps)
+            block = annotated(block_of(ranks, steps), ranks, annotate)
+            try:
+                if keep(block, self.discarded, self.turn.warmup.retries):
+                    self.blocks.append(block)
+                    return
+            except Tainted as tainted:
+                raise SideFailed(self.side, tainted.fault(f"{self.label}, block")) from None
+
+    def leave(self) -> None:
+        """End it in order."""
+        with self._blamed():
+            self.side.station.leave(self.group, self.ask)
+
+    def measured(self, index: int) -> Launch:
+        """What it ran, as the side's launch ``index``."""
+        assert self.warmup is not None
+        return Launch(
+            index=index,
+            blocks=tuple(self.blocks),
+            compile_s=self.compile_s,
+            warmup_s=self.warmup.seconds,
+            warmup_steps=self.warmup.steps,
+            steady="",  # turns take the drift out; a step that keeps compiling is counted
+            wall_s=time.monotonic() - self.began,
+            discarded=tuple(self.discarded),
+        )
+
+    def _steps(self, seconds: float) -> int:
+        assert self.warmup is not None
+        return max(1, round(seconds / self.warmup.step_s))
+
+    def _run(self, steps: int) -> Answers:
+        assert self.warmup is not None
+        with self._blamed():
+            limit_s = BLOCK_LIMIT_S + 10 * steps * self.warmup.step_s
+            return self.ask("block", steps=steps, limit_s=limit_s)
+
+
+def build_alone(live: Live) -> None:
+    """Import, build and first step of a group that has the machine to itself."""
+    live.hello()
+    expect(live)
+    live.progress(f"{live.label}: build and first step")
+    live.first_step()
+
+
+def expect(*lives: Live) -> None:
+    """These groups may be on the GPUs from now on."""
+    if monitor := lives[0].side.station.monitor:
+        monitor.expect(*(live.group.pids for live in lives))

@@ -1,0 +1,115 @@
+"""One pair of live worker groups, a group of each tree, that take turns on the same machine.
+
+Both are built at the same time where memory holds both, warm up, and run a block each in the order
+base, head, head, base, or the other way round. While one runs, the other is parked: it waits on the
+host and has given its cached memory back.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from stepguard.host.blocks import Ask
+from stepguard.host.launch import WorkerGroup
+from stepguard.host.live import Live, Side, Turn, build_alone, expect
+from stepguard.host.station import COMMAND_LIMIT_S, Answers
+
+HEAD, BASE = 0, 1
+SIDES = ("head", "base")
+ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
+
+
+class Pair:
+    """Two live groups, HEAD's and the other tree's, which import from now on."""
+
+    def __init__(self, number: int, sides: Sequence[Side], turn: Turn) -> None:
+        self.number = number
+        self.progress = sides[HEAD].station.progress
+        self.both = [Live(side, f"pair {number} {side.name}", turn) for side in sides]
+
+    def build(self, at_once: bool) -> None:
+        """Build both, ``at_once`` if memory allows; then they are parked."""
+        for live in self.both:
+            live.hello()
+            live.began = live.group.began = time.monotonic()  # no limit runs while it waits
+        expect(*self.both)
+        self.progress(f"pair {self.number}: build and first step")
+        if at_once:
+            self._build_at_once()
+            return
+        for live in self.both:
+            live.first_step()
+            live.park()
+
+    def _build_at_once(self) -> None:
+        # Not in a with: leaving one waits for the threads, and they for groups that only the
+        # caller's stack closes.
+        pool = ThreadPoolExecutor(len(self.both))
+        futures = [pool.submit(live.first_step, _quietly(live.group)) for live in self.both]
+        pool.shutdown(wait=False)
+        while not all(future.done() for future in futures):
+            self.progress.tick()
+            time.sleep(0.02)
+        for future in futures:
+            future.result()
+        for live in self.both:
+            live.park()
+
+    def take_turns(self, order: Sequence[int], following: Callable[[], bool]) -> None:
+        """Warm up, then blocks in ``order``, the first of them right behind its warm-up; no timed
+        block begins before ``following`` is ready.
+        """
+        first, second = self.both[order[0]], self.both[order[1]]
+        second.warm_up()
+        second.park()
+        first.warm_up(following)
+        for before, now in zip([order[0], *order], order, strict=False):
+            if before != now:
+                self.both[before].park()
+                self.both[now].lead()
+            self.both[now].block()
+        for live in self.both:
+            live.leave()
+
+    def ready(self) -> bool:
+        """Whether both have imported all: they must not do so beside a timed block."""
+        return all(live.ready() for live in self.both)
+
+    def close(self) -> None:
+        """End both at once; their memory is free then."""
+        for live in self.both:
+            live.group.close()
+
+
+def one_after_the_other(
+    number: int, sides: Sequence[Side], order: Sequence[int], turn: Turn
+) -> list[Live]:
+    """A launch of each side, the second when the first has ended, for trees that do not fit
+    together; in the order of ``sides``.
+    """
+    both: dict[int, Live] = {}
+    for which in order[:2]:
+        live = Live(sides[which], f"pair {number} {sides[which].name}", turn)
+        build_alone(live)
+        live.warm_up()
+        live.block()
+        live.block()
+        live.leave()
+        both[which] = live
+    return [both[which] for which in range(len(sides))]
+
+
+def _quietly(group: WorkerGroup) -> Ask:
+    """Asks from another thread: only the main one samples the machine and tells progress."""
+
+    def ask(command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any) -> Answers:
+        return group.request(
+            command, limit_s=limit_s, poll=_nothing, progress=_nothing, **arguments
+        )
+
+    return ask
+
+
+def _nothing(*told: object) -> None:
+    pass

@@ -1,0 +1,96 @@
+"""baselines/waivers.json: the waivers that people wrote, read strictly like a baseline file."""
+
+from collections.abc import Collection, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import msgspec
+
+from stepguard.host.baseline import WAIVERS, BaselineError, files, load, read, restore, write
+from stepguard.waivers import SCHEMA, Waiver, problem_of
+
+
+class WaiverFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    schema: int
+    waivers: list[Waiver]
+
+
+class BadWaiver(BaselineError):
+    """A waiver that is wrong by itself, before it is written."""
+
+
+def today() -> date:
+    """The day that waivers expire by, in UTC: the same on every machine."""
+    return datetime.now(UTC).date()
+
+
+def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
+    """The waivers of a folder of baselines; none where there is no file.
+
+    Raises BaselineError, which names the place, for a file that is not exactly one, a waiver that
+    is too long, without a limit or there twice, and for a case that has no baseline in the folder.
+    """
+    path = folder / WAIVERS
+    raw = read(path)
+    if raw is None:
+        return ()
+    schema = raw.get("schema")
+    if schema != SCHEMA:
+        raise BaselineError(
+            f"{path}: schema {schema!r}, this version of stepguard reads {SCHEMA}; {restore(path)}"
+        )
+    try:
+        waivers = msgspec.convert(raw, WaiverFile, strict=True).waivers
+    except msgspec.ValidationError as error:
+        raise BaselineError(f"{path}: {error}; mend it, or {restore(path)}") from None
+    known = _known_cases(folder) if waivers else set()
+    for index, waiver in enumerate(waivers):
+        if problem := _problem(waiver, waivers[:index], known, day):
+            where = f"waiver {index + 1} ({waiver.case}, {waiver.metric})"
+            raise BaselineError(f"{path}, {where}: {problem}")
+    return tuple(waivers)
+
+
+def _known_cases(folder: Path) -> set[str]:
+    contents = (load(path) for path in files(folder))
+    return {case_id for content in contents if content for case_id in content.cases}
+
+
+def _problem(waiver: Waiver, earlier: Sequence[Waiver], known: Collection[str], day: date) -> str:
+    if problem := problem_of(waiver, day):
+        return problem
+    if waiver.case not in known:
+        return "no baseline here has this case; see: python -m stepguard baselines list"
+    if any((one.case, one.metric) == (waiver.case, waiver.metric) for one in earlier):
+        return "stands twice; keep one"
+    return ""
+
+
+def add_waiver(folder: Path, waiver: Waiver, day: date) -> Path:
+    """Write the waiver into the folder's file, in place of an older one of the same metric.
+
+    Raises BadWaiver when the waiver is not sound, BaselineError when the file is not; the file is
+    then unchanged.
+    """
+    path = folder / WAIVERS
+    others = [
+        one
+        for one in load_waivers(folder, day)
+        if (one.case, one.metric) != (waiver.case, waiver.metric)
+    ]
+    problem = _problem(waiver, others, _known_cases(folder), day)
+    try:
+        msgspec.convert(msgspec.to_builtins(waiver), Waiver, strict=True)
+    except msgspec.ValidationError as error:
+        problem = problem or str(error)
+    if problem:
+        raise BadWaiver(f"{waiver.case}: not waived, {problem}")
+    ordered = sorted([*others, waiver], key=lambda one: (one.case, one.metric))
+    whole = msgspec.to_builtins(WaiverFile(schema=SCHEMA, waivers=ordered))
+    for one in whole["waivers"]:
+        for name in [name for name, value in one.items() if value is None]:
+            del one[name]
+    write(path, whole)
+    return path

@@ -1,0 +1,125 @@
+"""Waivers: known regressions that pass for a while, up to a size, visibly. Pure: no I/O, no clock.
+
+A waiver is of one metric of one case. It says who took it out, why, until when and how far the
+metric may be off; it never covers what could not be measured, compared or decided.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Annotated
+
+import msgspec
+
+from stepguard.evidence import Evidence
+from stepguard.judge import measurement_problem
+from stepguard.metrics import METRICS, format_value
+from stepguard.verdict import MetricVerdict, Status, Verdict, worst_of
+
+SCHEMA = 1
+MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
+_WAIVABLE = (Status.SLOWER, Status.CHANGED)
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One metric of one case, passed up to a size and a day."""
+
+    case: Text
+    metric: Text
+    # A time: most percent above the recordings. A difference: points of a step above the newest.
+    limit_pct: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    # A counter: the most it may be; one of work has to be exactly this.
+    value: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    reason: Text
+    expires: date  # the last day on which it holds
+    who: Text
+
+    def told(self) -> str:
+        """ "step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch 2.14"."""
+        return f"{self.metric} {self.size()} until {self.expires}, by {self.who}: {self.reason}"
+
+    def size(self) -> str:
+        """How far it goes: "up to +6.00 %", "up to 3", "at 2,401"."""
+        if self.limit_pct is not None:
+            return f"up to +{self.limit_pct:.2f} %"
+        exact = METRICS[self.metric].role == "work"
+        return f"{'at' if exact else 'up to'} {format_value(self.metric, self.value)}"
+
+    def covers(self, found: MetricVerdict) -> bool:
+        """Whether the metric is no further off than is waived."""
+        if found.status not in _WAIVABLE:
+            return False
+        if self.limit_pct is not None:
+            return found.change_pct is not None and 0 < found.change_pct <= self.limit_pct
+        if self.value is None or found.new is None:
+            return False
+        exact = METRICS[self.metric].role == "work"
+        return found.new == self.value if exact else found.new <= self.value
+
+
+def problem_of(waiver: Waiver, today: date) -> str:
+    """What is wrong with a waiver by itself, or the empty string."""
+    metric = METRICS.get(waiver.metric)
+    if metric is None or not metric.gateable:
+        known = ", ".join(name for name, m in METRICS.items() if m.gateable)
+        return f"{waiver.metric!r} is no metric that can be gated; there are: {known}"
+    wanted, other = ("value", "limit_pct") if metric.kind == "counter" else ("limit_pct", "value")
+    if getattr(waiver, wanted) is None or getattr(waiver, other) is not None:
+        return f"{waiver.metric} needs a {wanted} and no {other}: no waiver is unlimited"
+    for name in ("reason", "who"):
+        text = getattr(waiver, name)
+        if not text.strip(" .'\"") or not text.isprintable():
+            return f"{name} is {text!r}: write a line of words (--{name} of the command waive)"
+    ahead = (waiver.expires - today).days
+    if ahead > MAX_DAYS:
+        return f"expires {waiver.expires}, {ahead} days ahead; at most {MAX_DAYS} are possible"
+    return ""
+
+
+def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date) -> Verdict:
+    """The verdict with its waivers applied, and said. Unsound evidence is never waived, nor is any
+    verdict but SLOWER and CHANGED.
+    """
+    mine = {waiver.metric: waiver for waiver in waivers if waiver.case == verdict.case_id}
+    if not mine:
+        return verdict
+    if measurement_problem(evidence) is not None or verdict.message:
+        said = tuple(f"not applied: {waiver.told()}" for waiver in mine.values())
+        return replace(verdict, waivers=said)
+    metrics = tuple(_applied(found, mine.get(found.metric), today) for found in verdict.metrics)
+    worst = worst_of(metrics)
+    assert worst is not None
+    until = min((m.waived_until for m in metrics if m.waived_until), default="")
+    found = {metric.metric: metric for metric in verdict.metrics}
+    said = tuple(_said(waiver, found.get(name), today) for name, waiver in mine.items())
+    return replace(
+        verdict,
+        status=worst.status,
+        reason=worst.reason,
+        metrics=metrics,
+        waived_until=until if worst.waived_until else "",
+        waivers=said,
+    )
+
+
+def _applied(found: MetricVerdict, waiver: Waiver | None, today: date) -> MetricVerdict:
+    if waiver is None or not found.gated or waiver.expires < today or not waiver.covers(found):
+        return found
+    return replace(found, waived_until=waiver.expires.isoformat())
+
+
+def _said(waiver: Waiver, found: MetricVerdict | None, today: date) -> str:
+    """What a waiver did in this run."""
+    if found is None or not found.gated:
+        return f"stale, the case does not gate it; take it out: {waiver.told()}"
+    if found.status not in _WAIVABLE:
+        return f"stale, {found.metric} is {found.status.value}; take it out: {waiver.told()}"
+    if waiver.expires < today:
+        return f"EXPIRED: {waiver.told()}"
+    if not waiver.covers(found):
+        now = format_value(found.metric, found.new)
+        if waiver.limit_pct is not None and found.change_pct is not None:
+            now = f"{found.change_pct:+.2f} %"
+        return f"EXCEEDED, it is {now} now: {waiver.told()}"
+    return f"waived: {waiver.told()}"

@@ -1,0 +1,138 @@
+"""baselines/waivers.json in a run: what passes, what is shown, what stops it."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from stepguard.host.waivers import today
+
+
+@pytest.fixture
+def slower(gate):
+    """A committed CPU case whose step has two graph breaks more than its baseline."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.record(case)
+    gate.commit()
+    gate.will_measure(case, counters={"graph_breaks": 2})
+    return gate
+
+
+def waive(gate, days=10, **changes):
+    """Write a waiver of the graph breaks by hand."""
+    one = {
+        "case": "linear[nano]",
+        "metric": "graph_breaks",
+        "value": 2,
+        "reason": "waits for torch",
+        "who": "A. Author",
+        "expires": (today() + timedelta(days)).isoformat(),
+    }
+    text = json.dumps({"schema": 1, "waivers": [one | changes]})
+    (gate.baselines / "waivers.json").write_text(text)
+    return (one | changes)["expires"]
+
+
+def test_a_waived_case_passes_visibly(slower):
+    """Exit 0; table, counts, headline, -v, JSON, Markdown and JUnit all say that it is waived."""
+    assert slower.run().ret == 1
+    until = waive(slower)
+    result = slower.run("-v", "--perf-json=o.json", "--perf-report=o.md", "--junit-xml=o.xml")
+    assert result.ret == 0
+    word = f"CHANGED (waived until {until})"
+    result.stdout.fnmatch_lines(
+        [
+            f"linear?nano? * {word}",
+            f"1 {word}",
+            "linear?nano?: waiver waived: graph_breaks up to 2 until *, by A. Author: waits for*",
+            "linear?nano?: CHANGED (waived): graph_breaks 0 -> 2 (+2 breaks)",
+        ]
+    )
+    (case,) = json.loads((slower.path / "o.json").read_text())["cases"]
+    verdict = case["verdict"]
+    assert (verdict["status"], verdict["waived_until"]) == ("CHANGED", until)
+    assert "waits for torch" in verdict["waivers"][0]
+    report = (slower.path / "o.md").read_text()
+    assert f"**Performance:** 1 {word}" in report and "waits for torch" in report
+    assert word in (slower.path / "o.xml").read_text()
+
+
+def test_an_expired_waiver_fails_and_says_so(slower):
+    """The day after its last one."""
+    waive(slower, days=-1)
+    result = slower.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*waiver: EXPIRED: graph_breaks up to 2 until*"])
+    result.stdout.fnmatch_lines(["linear?nano?: waiver EXPIRED: *"])
+
+
+def test_a_waiver_that_is_too_small_fails(slower):
+    """One graph break is waived, there are two."""
+    waive(slower, value=1)
+    result = slower.run()
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["linear?nano?: waiver EXCEEDED, it is 2 now: *"])
+
+
+def test_a_stale_waiver_is_reported(slower):
+    """The case is `same` again: exit 0, and the waiver should go."""
+    waive(slower)
+    slower.will_measure(slower.cpu())
+    result = slower.run()
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["1 same", "linear?nano?: waiver stale, graph_breaks is same; *"])
+
+
+def test_a_waiver_is_printed_though_its_case_is_not_run(gate):
+    """Every waiver, on every run."""
+    cases = [gate.cpu("nano"), gate.cpu("other")]
+    gate.suite(*cases)
+    gate.record(*cases)
+    waive(gate)
+    result = gate.run("-k", "other")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["linear?nano?: waiver not needed in this run: graph_breaks up*"])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"case": "linear[typo]"}, "no baseline here has this case"),
+        ({"metric": "breaks"}, "'breaks' is no metric"),
+        ({"value": None}, "graph_breaks needs a value"),
+        ({"days": 91}, "91 days ahead; at most 90"),
+    ],
+)
+def test_a_bad_waiver_is_a_usage_error(slower, change, words):
+    """Exit 4 before anything is measured."""
+    waive(slower, **change)
+    result = slower.run()
+    assert result.ret == 4
+    result.stderr.fnmatch_lines([f"*waivers.json, waiver 1 (*): *{words}*"])
+    assert slower.measured == []
+
+
+def test_a_waived_case_is_not_recorded(slower):
+    """--perf-update neither takes it for `same` nor makes it the level; waivers.json dirties no
+    tree.
+    """
+    before = (slower.baselines / "cpu.json").read_bytes()
+    until = waive(slower)
+    result = slower.run("--perf-update")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines([f"linear?nano?: not recorded, waived until {until}; to make it *"])
+    assert (slower.baselines / "cpu.json").read_bytes() == before
+    (slower.baselines / "waivers.json").unlink()
+    waive(slower, case="linear[nano]", metric="recompiles")
+    result = slower.run("--perf-update")
+    assert result.ret == 0  # another metric's waiver does not keep it from being recorded
+
+
+def test_a_broken_case_is_not_waived(slower):
+    """Nothing was measured, so nothing is inside a waiver."""
+    waive(slower)
+    slower.will_measure(slower.cpu(), launches=())
+    result = slower.run()
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["linear?nano?: waiver not applied: *"])

@@ -1,0 +1,188 @@
+"""A baseline's SLOWER or FASTER, after its own code ran beside HEAD: the code, or the machine."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from making import PROPERTY, block, entry, evidence, launch, with_counts
+
+from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.confirm import confirmed, same_code, to_confirm, unconfirmed
+from stepguard.evidence import Fault
+from stepguard.explain import evidence_lines, next_steps, times
+from stepguard.judge import judge
+from stepguard.metrics import METRICS
+from stepguard.verdict import Reason, Status, Verdict
+from stepguard.versus import decision
+
+FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
+HOW = "the recording's own commit, 000000000000"
+SPREAD = (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)
+GATES = (JUDGED_TIME, "flops_per_step")  # what confirmation measures
+COST = next(n for n in evidence().gates if METRICS[n].role == "cost" and not METRICS[n].slack_pct)
+
+
+def screened(pct, **counts):
+    """The verdict of a baseline on a step that is ``pct`` percent slower than its recordings."""
+    ms = 250.0 * (1 + pct / 100)
+    found = evidence((ms,) * 3)
+    return judge(with_counts(found, **counts), FIVE)
+
+
+def beside(pct, head=None, base=None, spread=SPREAD):
+    """What was measured of both codes in turns: HEAD is ``pct`` percent slower."""
+    ratios = [math.log1p(pct / 100) + one for one in spread]
+    sides = {"gates": GATES, "planned_launches": 1}
+    new = evidence(tuple(250.0 * math.exp(d) for d in ratios), **sides)
+    old = evidence((250.0,) * len(ratios), commit="0" * 40, **sides)
+    return Comparison("0" * 40, replace(new, **head or {}), replace(old, **base or {}))
+
+
+def metric(verdict, name):
+    """The verdict on one metric."""
+    return next(found for found in verdict.metrics if found.metric == name)
+
+
+NOISY = (0.03, -0.03, 0.03, -0.03, 0.03, -0.03)
+FAULTY = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches": ()}
+LACKING = {"faults": (Fault("BAD_WORKLOAD", "no factory", "", "prepare"),), "launches": ()}
+
+
+@pytest.mark.parametrize("screen", [5.0, -5.0])
+@pytest.mark.parametrize(
+    ("judge_says", "status", "words"),
+    [
+        (beside(2.0), Status.SLOWER, "confirmed, the code is SLOWER: "),
+        (beside(0.0), Status.SAME, "the machine moved; "),
+    ],
+    ids=["SLOWER", "same"],
+)
+def test_the_pairs_decide_about_the_screen(screen, judge_says, status, words):
+    """Whatever the baseline said, slower code is SLOWER, and equal code is the machine's doing."""
+    verdict = confirmed(screened(screen), judge_says, HOW)
+    assert verdict.status is status
+    assert metric(verdict, "step_ms").status is status
+    assert metric(verdict, "step_ms").note.startswith(
+        words + HOW if "confirmed" in words else words
+    )
+    assert "over 6 pairs" in metric(verdict, "step_ms").note
+
+
+def test_slower_becomes_same_where_the_code_is_faster():
+    """HEAD beats the recording's code on this machine: it was the machine, and it is told."""
+    verdict = confirmed(screened(5.0), beside(-2.0), HOW)
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
+    assert verdict.is_told and verdict.status.outcome == "passed"
+
+
+def test_faster_is_confirmed_by_faster():
+    """The gain is the code's."""
+    verdict = confirmed(screened(-5.0), beside(-2.0), HOW)
+    assert verdict.status is Status.FASTER
+    assert times(verdict)[0].startswith(f"step_ms: confirmed, the code is FASTER: {HOW} beside it:")
+
+
+@pytest.mark.parametrize("screen", [5.0, -5.0])
+@pytest.mark.parametrize(
+    ("judge_says", "why"),
+    [
+        (beside(0.3, spread=NOISY), f"the pairs do not decide, {HOW} beside it"),
+        (beside(0.0, base=LACKING, head={"launches": ()}), "NOT COMPARABLE, 000000000000: no fact"),
+        (beside(0.0, head=FAULTY), "BROKEN, pair 1: planted"),
+        (beside(0.0, base={"tokens_per_step": 1}), "NOT COMPARABLE, tokens_per_step 1 in"),
+        (beside(0.0, head={"gates": ("flops_per_step",)}), "the step time was not judged"),
+    ],
+    ids=["INCONCLUSIVE", "NOT COMPARABLE", "BROKEN", "other work", "no time"],
+)
+def test_without_an_answer_the_screens_word_stands(screen, judge_says, why):
+    """SLOWER stays SLOWER, FASTER stays FASTER, and both say that nobody confirmed it, and why."""
+    before = screened(screen)
+    verdict = confirmed(before, judge_says, HOW)
+    assert (verdict.status, verdict.reason) == (before.status, before.reason)
+    assert metric(verdict, "step_ms").note.startswith(f"unconfirmed: {why}")
+
+
+def test_the_same_commit_is_the_machine():
+    """The recording is of this very code: `same`, told, without a measurement."""
+    verdict = same_code(screened(5.0), HOW)
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
+    assert times(verdict)[0] == f"step_ms: the machine moved: HEAD is {HOW}"
+    assert verdict.is_told
+
+
+def test_no_commit_leaves_slower():
+    """Nobody can tell: SLOWER, unconfirmed, with the reason."""
+    verdict = unconfirmed(screened(5.0), "no main branch is known")
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
+    assert times(verdict)[0] == "step_ms: unconfirmed: no main branch is known"
+    assert any("unconfirmed: no main branch" in line for line in evidence_lines(verdict))
+    assert next_steps(verdict, "e.json")[0].startswith("accept: ")
+
+
+@pytest.mark.parametrize("how", ["pairs", "commit"])
+def test_a_counter_keeps_its_say_when_the_machine_moved(how):
+    """A baseline says SLOWER and CHANGED: if the machine moved, it is CHANGED, which fails."""
+    risen = {COST: evidence().counts.values[COST] + 1}
+    before = screened(5.0, **risen)
+    assert before.status is Status.SLOWER and to_confirm(before).metric == "step_ms"
+    after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
+    assert (after.status, after.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
+    assert metric(after, "step_ms").status is Status.SAME
+    assert after.worst.metric == COST and not after.is_told
+
+
+def median_slower(level_ms, median_ms):
+    """Launches whose mean is ``level_ms`` and whose median is ``median_ms``."""
+    wall = (10 * level_ms,)
+    odd = block(wall_ms=wall, events_ms=wall, step_ms=(median_ms,) * 10)
+    return tuple(launch(index=n, blocks=(odd,) * 3) for n in range(1, 7))
+
+
+def test_a_median_alone_is_confirmed_by_medians():
+    """The baseline's median moved and its mean did not; the pairs are judged by the median too."""
+    now = evidence(launches=median_slower(250.0, 262.5)[:3])
+    before = judge(now, FIVE)
+    assert before.status is Status.SLOWER and to_confirm(before).metric == "step_ms_median"
+    code = beside(0.0, head={"launches": median_slower(250.0, 262.5)})
+    after = confirmed(before, code, HOW)
+    assert after.status is Status.SLOWER
+    assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER")
+    assert metric(after, "step_ms").status is Status.SAME
+    machine = confirmed(before, beside(0.0), HOW)
+    assert (machine.status, machine.reason) == (Status.SAME, Reason.MACHINE_MOVED)
+
+
+def test_what_is_confirmed():
+    """Times that a baseline calls SLOWER or FASTER, where they decide; nothing else."""
+    assert to_confirm(screened(5.0)).metric == "step_ms"
+    assert to_confirm(screened(-5.0)).metric == "step_ms"
+    assert to_confirm(screened(0.0)) is None
+    risen = {COST: evidence().counts.values[COST] + 1}
+    assert to_confirm(screened(0.0, **risen)) is None
+    assert to_confirm(screened(-5.0, **risen)) is None  # CHANGED decides
+    assert to_confirm(judge(evidence(**FAULTY), FIVE)) is None
+    assert to_confirm(judge(evidence(), None)) is None
+    assert to_confirm(replace(screened(5.0), against="main")) is None
+    assert to_confirm(Verdict("a[b]", Status.SLOWER, Reason.BEYOND_LIMIT)) is None
+
+
+@PROPERTY
+@given(
+    st.sampled_from([3.0, 30.0, -3.0, -30.0]),
+    st.lists(st.floats(-0.3, 0.3), min_size=1, max_size=24),
+)
+def test_slower_passes_only_for_pairs_that_exclude_it(screen, ratios):
+    """Any pairs: SLOWER turns to a pass only where they are `same` or FASTER by the rule, and a
+    pass of the screen is never made worse than the pairs say.
+    """
+    found = beside(0.0, spread=tuple(ratios))
+    after = confirmed(screened(screen), found, HOW)
+    said = decision(found)
+    if screen > 0 and after.status.outcome == "passed":
+        assert said.status in (Status.SAME, Status.FASTER) and after.is_told
+    if said.status is Status.SLOWER:
+        assert after.status is Status.SLOWER
+    if after.status is Status.SLOWER and screen < 0:
+        assert said.status is Status.SLOWER
