@@ -5,6 +5,7 @@ import difflib
 import os
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from stepguard.host.suite import BUDGET_S
 from stepguard.host.worktree import Tree, tree_of
 from stepguard.looks import MIN_PAIRS, PLAN
 from stepguard.report import calibration as report
-from stepguard.report.live import Live
+from stepguard.report.live import Live, clock
 from stepguard.usage import UsageError
 
 MOST = PLAN[-1].pairs
@@ -163,13 +164,17 @@ class _Work:
     ) -> Calibration:
         command = shlex.join(["python", "-m", "stepguard", *sys.argv[1:]])
         bench = Bench(self.options.root, cache, run, self.gpus, self.revision, command)
-        so_far: list[str] = [""]
+        so_far, began = [""], time.monotonic()
         self.expected_s[case.id] = share_s
         self.live.begin(case.id)
 
         def told(pairs: int, last_pct: float, pair_s: float) -> None:
-            so_far[0] = f"{pairs}/{self.options.pairs} pairs, the last {last_pct:+.3f} %; "
-            self.expected_s[case.id] = min(share_s, self.options.pairs * pair_s)
+            left_s = (self.options.pairs - pairs) * pair_s
+            self.expected_s[case.id] = min(share_s, time.monotonic() - began + left_s)
+            so_far[0] = f"{pairs}/{self.options.pairs} pairs, the last {last_pct:+.3f} %"
+            if not sys.stderr.isatty():  # there the live line has it
+                so_far[0] += f", about {clock(left_s)} left"
+            so_far[0] += "; "
 
         def progress(text: str) -> None:
             self.live.stage(so_far[0] + text)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from stepguard.host.calibrate import Calibration
 from stepguard.looks import MIN_PAIRS, Margins
 from stepguard.noise import Noise, Plan, plans_by_block, plans_by_pairs
+from stepguard.report.live import clock
 from stepguard.terms import widened
 
 HALF = 24  # columns of the picture on either side of zero
@@ -68,15 +69,15 @@ def _margins(margins: Margins, own: Margins, finds_pct: float) -> Iterator[str]:
 
 def _by_pairs(plans: list[Plan]) -> Iterator[str]:
     yield _row("pairs", [str(plan.pairs) for plan in plans])
-    yield _row("they take", [_clock(plan.seconds) for plan in plans])
+    yield _row("they take", [clock(plan.seconds) for plan in plans])
     yield _row("smallest detectable", [_found(plan) for plan in plans])
 
 
 def _by_block(plans: list[Plan], budget_s: float, noise: Noise) -> Iterator[str]:
     if not plans:
-        yield f"in {_clock(budget_s)} min no {MIN_PAIRS} pairs: give a case more time"
+        yield f"in {clock(budget_s)} min no {MIN_PAIRS} pairs: give a case more time"
         return
-    yield f"in {_clock(budget_s)} min a case, by the length of a block (its noise being white):"
+    yield f"in {clock(budget_s)} min a case, by the length of a block (its noise being white):"
     yield _row("block", [f"{plan.block_s:.1f} s" for plan in plans])
     yield _row("pairs that fit", [str(plan.pairs) for plan in plans])
     yield _row("pair sd", [f"{plan.sd_pct:.3f} %" for plan in plans])
@@ -96,8 +97,3 @@ def _found(plan: Plan) -> str:
 
 def _row(name: str, cells: list[str]) -> str:
     return f"  {name:<20}" + "".join(f"{cell:>9}" for cell in cells)
-
-
-def _clock(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes}:{rest:02d}"
