@@ -18,6 +18,8 @@ _UNFIT = {
     Reason.FOREIGN_PROCESS,
     Reason.THROTTLED,
     Reason.MACHINE_UNREADABLE,
+    Reason.NODE_LOST,
+    Reason.NODES_DIFFER,
     Reason.TOO_FEW_GPUS,
 }
 

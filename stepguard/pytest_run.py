@@ -5,6 +5,7 @@ tests costs nothing.
 """
 
 import dataclasses
+import os
 import shutil
 import sys
 from collections import Counter
@@ -17,6 +18,7 @@ from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
 from stepguard.host.baseline import BaselineError, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
+from stepguard.host.nodes import Nodes, NodesError, gather, per_node, spread
 from stepguard.host.suite import Result, Suite
 from stepguard.report import documents
 from stepguard.report.live import Live
@@ -41,6 +43,7 @@ class PerfRun:
         self.notices: list[str] = []
         self.refused = False  # --perf-update was asked for and could not be done
         self._gpus: tuple[Gpu, ...] | None = None
+        self.nodes: Nodes | None = None
         self._suite: Suite | None = None
         self._live: Live | None = None
 
@@ -79,6 +82,11 @@ class PerfRun:
                 f"--perf-require-gpus={required}: this machine shows {len(self.gpus())}; "
                 "see: python -m stepguard doctor"
             )
+        if option.perf_nnodes < 1 or (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
+            raise pytest.UsageError(
+                f"--perf-nnodes={option.perf_nnodes}: several nodes and --perf-rdzv-endpoint="
+                "HOST:PORT go together; see docs/several-nodes.md"
+            )
         for name in ("perf_json", "perf_report"):
             target = getattr(option, name)
             path = Path(self.config.invocation_params.dir, target or "")
@@ -92,9 +100,28 @@ class PerfRun:
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
 
+    def gather_nodes(self) -> None:
+        """Wait for the other nodes, where there are to be any. Raises UsageError without them."""
+        option = self.config.option
+        if option.perf_nnodes == 1 or option.collectonly or self.nodes:
+            return
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        show = reporter.write_line if reporter else print
+        count, endpoint = option.perf_nnodes, option.perf_rdzv_endpoint
+        try:
+            self.nodes = gather(count, endpoint, self.root, self.gpus(), dict(os.environ), show)
+        except (NodesError, ValueError) as error:
+            raise pytest.UsageError(f"--perf-nnodes={count}: {error}") from None
+        self.config.add_cleanup(self.nodes.close)
+
     def plan(self, cases: list[Case]) -> None:
-        """Remember the cases to come."""
+        """Remember the cases to come. Raises UsageError for one that the nodes cannot share."""
         self.selected = cases
+        try:
+            for case in (case for case in cases if not self.unsuited(case)):
+                per_node(case, self.nodes)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
         ids = [case.id for case in cases]
         if twice := sorted({case_id for case_id in ids if ids.count(case_id) > 1}):
             raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
@@ -130,7 +157,7 @@ class PerfRun:
     def _started(self) -> tuple[Suite, Live]:
         if self._suite is None or self._live is None:
             arguments = ["pytest", *self.config.invocation_params.args]
-            self._suite = Suite(self.root, self.baselines, self.gpus(), arguments)
+            self._suite = Suite(self.root, self.baselines, self.gpus(), arguments, self.nodes)
             reporter = self.config.pluginmanager.getplugin("terminalreporter")
             capture = self.config.pluginmanager.getplugin("capturemanager")
 
@@ -156,7 +183,12 @@ class PerfRun:
     def unsuited(self, case: Case) -> str:
         """Why this machine is not for the case, or the empty string."""
         have = len(self.gpus())
-        if case.device == "cuda" and have < case.world_size:
+        if nodes := spread(case, self.nodes):
+            least = nodes.gpus(have)
+            if case.device == "cuda" and least * nodes.count < case.world_size:
+                share = f"{case.world_size} GPU(s) on {nodes.count} nodes"
+                return f"{case.id} needs {share}, one of them shows {least}"
+        elif case.device == "cuda" and have < case.world_size:
             return f"{case.id} needs {case.world_size} GPU(s), this machine shows {have}"
         if case.device == "cpu" and have and "smoke" not in str(self.config.option.markexpr):
             return f"{case.id}: a GPU is here, its cases run instead (or say: -m smoke)"

@@ -24,15 +24,19 @@ from stepguard.evidence import (
     counts_of,
 )
 from stepguard.host.blocks import Annotate, Ask, Tainted, timed_blocks, undisturbed
+from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.differences import DIFFERENCES, measure_difference
-from stepguard.host.launch import LaunchFailed, LaunchSpec, WorkerGroup
-from stepguard.host.machine import Gpu, MachineError, Monitor
+from stepguard.host.elsewhere import Elsewhere, share_of
+from stepguard.host.launch import WorkerGroup
+from stepguard.host.machine import Gpu
+from stepguard.host.nodes import Nodes, identity, per_node, spread
 from stepguard.host.plan import Leg, plan
-from stepguard.host.prepared import fingerprint_of, refuse_other_gpus
+from stepguard.host.prepared import fingerprint_of, refuse_other_gpus, refuse_unlike_ranks
 from stepguard.host.revision import Revision
+from stepguard.host.telemetry import Telemetry, fit_telemetry
 from stepguard.host.ticker import Ticker
+from stepguard.host.torchrun import LaunchSpec
 from stepguard.host.warmup import PROTOCOLS, WarmUp
-from stepguard.verdict import Reason
 
 Progress = Callable[[str], None]
 COMPILE_LIMIT_S = 600.0
@@ -49,6 +53,7 @@ class Bench:
     gpus: tuple[Gpu, ...]
     revision: Revision
     command: str
+    nodes: Nodes | None = None  # the others; cases of several ranks are then spread over all
     more_launches: int = 3  # at most, when the comparison is close
 
 
@@ -82,12 +87,14 @@ class _CaseRun:
         self.one_rank: Launch | None = None
         self.one_rank_tokens = 0
         self.prepared: list[dict[str, Any]] = []
-        self.monitor: Monitor | None = None
+        self.nodes = spread(case, bench.nodes)
+        self.telemetry: Telemetry | None = None
         self._stack = contextlib.ExitStack()
 
     def measure(self, wants_more: Callable[[Evidence], bool]) -> None:
-        if self.case.device == "cuda" and not self._machine_fit():
-            return
+        if self.case.device == "cuda":
+            share = per_node(self.case, self.bench.nodes)
+            self.telemetry = fit_telemetry(self.bench.gpus, share, self.nodes)
         with self._stack:
             legs = plan(self.case)
             group: WorkerGroup | None = self._start(legs[0])
@@ -105,25 +112,10 @@ class _CaseRun:
             leg = Leg(f"launch {len(self.launches) + 1} (close, one more)", True, False)
             self._launch(self._start(leg), leg, None)
 
-    def _machine_fit(self) -> bool:
-        have = len(self.bench.gpus)
-        if have < self.case.world_size:
-            message = f"{self.case.world_size} GPUs needed, {have} here"
-            self.faults.append(Fault(Reason.TOO_FEW_GPUS.name, message, "", "preflight"))
-            return False
-        reason = Reason.FOREIGN_PROCESS
-        try:
-            self.monitor = Monitor(self.bench.gpus[: self.case.world_size])
-            problem = self.monitor.preflight()
-        except MachineError as error:
-            reason, problem = Reason.MACHINE_UNREADABLE, str(error)
-        if problem:
-            self.faults.append(Fault(reason.name, problem, "", "preflight"))
-        return not problem
-
     def _start(self, leg: Leg) -> WorkerGroup:
         name = leg.label.partition(" (")[0].replace(" ", "-")
         folder = self.bench.folder / self.case.slug / name
+        nodes = None if leg.alone else self.nodes
         spec = LaunchSpec(
             device=self.case.device,
             preload=(self.case.workload.partition(":")[0], "torch._dynamo", "torch._inductor"),
@@ -134,8 +126,10 @@ class _CaseRun:
             label=leg.label,
             time_limit_s=self.case.time_limit_s,
             one_of_several=leg.alone,
+            share=share_of(nodes) if nodes else None,
         )
-        return self._stack.enter_context(WorkerGroup(spec))
+        elsewhere = Elsewhere(nodes) if nodes else None
+        return self._stack.enter_context(WorkerGroup(spec, elsewhere))
 
     def _launch(self, group: WorkerGroup, leg: Leg, following: Leg | None) -> WorkerGroup | None:
         """Run one launch; the group that was started meanwhile for the next one, if any."""
@@ -148,8 +142,10 @@ class _CaseRun:
         ask = self._asker(group)
         self.progress(f"{label}: build")
         told = ask("prepare", factory=self.case.workload, params=self.case.params)
-        if self.monitor:
-            refuse_other_gpus(told, self.monitor.gpus)
+        if self.telemetry:
+            refuse_other_gpus(told, self.telemetry.gpus)
+        if self.nodes:
+            refuse_unlike_ranks(told)
         if not leg.alone:
             self.prepared = told
         self.progress(f"{label}: first step (compilation)")
@@ -194,15 +190,16 @@ class _CaseRun:
             command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any
         ) -> list[dict[str, Any]]:
             def poll() -> None:
-                if self.monitor:
-                    self.monitor.poll()
+                if self.telemetry:
+                    self.telemetry.poll()
                 self.progress.tick()
 
             show = self._shown(group.spec.label)
             return group.request(command, limit_s=limit_s, poll=poll, progress=show, **arguments)
 
-        if self.monitor:
-            self.monitor.expect(group.pids)
+        if self.telemetry:
+            everywhere = group.spec.share is not None
+            self.telemetry.expect([*group.pids.values()], group.token, everywhere)
         return ask
 
     def _warm_up(self, ask: Ask, label: str, following: WorkerGroup | None) -> WarmUp:
@@ -232,7 +229,7 @@ class _CaseRun:
             raise LaunchFailed(tainted.fault(f"{label}, {DIFFERENCES[name].words}")) from None
 
     def _annotate(self) -> Annotate:
-        return self.monitor.annotate if self.monitor else undisturbed
+        return self.telemetry.annotate if self.telemetry else undisturbed
 
     def _shown(self, label: str) -> Callable[[str], None]:
         return lambda text: self.progress(f"{label}: {text}")
@@ -248,14 +245,14 @@ class _CaseRun:
         first = told[0] if told else {}
         return Evidence(
             case_id=self.case.id,
-            case=self.case.as_dict(),
+            case=identity(self.case, self.nodes),
             date=self.date,
             commit=self.bench.revision.commit,
             dirty=self.bench.revision.dirty,
             command=self.bench.command,
             planned_launches=self.case.launches,
             gates=self.case.gates,
-            fingerprint=fingerprint_of(first, self.monitor) if told else None,
+            fingerprint=fingerprint_of(first, self.bench.gpus) if told else None,
             launches=tuple(self.launches),
             counts=self.counts,
             differences=tuple(self.differences),

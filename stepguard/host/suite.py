@@ -14,6 +14,7 @@ from stepguard.evidence import Evidence
 from stepguard.host import baseline
 from stepguard.host.machine import Gpu
 from stepguard.host.measure import Bench, measure
+from stepguard.host.nodes import Nodes, spread
 from stepguard.host.revision import current
 from stepguard.host.store import Store
 from stepguard.judge import judge, wants_more
@@ -37,9 +38,14 @@ class Suite:
     """The cases of one run on one machine."""
 
     def __init__(
-        self, root: Path, baselines: Path, gpus: tuple[Gpu, ...], arguments: list[str]
+        self,
+        root: Path,
+        baselines: Path,
+        gpus: tuple[Gpu, ...],
+        arguments: list[str],
+        nodes: Nodes | None = None,
     ) -> None:
-        self.root, self.baselines, self.gpus = root, baselines, gpus
+        self.root, self.baselines, self.gpus, self.nodes = root, baselines, gpus, nodes
         self.store = Store(root)
         self.run_folder = self.store.new_run()
         self.results: list[Result] = []
@@ -50,11 +56,14 @@ class Suite:
             gpus=gpus,
             revision=current(root, baselines),
             command=shlex.join(arguments),
+            nodes=nodes,
         )
 
     def baseline_path(self, case: Case) -> Path:
         """The file that holds the case's baseline on this machine."""
-        name = baseline.file_name(case.device, self._machine(case), case.world_size)
+        nodes = spread(case, self.nodes)
+        over = nodes.count if nodes else 1
+        name = baseline.file_name(case.device, self._machine(case), case.world_size, over)
         return self.baselines / name
 
     def entry(self, case: Case) -> Entry | None:
