@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from stepguard.evidence import Block, Fault, Launch
-from stepguard.host.blocks import Ask, Tainted, annotated, block_of, keep
-from stepguard.host.launch import LaunchFailed
+from stepguard.host.blocks import Ask, Tainted, block_of, keep
+from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.station import COMPILE_LIMIT_S, Answers, Station
 from stepguard.host.warmup import Protocol, WarmUp
 
@@ -113,7 +113,7 @@ class Live:
         while True:
             self.progress(f"{self.label}: block {len(self.blocks) + 1}/2 of {steps} steps")
             ranks = self._run(steps)
-            block = annotated(block_of(ranks, steps), ranks, annotate)
+            block = annotate(block_of(ranks, steps), ranks)
             try:
                 if keep(block, self.discarded, self.turn.warmup.retries):
                     self.blocks.append(block)
@@ -161,5 +161,4 @@ def build_alone(live: Live) -> None:
 
 def expect(*lives: Live) -> None:
     """These groups may be on the GPUs from now on."""
-    if monitor := lives[0].side.station.monitor:
-        monitor.expect(*(live.group.pids for live in lives))
+    lives[0].side.station.expect(*(live.group for live in lives))

@@ -15,9 +15,10 @@ from datetime import UTC, datetime
 from stepguard.case import Case
 from stepguard.comparison import Comparison, judged
 from stepguard.evidence import Evidence
+from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.live import Live, Side, SideFailed, Turn, build_alone
 from stepguard.host.pair import HEAD, ORDERS, SIDES, Pair, one_after_the_other
-from stepguard.host.station import Bench, Station, Unfit, watch
+from stepguard.host.station import Bench, Station, watch
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import Protocol
 from stepguard.looks import PLAN
@@ -88,12 +89,12 @@ class _Turns:
         """The machine, then each tree's counting pass."""
         station = self.sides[HEAD].station
         try:
-            monitor = watch(self.case, station.bench, self.stack, self.progress)
-        except Unfit as unfit:
+            telemetry = watch(self.case, station.bench, self.stack, self.progress)
+        except LaunchFailed as unfit:
             raise SideFailed(self.sides[HEAD], unfit.fault) from None
         self.began = time.monotonic()  # a wait for the GPU is none of the budget
         for side in self.sides:
-            side.station.monitor = monitor
+            side.station.telemetry = telemetry
             live = Live(side, "counting launch", self.turn)
             build_alone(live)
             live.count()
@@ -165,7 +166,7 @@ class _Turns:
         bench, gates = side.station.bench, judged(self.case)
         return Evidence(
             case_id=self.case.id,
-            case=self.case.as_dict(),
+            case=side.station.identity(),
             date=self.date,
             commit=bench.revision.commit,
             dirty=bench.revision.dirty,
