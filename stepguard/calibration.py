@@ -29,8 +29,7 @@ class CalibratedCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device_uuid: str
     driver: str
     software: dict[str, str]  # versions that must be equal for it to apply
-    lead_s: Seconds  # of a turn, as it was then; another protocol has other noise
-    turn_block_s: Seconds
+    turn: dict[str, Seconds]  # how a turn ran; run otherwise, pairs have other noise
     pairs: Annotated[int, msgspec.Meta(ge=MIN_PAIRS, le=PLAN[-1].pairs)]
     degrees: Annotated[float, msgspec.Meta(gt=0)]  # of freedom of sd_pct
     sd_pct: Annotated[float, msgspec.Meta(gt=0, lt=100)]  # of a pair's log-ratio
@@ -50,9 +49,9 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 def calibrated(
-    comparison: Comparison, noise: Noise, pair_s: float, turn: tuple[float, float]
+    comparison: Comparison, noise: Noise, pair_s: float, turn: dict[str, float]
 ) -> CalibratedCase:
-    """What is kept; ``turn`` is the lead and the block of a turn in seconds."""
+    """What is kept; ``turn`` is how a turn ran, in seconds."""
     head = comparison.head
     assert head.fingerprint is not None
     return CalibratedCase(
@@ -62,8 +61,7 @@ def calibrated(
         device_uuid=head.fingerprint.device_uuid,
         driver=head.fingerprint.driver,
         software=head.fingerprint.software_key(),
-        lead_s=turn[0],
-        turn_block_s=turn[1],
+        turn=turn,
         pairs=noise.pairs,
         degrees=float(noise.pairs - 1),
         sd_pct=_digits(noise.sd_pct),

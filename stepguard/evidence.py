@@ -150,7 +150,8 @@ STEERING = (
 )
 
 
-def _steers(variable: str) -> bool:
+def steers(variable: str) -> bool:
+    """Whether an environment variable changes what runs."""
     return variable.startswith(STEERING)
 
 
@@ -177,7 +178,7 @@ class Fingerprint:
         """Versions under which stored figures may be compared."""
         torch = self.torch.partition("+")[0]
         chosen = [
-            f"{key}={self.environment[key]}" for key in sorted(self.environment) if _steers(key)
+            f"{key}={self.environment[key]}" for key in sorted(self.environment) if steers(key)
         ]
         steered = {"environment": " ".join(chosen)} if chosen else {}
         if not self.cuda:  # a CPU: what a build brings along for GPUs does not matter there

@@ -19,6 +19,8 @@ _UNFIT = {
     Reason.GPU_LOCKED,
     Reason.THROTTLED,
     Reason.MACHINE_UNREADABLE,
+    Reason.NODE_LOST,
+    Reason.NODES_DIFFER,
     Reason.TOO_FEW_GPUS,
 }
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from scipy.special import chdtri, ndtr, stdtrit
 
-ALPHA = 0.001  # of all looks together: SLOWER although the true change is the ignore margin
+ALPHA = 0.001  # of all looks together: SLOWER although nothing changed at all
+ALPHA_MARGIN = 0.01  # of all looks together: SLOWER although the change is only the ignore margin
 BETA = 0.05  # of all looks together: `same` although the true change is the matter margin
 
 POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
@@ -26,20 +27,23 @@ class Look(NamedTuple):
     """A moment at which the pairs so far may decide; one-sided nominal levels."""
 
     pairs: int
-    alpha: float  # of SLOWER and of FASTER
+    alpha: float  # of SLOWER and of FASTER, where nothing changed
+    margin: float  # of both, where the change is the ignore margin
     beta: float  # of `same`, on either side
 
 
 # Each look is worth about 1.4 times the pairs of the one before. The levels are nominal: where the
 # true standard deviation is two to three times the prior's they are exceeded, most with few pairs.
-# They are chosen so that ALPHA and BETA still hold there, hence their sums are below them.
+# They are chosen so that ALPHA, ALPHA_MARGIN and BETA still hold there, hence their sums are below
+# them. To call a step that did not change slower is ten times worse than to call one slower that
+# changed by what we ignore: at one level for both, noise of 0.27 % would hide 0.5 %.
 PLAN = (
-    Look(4, 0.00005, 0.0055),  # alpha only for the bound that is shown: under MIN_PAIRS
-    Look(6, 0.00005, 0.0055),
-    Look(9, 0.00008, 0.0055),
-    Look(13, 0.0001, 0.0055),
-    Look(18, 0.00012, 0.0055),
-    Look(24, 0.00014, 0.0055),
+    Look(4, 0.00005, 0.0005, 0.0055),  # alpha and margin only for what is shown: under MIN_PAIRS
+    Look(6, 0.00005, 0.0005, 0.0055),
+    Look(9, 0.00008, 0.0008, 0.0055),
+    Look(13, 0.0001, 0.001, 0.0055),
+    Look(18, 0.00012, 0.0012, 0.0055),
+    Look(24, 0.00014, 0.0014, 0.0055),
 )
 
 
@@ -124,11 +128,10 @@ def smallest_detectable_pct(
         return math.inf
     looks = [look for look in PLAN if look.pairs < pairs]
     looks.append(look_at(pairs)._replace(pairs=pairs))
-    *earlier, end = (_Reach(look, sd_pct, prior) for look in looks)
+    *earlier, end = (_Reach(look, sd_pct, prior, margins) for look in looks)
 
     def missed(true: float) -> float:
-        same = sum(reach.below(margins.matter, -1, true) for reach in earlier)
-        return same + end.below(margins.ignore, +1, true)
+        return sum(reach.same(true) for reach in earlier) + end.not_slower(true)
 
     low, high = margins.ignore, 2 * margins.matter
     while missed(high) > 0.05:
@@ -140,24 +143,32 @@ def smallest_detectable_pct(
 
 
 class _Reach:
-    """How far the bounds of one look lie from the mean, over what the sample variance may be.
+    """What the mean has to reach at one look, over what the sample variance may be.
 
     For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
     chi-square on n - 1 degrees: its quantiles at POINTS midpoints stand for it.
     """
 
-    def __init__(self, look: Look, sd_pct: float, prior: Prior) -> None:
+    def __init__(self, look: Look, sd_pct: float, prior: Prior, margins: Margins) -> None:
         self.error = sd_pct / 100 / math.sqrt(look.pairs)
-        self.strict: list[float] = []
-        self.loose: list[float] = []
+        self.slower_from: list[float] = []
+        self.same_below: list[float] = []
         for point in range(POINTS):
             chi = float(chdtri(look.pairs - 1, (point + 0.5) / POINTS))
             sample = (sd_pct / 100) ** 2 * chi / (look.pairs - 1)
             sd, degrees = prior.moderated(sample, look.pairs)
-            self.strict.append(float(stdtrit(degrees, 1 - look.alpha)) * sd / look.pairs**0.5)
-            self.loose.append(float(stdtrit(degrees, 1 - look.beta)) * sd / look.pairs**0.5)
+            error = sd / look.pairs**0.5
+            sure, beyond, loose = (
+                float(stdtrit(degrees, 1 - level)) * error
+                for level in (look.alpha, look.margin, look.beta)
+            )
+            self.slower_from.append(max(sure, margins.ignore + beyond))
+            self.same_below.append(margins.matter - loose)
 
-    def below(self, margin: float, side: int, true: float) -> float:
-        """Chance that the mean lies under margin plus (+1) the strict or less (-1) the loose."""
-        reach = self.strict if side > 0 else [-one for one in self.loose]
-        return fmean(float(ndtr((margin + one - true) / self.error)) for one in reach)
+    def not_slower(self, true: float) -> float:
+        """Chance that the mean does not reach SLOWER."""
+        return fmean(float(ndtr((one - true) / self.error)) for one in self.slower_from)
+
+    def same(self, true: float) -> float:
+        """Chance that the mean lies low enough for `same`."""
+        return fmean(float(ndtr((one - true) / self.error)) for one in self.same_below)

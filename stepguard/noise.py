@@ -1,7 +1,7 @@
 """How noisy pairs of the same code are on a machine, and where that noise comes from. Pure.
 
     log of a block's step time = level of its pair + its launch's own + its own
-    variance of a pair's d     = 2 * (launch**2 + block**2 / BLOCKS)
+    variance of a pair's d     = 2 * (launch**2 + block**2 / BLOCKS) = 2 * launch**2 + block**2
 
 d is ``log(head / base)``, of the same code on both sides. Longer blocks lower the second part only.
 """
@@ -41,12 +41,16 @@ class Noise:
     @property
     def own_sd_pct(self) -> float:
         """Of a launch, less its blocks' noise and all that a pair shares: what no block mends."""
-        return math.sqrt(max(0.0, (self.sd_pct**2 - self.block_sd_pct**2) / 2))
+        return math.sqrt((self.sd_pct**2 - self._of_blocks**2) / 2)
+
+    @property
+    def _of_blocks(self) -> float:
+        """What blocks add to the pair's standard deviation, which is known better than theirs."""
+        return min(self.sd_pct, self.block_sd_pct)
 
     def sd_with_pct(self, block_s: float) -> float:
         """The pair's standard deviation if blocks were so long, their noise being white."""
-        block = self.block_sd_pct**2 * self.block_s / block_s
-        return math.sqrt(2 * (self.own_sd_pct**2 + block / BLOCKS))
+        return math.sqrt(2 * self.own_sd_pct**2 + self._of_blocks**2 * self.block_s / block_s)
 
 
 def noise_of(comparison: Comparison) -> Noise:

@@ -36,27 +36,31 @@ class Bounds:
     mean: float
     low: float
     high: float
+    surely: bool  # whether there is a change at all, in the direction of the mean
     sd: float  # of d, moderated
     degrees: float
 
     def status(self, margins: Margins) -> Status:
         """The rule; INCONCLUSIVE where it says nothing."""
-        if self.pairs >= MIN_PAIRS and self.low > margins.ignore:
+        enough = self.pairs >= MIN_PAIRS and self.surely
+        if enough and self.low > margins.ignore:
             return Status.SLOWER
-        if self.pairs >= MIN_PAIRS and self.high < -margins.ignore:
+        if enough and self.high < -margins.ignore:
             return Status.FASTER
         inside = -margins.matter < self.low and self.high < margins.matter
         return Status.SAME if inside and self.pairs >= PLAN[0].pairs else Status.INCONCLUSIVE
 
-    def p_value(self, margins: Margins) -> float:
-        """Of "not slower than the ignore margin", one-sided, whenever the looking stopped.
+    @property
+    def p_value(self) -> float:
+        """Of "not slower at all", one-sided, whenever the looking stopped.
 
         This look's own p-value times ALPHA / alpha: the chance that any look falls under x is at
-        most the sum of the looks' chances. So SLOWER is ``p_value <= ALPHA``. 1 under MIN_PAIRS.
+        most the sum of the looks' chances. So SLOWER is never without ``p_value <= ALPHA``. 1
+        under MIN_PAIRS.
         """
         if self.pairs < MIN_PAIRS:
             return 1.0
-        distance = (margins.ignore - self.mean) / self.sd * math.sqrt(self.pairs)
+        distance = -self.mean / self.sd * math.sqrt(self.pairs)
         return min(1.0, float(stdtr(self.degrees, distance)) * ALPHA / self.look.alpha)
 
 
@@ -64,10 +68,11 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
     """The mean of the log-ratios and two bounds for the truth, each ``mean -+ t * sd / sqrt(n)``.
 
     The bound away from zero stands at the look's beta, against a change overlooked. The one towards
-    zero stands at alpha, against a false alarm; where that would cross zero there is no alarm to
-    guard against, and it stands at beta, or at zero if even that does not cross. So the truth is
-    missed with probability ALPHA + BETA at most, over all looks. Raises ValueError without a pair,
-    with more than PLAN has, or for one that is not finite.
+    zero stands at its margin level, against one that does not matter; where that would cross zero
+    there is none to guard against, and it stands at beta, or at zero if even that does not cross.
+    So the truth is missed with probability ALPHA_MARGIN + BETA at most, over all looks. ``surely``
+    is the bound at alpha, which must not reach zero. Raises ValueError without a pair, with more
+    than PLAN has, or for one that is not finite.
     """
     count = len(log_ratios)
     if not 1 <= count <= PLAN[-1].pairs:
@@ -78,13 +83,13 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
     sample = math.fsum((d - mean) ** 2 for d in log_ratios) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
     look, error = look_at(count), sd / math.sqrt(count)
-    strict = float(stdtrit(degrees, 1 - look.alpha)) * error
+    surely = abs(mean) > float(stdtrit(degrees, 1 - look.alpha)) * error
     far = abs(mean) + float(stdtrit(degrees, 1 - look.beta)) * error
-    near = abs(mean) - strict
+    near = abs(mean) - float(stdtrit(degrees, 1 - look.margin)) * error
     if near < 0:
         near = min(0.0, 2 * abs(mean) - far)
     low, high = (near, far) if mean >= 0 else (-far, 0.0 - near)
-    return Bounds(look, count, mean, low, high, sd, degrees)
+    return Bounds(look, count, mean, low, high, surely, sd, degrees)
 
 
 @dataclass(frozen=True)
@@ -93,11 +98,11 @@ class Decision:
 
     status: Status  # INCONCLUSIVE while pairs are wanted
     estimate_pct: float
-    low_pct: float  # the two bounds that decide, 95 % together over all looks
+    low_pct: float  # the two bounds that decide, 94 % together over all looks
     high_pct: float
     pairs: int
     sd_pct: float  # of 100 * d, moderated
-    p_value: float  # that the true change is within the ignore margin; for all looks
+    p_value: float  # that there is no slowdown at all; for all looks
     smallest_detectable_pct: float  # by the whole plan at this standard deviation
     final: bool
 
@@ -132,7 +137,7 @@ def decide(
         high_pct=100 * math.expm1(found.high),
         pairs=count,
         sd_pct=100 * found.sd,
-        p_value=found.p_value(margins),
+        p_value=found.p_value,
         smallest_detectable_pct=smallest_detectable_pct(budget, 100 * found.sd, margins, prior),
         final=last or status is not Status.INCONCLUSIVE or count == budget,
     )

@@ -88,6 +88,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="do not measure the baseline's commit beside the tree when a time moved",
     )
+    group.addoption(
+        "--perf-nnodes",
+        metavar="N",
+        type=int,
+        default=1,
+        help="spread cases of several ranks over N nodes; see docs/several-nodes.md (%(default)s)",
+    )
+    group.addoption(
+        "--perf-rdzv-endpoint",
+        metavar="HOST:PORT",
+        help="where the other nodes find this one: python -m stepguard node --endpoint HOST:PORT",
+    )
     group.addoption("--perf-json", metavar="PATH", help="write the run as one JSON document")
     group.addoption("--perf-report", metavar="PATH", help="write the run as Markdown")
 
@@ -116,6 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     run = config.stash[_RUN]
     run.refuse_bad_options()
+    run.gather_nodes()
     for item in ours:
         run.bridge.prepare(item)
         case = _case_of(item)

@@ -5,6 +5,7 @@ tests costs nothing.
 """
 
 import contextlib
+import os
 import shutil
 import sys
 from collections import Counter
@@ -19,6 +20,7 @@ from stepguard.host import calibrations
 from stepguard.host.against import Budget
 from stepguard.host.baseline import BaselineError, files, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
+from stepguard.host.nodes import Nodes, NodesError, gather, per_node, spread
 from stepguard.host.resolve import TreeError, resolve
 from stepguard.host.suite import Result, Suite
 from stepguard.host.waivers import load_waivers, today
@@ -49,6 +51,7 @@ class PerfRun:
         self._update = Update(self)
         self.stack = contextlib.ExitStack()  # what has to be given up at the end
         self._gpus: tuple[Gpu, ...] | None = None
+        self.nodes: Nodes | None = None
         self._suite: Suite | None = None
         self._live: Live | None = None
 
@@ -88,6 +91,11 @@ class PerfRun:
                 "see: python -m stepguard doctor"
             )
         self._refuse_bad_revision()
+        if option.perf_nnodes < 1 or (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
+            raise pytest.UsageError(
+                f"--perf-nnodes={option.perf_nnodes}: several nodes and --perf-rdzv-endpoint="
+                "HOST:PORT go together; see docs/several-nodes.md"
+            )
         for name in ("perf_json", "perf_report"):
             target = getattr(option, name)
             path = Path(self.config.invocation_params.dir, target or "")
@@ -109,6 +117,8 @@ class PerfRun:
             raise pytest.UsageError(f"--perf-budget={option.perf_budget}: a number of minutes")
         if not option.perf_against:
             return
+        if option.perf_nnodes > 1:
+            raise pytest.UsageError("--perf-against: the other revision's tree is on one node only")
         if option.perf_update or option.perf_update_new:
             raise pytest.UsageError(
                 "--perf-against judges against a revision, not a baseline: record in another run"
@@ -118,9 +128,28 @@ class PerfRun:
         except TreeError as error:
             raise pytest.UsageError(f"--perf-against={option.perf_against}: {error}") from None
 
+    def gather_nodes(self) -> None:
+        """Wait for the other nodes, where there are to be any. Raises UsageError without them."""
+        option = self.config.option
+        if option.perf_nnodes == 1 or option.collectonly or self.nodes:
+            return
+        reporter = self.config.pluginmanager.getplugin("terminalreporter")
+        show = reporter.write_line if reporter else print
+        count, endpoint = option.perf_nnodes, option.perf_rdzv_endpoint
+        try:
+            self.nodes = gather(count, endpoint, self.root, self.gpus(), dict(os.environ), show)
+        except (NodesError, ValueError) as error:
+            raise pytest.UsageError(f"--perf-nnodes={count}: {error}") from None
+        self.config.add_cleanup(self.nodes.close)
+
     def plan(self, cases: list[Case]) -> None:
-        """Remember the cases to come."""
+        """Remember the cases to come. Raises UsageError for one that the nodes cannot share."""
         self.selected = cases
+        try:
+            for case in (case for case in cases if not self.unsuited(case)):
+                per_node(case, self.nodes)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
         ids = [case.id for case in cases]
         if twice := sorted({case_id for case_id in ids if ids.count(case_id) > 1}):
             raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
@@ -191,7 +220,7 @@ class PerfRun:
 
     def _new_suite(self, arguments: list[str]) -> Suite:
         option = self.config.option
-        suite = Suite(self.root, self.baselines, self.gpus(), arguments, self.waivers)
+        suite = Suite(self.root, self.baselines, self.gpus(), arguments, self.waivers, self.nodes)
         suite.confirms = not option.perf_no_confirm
         cases = sum(not self.unsuited(case) for case in self.selected)
         suite.budget = Budget(60 * option.perf_budget, cases)
@@ -216,7 +245,12 @@ class PerfRun:
     def unsuited(self, case: Case) -> str:
         """Why this machine is not for the case, or the empty string."""
         have = len(self.gpus())
-        if case.device == "cuda" and have < case.world_size:
+        if nodes := spread(case, self.nodes):
+            least = nodes.gpus(have)
+            if case.device == "cuda" and least * nodes.count < case.world_size:
+                share = f"{case.world_size} GPU(s) on {nodes.count} nodes"
+                return f"{case.id} needs {share}, one of them shows {least}"
+        elif case.device == "cuda" and have < case.world_size:
             return f"{case.id} needs {case.world_size} GPU(s), this machine shows {have}"
         if case.device == "cpu" and have and "smoke" not in str(self.config.option.markexpr):
             return f"{case.id}: a GPU is here, its cases run instead (or say: -m smoke)"

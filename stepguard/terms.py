@@ -6,7 +6,7 @@ cannot be decided by the default margins within the plan, they are widened, neve
 
 import math
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -41,12 +41,12 @@ TermsOf = Callable[[Evidence], Terms]
 def terms_of(
     entry: CalibratedCase | None,
     evidence: Evidence,
-    turn: tuple[float, float],
+    turn: Mapping[str, float],
     defaults: Margins = MARGINS,
 ) -> Terms:
-    """The terms for ``evidence`` of HEAD; ``turn`` is the lead and the block of a turn in seconds.
+    """The terms for ``evidence`` of HEAD; ``turn`` is how a turn runs, in seconds.
 
-    A calibration of other software, parameters or another protocol is not used, and that is said.
+    A calibration of other software or parameters, or of other turns, is not used, and that is said.
     """
     if entry is None or evidence.fingerprint is None:
         return Terms(defaults)
@@ -69,22 +69,18 @@ def _prior(entry: CalibratedCase) -> Prior:
     return prior_of(entry.sd_pct, entry.degrees)
 
 
-def _stale(entry: CalibratedCase, evidence: Evidence, turn: tuple[float, float]) -> str:
+def _stale(entry: CalibratedCase, evidence: Evidence, turn: Mapping[str, float]) -> str:
     """What is not as it was then; empty if all is."""
     assert evidence.fingerprint is not None
     for what, then, now in (
         ("", entry.software, evidence.fingerprint.software_key()),
         ("case.", entry.case, evidence.case),
-        ("turn.", _turn((entry.lead_s, entry.turn_block_s)), _turn(turn)),
+        ("turn.", entry.turn, turn),
     ):
         for key in sorted(then.keys() | now.keys()):
             if then.get(key) != now.get(key):
                 return f"{what}{key} was {then.get(key)!r} and is {now.get(key)!r}"
     return ""
-
-
-def _turn(turn: tuple[float, float]) -> dict[str, float]:
-    return {"lead_s": turn[0], "block_s": turn[1]}
 
 
 @lru_cache(maxsize=256)

@@ -66,6 +66,8 @@ class Reason(Enum):
     GPU_LOCKED = "another run measures on the GPU"
     THROTTLED = "the GPU was throttled"
     MACHINE_UNREADABLE = "the machine's state cannot be read"
+    NODE_LOST = "a node is gone"
+    NODES_DIFFER = "a node is not as the first one is"
     TOO_FEW_GPUS = "fewer GPUs than the case needs"
     NOTHING_MEASURED = "nothing was measured"
     METRIC_MISSING = "a gated metric was not measured"

@@ -167,7 +167,7 @@ def ranks(*, plant="", bucket_cap_mb=None, device):
         bucket_cap_mb=bucket_cap_mb,
         device=device,
     )
-    if plant == "sync in every micro-step":
+    if plant == "sync in every micro-step" and workload._replicas:
         workload._replicas.no_sync = nullcontext
     if plant == "one more reduction":
         norm, plain = torch.zeros(1000), workload.step

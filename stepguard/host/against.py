@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.confirm import confirmed, same_code, to_confirm, unconfirmed
+from stepguard.host.nodes import spread
 from stepguard.host.resolve import TreeError, commit_for_confirmation
 from stepguard.host.revision import Revision
 from stepguard.host.station import Bench
@@ -83,6 +84,8 @@ def confirm(
     moved = to_confirm(verdict)
     if moved is None:
         return verdict, None
+    if spread(case, bench.nodes):
+        return unconfirmed(verdict, "the baseline's tree would be on one of the nodes only"), None
     chosen = commit_for_confirmation(bench.root, recorded)
     if not chosen.commit:
         return unconfirmed(verdict, chosen.how), None

@@ -32,19 +32,24 @@ class BaselineError(Exception):
     """A baseline file that cannot be used or written; one sentence with the remedy."""
 
 
-def file_name(device: str, device_name: str, world_size: int) -> str:
-    """The file for a kind of machine: "h100-80gb-hbm3x1.json", "cpu.json"."""
+def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) -> str:
+    """The file for a kind of machine: "h100-80gb-hbm3x1.json", "h200x16-2-nodes.json", "cpu.json".
+
+    ``world_size`` is that of all ``nodes`` together.
+    """
+    over = f"-{nodes}-nodes" if nodes > 1 else ""
     if device == "cpu":
-        return "cpu.json"
+        return f"cpu{over}.json"
     words = re.findall(r"[a-z0-9]+", device_name.lower().replace("nvidia", ""))
-    return f"{'-'.join(words)}x{world_size}.json"
+    return f"{'-'.join(words)}x{world_size}{over}.json"
 
 
 def path_of(folder: Path, evidence: Evidence) -> Path:
     """The file in ``folder`` that the evidence belongs to."""
     device_name = evidence.fingerprint.device_name if evidence.fingerprint else ""
     case = evidence.case
-    return folder / file_name(str(case["device"]), device_name, int(case["world_size"]))
+    size, nodes = int(case["world_size"]), int(case.get("nodes", 1))
+    return folder / file_name(str(case["device"]), device_name, size, nodes)
 
 
 def files(folder: Path) -> list[Path]:

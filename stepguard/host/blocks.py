@@ -8,7 +8,7 @@ from stepguard.host.warmup import Protocol
 from stepguard.verdict import Reason
 
 Ask = Callable[..., list[dict[str, Any]]]
-Annotate = Callable[[Block, int, int], Block]
+Annotate = Callable[[Block, Sequence[dict[str, Any]]], Block]  # a block and what its ranks told
 LIMIT_S = 120.0  # beyond ten times what a block should take
 
 
@@ -41,16 +41,10 @@ def timed_blocks(
     while len(kept) < protocol.blocks:
         progress(f"block {len(kept) + 1}/{protocol.blocks} of {steps} steps")
         ranks = ask("block", steps=steps, limit_s=LIMIT_S + 10 * steps * step_s)
-        block = annotated(block_of(ranks, steps), ranks, annotate)
+        block = annotate(block_of(ranks, steps), ranks)
         if keep(block, discarded, protocol.retries):
             kept.append(block)
     return kept, discarded
-
-
-def annotated(block: Block, ranks: Sequence[dict[str, Any]], annotate: Annotate) -> Block:
-    """The block with the machine's state from when the first rank began till the last one ended."""
-    began = min(rank["began_ns"] for rank in ranks)
-    return annotate(block, began, max(rank["ended_ns"] for rank in ranks))
 
 
 def keep(block: Block, discarded: list[Block], retries: int) -> bool:
@@ -75,6 +69,6 @@ def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
     )
 
 
-def undisturbed(block: Block, began_ns: int, ended_ns: int) -> Block:
+def undisturbed(block: Block, ranks: Sequence[dict[str, Any]]) -> Block:
     """What a CPU's telemetry would say, if there were any: its times decide nothing."""
     return block

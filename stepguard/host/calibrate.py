@@ -81,6 +81,5 @@ def calibrate(
         noise = noise_of(found)
     except ValueError as error:
         raise NotCalibrated(str(error), found) from None
-    turn = TURNS[case.device]
-    entry = calibrated(found, noise, counting.pair_s, (turn.lead_s, turn.block_s))
+    entry = calibrated(found, noise, counting.pair_s, TURNS[case.device].as_dict())
     return Calibration(found, noise, counting.pair_s, entry)

@@ -11,6 +11,7 @@ import re
 import signal
 import subprocess
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,22 @@ from stepguard.worker.lifeline import pids_by_token
 
 STDERR_TAIL_LINES = 40
 STACKS_S = 0.5  # for faulthandler to write every stack
+# Causes before what may follow from them, where several nodes report.
+_CAUSES = ("KILLED", "BAD_WORKLOAD", "OUT_OF_MEMORY", "RAISED", "AGENT_DIED", "NOT_STARTED")
+_LOST_PEER = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
+    r"|DistNetworkError|ncclRemoteError"
+)
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
 ELASTIC_LOG_S = 2.0  # for torchrun to log how a rank ended
+
+
+class LaunchFailed(Exception):
+    """A launch that ended in a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
 
 
 @dataclass(frozen=True)
@@ -31,9 +46,9 @@ class Scene:
     """A launch that failed."""
 
     folder: Path  # its notes, error files and logs
-    world_size: int
+    ranks: range  # those on this node
     token: str
-    pids: tuple[int, ...]  # of the ranks that said hello, in rank order; empty before that
+    pids: Mapping[int, int]  # by rank, of those that said hello; empty before that
     agent: "subprocess.Popen[bytes]"
     during: str  # "launch 2, block"
     waited_s: float
@@ -55,14 +70,37 @@ class Scene:
 def no_answer(scene: Scene) -> Fault:
     """A deadline passed: where every rank stands, with rank 0's stack."""
     started = [pid for pid in pids_by_token(scene.token) if pid != scene.agent.pid]
-    for pid in scene.pids or started:
+    for pid in scene.pids.values() or started:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
     time.sleep(STACKS_S)
-    where = "; ".join(f"rank {r} in {scene.position(r)}" for r in range(scene.world_size))
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
-    message = f"no answer {scene.waited_s:.0f} s into the launch: {where}"
-    return Fault(code.name, message, scene.stderr_tail(0), scene.during)
+    message = f"no answer {scene.waited_s:.0f} s into the launch: {positions(scene)}"
+    return Fault(code.name, message, scene.stderr_tail(scene.ranks[0]), scene.during)
+
+
+def positions(scene: Scene) -> str:
+    """Where every rank of this node was last."""
+    return "; ".join(f"rank {r} in {scene.position(r)}" for r in scene.ranks)
+
+
+def anything_ended(scene: Scene) -> bool:
+    """Whether a process of this node ended, or a rank wrote why it will."""
+    dead = any(not alive(pid) for pid in scene.pids.values())
+    return dead or scene.agent.poll() is not None or bool(_error_files(scene))
+
+
+def first_cause(found: Sequence[Fault]) -> Fault:
+    """Of the faults of several nodes the one that the others follow from: nobody's clock can tell,
+    but a rank that lost its peer says so.
+    """
+
+    def rank(fault: Fault) -> int:
+        if fault.code == Reason.RAISED.name and _LOST_PEER.search(fault.detail):
+            return len(_CAUSES)
+        return _CAUSES.index(fault.code) if fault.code in _CAUSES else len(_CAUSES) - 1
+
+    return min(found, key=rank)
 
 
 def lost_worker(scene: Scene) -> Fault:
@@ -71,7 +109,7 @@ def lost_worker(scene: Scene) -> Fault:
     failed = _error_files(scene)
     if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
         return _agent_died(scene)
-    dead = [rank for rank, pid in enumerate(scene.pids) if not alive(pid)]
+    dead = [rank for rank, pid in scene.pids.items() if not alive(pid)]
     told = {rank for rank, _ in failed}
     killed = [r for r in dead if r not in told and _exit_signal(scene, r, wait=bool(told))]
     left = [r for r in dead if r not in told and told and not killed and _left(scene, r)]
@@ -85,19 +123,21 @@ def lost_worker(scene: Scene) -> Fault:
         return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
     if not scene.pids:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
-        detail = scene.agent_log() + scene.stderr_tail(0)
+        detail = scene.agent_log() + scene.stderr_tail(scene.ranks[0])
         return Fault(Reason.NOT_STARTED.name, message, detail, scene.during)
     return _agent_died(scene)
 
 
 def _agent_died(scene: Scene) -> Fault:
-    message = f"torchrun ended with {scene.agent.poll()} while rank 0 was in {scene.position(0)}"
+    rank = scene.ranks[0]
+    where = f"rank {rank} was in {scene.position(rank)}"
+    message = f"torchrun ended with {scene.agent.poll()} while {where}"
     return Fault(Reason.AGENT_DIED.name, message, scene.agent_log(), scene.during)
 
 
 def _error_files(scene: Scene) -> list[tuple[int, dict[str, Any]]]:
     found = []
-    for rank in range(scene.world_size):
+    for rank in scene.ranks:
         with contextlib.suppress(OSError, ValueError):
             text = (scene.folder / f"error-{rank}.json").read_text()
             found.append((rank, json.loads(text)))

@@ -6,7 +6,7 @@ from statistics import fmean
 from typing import Any
 
 from stepguard.evidence import Block, Difference
-from stepguard.host.blocks import Annotate, Ask, annotated, keep
+from stepguard.host.blocks import Annotate, Ask, keep
 from stepguard.host.warmup import Protocol
 
 LIMIT_S = 120.0  # beyond three times what the segments should take
@@ -61,7 +61,7 @@ def measure_difference(
         arguments = {"ways": [ways.plain, ways.other], "order": order, "steps": steps}
         ranks = ask("alternate", limit_s=LIMIT_S + 3 * seconds, **arguments)
         whole = Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ())
-        if keep(annotated(whole, ranks, annotate), discarded, protocol.retries):
+        if keep(annotate(whole, ranks), discarded, protocol.retries):
             pairs += pairs_of(ranks, order, lead)
             plain_ms.append(plain_by_rank(ranks, order, lead))
     return Difference(name, tuple(pairs), tuple(map(fmean, zip(*plain_ms, strict=True))))

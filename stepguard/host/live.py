@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from stepguard.evidence import Block, Fault, Launch
-from stepguard.host.blocks import Ask, Tainted, annotated, block_of, keep
-from stepguard.host.launch import LaunchFailed
+from stepguard.host.blocks import Ask, Tainted, block_of, keep
+from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.station import COMPILE_LIMIT_S, Answers, Station
 from stepguard.host.warmup import Protocol, WarmUp
 
@@ -23,6 +23,14 @@ class Turn:
     block_s: float
     # Interleaving takes the drift out, so that the warm-up need not wait for the last of it.
     warmup: Protocol
+
+    def as_dict(self) -> dict[str, float]:
+        """What the noise of pairs depends on: a calibration holds for a turn like this."""
+        return {
+            "lead_s": self.lead_s,
+            "block_s": self.block_s,
+            "warmup_min_s": self.warmup.warmup_min_s,
+        }
 
 
 @dataclass
@@ -113,7 +121,7 @@ class Live:
         while True:
             self.progress(f"{self.label}: block {len(self.blocks) + 1}/2 of {steps} steps")
             ranks = self._run(steps)
-            block = annotated(block_of(ranks, steps), ranks, annotate)
+            block = annotate(block_of(ranks, steps), ranks)
             try:
                 if keep(block, self.discarded, self.turn.warmup.retries):
                     self.blocks.append(block)
@@ -161,5 +169,4 @@ def build_alone(live: Live) -> None:
 
 def expect(*lives: Live) -> None:
     """These groups may be on the GPUs from now on."""
-    if monitor := lives[0].side.station.monitor:
-        monitor.expect(*(live.group.pids for live in lives))
+    lives[0].side.station.expect(*(live.group for live in lives))

@@ -14,10 +14,11 @@ from datetime import UTC, datetime
 from stepguard.case import Case
 from stepguard.evidence import Block, Difference, Evidence, Fault, Launch
 from stepguard.host.blocks import Ask, Tainted, timed_blocks
+from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.differences import DIFFERENCES, measure_difference
-from stepguard.host.launch import LaunchFailed, WorkerGroup
+from stepguard.host.launch import WorkerGroup
 from stepguard.host.plan import Leg, plan
-from stepguard.host.station import COMPILE_LIMIT_S, Answers, Bench, Station, Unfit, watch
+from stepguard.host.station import COMPILE_LIMIT_S, Answers, Bench, Station, watch
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import PROTOCOLS, WarmUp
 
@@ -38,7 +39,7 @@ def measure(
     run = _CaseRun(case, bench, progress)
     try:
         run.measure(wants_more)
-    except (LaunchFailed, Unfit) as failed:
+    except LaunchFailed as failed:
         run.faults.append(failed.fault)
     return run.evidence()
 
@@ -60,7 +61,7 @@ class _CaseRun:
 
     def measure(self, wants_more: Callable[[Evidence], bool]) -> None:
         with self.stack:
-            self.station.monitor = watch(self.case, self.bench, self.stack, self.progress)
+            self.station.telemetry = watch(self.case, self.bench, self.stack, self.progress)
             self.began = time.monotonic()  # what a wait for the GPU took says nothing of the case
             legs = plan(self.case)
             group: WorkerGroup | None = self._start(legs[0])
@@ -97,8 +98,7 @@ class _CaseRun:
         group.hello(self.progress.tick)
         group.began = time.monotonic()  # its time limit does not run while it waits its turn
         next_group = self._start(following) if following else None
-        if station.monitor:
-            station.monitor.expect(group.pids)
+        station.expect(group)
         ask = station.asker(group)
         self.progress(f"{label}: build")
         told = station.prepare(group, ask)
@@ -162,7 +162,7 @@ class _CaseRun:
         """What is known so far."""
         return Evidence(
             case_id=self.case.id,
-            case=self.case.as_dict(),
+            case=self.station.identity(),
             date=self.date,
             commit=self.bench.revision.commit,
             dirty=self.bench.revision.dirty,

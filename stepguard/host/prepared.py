@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from stepguard.evidence import Fault, Fingerprint
+from stepguard.evidence import Fault, Fingerprint, steers
 from stepguard.hardware import nominal_peak_flops, physical_peak_flops
-from stepguard.host.launch import LaunchFailed
-from stepguard.host.machine import Gpu, Monitor
+from stepguard.host.diagnosis import LaunchFailed
+from stepguard.host.machine import Gpu
 from stepguard.verdict import Reason
 
 
@@ -19,13 +19,33 @@ def refuse_other_gpus(ranks: Sequence[dict[str, Any]], gpus: Sequence[Gpu]) -> N
             raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE.name, message))
 
 
-def fingerprint_of(told: dict[str, Any], monitor: Monitor | None) -> Fingerprint:
-    """Rank 0's fingerprint, with what only the driver knows."""
+def refuse_unlike_ranks(ranks: Sequence[dict[str, Any]]) -> None:
+    """Raise LaunchFailed if a rank, on another node maybe, runs on or with something else."""
+    first = _alike(ranks[0])
+    for rank, told in enumerate(ranks):
+        mine = _alike(told)
+        moved = [f"{key} {mine[key] or 'none'}" for key in first if mine[key] != first[key]]
+        if moved:
+            there, here = ", ".join(moved), ranks[0]["fingerprint"]["torch"]
+            message = f"rank {rank} has {there}, rank 0 does not (torch {here})"
+            raise LaunchFailed(Fault(Reason.NODES_DIFFER.name, message))
+
+
+def _alike(told: dict[str, Any]) -> dict[str, str]:
+    known = told["fingerprint"]
+    names = ("device_name", "torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
+    steering = {key: value for key, value in known["environment"].items() if steers(key)}
+    found = {name: str(known.get(name, "")) for name in names}
+    return found | {"steering variables": str(steering) if steering else ""}
+
+
+def fingerprint_of(told: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
+    """Rank 0's fingerprint, with what only the driver knows if it runs on the first GPU."""
     known = dict(told["fingerprint"])
     capability, sm_count = known.pop("capability", ""), known.pop("sm_count", 0)
-    if monitor is None:
+    if not known.get("cuda"):  # a CPU, whatever GPUs stand beside it
         return Fingerprint(**known)
-    gpu = monitor.gpus[0]
+    gpu = gpus[0]
     return Fingerprint(
         **known,
         driver=gpu.driver,

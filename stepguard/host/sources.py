@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
+from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.engine import ENGINE
-from stepguard.host.launch import LaunchFailed, LaunchSpec
+from stepguard.host.torchrun import LaunchSpec
 from stepguard.verdict import Reason
 
 SHOWN = 3

@@ -13,13 +13,18 @@ from typing import Any
 from stepguard.case import Case
 from stepguard.evidence import Counts, Fault, Fingerprint, counts_of
 from stepguard.host.blocks import Annotate, Ask, undisturbed
-from stepguard.host.launch import LaunchSpec, WorkerGroup
+from stepguard.host.diagnosis import LaunchFailed
+from stepguard.host.elsewhere import Elsewhere, share_of
+from stepguard.host.launch import WorkerGroup
 from stepguard.host.lock import GpuLocked, held
-from stepguard.host.machine import Gpu, MachineError, Monitor
-from stepguard.host.prepared import fingerprint_of, refuse_other_gpus
+from stepguard.host.machine import Gpu
+from stepguard.host.nodes import Nodes, identity, per_node, spread
+from stepguard.host.prepared import fingerprint_of, refuse_other_gpus, refuse_unlike_ranks
 from stepguard.host.revision import Revision
 from stepguard.host.sources import check as check_sources
+from stepguard.host.telemetry import Telemetry, fit_telemetry
 from stepguard.host.ticker import Ticker
+from stepguard.host.torchrun import LaunchSpec
 from stepguard.host.warmup import Protocol, WarmUp
 from stepguard.verdict import Reason
 
@@ -39,6 +44,7 @@ class Bench:
     gpus: tuple[Gpu, ...]
     revision: Revision
     command: str
+    nodes: Nodes | None = None  # the others; cases of several ranks are then spread over all
     more_launches: int = 3  # at most, when the comparison is close
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
@@ -46,35 +52,19 @@ class Bench:
 
 def watch(
     case: Case, bench: Bench, stack: contextlib.ExitStack, progress: Callable[[str], None]
-) -> Monitor | None:
+) -> Telemetry | None:
     """Who watches the case's GPUs, None on a CPU; nobody else measures on them until ``stack``
-    ends. Raises Unfit if they cannot be measured on.
+    ends. Raises LaunchFailed if they cannot be measured on.
     """
     if case.device != "cuda":
         return None
-    have = len(bench.gpus)
-    if have < case.world_size:
-        raise Unfit(Reason.TOO_FEW_GPUS, f"{case.world_size} GPUs needed, {have} here")
-    gpus = bench.gpus[: case.world_size]
+    share = per_node(case, bench.nodes)
     try:
-        stack.enter_context(held([gpu.uuid for gpu in gpus], bench.command, progress))
-        monitor = Monitor(gpus)
-        problem = monitor.preflight()
+        stack.enter_context(held([gpu.uuid for gpu in bench.gpus[:share]], bench.command, progress))
     except GpuLocked as error:
-        raise Unfit(Reason.GPU_LOCKED, str(error)) from None
-    except MachineError as error:
-        raise Unfit(Reason.MACHINE_UNREADABLE, str(error)) from None
-    if problem:
-        raise Unfit(Reason.FOREIGN_PROCESS, problem)
-    return monitor
-
-
-class Unfit(Exception):
-    """The machine is not fit, before anything was measured; ``fault`` says why."""
-
-    def __init__(self, reason: Reason, message: str) -> None:
-        super().__init__(message)
-        self.fault = Fault(reason.name, message, "", "preflight")
+        fault = Fault(Reason.GPU_LOCKED.name, str(error), "", "preflight")
+        raise LaunchFailed(fault) from None
+    return fit_telemetry(bench.gpus, share, spread(case, bench.nodes))
 
 
 class Station:
@@ -88,16 +78,18 @@ class Station:
         case: Case,
         bench: Bench,
         progress: Ticker,
-        monitor: Monitor | None,
+        telemetry: Telemetry | None,
         stack: contextlib.ExitStack,
     ) -> None:
-        self.case, self.bench, self.progress, self.monitor = case, bench, progress, monitor
+        self.case, self.bench, self.progress, self.telemetry = case, bench, progress, telemetry
+        self.nodes = spread(case, bench.nodes)
         self._stack = stack  # closes every group at the end, whatever happens
         self.prepared: Answers = []
         self.counts: Counts | None = None
 
     def start(self, label: str, *, alone: bool = False) -> WorkerGroup:
         """A group that begins to import. ``alone``: of one rank, though the case has several."""
+        nodes = None if alone else self.nodes
         name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
         spec = LaunchSpec(
             device=self.case.device,
@@ -111,15 +103,23 @@ class Station:
             own=self.bench.own,
             forbidden=self.bench.forbidden,
             one_of_several=alone,
+            share=share_of(nodes) if nodes else None,
         )
-        return self._stack.enter_context(WorkerGroup(spec))
+        return self._stack.enter_context(WorkerGroup(spec, Elsewhere(nodes) if nodes else None))
+
+    def expect(self, *groups: WorkerGroup) -> None:
+        """The ranks of these groups, and no others, may be on the GPUs from now on."""
+        if self.telemetry:
+            pids = [[*group.pids.values()] for group in groups]
+            everywhere = groups[0].spec.share is not None
+            self.telemetry.expect(*pids, token=groups[0].token, everywhere=everywhere)
 
     def asker(self, group: WorkerGroup) -> Ask:
         """A function that asks the group's ranks, while the machine is watched."""
 
         def poll() -> None:
-            if self.monitor:
-                self.monitor.poll()
+            if self.telemetry:
+                self.telemetry.poll()
             self.progress.tick()
 
         def ask(command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any) -> Answers:
@@ -132,8 +132,10 @@ class Station:
         """Build the workload. Raises LaunchFailed, also for another GPU or another tree's code."""
         told = ask("prepare", factory=self.case.workload, params=self.case.params)
         check_sources(group.spec, told, "prepare")
-        if self.monitor:
-            refuse_other_gpus(told, self.monitor.gpus)
+        if self.telemetry:
+            refuse_other_gpus(told, self.telemetry.gpus)
+        if self.nodes:
+            refuse_unlike_ranks(told)
         if not group.spec.one_of_several:
             self.prepared = told
         return told
@@ -164,18 +166,22 @@ class Station:
 
     def annotate(self) -> Annotate:
         """What says whether the machine was fit during a block."""
-        return self.monitor.annotate if self.monitor else undisturbed
+        return self.telemetry.annotate if self.telemetry else undisturbed
 
     def shown(self, label: str) -> Callable[[str], None]:
         """Progress under a label."""
         return lambda text: self.progress(f"{label}: {text}")
+
+    def identity(self) -> dict[str, Any]:
+        """What the case's figures depend on."""
+        return identity(self.case, self.nodes)
 
     def told(self) -> dict[str, Any]:
         """What the ranks said of themselves, as fields of Evidence."""
         if not self.prepared:
             return {}
         first = self.prepared[0]
-        fingerprint: Fingerprint = fingerprint_of(first, self.monitor)
+        fingerprint: Fingerprint = fingerprint_of(first, self.bench.gpus)
         return {
             "fingerprint": fingerprint,
             "tokens_per_step": sum(rank["tokens_per_step"] for rank in self.prepared),

@@ -57,15 +57,23 @@ class Store:
         fresh = self.runs / f"{stamp}-{os.getpid()}"
         try:
             fresh.mkdir(parents=True)
-            keep_out_of_git(self.folder)
+            self.tidy()
         except OSError as error:
             raise StoreError(
                 f"{fresh}: cannot be made: {error.strerror}; evidence is kept there, so make "
                 f"{self.folder.parent} writable or free some space"
             ) from None
+        return fresh
+
+    def tidy(self) -> None:
+        """Remove the oldest runs beyond KEPT_RUNS, and keep git from seeing the others.
+
+        Raises OSError when that cannot be done.
+        """
+        self.runs.mkdir(parents=True, exist_ok=True)
+        (self.folder / ".gitignore").write_text("*\n")  # evidence must not dirty the tree
         for old in sorted(self.runs.iterdir())[:-KEPT_RUNS]:
             shutil.rmtree(old, ignore_errors=True)
-        return fresh
 
     def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
         """Write a case's evidence into its run, whole or not at all.

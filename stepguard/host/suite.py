@@ -17,6 +17,7 @@ from stepguard.host.accept import accept
 from stepguard.host.against import Budget, compare_with, confirm
 from stepguard.host.machine import Gpu
 from stepguard.host.measure import Bench, measure
+from stepguard.host.nodes import Nodes, spread
 from stepguard.host.revision import current
 from stepguard.host.store import Store
 from stepguard.host.turns import TURNS
@@ -54,8 +55,9 @@ class Suite:
         gpus: tuple[Gpu, ...],
         arguments: list[str],
         waivers: tuple[Waiver, ...] = (),
+        nodes: Nodes | None = None,
     ) -> None:
-        self.waivers = waivers
+        self.waivers, self.nodes = waivers, nodes
         self.root, self.baselines, self.gpus = root, baselines, gpus
         self.store = Store(root)
         self.run_folder = self.store.new_run()
@@ -70,11 +72,14 @@ class Suite:
             gpus=gpus,
             revision=current(root, baselines),
             command=shlex.join(arguments),
+            nodes=nodes,
         )
 
     def baseline_path(self, case: Case) -> Path:
         """The file that holds the case's baseline on this machine."""
-        name = baseline.file_name(case.device, self._machine(case), case.world_size)
+        nodes = spread(case, self.nodes)
+        over = nodes.count if nodes else 1
+        name = baseline.file_name(case.device, self._machine(case), case.world_size, over)
         return self.baselines / name
 
     def entry(self, case: Case) -> Entry | None:
@@ -89,8 +94,8 @@ class Suite:
         """
         path = calibrations.path_for(self.baseline_path(case))
         content = calibrations.load_for(path, self._machine(case))
-        entry, turn = content.cases.get(case.id) if content else None, TURNS[case.device]
-        return lambda found: terms_of(entry, found, (turn.lead_s, turn.block_s), case.margins)
+        entry, turn = content.cases.get(case.id) if content else None, TURNS[case.device].as_dict()
+        return lambda found: terms_of(entry, found, turn, case.margins)
 
     def _machine(self, case: Case) -> str:
         if case.device == "cpu":

@@ -29,7 +29,7 @@ def result_document(result: Result) -> dict[str, Any]:
     """One case: its parameters, every metric, the verdict, where the evidence is."""
     return {
         "case": result.case.id,
-        "parameters": result.case.as_dict(),
+        "parameters": result.evidence.case,
         "metrics": result.evidence.values(),
         "launches": [
             {"step_ms": launch.step_ms, "step_ms_median": launch.step_ms_median}

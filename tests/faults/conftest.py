@@ -85,7 +85,7 @@ processes, leftovers = _made["processes"], _made["leftovers"]
 class GateRun:
     """pytest with the plugin as a process of its own, in a folder of its own."""
 
-    def __init__(self, folder: Path, cases: str, *options: str) -> None:
+    def __init__(self, folder: Path, cases: str, *options: str, **variables: str) -> None:
         self.folder, self.tmpdir = folder, folder / "tmp"
         self.tmpdir.mkdir(parents=True)
         (folder / "conftest.py").write_text(INNER_CONFTEST)
@@ -99,6 +99,7 @@ class GateRun:
         )
         env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
         env |= {"TMPDIR": str(self.tmpdir), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+        self.env = env = env | variables
         self.output = folder / "output.txt"
         command = [sys.executable, "-u", "-m", "pytest", "-v", "-p", "no:cacheprovider"]
         command += ["--perf-json=run.json", "--perf-baselines=.", *options]
@@ -182,11 +183,11 @@ class GateRun:
 
 @pytest.fixture(scope="session")
 def gate_run(tmp_path_factory):
-    """Starts runs: gate_run(cases, *options). All are killed at the end."""
+    """Starts runs: gate_run(cases, *options, **variables). All are killed at the end."""
     runs = []
 
-    def start(cases: str, *options: str) -> GateRun:
-        runs.append(GateRun(tmp_path_factory.mktemp("run"), cases, *options))
+    def start(cases: str, *options: str, **variables: str) -> GateRun:
+        runs.append(GateRun(tmp_path_factory.mktemp("run"), cases, *options, **variables))
         return runs[-1]
 
     yield start

@@ -23,13 +23,13 @@ def test_what_is_kept():
     """The noise to four digits, and all by which a later run knows whether it applies."""
     pairs = simulated(24, 0.1, 0.05)
     noise = noise_of(pairs)
-    found = calibrated(pairs, noise, 31.23456, (0.5, 2.0))
+    found = calibrated(pairs, noise, 31.23456, {"block_s": 2.0})
     assert (found.pairs, found.degrees, found.seconds_a_pair) == (24, 23.0, 31.23)
     assert found.sd_pct == pytest.approx(noise.sd_pct, rel=1e-3)
     assert len(f"{found.sd_pct:g}".lstrip("0.")) <= 4
     assert (found.case, found.software) == (pairs.head.case, SOFTWARE)
     assert (found.device_uuid, found.driver) == (FINGERPRINT.device_uuid, FINGERPRINT.driver)
-    assert (found.lead_s, found.turn_block_s, found.together) == (0.5, 2.0, True)
+    assert (found.turn, found.together) == ({"block_s": 2.0}, True)
 
 
 @pytest.mark.parametrize("pairs", [1, 3, 4, 5])

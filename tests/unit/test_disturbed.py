@@ -26,8 +26,8 @@ class Machine:
     def __init__(self, disturbed, how="a foreign process"):
         self.disturbed, self.how, self.asked = disturbed, how, 0
 
-    def annotate(self, block, began_ns, ended_ns):
-        assert (began_ns, ended_ns) == (1, 2)
+    def annotate(self, block, ranks):
+        assert [(rank["began_ns"], rank["ended_ns"]) for rank in ranks] == [(1, 2)]
         self.asked += 1
         return replace(block, tainted=self.how if self.asked <= self.disturbed else "")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
-from stepguard.host import station
+from stepguard.host import station, telemetry
 from stepguard.host.lock import GpuLocked, held
 from stepguard.host.machine import Gpu, MachineError
 from stepguard.host.measure import Bench, measure
@@ -210,7 +210,7 @@ def test_the_lock_is_held_while_the_machine_is_looked_at_and_not_after(
         notes.append((tmp_path / f"stepguard-{UUID}.lock").read_text())
         raise MachineError("planted")
 
-    monkeypatch.setattr(station, "Monitor", monitor)
+    monkeypatch.setattr(telemetry, "Monitor", monitor)
     found = on_a_gpu()
     assert [fault.code for fault in found.faults] == ["MACHINE_UNREADABLE"]
     assert json.dumps(notes).count(f"process {os.getpid()}") == 1

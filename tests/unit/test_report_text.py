@@ -322,11 +322,11 @@ def test_the_run_as_json(verdicts):
 
 
 def test_a_result_as_json():
-    """Parameters, metrics, launches, and where evidence and baseline are."""
+    """What was measured, metrics, launches, and where evidence and baseline are."""
     document = json.loads(documents.suite_json([result(SLOWER, evidence((270.0,) * 3))]))["cases"][
         0
     ]
-    assert document["parameters"]["params"] == {"batch": 64}
+    assert document["parameters"] == evidence().case
     assert document["metrics"]["step_ms"] == pytest.approx(270.0)
     assert document["launches"] == [{"step_ms": 270.0, "step_ms_median": 270.0}] * 3
     assert (document["evidence"], document["baseline"]) == ("e.json", "b.json")

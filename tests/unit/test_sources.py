@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepguard.host import engine
-from stepguard.host.launch import LaunchFailed, LaunchSpec
+from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.sources import check, strays
+from stepguard.host.torchrun import LaunchSpec
 from stepguard.worker.sources import sources
 
 HEAD = Path("/h")
