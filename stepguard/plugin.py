@@ -15,6 +15,7 @@ import pytest
 from stepguard.benchmark_bridge import Sink, WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
 from stepguard.host.baseline import BaselineError
+from stepguard.host.resolve import TreeError
 from stepguard.host.store import StoreError
 from stepguard.host.suite import BUDGET_S, Result
 from stepguard.pytest_run import PerfRun
@@ -30,7 +31,7 @@ MARKERS = (
 NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case)"
 _RUN = pytest.StashKey[PerfRun]()
 _RESULT = pytest.StashKey[Result]()
-_REFUSED = pytest.StashKey[str]()  # why nothing was measured: the baseline file is not trusted
+_REFUSED = pytest.StashKey[str]()  # why nothing was measured: no trusted baseline, no other tree
 _PASSED = pytest.StashKey[bool]()
 
 
@@ -180,7 +181,7 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
             raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
         try:
             result = run.measure(case)
-        except (BaselineError, StoreError) as error:
+        except (BaselineError, StoreError, TreeError) as error:
             node.stash[_REFUSED] = f"{case.id}: {Status.BROKEN.value}: {error}"
             pytest.fail(node.stash[_REFUSED], pytrace=False)
         node.stash[_RESULT] = result

@@ -153,7 +153,10 @@ class PerfRun:
             raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
 
     def measure(self, case: Case) -> Result:
-        """Measure and judge one case, and record it if that was asked for."""
+        """Measure and judge one case, and record it if that was asked for.
+
+        Raises TreeError if the other revision's tree cannot be had, and what Suite.run raises.
+        """
         suite, live = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
@@ -227,7 +230,7 @@ class PerfRun:
             try:
                 suite.tree = self.stack.enter_context(tree)
             except TreeError as error:
-                raise pytest.UsageError(f"--perf-against={option.perf_against}: {error}") from None
+                raise TreeError(f"--perf-against={option.perf_against}: {error}") from None
         return suite
 
     def finish(self) -> None:

@@ -68,7 +68,8 @@ def suite_markdown(results: Sequence[Result]) -> str:
     lines += ["|" + "---|" * len(table.COLUMNS)]
     lines += ["| " + " | ".join(cell or "-" for cell in row.cells) + " |" for row in rows]
     for result in sorted(results, key=lambda r: r.verdict.status.rank):
-        if result.verdict.word in (Status.SAME.value, "recorded"):
+        silent = result.verdict.word in (Status.SAME.value, "recorded")
+        if silent and not result.verdict.is_told:
             continue
         title = explain.headline(result.verdict).replace("<", "&lt;")
         body = explain.block(result.verdict, str(result.evidence_path))

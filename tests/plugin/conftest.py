@@ -4,6 +4,7 @@
 says, and answers every measurement with evidence that the test says.
 """
 
+import math
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,12 @@ from pathlib import Path
 import pytest
 from counted import counted
 
+import stepguard.host.against
 import stepguard.host.measure
 import stepguard.host.suite
 import stepguard.pytest_run
 from stepguard import Case
+from stepguard.comparison import Comparison, judged
 from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
 from stepguard.host import baseline
 from stepguard.host.accept import accept
@@ -76,6 +79,8 @@ class Gate:
         self.gpus: list[Gpu] = []
         self.measured: list[str] = []
         self.fields: dict[str, dict[str, object]] = {}
+        self.turns: list[tuple[str, str, float]] = []  # case, the other commit, seconds it may take
+        self.turn_fields: dict[str, dict[str, object]] = {}
         self._serial = 0
         pytester.makeconftest('pytest_plugins = ["stepguard.plugin"]\n')
         self.baselines = self.path / "baselines"
@@ -130,6 +135,41 @@ class Gate:
         revision = bench.revision
         return replace(made, commit=revision.commit, dirty=revision.dirty)
 
+    def will_compare(self, case: Case, pct: float = 0.0, **fields) -> None:
+        """From now on the case takes ``pct`` percent longer than in any other revision, over six
+        pairs that scatter by 0.015 %; ``head`` and ``base`` change a side's evidence, ``does`` is
+        called first, with the two benches.
+        """
+        self.turn_fields[case.id] = {"pct": pct} | fields
+
+    def measure_turns(self, case, benches, against, progress, wants_more, budget_s) -> Comparison:
+        """In place of stepguard.host.turns.measure_turns."""
+        self.turns.append((case.id, benches[1].revision.commit, budget_s))
+        progress("pair 1 head: block 1/2 of 4 steps")
+        fields = dict(self.turn_fields.get(case.id, {"pct": 0.0}))
+        does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
+        if does:
+            does(benches)
+        scatter = (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)[:pairs]
+        moved = math.log1p(fields.pop("pct") / 100)
+        sides = {"head": [10.0 * math.exp(moved + one) for one in scatter]}
+        sides["base"] = [10.0] * pairs
+        made = {}
+        for (name, times), bench in zip(sides.items(), benches, strict=True):
+            found = replace(
+                sound_evidence(case, 1),
+                launches=tuple(launch(i, ms) for i, ms in enumerate(times, start=1)),
+                gates=judged(case),
+                planned_launches=1,
+                commit=bench.revision.commit,
+                dirty=bench.revision.dirty,
+            )
+            changes = dict(fields.pop(name, {}))
+            counters = found.counts.values | changes.pop("counters", {})
+            counts = replace(found.counts, values=counters)
+            made[name] = replace(found, **({"counts": counts} | changes))
+        return Comparison(against, **made, margins=case.margins, **fields)
+
     def measure_really(self) -> None:
         """From now on a case is measured by worker processes."""
         real = stepguard.host.measure.measure
@@ -147,7 +187,9 @@ class Gate:
     def run(self, *arguments) -> pytest.RunResult:
         """pytest in this folder, in this process."""
         self.measured.clear()
-        return self.pytester.runpytest_inprocess(*WITHOUT, *arguments)
+        self.turns.clear()
+        options = {"no_reraise_ctrlc": True}  # a test may be about a Ctrl-C
+        return self.pytester.runpytest_inprocess(*WITHOUT, *arguments, **options)
 
     def git(self, *arguments: str) -> str:
         """A git command in the folder."""
@@ -159,9 +201,10 @@ class Gate:
     def commit(self) -> None:
         """Make the folder a repository with everything in it committed."""
         (self.path / ".gitignore").write_text(".stepguard/\n__pycache__/\n.pytest_cache/\n")
-        self.git("init", "-q")
+        if not (self.path / ".git").exists():
+            self.git("init", "-q", "-b", "main")
         self.git("add", "-A")
-        self.git("commit", "-q", "-m", "all of it")
+        self.git("commit", "-q", "--allow-empty", "-m", "all of it")
 
 
 @pytest.fixture(autouse=True)
@@ -177,6 +220,7 @@ def gate(pytester, monkeypatch):
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.pytest_run, "visible_gpus", lambda: list(made.gpus))
     monkeypatch.setattr(stepguard.host.suite, "measure", made.measure)
+    monkeypatch.setattr(stepguard.host.against, "measure_turns", made.measure_turns)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))

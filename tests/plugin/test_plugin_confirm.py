@@ -1,0 +1,199 @@
+"""What a stored baseline calls SLOWER or FASTER is judged on the spot, unless --perf-no-confirm."""
+
+import contextlib
+import json
+
+import pytest
+
+import stepguard.host.against
+from stepguard.comparison import from_json
+from stepguard.evidence import Fault
+from stepguard.host.resolve import TreeError
+
+MOVED = ["linear?124m?: same: step_ms 10.000 -> 11.000 *", "  step_ms: the machine moved*"]
+
+
+def recorded(gate, h200, ahead=True, step_ms=11.0, **fields):
+    """A GPU case with a baseline of 10 ms from the repository's commit, one commit behind HEAD if
+    ``ahead``; it takes ``step_ms`` now.
+    """
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    gate.commit()
+    gate.will_measure(case, commit=gate.git("rev-parse", "HEAD").strip())
+    gate.record(case)
+    if ahead:
+        gate.commit()
+    gate.will_measure(case, step_ms=step_ms, **fields)
+    return case
+
+
+def test_slower_code_is_confirmed(gate, h200):
+    """The recording's own commit runs beside HEAD and is faster: SLOWER, and it says so."""
+    case = recorded(gate, h200)
+    gate.will_compare(case, 10.0)
+    result = gate.run("-v")
+    result.assert_outcomes(failed=1)
+    (commit,) = {commit for _, commit, _ in gate.turns}
+    assert commit == gate.git("rev-parse", "HEAD~1").strip()
+    how = f"the recording's own commit, {commit[:12]} beside it"
+    result.stdout.fnmatch_lines(
+        [
+            "SLOWER *100%]",
+            f"    confirmed, the code is SLOWER: {how}: [[]+*over 6 pairs*",
+            "  compared with 1 recording",
+            "1 SLOWER",
+            "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 (+10.0 %, limit 4.0 %)",
+            f"  step_ms: confirmed, the code is SLOWER: {how}*",
+            "  accept: *",
+        ]
+    )
+
+
+def test_a_machine_that_moved_passes_and_is_told(gate, h200):
+    """Both codes are as fast here: exit 0, and the summary and both documents tell it."""
+    case = recorded(gate, h200)
+    result = gate.run("-v", "--perf-json=run.json", "--perf-report=run.md")
+    result.assert_outcomes(passed=1)
+    assert result.ret == 0 and [one[0] for one in gate.turns] == [case.id]
+    result.stdout.fnmatch_lines(["same *100%]", "1 same", *MOVED])
+    result.stdout.no_fnmatch_line("*accept:*")
+    (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
+    assert (found["verdict"]["status"], found["verdict"]["reason"]) == ("same", "MACHINE_MOVED")
+    assert "the machine moved" in (gate.path / "run.md").read_text()
+
+
+def test_no_confirm_leaves_the_screens_word(gate, h200):
+    """--perf-no-confirm: SLOWER as the baseline has it, and no second tree is measured."""
+    recorded(gate, h200)
+    result = gate.run("--perf-no-confirm")
+    result.assert_outcomes(failed=1)
+    assert gate.turns == []
+    result.stdout.fnmatch_lines(["1 SLOWER", "linear?124m?: SLOWER: *", "  accept: *"])
+    result.stdout.no_fnmatch_line("*confirmed*")
+
+
+def test_the_recordings_own_code_needs_no_second_look(gate, h200):
+    """HEAD is the commit that was recorded: only the machine can have moved."""
+    recorded(gate, h200, ahead=False)
+    result = gate.run()
+    result.assert_outcomes(passed=1)
+    assert gate.turns == []
+    result.stdout.fnmatch_lines(MOVED)
+
+
+def test_an_edited_tree_is_not_the_recordings_code(gate, h200):
+    """On the recorded commit, but edited: it is measured."""
+    case = recorded(gate, h200, ahead=False)
+    gate.will_compare(case, 10.0)
+    (gate.path / "factories.py").write_text("# edited\n")
+    gate.run().assert_outcomes(failed=1)
+    assert len(gate.turns) == 1
+
+
+def test_faster_code_is_confirmed_and_a_faster_machine_is_told(gate, h200):
+    """FASTER stays if the code is; else there is no gain to keep."""
+    case = recorded(gate, h200, step_ms=9.0)
+    gate.will_compare(case, -10.0)
+    result = gate.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["linear?124m?: FASTER: *", "  step_ms: confirmed, the code is*"])
+    gate.will_compare(case, 0.0)
+    result = gate.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["linear?124m?: same: *", "  step_ms: the machine moved*"])
+    result.stdout.no_fnmatch_line("*keep the gain*")
+
+
+FAULT = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches": ()}
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        (
+            {"pct": 3.0, "pairs": 2, "out_of_time": True},
+            "the pairs do not decide, the recording's*",
+        ),
+        ({"base": FAULT, "head": {"launches": ()}}, "NOT COMPARABLE, * planted"),
+        ({"head": FAULT}, "BROKEN, pair 1: planted"),
+        ({"base": {"tokens_per_step": 1}}, "NOT COMPARABLE, tokens_per_step *"),
+    ],
+    ids=["undecided", "base", "head", "tokens"],
+)
+def test_what_cannot_be_confirmed_stays_slower(gate, h200, fields, why):
+    """SLOWER fails, unconfirmed, and says why nobody could tell."""
+    case = recorded(gate, h200)
+    gate.will_compare(case, **fields)
+    result = gate.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["1 SLOWER", f"  step_ms: unconfirmed: {why}"])
+
+
+def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch):
+    """A full disk does not turn it green."""
+
+    @contextlib.contextmanager
+    def full(*arguments):
+        raise TreeError("cannot be made: no space left; free some")
+        yield
+
+    recorded(gate, h200)
+    monkeypatch.setattr(stepguard.host.against, "tree_of", full)
+    result = gate.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["  step_ms: unconfirmed: cannot be made: no space left; *"])
+
+
+def test_without_a_repository_slower_is_unconfirmed(gate, h200):
+    """No git: nothing to run beside it."""
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    gate.record(case)
+    gate.will_measure(case, step_ms=11.0)
+    result = gate.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["  step_ms: unconfirmed: git knows no commit of *"])
+
+
+def test_a_counter_keeps_its_say(gate, h200):
+    """The machine moved, and a counter rose: CHANGED, which fails."""
+    recorded(gate, h200, counters={"generated_kernels": 8})
+    result = gate.run()
+    result.assert_outcomes(failed=1)
+    assert len(gate.turns) == 1
+    result.stdout.fnmatch_lines(["1 CHANGED", "linear?124m?: CHANGED: generated_kernels 7 -> 8*"])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step_ms": 10.0}, {"counters": {"generated_kernels": 8}, "step_ms": 10.0}, FAULT],
+    ids=["same", "CHANGED", "BROKEN"],
+)
+def test_only_times_are_confirmed(gate, h200, change):
+    """What needs no second tree gets none."""
+    recorded(gate, h200, **change)
+    gate.run()
+    assert gate.turns == [] and not (gate.path / ".stepguard" / "trees").exists()
+
+
+def test_both_measurements_are_kept(gate, h200):
+    """The evidence that can be accepted, and the pairs beside it; the tree is gone."""
+    case = recorded(gate, h200)
+    gate.run()
+    (run,) = (gate.path / ".stepguard" / "runs").iterdir()
+    kept = run / case.slug
+    assert {path.name for path in kept.iterdir()} >= {"evidence.json", "comparison.json"}
+    found = from_json((kept / "comparison.json").read_bytes(), "x")
+    assert found.head.gates == ("step_ms", "flops_per_step")
+    assert [path.name for path in (gate.path / ".stepguard" / "trees").iterdir()] == ["lock"]
+
+
+def test_the_budget_is_confirmations_too(gate, h200):
+    """A quarter of an hour for one case."""
+    recorded(gate, h200)
+    gate.run("--perf-budget=15")
+    ((_, _, share_s),) = gate.turns
+    assert share_s == 900
