@@ -69,5 +69,9 @@ def put(path: Path, machine: str, case_id: str, entry: CalibratedCase) -> None:
     """
     old = load_for(path, machine)
     cases = {**(old.cases if old else {}), case_id: entry}
-    content = CalibrationFile(schema=SCHEMA, machine=machine, cases=cases)
-    baseline.write(path, msgspec.to_builtins(content), f"nothing else is kept: {ANEW} again")
+    whole = msgspec.to_builtins(CalibrationFile(schema=SCHEMA, machine=machine, cases=cases))
+    try:
+        msgspec.convert(whole, CalibrationFile, strict=True)
+    except msgspec.ValidationError as error:
+        raise BaselineError(f"{case_id}: not written to {path}: {error}") from None
+    baseline.write(path, whole, f"nothing else is kept: {ANEW} again")

@@ -213,6 +213,15 @@ def test_an_edited_character_is_read_soundly_or_refused(path, place, how, charac
         assert 0 < entry.degrees <= entry.pairs - 1
 
 
+@pytest.mark.parametrize("changes", [{"sd_pct": 120.0}, {"pairs": 3}, {"date": ""}])
+def test_what_could_not_be_read_back_is_not_written(path, changes):
+    """A machine so noisy, say: the file stays as it was."""
+    before = path.read_bytes()
+    with pytest.raises(BaselineError, match="not written"):
+        calibrations.put(path, "NVIDIA H200", "a[b]", msgspec.structs.replace(SOUND, **changes))
+    assert path.read_bytes() == before
+
+
 def test_what_cannot_be_written_leaves_the_old_file(path, monkeypatch):
     """A full disk: said, with what to do, and nothing half written."""
 
