@@ -53,6 +53,7 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield table.counts(verdicts), {}
     for result in run.results:
         beside = [*_allowed(result), *_elsewhere(result.verdict), *_not_alone(result)]
+        beside += _beside(result.verdict)
         yield from ((line, {}) for line in beside)
     for notice in notices:
         yield notice, {}
@@ -67,6 +68,15 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
         steps = explain.next_steps(verdict, path, run.python, dirty)
         yield from ((f"  {step}", {}) for step in [*explain.times(verdict), *steps[:1]])
+
+
+def _beside(verdict: Verdict) -> Iterator[str]:
+    """What a case that is `same` rests on, where another revision took turns: how much slower it
+    may be all the same.
+    """
+    if verdict.against and verdict.status is Status.SAME:
+        told = explain.times(verdict) or ["counters alone, its times are not gated"]
+        yield from (f"{verdict.case_id} against {verdict.against}: {line}" for line in told)
 
 
 def _not_alone(result: Result) -> Iterator[str]:
