@@ -2,11 +2,12 @@
 
     python benchmarks/judge_pairs.py --pairs 24 --out aa.json                  # the same code
     python benchmarks/judge_pairs.py --pairs 12 --plant-pct 1 --out one.json   # 1 % slower
+    python benchmarks/judge_pairs.py --pairs 6 --memory-gib 74.5 --out cap.json # 80 GB a process
 
 The core suite's train step, measured as --perf-against does it, but without an end before --pairs
 pairs: what the rule would have said of any number of them is then a matter of arithmetic
 (judge_resamples.py). The plant is plant.py's: a memory-bound kernel, its time measured by events.
-Every pair goes to --out as soon as it is there.
+Every pair goes to --out as soon as it is there, with the most memory that the card had in use.
 """
 
 import argparse
@@ -16,8 +17,11 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
+
+import pynvml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -37,10 +41,39 @@ from stepguard.versus import judge_turns  # noqa: E402
 GATES = ("step_ms", "flops_per_step")
 
 
-def clone(folder: Path, plant_ms: float) -> Path:
-    """A clone of HEAD, planted unless ``plant_ms`` is 0."""
+CAP = """
+
+# Planted by benchmarks/judge_pairs.py: no process may take more than {gib} GiB of its card.
+torch.cuda.set_per_process_memory_fraction(
+    {gib} * 2**30 / torch.cuda.get_device_properties(0).total_memory
+)
+"""
+
+
+class MostMemory(threading.Thread):
+    """Samples how much of a card's memory is in use, by whomever."""
+
+    def __init__(self, uuids: list[str]) -> None:
+        super().__init__(daemon=True)
+        self.uuids, self.most_bytes, self.over = uuids, 0, threading.Event()
+
+    def run(self) -> None:
+        """Until ``over`` is set."""
+        handles = [pynvml.nvmlDeviceGetHandleByUUID(uuid) for uuid in self.uuids]
+        while handles and not self.over.wait(0.05):
+            used = [int(pynvml.nvmlDeviceGetMemoryInfo(handle).used) for handle in handles]
+            self.most_bytes = max(self.most_bytes, *used)
+
+
+def clone(folder: Path, plant_ms: float, memory_gib: float) -> Path:
+    """A clone of HEAD, planted unless ``plant_ms`` is 0; the cap is in both trees."""
     tree = folder / "tree"
     subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    if memory_gib:
+        with (tree / "model" / "workloads.py").open("a") as file:
+            file.write(CAP.format(gib=memory_gib))
+        name = ["-c", "user.name=judge_pairs", "-c", "user.email=judge_pairs"]
+        subprocess.run(["git", *name, "commit", "-qam", "cap"], cwd=tree, check=True)
     if plant_ms:
         plant = [sys.executable, "benchmarks/plant.py", str(tree), "--step-ms", str(plant_ms)]
         subprocess.run(plant, cwd=ROOT, check=True)
@@ -70,7 +103,9 @@ def busy_s(found: Comparison) -> float:
     return timed + sum(launch.warmup_s for launch in both) + leads
 
 
-def document(found: Comparison, options: argparse.Namespace, folder: Path) -> dict[str, object]:
+def document(
+    found: Comparison, options: argparse.Namespace, folder: Path, memory: MostMemory
+) -> dict[str, object]:
     """What is known so far."""
     logs = "\n".join(path.read_text() for path in folder.glob("runs/head/**/stdout.log"))
     planted = [float(ms) for ms in re.findall(r"planted ([\d.]+) ms", logs)]
@@ -85,6 +120,9 @@ def document(found: Comparison, options: argparse.Namespace, folder: Path) -> di
         "driver": print_of.driver if print_of else "",
         "plant_pct": options.plant_pct,
         "planted_ms": planted,
+        "memory_gib": options.memory_gib,
+        "most_memory_bytes": memory.most_bytes,
+        "together": found.together,
         "wall_s": round(found.wall_s, 1),
         "gpu_s": round(busy_s(found), 1),
         "faults": [fault.message for fault in (*found.head.faults, *found.base.faults)],
@@ -102,6 +140,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, required=True)
     parser.add_argument("--plant-pct", type=float, default=0.0, help="of --step-ms (%(default)s)")
     parser.add_argument("--step-ms", type=float, default=250.0, help="(%(default)s)")
+    parser.add_argument("--memory-gib", type=float, default=0.0, help="a process's share; 0: all")
     parser.add_argument("--limit-s", type=float, default=1e9, help="no pair begins after this")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, required=True)
@@ -111,14 +150,18 @@ def main() -> None:
     case = Case("pairs", "model.workloads:train_step", params, options.device, gates=GATES)
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name)
-        root = clone(folder, options.plant_pct / 100 * options.step_ms)
+        plant_ms = options.plant_pct / 100 * options.step_ms
+        root = clone(folder, plant_ms, options.memory_gib)
         tree = stack.enter_context(tree_of(root, "HEAD", print))
         gpus = tuple(visible_gpus()) if options.device == "cuda" else ()
+        memory = MostMemory([gpu.uuid for gpu in gpus])
+        memory.start()
+        stack.callback(memory.over.set)
         revision = current(root, root / "baselines")
         bench = Bench(root, folder / "cache", folder / "runs", gpus, revision, "judge_pairs.py")
 
         def keep(found: Comparison) -> bool:
-            text = json.dumps(document(found, options, folder), indent=1)
+            text = json.dumps(document(found, options, folder, memory), indent=1)
             options.out.write_text(text + "\n")
             if found.pairs:
                 d = 100 * found.log_ratios()[-1]

@@ -70,10 +70,13 @@ class PerfRun:
             gpus = self.gpus()
         except pytest.UsageError as error:
             return str(error)
+        judge = f"baselines in {self.relative(self.baselines)}/"
+        if against := self.config.option.perf_against:
+            judge = f"judged against {against}, in turns on this machine"
         if not gpus:
-            return f"no GPU, smoke cases only; baselines in {self.relative(self.baselines)}/"
+            return f"no GPU, smoke cases only; {judge}"
         names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
-        return f"{names}, driver {gpus[0].driver}; baselines in {self.relative(self.baselines)}/"
+        return f"{names}, driver {gpus[0].driver}; {judge}"
 
     def refuse_bad_options(self) -> None:
         """Raise UsageError for what would turn the gate off or make it meaningless."""

@@ -9,7 +9,6 @@ from stepguard.case import Case
 from stepguard.host.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import table
-from stepguard.terms import NOT_CALIBRATED
 from stepguard.verdict import Status, Verdict
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
@@ -53,12 +52,8 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
     if verdicts:
         yield table.counts(verdicts), {}
     for result in run.results:
-        beside = [
-            *_allowed(result),
-            *_elsewhere(result.verdict),
-            *_not_alone(result),
-            *_terms(result),
-        ]
+        beside = [*_allowed(result), *_elsewhere(result.verdict), *_not_alone(result)]
+        beside += _beside(result.verdict)
         yield from ((line, {}) for line in beside)
     for notice in notices:
         yield notice, {}
@@ -75,18 +70,19 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield from ((f"  {step}", {}) for step in [*explain.times(verdict), *steps[:1]])
 
 
+def _beside(verdict: Verdict) -> Iterator[str]:
+    """What a case that is `same` rests on, where another revision took turns: how much slower it
+    may be all the same.
+    """
+    if verdict.against and verdict.status is Status.SAME:
+        told = explain.times(verdict) or ["counters alone, its times are not gated"]
+        yield from (f"{verdict.case_id} against {verdict.against}: {line}" for line in told)
+
+
 def _not_alone(result: Result) -> Iterator[str]:
     """Why there is no scaling efficiency, where one was to be had."""
     if problem := result.evidence.one_rank_problem:
         yield f"{result.case.id}: no scaling efficiency, one rank alone failed: {problem}"
-
-
-def _terms(result: Result) -> Iterator[str]:
-    """By which margins pairs judged, where a calibration had a say or was ignored."""
-    found = result.comparison
-    if found is not None and found.why not in ("", NOT_CALIBRATED):
-        margins = f"{found.margins.ignore_pct:g} and {found.margins.matter_pct:g} %"
-        yield f"{result.case.id}: judged by margins {margins}, {found.why}"
 
 
 def _allowed(result: Result) -> Iterator[str]:

@@ -137,8 +137,8 @@ class Gate:
 
     def will_compare(self, case: Case, pct: float = 0.0, **fields) -> None:
         """From now on the case takes ``pct`` percent longer than in any other revision, over six
-        pairs that scatter by 0.015 %; ``head`` and ``base`` change a side's evidence, ``does`` is
-        called first, with the two benches.
+        pairs that scatter by 0.015 %, or ``wider`` times that; ``head`` and ``base`` change a
+        side's evidence, ``does`` is called first, with the two benches.
         """
         self.turn_fields[case.id] = {"pct": pct} | fields
 
@@ -152,7 +152,8 @@ class Gate:
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
         if does:
             does(benches)
-        scatter = (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)[:pairs]
+        wider = fields.pop("wider", 1.0)
+        scatter = [wider * d for d in (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)[:pairs]]
         moved = math.log1p(fields.pop("pct") / 100)
         sides = {"head": [10.0 * math.exp(moved + one) for one in scatter]}
         sides["base"] = [10.0] * pairs

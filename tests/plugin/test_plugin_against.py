@@ -172,15 +172,15 @@ def test_it_works_without_pytest_benchmark(gate, h200):
 
 
 def test_a_claim_among_many_is_taken_back(gate, h200):
-    """0.52 % is SLOWER alone, at p = 0.0003; among sixty cases it is not proven. It is an error in
-    the documents, and the run stays red.
+    """0.9 % in pairs that scatter by 0.22 % is SLOWER alone, at p = 0.0006; among sixty cases it is
+    not proven. It is an error in the documents, and the run stays red.
     """
     gate.gpus = [h200]
     cases = [gate.cuda(f"c{number}") for number in range(60)]
     gate.suite(*cases)
     gate.commit()
     gate.git("tag", "old")
-    gate.will_compare(cases[7], 0.52)
+    gate.will_compare(cases[7], 0.9, wider=16)
     alone = gate.run(OTHER, "-k", "c7", "--perf-json=run.json")
     alone.assert_outcomes(failed=1, deselected=59)
     (found,) = json.loads((gate.path / "run.json").read_text())["cases"]

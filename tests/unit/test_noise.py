@@ -22,6 +22,7 @@ from stepguard.looks import (
     smallest_detectable_pct,
 )
 from stepguard.noise import noise_of, plan_for, plans_by_block, plans_by_pairs, prior_of
+from stepguard.terms import widened
 
 TRIALS = 100
 
@@ -132,6 +133,7 @@ def test_pairs_of_an_h200():
     assert found.pairs == 20 and found.own_sd_pct == 0.0
     assert 0.27 < found.sd_pct < 0.29 and 0.28 < found.block_sd_pct < 0.31
     assert abs(found.mean_pct) < found.mean_half_pct and abs(found.drift_pct) < 0.1
+    assert widened(found.sd_pct, 19.0) == Margins(0.2, 0.51)
 
 
 def test_plans_by_pairs():
@@ -188,8 +190,8 @@ def test_a_calibrated_prior_keeps_what_is_promised(sd_pct, ratio):
 
 def test_more_degrees_would_break_the_promise():
     """At 5 degrees, let alone the 23 of 24 pairs, false alarms exceed ALPHA: hence the limit."""
-    found = {degrees: errors(Prior(0.15, degrees), 2.5)["alpha"] for degrees in (4, 5, 8, 23)}
+    found = {degrees: errors(Prior(0.15, degrees), 2.5)["alpha"] for degrees in (4, 5, 8, 12, 23)}
     assert found[4] <= ALPHA < found[5]
-    known = {4: 0.088, 5: 0.103, 8: 0.150, 23: 0.370}
+    known = {4: 0.088, 5: 0.103, 8: 0.150, 12: 0.213, 23: 0.370}
     assert {d: 100 * a for d, a in found.items()} == pytest.approx(known, rel=0.02)
     assert prior_of(0.1, 3.0) == Prior(0.1, 3.0)

@@ -68,6 +68,12 @@ def test_a_noisy_machine_widens_what_matters():
         assert (finds <= matter) is decided
 
 
+@pytest.mark.parametrize(("sd_pct", "matter_pct"), [(0.3, 0.53), (0.5, 0.75), (1.0, 1.3)])
+def test_the_documented_margins(sd_pct, matter_pct):
+    """Those that docs/judge.md gives."""
+    assert widened(sd_pct, 23.0) == Margins(0.2, matter_pct)
+
+
 def test_there_is_an_end_to_widening():
     """Past the screen's limit pairs say no more than a stored baseline: they stay undecided."""
     assert widened(20.0, 23.0) == Margins(0.2, WIDEST_PCT) == Margins(0.2, 4.0)

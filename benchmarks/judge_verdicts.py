@@ -1,0 +1,74 @@
+"""Real verdicts of --perf-against on this GPU, at slowdowns of known size.
+
+    python benchmarks/judge_verdicts.py --runs 5 --plant-pct 0 1 --out verdicts.json
+
+Each run is a whole `pytest perf_tests --perf-against HEAD` of the core train step in a clone,
+planted with plant.py unless the percent is 0, and nothing else: what a user would have been told. A
+plant adds operators and launches, so that its case is CHANGED too; the verdict that counts here is
+the step time's. Every run goes to --out as soon as it is over.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.judge_pairs import clone  # noqa: E402
+
+CASE = "test_train_step and 124m-bf16"
+
+
+def verdict(tree: Path, folder: Path, case: str, extra: list[str]) -> dict[str, object]:
+    """One run in ``tree``: what was said of its step time."""
+    document, began = folder / "run.json", time.monotonic()
+    document.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "-k", case, *extra]
+    command += ["--perf-against=HEAD", f"--perf-json={document}"]
+    done = subprocess.run(command, cwd=tree, capture_output=True)
+    cases = json.loads(document.read_text())["cases"] if document.exists() else []
+    if len(cases) != 1:
+        raise SystemExit(f"no single case was measured:\n{done.stdout.decode()}")
+    found = cases[0]["verdict"]
+    times = [one for one in found["metrics"] if one["metric"] == "step_ms"]
+    said = {key: times[0][key] for key in ("status", "change_pct", "note")} if times else {}
+    return {
+        "case_verdict": found["status"],
+        "step_ms": said,
+        "message": found["message"],
+        "pairs": len(cases[0]["launches"]),
+        "exit_status": done.returncode,
+        "wall_s": round(time.monotonic() - began, 1),
+    }
+
+
+def main() -> None:
+    """Run them all, keeping every verdict."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--plant-pct", type=float, nargs="+", default=[0.0, 1.0])
+    parser.add_argument("--step-ms", type=float, default=250.0, help="(%(default)s)")
+    parser.add_argument("--case", default=CASE, help="pytest's -k (%(default)s)")
+    parser.add_argument("--pytest", nargs="*", default=[], help="more options of pytest's")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    kept: list[dict[str, object]] = []
+    for percent in options.plant_pct:
+        with tempfile.TemporaryDirectory() as name:
+            tree = clone(Path(name), percent / 100 * options.step_ms, 0.0)
+            for number in range(options.runs):
+                found = verdict(tree, Path(name), options.case, options.pytest)
+                kept.append({"plant_pct": percent, "run": number + 1} | found)
+                record = {"command": " ".join(["python", *sys.argv]), "runs": kept}
+                options.out.write_text(json.dumps(record, indent=1) + "\n")
+                said = kept[-1]["step_ms"] or kept[-1]["case_verdict"]
+                print(f"{percent:g} % {number + 1}: {said}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
