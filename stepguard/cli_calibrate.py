@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,7 @@ class _Work:
     def __init__(self, options: argparse.Namespace, gpus: tuple[Gpu, ...], budget: Budget) -> None:
         self.options, self.gpus, self.budget = options, gpus, budget
         self.revision = current(options.root, options.baselines)
+        self.store = Store(options.root)
         self.expected_s: dict[str, float] = {}
         self.live = Live(
             _to_stderr,
@@ -124,6 +126,11 @@ class _Work:
             width=100,
             expected_s=self.expected_s,
         )
+
+    @cached_property
+    def run_folder(self) -> Path:
+        """Where the pairs of all cases are kept; made when the first one begins."""
+        return self.store.new_run()
 
     def refuse_dirty(self) -> None:
         """Raise ValueError if HEAD's tree would be other code than the one in use."""
@@ -140,8 +147,7 @@ class _Work:
         """
         path = self._path(case)
         calibrations.load_for(path, self._machine(case))  # hours later would be late
-        store = Store(self.options.root)
-        run = store.new_run()
+        store, run = self.store, self.run_folder
         with self.budget.spent():
             share_s = self.budget.share_s()
             try:

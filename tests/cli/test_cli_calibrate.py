@@ -135,6 +135,7 @@ def test_the_core_suite_by_default(bench):
     assert [item[0] for item in bench.measured] == ["step[one]", "step[two]"]
     assert bench.measured[0][2] == 40 * 60 / 2
     assert "\n[2/2] step[two]: about" in done.err
+    assert len(list((bench.path / ".stepguard/runs").iterdir())) == 1
     bench.gpus += [replace(H200, uuid=f"GPU-{number}") for number in (2, 3, 4)]
     assert bench("calibrate", "step[four]").status == 0
     assert set(content(bench).cases) == {"step[one]", "step[two]"}
