@@ -5,6 +5,7 @@
     python -m stepguard doctor
     python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
     python -m stepguard baselines list
+    python -m stepguard calibrate 'train_step[124m-bf16]'
 
 Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for bad usage.
 """
@@ -15,12 +16,13 @@ import os
 import sys
 from pathlib import Path
 
-from stepguard import cli_baselines, explain, node
+from stepguard import cli_baselines, cli_calibrate, explain, node
 from stepguard.case import Case, Scalar
 from stepguard.doctor import examine
 from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.nodes import Nodes, NodesError, gather, per_node
+from stepguard.host.resolve import TreeError
 from stepguard.host.store import StoreError, root_of
 from stepguard.host.suite import Result, Suite
 from stepguard.judge import measurement_problem
@@ -38,7 +40,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 2
-    except (BaselineError, MachineError, NodesError, StoreError, ValueError) as error:
+    except (BaselineError, MachineError, NodesError, StoreError, TreeError, ValueError) as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -79,6 +81,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     doctor = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
     doctor.set_defaults(call=lambda options: examine(root, options.baselines))
     cli_baselines.add_commands(commands, root)
+    cli_calibrate.add_commands(commands, root)
     doctor.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     return dict(commands.choices)
 

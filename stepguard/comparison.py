@@ -26,6 +26,7 @@ class Comparison:
     base: Evidence
     margins: Margins = field(default_factory=Margins)
     prior: Prior = field(default_factory=Prior)
+    why: str = ""  # those margins and that prior
     together: bool = True  # both groups alive, one of them parked; else one after the other
     out_of_time: bool = False  # there were to be more pairs, and the budget was spent
     wall_s: float = 0.0

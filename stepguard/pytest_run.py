@@ -16,6 +16,7 @@ import pytest
 from stepguard import explain
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
+from stepguard.host import calibrations
 from stepguard.host.against import Budget
 from stepguard.host.baseline import BaselineError, files, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
@@ -108,6 +109,7 @@ class PerfRun:
         try:
             for path in files(self.baselines):
                 load(path)
+            calibrations.check_all(self.baselines)
             self.waivers = load_waivers(self.baselines, today())
         except BaselineError as error:
             raise pytest.UsageError(str(error)) from None

@@ -196,10 +196,11 @@ def told(comparison: Comparison, found: Decision) -> str:
     """The decision in words: interval, pairs, and what could have been found."""
     nothing, matters = comparison.margins.ignore_pct, comparison.margins.matter_pct
     how = "" if comparison.together else ", one launch after the other"
+    why = f" ({comparison.why})" if comparison.why else ""
     most = "" if found.final and not comparison.out_of_time else f" of {PLAN[-1].pairs} at most"
     return (
         f"[{found.low_pct:+.2f}, {found.high_pct:+.2f}] % over {found.pairs} pairs{most}{how}, "
-        f"pair sd {found.sd_pct:.2f} %; margins {nothing:g} and {matters:g} %; "
+        f"pair sd {found.sd_pct:.2f} %; margins {nothing:g} and {matters:g} %{why}; "
         f"smallest detectable slowdown {found.smallest_detectable_pct:.2f} %"
     )
 

@@ -16,6 +16,7 @@ from stepguard.host.revision import Revision
 from stepguard.host.station import Bench
 from stepguard.host.turns import measure_turns
 from stepguard.host.worktree import Tree, tree_of
+from stepguard.terms import TermsOf
 from stepguard.verdict import Verdict
 from stepguard.versus import wants_more
 
@@ -51,8 +52,11 @@ def compare_with(
     progress: Progress,
     budget_s: float,
     more: Callable[[Comparison], bool] = wants_more,
+    terms: TermsOf | None = None,
 ) -> Comparison:
-    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``; what was measured of both."""
+    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``; what was measured of both,
+    to be judged by ``terms``.
+    """
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
         bench,
@@ -62,7 +66,7 @@ def compare_with(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s)
+    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s, terms)
 
 
 def confirm(
@@ -72,6 +76,7 @@ def confirm(
     recorded: str,
     progress: Progress,
     budget_s: float,
+    terms: TermsOf | None = None,
 ) -> tuple[Verdict, Comparison | None]:
     """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
     measured then. A verdict that no time decided is returned as it is.
@@ -97,6 +102,7 @@ def confirm(
                 lambda text: progress(f"confirming, {text}"),
                 budget_s,
                 lambda found: wants_more(found, moved.metric),
+                terms,
             )
     except TreeError as error:
         return unconfirmed(verdict, str(error)), None

@@ -24,6 +24,7 @@ from stepguard.site import Site
 
 LINE_WIDTH = 100
 CPU_MACHINE = "CPU"
+EVIDENCE_KEPT = "the evidence is kept: python -m stepguard accept, once it can be written"
 WAIVERS = "waivers.json"  # stands among the baseline files and is none
 
 
@@ -184,10 +185,11 @@ def save(path: Path, content: BaselineFile) -> None:
     write(path, msgspec.to_builtins(content))
 
 
-def write(path: Path, content: Any) -> None:
+def write(path: Path, content: Any, kept: str = EVIDENCE_KEPT) -> None:
     """Write beside the file and rename over it: the old file stays until the new one is whole.
 
-    Raises BaselineError, and leaves the old file as it was, when the folder cannot be written.
+    Raises BaselineError, and leaves the old file as it was, when the folder cannot be written;
+    ``kept`` says what has become of the figures then.
     """
     text = _layout(content, 0) + "\n"
     temporary = ""
@@ -205,7 +207,7 @@ def write(path: Path, content: Any) -> None:
             os.unlink(temporary)
         raise BaselineError(
             f"{path}: cannot be written: {error.strerror or error}; the old file is unchanged, "
-            "and the evidence is kept: python -m stepguard accept, once it can be written"
+            f"and {kept}"
         ) from None
 
 

@@ -24,6 +24,14 @@ class Turn:
     # Interleaving takes the drift out, so that the warm-up need not wait for the last of it.
     warmup: Protocol
 
+    def as_dict(self) -> dict[str, float]:
+        """What the noise of pairs depends on: a calibration holds for a turn like this."""
+        return {
+            "lead_s": self.lead_s,
+            "block_s": self.block_s,
+            "warmup_min_s": self.warmup.warmup_min_s,
+        }
+
 
 @dataclass
 class Side:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 GIT_LIMIT_S = 30
+CALIBRATION = "calibration"  # the folder of the machines' own noise, within that of the baselines
 # What git sets inside a hook, for one, and obeys before -C.
 ELSEWHERE = (
     "GIT_DIR",
@@ -46,7 +47,8 @@ def user_name(root: Path) -> str:
 
 def _is_baseline(path: Path, baselines: Path) -> bool:
     """Only the files themselves: --perf-baselines=. must not excuse the whole tree."""
-    return path.suffix == ".json" and path.parent.resolve() == baselines.resolve()
+    folders = (baselines.resolve(), (baselines / CALIBRATION).resolve())
+    return path.suffix == ".json" and path.parent.resolve() in folders
 
 
 def git(root: Path, *arguments: str) -> str | None:

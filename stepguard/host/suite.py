@@ -12,7 +12,7 @@ from stepguard.baseline_model import Entry
 from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
-from stepguard.host import baseline
+from stepguard.host import baseline, calibrations
 from stepguard.host.accept import accept
 from stepguard.host.against import Budget, compare_with, confirm
 from stepguard.host.machine import Gpu
@@ -20,9 +20,11 @@ from stepguard.host.measure import Bench, measure
 from stepguard.host.nodes import Nodes, spread
 from stepguard.host.revision import current
 from stepguard.host.store import Store
+from stepguard.host.turns import TURNS
 from stepguard.host.waivers import today
 from stepguard.host.worktree import Tree
 from stepguard.judge import comparable, judge, wants_more
+from stepguard.terms import TermsOf, terms_of
 from stepguard.verdict import Verdict
 from stepguard.versus import judge_turns, unproven
 from stepguard.waivers import Waiver, waive
@@ -85,6 +87,16 @@ class Suite:
         content = baseline.load_for(self.baseline_path(case), self._machine(case))
         return content.cases.get(case.id) if content else None
 
+    def terms(self, case: Case) -> TermsOf:
+        """By what pairs of the case are judged here: its calibration says, where there is one.
+
+        Raises BaselineError if the calibration file cannot be trusted.
+        """
+        path = calibrations.path_for(self.baseline_path(case))
+        content = calibrations.load_for(path, self._machine(case))
+        entry, turn = content.cases.get(case.id) if content else None, TURNS[case.device].as_dict()
+        return lambda found: terms_of(entry, found, turn, case.margins)
+
     def _machine(self, case: Case) -> str:
         if case.device == "cpu":
             return baseline.CPU_MACHINE
@@ -100,18 +112,23 @@ class Suite:
 
     def _screened(self, case: Case, progress: Progress) -> Result:
         """Against the stored baseline; what moved by time is judged against its commit."""
-        entry = self.entry(case)
+        entry, terms = self.entry(case), self.terms(case)
         evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
         evidence = self._as_it_is(evidence)
         path = self.store.keep(self.run_folder, case.slug, evidence)
         with self.budget.spent():
-            verdict, comparison = self._confirmed(case, evidence, entry, progress)
+            verdict, comparison = self._confirmed(case, evidence, entry, terms, progress)
         if comparison is not None:
             self.store.keep_comparison(self.run_folder, case.slug, comparison)
         return Result(case, evidence, verdict, path, self.baseline_path(case), comparison)
 
     def _confirmed(
-        self, case: Case, evidence: Evidence, entry: Entry | None, progress: Progress
+        self,
+        case: Case,
+        evidence: Evidence,
+        entry: Entry | None,
+        terms: TermsOf,
+        progress: Progress,
     ) -> tuple[Verdict, Comparison | None]:
         """The screen's verdict, confirmed where a time decided it; and what was measured for it."""
         verdict = judge(evidence, entry)
@@ -122,16 +139,18 @@ class Suite:
             return waived, None
         recordings = comparable(entry.epochs[-1], evidence)
         recorded = recordings[-1].commit if recordings else ""
-        share_s = self.budget.share_s()
-        found, comparison = confirm(case, self._bench, verdict, recorded, progress, share_s)
+        found, comparison = confirm(
+            case, self._bench, verdict, recorded, progress, self.budget.share_s(), terms
+        )
         return waive(found, evidence, self.waivers, today()), comparison
 
     def _against(self, case: Case, progress: Progress) -> Result:
         """Against the other revision's tree; no stored baseline has a say."""
         assert self.tree is not None
+        terms = self.terms(case)
         with self.budget.spent():
             share_s = self.budget.share_s()
-            found = compare_with(case, self._bench, self.tree, progress, share_s)
+            found = compare_with(case, self._bench, self.tree, progress, share_s, terms=terms)
         found = replace(found, head=self._as_it_is(found.head))
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
         verdict = judge_turns(found)

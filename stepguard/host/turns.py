@@ -9,7 +9,6 @@ launched one after the other. While a pair warms up, the next one imports.
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from stepguard.case import Case
@@ -22,6 +21,7 @@ from stepguard.host.station import Bench, Station, watch
 from stepguard.host.ticker import Ticker
 from stepguard.host.warmup import Protocol
 from stepguard.looks import PLAN
+from stepguard.terms import Terms, TermsOf
 from stepguard.verdict import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
@@ -41,16 +41,16 @@ def measure_turns(
     progress: Callable[[str], None],
     wants_more: Callable[[Comparison], bool],
     budget_s: float,
-    like: Comparison | None = None,
+    terms: TermsOf | None = None,
 ) -> Comparison:
     """Pairs of ``benches`` (HEAD's tree, the other one), until ``wants_more`` says that it is
     enough or ``budget_s`` seconds are over; the pair that runs then is completed.
 
-    Margins and prior are those of ``like``, or else the case's margins and the usual prior. Never
-    raises for what a workload, a worker or the machine does: that is a fault in the evidence of the
-    side that it befell.
+    ``terms`` says by what they are judged, once HEAD's side told on what it runs; without it, the
+    case's margins and the usual prior do. Never raises for what a workload, a worker or the machine
+    does: that is a fault in the evidence of the side that it befell.
     """
-    run = _Turns(case, benches, against, progress, like)
+    run = _Turns(case, benches, against, progress, terms)
     with run.stack:
         run.measure(wants_more, budget_s)
     return run.comparison()
@@ -63,9 +63,10 @@ class _Turns:
         benches: tuple[Bench, Bench],
         against: str,
         progress: Callable[[str], None],
-        like: Comparison | None,
+        terms: TermsOf | None,
     ) -> None:
-        self.case, self.against, self.like = case, against, like
+        self.case, self.against = case, against
+        self.terms = terms or (lambda evidence: Terms(case.margins))
         self.progress, self.turn = Ticker(progress), TURNS[case.device]
         self.began, self.date = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self.stack = contextlib.ExitStack()
@@ -152,18 +153,18 @@ class _Turns:
     def comparison(self) -> Comparison:
         """What is known so far."""
         head, base = (self._evidence(side) for side in self.sides)
-        found = Comparison(
+        terms = self.terms(head)
+        return Comparison(
             self.against,
             head,
             base,
-            margins=self.case.margins,
+            margins=terms.margins,
+            prior=terms.prior,
+            why=terms.why,
             together=self.together,
             out_of_time=self.out_of_time,
             wall_s=time.monotonic() - self.began,
         )
-        if self.like is None:
-            return found
-        return replace(found, margins=self.like.margins, prior=self.like.prior)
 
     def _evidence(self, side: Side) -> Evidence:
         bench, gates = side.station.bench, judged(self.case)

@@ -39,7 +39,7 @@ class Live:
         """A case begins."""
         self._case, self._began, self._stage = case_id, time.monotonic(), ""
         if not self._terminal:
-            self._write(f"\n{self._position()} {case_id}: about {_clock(self._left_s())} left\n")
+            self._write(f"\n{self._position()} {case_id}: about {clock(self._left_s())} left\n")
 
     def stage(self, text: str) -> None:
         """The case's next stage begins; the same text again says that it goes on.
@@ -52,7 +52,7 @@ class Live:
         if self._terminal:
             seconds = int(now - self._stage_began)
             lasted = f" {seconds} s" if seconds else ""
-            tail = f"  {_clock(now - self._began)}, about {_clock(self._left_s())} left"
+            tail = f"  {clock(now - self._began)}, about {clock(self._left_s())} left"
             room = max(0, self._width - 1 - len(tail))
             line = f"{self._position()} {self._case}: {text}"[: max(0, room - len(lasted))] + lasted
             self._write("\r" + (line.ljust(room) + tail)[: self._width - 1])
@@ -75,6 +75,7 @@ class Live:
         return max(1.0, left - (time.monotonic() - self._began))
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Minutes and seconds, "2:05"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"

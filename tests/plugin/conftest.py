@@ -142,7 +142,9 @@ class Gate:
         """
         self.turn_fields[case.id] = {"pct": pct} | fields
 
-    def measure_turns(self, case, benches, against, progress, wants_more, budget_s) -> Comparison:
+    def measure_turns(
+        self, case, benches, against, progress, wants_more, budget_s, terms
+    ) -> Comparison:
         """In place of stepguard.host.turns.measure_turns."""
         self.turns.append((case.id, benches[1].revision.commit, budget_s))
         progress("pair 1 head: block 1/2 of 4 steps")
@@ -169,7 +171,9 @@ class Gate:
             counters = found.counts.values | changes.pop("counters", {})
             counts = replace(found.counts, values=counters)
             made[name] = replace(found, **({"counts": counts} | changes))
-        return Comparison(against, **made, margins=case.margins, **fields)
+        by = terms(made["head"])
+        judged_by = {"margins": by.margins, "prior": by.prior, "why": by.why}
+        return Comparison(against, **made, **judged_by, **fields)
 
     def measure_really(self) -> None:
         """From now on a case is measured by worker processes."""

@@ -74,7 +74,7 @@ def test_slower_fails_and_says_by_what(gate, h200):
             "SLOWER *100%]",
             "linear?124m?: SLOWER: step_ms 10.000 -> 10.200 (+2.0 %, limit 0.2 %)",
             "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, the other*",
-            "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 %; smallest detectable *",
+            "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 % (not calibrated); *",
             f"  compared with {shown}, measured beside it",
             "  if it is meant, merge it, then record: *-m stepguard accept 'linear?124m?'",
             "  look closer: *comparison.json",
