@@ -17,7 +17,8 @@ from stepguard.case import Case
 from stepguard.host.baseline import BaselineError
 from stepguard.host.resolve import TreeError
 from stepguard.host.store import StoreError
-from stepguard.host.suite import BUDGET_S, Result
+from stepguard.host.suite import Result
+from stepguard.options import add_options
 from stepguard.pytest_run import PerfRun
 from stepguard.report import summary
 from stepguard.verdict import Status
@@ -51,58 +52,7 @@ def _marks(case: Case) -> list[pytest.MarkDecorator]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options, all prefixed."""
-    group = parser.getgroup("stepguard", "performance regression gate")
-    group.addoption(
-        "--perf-update",
-        action="store_true",
-        help="record what is measured now: every sound result, changed levels too",
-    )
-    group.addoption(
-        "--perf-update-new",
-        action="store_true",
-        help="record only the cases that have no baseline",
-    )
-    group.addoption(
-        "--perf-baselines", metavar="DIR", help="folder of the baseline files (baselines/)"
-    )
-    group.addoption(
-        "--perf-require-gpus",
-        metavar="N",
-        type=int,
-        default=0,
-        help="refuse to run with fewer GPUs than this, instead of skipping (%(default)s)",
-    )
-    group.addoption(
-        "--perf-against",
-        metavar="REV",
-        help="judge against this branch, tag or commit, measured beside the tree as it is",
-    )
-    group.addoption(
-        "--perf-budget",
-        metavar="MIN",
-        type=float,
-        default=BUDGET_S / 60,
-        help="minutes that a run may spend on pairs with another revision (%(default)g)",
-    )
-    group.addoption(
-        "--perf-no-confirm",
-        action="store_true",
-        help="do not measure the baseline's commit beside the tree when a time moved",
-    )
-    group.addoption(
-        "--perf-nnodes",
-        metavar="N",
-        type=int,
-        default=1,
-        help="spread cases of several ranks over N nodes; see docs/several-nodes.md (%(default)s)",
-    )
-    group.addoption(
-        "--perf-rdzv-endpoint",
-        metavar="HOST:PORT",
-        help="where the other nodes find this one: python -m stepguard node --endpoint HOST:PORT",
-    )
-    group.addoption("--perf-json", metavar="PATH", help="write the run as one JSON document")
-    group.addoption("--perf-report", metavar="PATH", help="write the run as Markdown")
+    add_options(parser.getgroup("stepguard", "performance regression gate"))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -21,10 +21,11 @@ from stepguard.host.against import Budget
 from stepguard.host.baseline import BaselineError, files, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.nodes import Nodes, NodesError, gather, per_node, spread
-from stepguard.host.resolve import TreeError, resolve
+from stepguard.host.resolve import TreeError
 from stepguard.host.suite import Result, Suite
 from stepguard.host.waivers import load_waivers, today
 from stepguard.host.worktree import tree_of
+from stepguard.options import refuse_bad_options
 from stepguard.pytest_update import Update
 from stepguard.report import documents
 from stepguard.report.live import Live
@@ -80,30 +81,10 @@ class PerfRun:
 
     def refuse_bad_options(self) -> None:
         """Raise UsageError for what would turn the gate off or make it meaningless."""
-        option = self.config.option
         if hasattr(self.config, "workerinput"):
             return  # every case is refused when its turn comes: here xdist would hide the reason
-        for name in ("benchmark_skip", "benchmark_disable"):
-            if getattr(option, name, False):
-                flag = "--" + name.replace("_", "-")
-                raise pytest.UsageError(f"{flag} would pass the performance cases unmeasured")
-        required = option.perf_require_gpus
-        if len(self.gpus()) < required:
-            raise pytest.UsageError(
-                f"--perf-require-gpus={required}: this machine shows {len(self.gpus())}; "
-                "see: python -m stepguard doctor"
-            )
-        self._refuse_bad_revision()
-        if option.perf_nnodes < 1 or (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
-            raise pytest.UsageError(
-                f"--perf-nnodes={option.perf_nnodes}: several nodes and --perf-rdzv-endpoint="
-                "HOST:PORT go together; see docs/several-nodes.md"
-            )
-        for name in ("perf_json", "perf_report"):
-            target = getattr(option, name)
-            path = Path(self.config.invocation_params.dir, target or "")
-            if target and (problem := documents.unwritable(path)):
-                raise pytest.UsageError(f"--{name.replace('_', '-')}={target}: {problem}")
+        refuse_bad_options(self.config, self.root, len(self.gpus()))
+        option = self.config.option
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
         try:
@@ -113,23 +94,6 @@ class PerfRun:
             self.waivers = load_waivers(self.baselines, today())
         except BaselineError as error:
             raise pytest.UsageError(str(error)) from None
-
-    def _refuse_bad_revision(self) -> None:
-        option = self.config.option
-        if not 0 < option.perf_budget < 1e6:  # NaN neither
-            raise pytest.UsageError(f"--perf-budget={option.perf_budget}: a number of minutes")
-        if not option.perf_against:
-            return
-        if option.perf_nnodes > 1:
-            raise pytest.UsageError("--perf-against: the other revision's tree is on one node only")
-        if option.perf_update or option.perf_update_new:
-            raise pytest.UsageError(
-                "--perf-against judges against a revision, not a baseline: record in another run"
-            )
-        try:
-            resolve(self.root, option.perf_against)
-        except TreeError as error:
-            raise pytest.UsageError(f"--perf-against={option.perf_against}: {error}") from None
 
     def gather_nodes(self) -> None:
         """Wait for the other nodes, where there are to be any. Raises UsageError without them."""

@@ -92,6 +92,15 @@ def test_noise_decides_nothing():
     assert decided(turns(noisy, out_of_time=True)) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
 
 
+def test_between_two_looks_only_the_end_of_time_decides():
+    """Eight pairs of 2 % are SLOWER if there will be no more, and else wait for the ninth."""
+    ratios = shifted(2.0, (*SPREAD, 0.0, 0.0))
+    assert decided(turns(ratios)) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    assert wants_more(turns(ratios))
+    late = turns(ratios, out_of_time=True)
+    assert decided(late) == (Status.SLOWER, Reason.BEYOND_MARGIN) and not wants_more(late)
+
+
 def test_few_pairs_cannot_say_slower():
     """Five pairs of twice the time are not SLOWER, and never `same`."""
     for count in range(1, 6):

@@ -1,0 +1,104 @@
+"""The plugin's options: what they are, and which values would turn the gate off."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepguard.host.resolve import TreeError, resolve
+from stepguard.host.suite import BUDGET_S
+from stepguard.report import documents
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--perf-update": {
+        "action": "store_true",
+        "help": "record what is measured now: every sound result, changed levels too",
+    },
+    "--perf-update-new": {
+        "action": "store_true",
+        "help": "record only the cases that have no baseline",
+    },
+    "--perf-baselines": {"metavar": "DIR", "help": "folder of the baseline files (baselines/)"},
+    "--perf-require-gpus": {
+        "metavar": "N",
+        "type": int,
+        "default": 0,
+        "help": "refuse to run with fewer GPUs than this, instead of skipping (%(default)s)",
+    },
+    "--perf-against": {
+        "metavar": "REV",
+        "help": "judge against this branch, tag or commit, measured beside the tree as it is",
+    },
+    "--perf-budget": {
+        "metavar": "MIN",
+        "type": float,
+        "default": BUDGET_S / 60,
+        "help": "minutes that a run may spend on pairs with another revision (%(default)g)",
+    },
+    "--perf-no-confirm": {
+        "action": "store_true",
+        "help": "do not measure the baseline's commit beside the tree when a time moved",
+    },
+    "--perf-nnodes": {
+        "metavar": "N",
+        "type": int,
+        "default": 1,
+        "help": "spread cases of several ranks over N nodes; see docs/several-nodes.md "
+        "(%(default)s)",
+    },
+    "--perf-rdzv-endpoint": {
+        "metavar": "HOST:PORT",
+        "help": "where the other nodes find this one: python -m stepguard node --endpoint "
+        "HOST:PORT",
+    },
+    "--perf-json": {"metavar": "PATH", "help": "write the run as one JSON document"},
+    "--perf-report": {"metavar": "PATH", "help": "write the run as Markdown"},
+}
+
+
+def add_options(group: Any) -> None:
+    """Add them all to a group of pytest's parser."""
+    for name, settings in OPTIONS.items():
+        group.addoption(name, **settings)
+
+
+def refuse_bad_options(config: pytest.Config, root: Path, gpus: int) -> None:
+    """Raise UsageError for what would pass cases unmeasured, or could not be done."""
+    option = config.option
+    for name in ("benchmark_skip", "benchmark_disable"):
+        if getattr(option, name, False):
+            flag = "--" + name.replace("_", "-")
+            raise pytest.UsageError(f"{flag} would pass the performance cases unmeasured")
+    if gpus < option.perf_require_gpus:
+        raise pytest.UsageError(
+            f"--perf-require-gpus={option.perf_require_gpus}: this machine shows {gpus}; "
+            "see: python -m stepguard doctor"
+        )
+    _refuse_bad_revision(option, root)
+    if option.perf_nnodes < 1 or (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
+        raise pytest.UsageError(
+            f"--perf-nnodes={option.perf_nnodes}: several nodes and --perf-rdzv-endpoint="
+            "HOST:PORT go together; see docs/several-nodes.md"
+        )
+    for name in ("perf_json", "perf_report"):
+        target = getattr(option, name)
+        path = Path(config.invocation_params.dir, target or "")
+        if target and (problem := documents.unwritable(path)):
+            raise pytest.UsageError(f"--{name.replace('_', '-')}={target}: {problem}")
+
+
+def _refuse_bad_revision(option: Any, root: Path) -> None:
+    if not 0 < option.perf_budget < 1e6:  # NaN neither
+        raise pytest.UsageError(f"--perf-budget={option.perf_budget}: a number of minutes")
+    if not option.perf_against:
+        return
+    if option.perf_nnodes > 1:
+        raise pytest.UsageError("--perf-against: the other revision's tree is on one node only")
+    if option.perf_update or option.perf_update_new:
+        raise pytest.UsageError(
+            "--perf-against judges against a revision, not a baseline: record in another run"
+        )
+    try:
+        resolve(root, option.perf_against)
+    except TreeError as error:
+        raise pytest.UsageError(f"--perf-against={option.perf_against}: {error}") from None
