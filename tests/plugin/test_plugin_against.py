@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import stepguard.host.worktree
 import stepguard.pytest_run
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
@@ -314,6 +315,14 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch):
         ["linear?124m?: BROKEN: --perf-against=old: cannot be made: no space left; free some"]
     )
     result.stdout.no_fnmatch_line("*Traceback*")
+
+
+def test_a_tree_that_cannot_be_removed_is_told(gate, h200, monkeypatch):
+    """It is given up before the summary, which says what is left to do."""
+    a_case(gate, h200)
+    monkeypatch.setattr(stepguard.host.worktree, "_remove", lambda *told: "planted: rm -rf it")
+    result = gate.run(OTHER)
+    result.stdout.fnmatch_lines(["* performance =*", "planted: rm -rf it"])
 
 
 def test_what_a_killed_run_left_is_told(gate, h200):
