@@ -108,7 +108,7 @@ def test_stepguards_borders(path):
     if "torch" in found:
         assert inner.parts[0] == "worker" or inner.name == "cuda_stamp.py"
     if found & {"pytest", "_pytest", "pluggy"}:
-        assert str(inner) in ("plugin.py", "pytest_run.py", "benchmark_bridge.py")
+        assert str(inner) in ("plugin.py", "options.py", "pytest_run.py", "benchmark_bridge.py")
     assert "pytest_benchmark" not in found  # reached through its fixture alone
 
 

@@ -14,10 +14,10 @@ import stepguard.host.station
 import stepguard.host.turns
 from stepguard import Case
 from stepguard.evidence import Fault
-from stepguard.host.launch import LaunchFailed
+from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.machine import Gpu
 from stepguard.host.revision import Revision
-from stepguard.host.station import Bench, Unfit
+from stepguard.host.station import Bench
 from stepguard.host.turns import TURNS, measure_turns
 from stepguard.looks import Margins, Prior
 from stepguard.verdict import Reason, Status
@@ -55,15 +55,16 @@ class Monitor:
     def __init__(self, world):
         self.world, self.gpus, self.expected = world, (H200,), []
 
-    def expect(self, *groups):
+    def expect(self, *groups, token, everywhere):
         """The processes that may be there."""
+        assert token and not everywhere
         self.expected.append(groups)
 
     def poll(self):
         """Sampled by the main thread alone."""
         assert threading.current_thread() is threading.main_thread()
 
-    def annotate(self, block, began_ns, ended_ns):
+    def annotate(self, block, ranks):
         """The next taint that the test planned."""
         return replace(block, tainted=self.world.taints.pop(0) if self.world.taints else "")
 
@@ -72,8 +73,10 @@ def fake_group(world):
     """A WorkerGroup's stand-in."""
 
     class Group:
-        def __init__(self, spec):
-            self.spec, self.pids, self.began, self.closed = spec, [], 0.0, False
+        def __init__(self, spec, elsewhere):
+            assert elsewhere is None
+            self.spec, self.pids, self.began, self.closed = spec, {}, 0.0, False
+            self.token = "token"
             self.label = spec.label
             self.side = "head" if "head" in spec.folder.parts else "base"
             world.groups[self.key] = self
@@ -98,7 +101,7 @@ def fake_group(world):
 
         def hello(self, poll):
             self.note("hello")
-            self.pids = [len(world.groups)]
+            self.pids = {0: len(world.groups)}
 
         def ready(self):
             left = world.slow_imports.get(self.key, 0)
@@ -128,7 +131,12 @@ def fake_group(world):
                 "tokens_per_step": 10,
                 "flops_per_step": 1.0,
                 "precision": "bf16",
-                "fingerprint": {"device_name": "x", "device_uuid": H200.uuid, "torch": "2.13"},
+                "fingerprint": {
+                    "device_name": "x",
+                    "device_uuid": H200.uuid,
+                    "torch": "2.13",
+                    "cuda": "13.0",
+                },
                 "sources": {},
                 "memory_bytes": 140 * GIB,
             }
@@ -367,7 +375,8 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
     """UNFIT before anything starts."""
 
     def refuse(*arguments):
-        raise Unfit(Reason.GPU_LOCKED, "held by process 1")
+        fault = Fault(Reason.GPU_LOCKED.name, "held by process 1", "", "preflight")
+        raise LaunchFailed(fault)
 
     monkeypatch.setattr(stepguard.host.turns, "watch", refuse)
     found = measure(1, GPU)
