@@ -17,26 +17,42 @@ def to_confirm(verdict: Verdict) -> MetricVerdict | None:
     return worst if timed and worst.status in (Status.SLOWER, Status.FASTER) else None
 
 
-def confirmed(verdict: Verdict, comparison: Comparison, how: str) -> Verdict:
+def moved_times(verdict: Verdict) -> list[str]:
+    """The times that a confirmation has to judge."""
+    return [m.metric for m in verdict.metrics if _is_moved_time(m)]
+
+
+def confirmed(verdict: Verdict, comparison: Comparison, how: str, own: bool = True) -> Verdict:
     """The screen's verdict, after its baseline's code ran beside HEAD on this very machine.
 
-    ``how`` says which commit that was. Where the code has not moved, the times are `same`: the
-    machine has. Where the pairs cannot say, the screen's word stands, unconfirmed.
+    ``how`` says which commit that was; ``own`` whether it was the recording's own, and not one in
+    its place. Every time that moved is judged by its own pairs. Where the code has not moved, it is
+    `same`: the machine has. Where the pairs cannot say, the screen's word stands, unconfirmed.
     """
-    screened = to_confirm(verdict)
-    assert screened is not None
-    found, failed = decision(comparison, screened.metric), problem(comparison)
+    failed = problem(comparison)
     if failed is not None:
         return unconfirmed(verdict, f"{failed.status.value}, {failed.message}")
-    if found is None:
-        return unconfirmed(verdict, "the step time was not judged")
-    words = f"{how} beside it: {told(comparison, found)}"
-    if found.status is Status.SLOWER or found.status is screened.status:
-        note = f"confirmed, the code is {found.status.value}: {words}"
-        return _moved(verdict, found.status, screened.reason, note)
-    if found.status is Status.INCONCLUSIVE:
-        return unconfirmed(verdict, f"the pairs do not decide, {words}")
-    return _moved(verdict, Status.SAME, Reason.MACHINE_MOVED, f"the machine moved; {words}")
+    metrics = tuple(
+        _judged(m, comparison, how, own) if _is_moved_time(m) else m for m in verdict.metrics
+    )
+    return _with(verdict, metrics)
+
+
+def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -> MetricVerdict:
+    """A time that the screen says has moved, by the pairs."""
+    by_pairs = decision(comparison, found.metric)
+    if by_pairs is None:
+        return replace(found, note="unconfirmed: the step time was not judged")
+    words = f"{how} beside it: {told(comparison, by_pairs)}"
+    if by_pairs.status is Status.SLOWER or by_pairs.status is found.status:
+        note = f"confirmed, the code is {by_pairs.status.value}: {words}"
+        return replace(found, status=by_pairs.status, note=note)
+    if by_pairs.status is Status.INCONCLUSIVE:
+        return replace(found, note=f"unconfirmed: the pairs do not decide, {words}")
+    if not own:  # it may have been slow there already
+        return replace(found, note=f"unconfirmed: like that other commit, {words}")
+    note = f"the machine moved; {words}"
+    return replace(found, status=Status.SAME, reason=Reason.MACHINE_MOVED, note=note)
 
 
 def same_code(verdict: Verdict, how: str) -> Verdict:
@@ -49,18 +65,28 @@ def unconfirmed(verdict: Verdict, why: str) -> Verdict:
     """The screen's verdict as it is, and why nobody could tell code from machine."""
     screened = to_confirm(verdict)
     assert screened is not None
-    return _moved(verdict, screened.status, screened.reason, f"unconfirmed: {why}")
+    metrics = tuple(
+        replace(m, note=f"unconfirmed: {why}") if _is_moved_time(m) else m for m in verdict.metrics
+    )
+    return replace(verdict, metrics=metrics)
 
 
 def _moved(verdict: Verdict, status: Status, reason: Reason, note: str) -> Verdict:
-    """The verdict with its moved times judged anew; what else moved keeps its say."""
+    """The verdict with all its moved times judged anew; what else moved keeps its say."""
     metrics = tuple(
-        replace(m, status=status, reason=reason, note=note)
-        if METRICS[m.metric].kind == "time" and m.status in (Status.SLOWER, Status.FASTER)
-        else m
+        replace(m, status=status, reason=reason, note=note) if _is_moved_time(m) else m
         for m in verdict.metrics
     )
+    return _with(verdict, metrics)
+
+
+def _with(verdict: Verdict, metrics: tuple[MetricVerdict, ...]) -> Verdict:
     worst = worst_of(metrics)
     assert worst is not None
-    reason = reason if worst.status is Status.SAME else worst.reason
+    reason = Reason.MACHINE_MOVED if worst.status is Status.SAME else worst.reason
     return replace(verdict, status=worst.status, reason=reason, metrics=metrics)
+
+
+def _is_moved_time(found: MetricVerdict) -> bool:
+    timed = METRICS[found.metric].kind == "time"
+    return timed and found.gated and found.status in (Status.SLOWER, Status.FASTER)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from stepguard.host.resolve import TreeError, resolve
+from stepguard.host.revision import current
 from stepguard.host.suite import BUDGET_S
 from stepguard.report import documents
 
@@ -62,9 +63,13 @@ def add_options(group: Any) -> None:
         group.addoption(name, **settings)
 
 
-def refuse_bad_options(config: pytest.Config, root: Path, gpus: int) -> None:
+def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
     """Raise UsageError for what would pass cases unmeasured, or could not be done."""
     option = config.option
+    for name in ("baselines", "against", "rdzv_endpoint", "json", "report"):
+        if (value := getattr(option, f"perf_{name}")) is not None and not value.strip():
+            flag = "--perf-" + name.replace("_", "-")
+            raise pytest.UsageError(f"{flag}={value}: empty; a variable that is not set, maybe")
     for name in ("benchmark_skip", "benchmark_disable"):
         if getattr(option, name, False):
             flag = "--" + name.replace("_", "-")
@@ -74,7 +79,7 @@ def refuse_bad_options(config: pytest.Config, root: Path, gpus: int) -> None:
             f"--perf-require-gpus={option.perf_require_gpus}: this machine shows {gpus}; "
             "see: python -m stepguard doctor"
         )
-    _refuse_bad_revision(option, root)
+    _refuse_bad_revision(option, root, baselines)
     if option.perf_nnodes < 1 or (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
         raise pytest.UsageError(
             f"--perf-nnodes={option.perf_nnodes}: several nodes and --perf-rdzv-endpoint="
@@ -87,7 +92,7 @@ def refuse_bad_options(config: pytest.Config, root: Path, gpus: int) -> None:
             raise pytest.UsageError(f"--{name.replace('_', '-')}={target}: {problem}")
 
 
-def _refuse_bad_revision(option: Any, root: Path) -> None:
+def _refuse_bad_revision(option: Any, root: Path, baselines: Path) -> None:
     if not 0 < option.perf_budget < 1e6:  # NaN neither
         raise pytest.UsageError(f"--perf-budget={option.perf_budget}: a number of minutes")
     if not option.perf_against:
@@ -99,6 +104,12 @@ def _refuse_bad_revision(option: Any, root: Path) -> None:
             "--perf-against judges against a revision, not a baseline: record in another run"
         )
     try:
-        resolve(root, option.perf_against)
+        named = resolve(root, option.perf_against)
     except TreeError as error:
         raise pytest.UsageError(f"--perf-against={option.perf_against}: {error}") from None
+    head = current(root, baselines)
+    if named.commit == head.commit and not head.dirty and option.perf_against != "HEAD":
+        raise pytest.UsageError(
+            f"--perf-against={option.perf_against}: that is HEAD itself, without a change, and "
+            "always the same; to compare the machine with itself say --perf-against=HEAD"
+        )

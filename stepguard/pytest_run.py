@@ -83,7 +83,7 @@ class PerfRun:
         """Raise UsageError for what would turn the gate off or make it meaningless."""
         if hasattr(self.config, "workerinput"):
             return  # every case is refused when its turn comes: here xdist would hide the reason
-        refuse_bad_options(self.config, self.root, len(self.gpus()))
+        refuse_bad_options(self.config, self.root, self.baselines, len(self.gpus()))
         option = self.config.option
         if not self.baselines.is_dir() and option.perf_baselines:
             raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
@@ -272,6 +272,8 @@ class PerfRun:
 
     def waiver_lines(self) -> list[str]:
         """Every waiver, on every run: what it did, or that its case was not measured."""
+        if self.config.option.perf_against:
+            return [f"waiver not applied with --perf-against: {w.told()}" for w in self.waivers]
         said = {r.case.id: r.verdict.waivers for r in self.results}
         lines = [f"{case_id}: waiver {text}" for case_id, texts in said.items() for text in texts]
         rest = [waiver for waiver in self.waivers if waiver.case not in said]

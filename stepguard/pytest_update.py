@@ -12,6 +12,7 @@ from stepguard.acceptance import moved_together
 from stepguard.host.baseline import BaselineError
 from stepguard.host.suite import Result, Suite
 from stepguard.metrics import METRICS
+from stepguard.verdict import Reason
 
 REASON = "accepted with --perf-update"
 
@@ -43,6 +44,13 @@ class Update:
                 f"{result.case.id}: not recorded, waived until {until}; to make it the level: "
                 f"{self._run.python} -m stepguard accept {shlex.quote(result.case.id)} "
                 "--reason '...'"
+            )
+            return result
+        if result.verdict.reason is Reason.MACHINE_MOVED:
+            self._refuse(
+                f"{result.case.id}: not recorded, the machine moved and not the code; if it is to "
+                f"be the level: {self._run.python} -m stepguard accept "
+                f"{shlex.quote(result.case.id)} --reason '...'"
             )
             return result
         timed = any(METRICS[name].kind == "time" for name in result.case.gates)

@@ -75,6 +75,7 @@ class Reason(Enum):
     CLOCKS_DISAGREE = "wall clock and CUDA events disagree"
     RAISED = "the workload raised"
     BAD_WORKLOAD = "the factory is not one, or returned no workload"
+    TREE_CHANGED = "the tree changed while it was measured"
     OTHER_TREE = "a module came from another tree"
     OUT_OF_MEMORY = "out of memory"
     KILLED = "a worker was killed"

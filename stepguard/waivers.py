@@ -14,9 +14,10 @@ import msgspec
 from stepguard.evidence import Evidence
 from stepguard.judge import measurement_problem
 from stepguard.metrics import METRICS, format_value
-from stepguard.verdict import MetricVerdict, Status, Verdict, worst_of
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
 
 SCHEMA = 1
+LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 _WAIVABLE = (Status.SLOWER, Status.CHANGED)
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -28,7 +29,7 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     case: Text
     metric: Text
     # A time: most percent above the recordings. A difference: points of a step above the newest.
-    limit_pct: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    limit_pct: Annotated[float, msgspec.Meta(gt=0, le=50)] | None = None
     # A counter: the most it may be; one of work has to be exactly this.
     value: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     reason: Text
@@ -55,7 +56,12 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         if self.value is None or found.new is None:
             return False
         exact = METRICS[self.metric].role == "work"
-        return found.new == self.value if exact else found.new <= self.value
+        return found.new == self.value if exact else found.new <= self.value <= self.most(found)
+
+    def most(self, found: MetricVerdict) -> float:
+        """The largest ``value`` that is a limit still, beside what is recorded."""
+        little = LITTLE_BYTES if METRICS[self.metric].unit == "B" else LITTLE_CALLS
+        return max(2 * (found.old or 0), little)
 
 
 def problem_of(waiver: Waiver, today: date) -> str:
@@ -113,10 +119,15 @@ def _said(waiver: Waiver, found: MetricVerdict | None, today: date) -> str:
     """What a waiver did in this run."""
     if found is None or not found.gated:
         return f"stale, the case does not gate it; take it out: {waiver.told()}"
+    if found.reason is Reason.MACHINE_MOVED:
+        return f"not needed, the machine moved and not the code: {waiver.told()}"
     if found.status not in _WAIVABLE:
         return f"stale, {found.metric} is {found.status.value}; take it out: {waiver.told()}"
     if waiver.expires < today:
         return f"EXPIRED: {waiver.told()}"
+    if waiver.value is not None and METRICS[waiver.metric].role == "cost":
+        if waiver.value > (most := waiver.most(found)):
+            return f"TOO WIDE, at most {format_value(found.metric, most)}: {waiver.told()}"
     if not waiver.covers(found):
         now = format_value(found.metric, found.new)
         if waiver.limit_pct is not None and found.change_pct is not None:

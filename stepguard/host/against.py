@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.confirm import confirmed, same_code, to_confirm, unconfirmed
+from stepguard.confirm import confirmed, moved_times, same_code, to_confirm, unconfirmed
 from stepguard.host.nodes import spread
 from stepguard.host.resolve import TreeError, commit_for_confirmation
 from stepguard.host.revision import Revision
@@ -77,13 +77,17 @@ def confirm(
     progress: Progress,
     budget_s: float,
     terms: TermsOf | None = None,
+    changed: bool = False,
 ) -> tuple[Verdict, Comparison | None]:
     """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
-    measured then. A verdict that no time decided is returned as it is.
+    measured then. A verdict that no time decided is returned as it is. ``changed``: the tree was
+    edited while the screen measured it, so that nobody knows what was measured.
     """
-    moved = to_confirm(verdict)
-    if moved is None:
+    if to_confirm(verdict) is None:
         return verdict, None
+    if changed:
+        return unconfirmed(verdict, "the tree changed while it was measured"), None
+    names = moved_times(verdict)
     if spread(case, bench.nodes):
         return unconfirmed(verdict, "the baseline's tree would be on one of the nodes only"), None
     chosen = commit_for_confirmation(bench.root, recorded)
@@ -101,11 +105,11 @@ def confirm(
                 tree,
                 lambda text: progress(f"confirming, {text}"),
                 budget_s,
-                lambda found: wants_more(found, moved.metric),
+                lambda found: any(wants_more(found, name) for name in names),
                 terms,
             )
     except TreeError as error:
         return unconfirmed(verdict, str(error)), None
     for sentence in sentences:
         progress(sentence)
-    return confirmed(verdict, comparison, chosen.how), comparison
+    return confirmed(verdict, comparison, chosen.how, chosen.own), comparison

@@ -45,6 +45,7 @@ class Confirmation:
 
     commit: str  # in full; empty if there is none
     how: str
+    own: bool = False  # whether it is the recording's own, and not one in its place
 
 
 def short(commit: str) -> str:
@@ -80,7 +81,7 @@ def commit_for_confirmation(root: Path, commit: str) -> Confirmation:
         return Confirmation("", f"git knows no commit of {root}")
     is_hash = bool(re.fullmatch(r"[0-9a-f]{7,64}", commit))
     if is_hash and (own := _commit(root, commit)):
-        return Confirmation(own, f"the recording's own commit, {short(own)}")
+        return Confirmation(own, f"the recording's own commit, {short(own)}", own=True)
     why = "the recording names no commit"
     if commit:
         why = f"the recording's commit {short(commit)} is not in this repository"

@@ -1,8 +1,11 @@
 """What git says of the tree that is measured."""
 
+import contextlib
+import hashlib
 import os
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 GIT_LIMIT_S = 30
@@ -23,6 +26,8 @@ class Revision:
 
     commit: str = ""
     dirty: tuple[str, ...] = ()
+    # Of the files that differ: another value says that one was edited again.
+    state: str = field(default="", compare=False)
 
 
 def current(root: Path, baselines: Path) -> Revision:
@@ -31,13 +36,34 @@ def current(root: Path, baselines: Path) -> Revision:
     if not commit:
         return Revision()
     commit, folder = commit.strip(), git(root, "rev-parse", "--show-toplevel")
-    status = git(root, "status", "--porcelain", "-z", "--no-renames", "--untracked-files=all")
+    asked = ("--no-renames", "--untracked-files=all", "--ignore-submodules=none")
+    status = git(root, "status", "--porcelain", "-z", *asked)
     if folder is None or status is None:  # not known to be clean
         return Revision(commit, ("git status failed",))
     top = Path(folder.removesuffix("\n"))
     paths = [entry[3:] for entry in status.split("\0") if entry]
+    paths += _unwatched(top)
     dirty = [path for path in paths if not _is_baseline(top / path, baselines)]
-    return Revision(commit, tuple(sorted(dirty)))
+    return Revision(commit, tuple(sorted(dirty)), _state(top, dirty))
+
+
+def _unwatched(top: Path) -> list[str]:
+    """Files that git was told not to look at (assume-unchanged, skip-worktree), and that are there:
+    nobody knows what is in them. A sparse checkout has none of the latter.
+    """
+    listed = (git(top, "ls-files", "-v", "-z") or "").split("\0")
+    marked = [line[2:] for line in listed if line[:1] == "S" or line[:1].islower()]
+    return [path for path in marked if (top / path).exists()]
+
+
+def _state(top: Path, dirty: Sequence[str]) -> str:
+    """Sizes and times of the files that differ."""
+    digest = hashlib.sha256()
+    for path in sorted(dirty):
+        with contextlib.suppress(OSError):
+            found = (top / path).lstat()
+            digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+    return digest.hexdigest()
 
 
 def user_name(root: Path) -> str:

@@ -31,6 +31,7 @@ def check(spec: LaunchSpec, ranks: Sequence[Mapping[str, Any]], during: str) -> 
     forbidden = [folder.resolve() for folder in spec.forbidden]
     for rank, told in enumerate(ranks):
         found = strays(told["sources"], own, forbidden, neutral)
+        found += shadowed(told.get("installed", {}), own)
         if found:
             message = f"rank {rank}: {_described(found, spec.root)}"
             where = f"{spec.label}, {during}"
@@ -57,6 +58,21 @@ def strays(
         if owner == "forbidden" or other_engine:
             found.append((name, file))
     return found
+
+
+def shadowed(
+    installed: Mapping[str, str], own: Iterable[Path], engine: Path = ENGINE
+) -> list[tuple[str, str]]:
+    """(module, file) of installed packages whose source the tree has, in itself or in src/: both
+    revisions would run the installed copy. The engine excepted.
+    """
+    folders = [folder for root in own for folder in (root, root / "src")]
+    return [
+        (name, f"an installed copy, not {folder / file}")
+        for name, file in sorted(installed.items())
+        for folder in folders
+        if name != engine.name and (folder / file).is_file()
+    ][:SHOWN]
 
 
 def _described(found: Sequence[tuple[str, str]], root: Path) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from stepguard.baseline_model import Entry
 from stepguard.case import Case
 from stepguard.comparison import Comparison
-from stepguard.evidence import Evidence
+from stepguard.evidence import Evidence, Fault
 from stepguard.host import baseline, calibrations
 from stepguard.host.accept import accept
 from stepguard.host.against import Budget, compare_with, confirm
@@ -25,11 +25,12 @@ from stepguard.host.waivers import today
 from stepguard.host.worktree import Tree
 from stepguard.judge import comparable, judge, wants_more
 from stepguard.terms import TermsOf, terms_of
-from stepguard.verdict import Verdict
+from stepguard.verdict import Reason, Verdict
 from stepguard.versus import judge_turns, unproven
 from stepguard.waivers import Waiver, waive
 
 Progress = Callable[[str], None]
+CHANGED = "the tree changed while it was measured"
 BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
 
 
@@ -138,9 +139,12 @@ class Suite:
         if waived.waived_until:  # code or machine, it passes
             return waived, None
         recordings = comparable(entry.epochs[-1], evidence)
-        recorded = recordings[-1].commit if recordings else ""
+        # The first of the epoch: what was recorded since is `same` by the limit, not by pairs, and
+        # may have crept.
+        recorded = recordings[0].commit if recordings else ""
+        share_s, changed = self.budget.share_s(), CHANGED in evidence.dirty
         found, comparison = confirm(
-            case, self._bench, verdict, recorded, progress, self.budget.share_s(), terms
+            case, self._bench, verdict, recorded, progress, share_s, terms, changed
         )
         return waive(found, evidence, self.waivers, today()), comparison
 
@@ -151,17 +155,21 @@ class Suite:
         with self.budget.spent():
             share_s = self.budget.share_s()
             found = compare_with(case, self._bench, self.tree, progress, share_s, terms=terms)
-        found = replace(found, head=self._as_it_is(found.head))
+        head = self._as_it_is(found.head)
+        if CHANGED in head.dirty:  # pairs may be of two trees
+            fault = Fault(Reason.TREE_CHANGED.name, CHANGED, "", "pairs")
+            head = replace(head, faults=(*head.faults, fault))
+        found = replace(found, head=head)
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
         verdict = judge_turns(found)
         return Result(case, found.head, verdict, path, self.baseline_path(case), found)
 
     def _as_it_is(self, evidence: Evidence) -> Evidence:
         """The evidence, dirty if its tree changed meanwhile."""
-        if current(self.root, self.baselines) == self._bench.revision:
+        now, then = current(self.root, self.baselines), self._bench.revision
+        if (now, now.state) == (then, then.state):
             return evidence
-        moved = (*evidence.dirty, "the tree changed while it was measured")
-        return replace(evidence, dirty=moved)
+        return replace(evidence, dirty=(*evidence.dirty, CHANGED))
 
     def hold_false_discoveries(self) -> list[str]:
         """Take back, at the run's end, what all its claims together do not prove; who it was."""

@@ -1,5 +1,6 @@
 """One torchrun: its arguments, its environment, its end. What every node of a launch does alike."""
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -118,6 +119,9 @@ def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> di
         "TRITON_CACHE_DIR": str(spec.cache / "triton"),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that NVML and CUDA count alike
     }
+    if spec.forbidden:  # torch keeps built extensions by name alone: another tree's would be loaded
+        own = hashlib.sha256(str(spec.root).encode()).hexdigest()[:16]
+        env["TORCH_EXTENSIONS_DIR"] = str(spec.cache / "extensions" / own)
     if spec.world_size > 1 or spec.one_of_several:
         # torchrun sets it where a node has several ranks; a rank must not depend on that.
         env.setdefault("OMP_NUM_THREADS", "1")

@@ -80,7 +80,7 @@ class Session:
         """Build the workload. What it says of itself, and what this rank runs on."""
         from stepguard.worker import compiler
         from stepguard.worker.fingerprint import fingerprint
-        from stepguard.worker.sources import sources
+        from stepguard.worker.sources import installed, sources
 
         if self.device.type == "cuda":  # not before: a launch that waits must not hold a context
             self.torch.cuda.set_device(self.device)
@@ -95,6 +95,7 @@ class Session:
             "precision": str(getattr(self.workload, "precision", "")),
             "fingerprint": fingerprint(self.device),
             "sources": sources(),
+            "installed": installed(),
             "memory_bytes": _memory_bytes(self.device),
         }
 

@@ -24,6 +24,26 @@ def sources() -> dict[str, str]:
     return found
 
 
+def installed() -> dict[str, str]:
+    """By name of each top-level module that is installed beside this Python: its file, relative to
+    the folder that it is installed in.
+    """
+    known = sysconfig.get_paths()
+    folders = [known["purelib"], known["platlib"], *site.getsitepackages()]
+    folders.append(site.getusersitepackages())
+    roots = [Path(folder).resolve() for folder in folders]
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if "." in name or not isinstance(file, str):
+            continue
+        path = Path(file).resolve()
+        root = next((root for root in roots if root in path.parents), None)
+        if root is not None:
+            found[name] = str(path.relative_to(root))
+    return found
+
+
 def _installed() -> tuple[str, ...]:
     """The folders of this Python's own library and of what is installed beside it."""
     known = sysconfig.get_paths()

@@ -181,6 +181,7 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     gate.suite(*cases)
     gate.commit()
     gate.git("tag", "old")
+    gate.commit()
     gate.will_compare(cases[7], 0.9, wider=16)
     alone = gate.run(OTHER, "-k", "c7", "--perf-json=run.json")
     alone.assert_outcomes(failed=1, deselected=59)
@@ -199,6 +200,23 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     verdicts = {one["case"]: one["verdict"] for one in document}
     assert verdicts[cases[7].id]["status"] == "INCONCLUSIVE"
     assert verdicts[cases[7].id]["reason"] == "UNPROVEN"
+
+
+def test_a_tree_edited_meanwhile_is_broken(gate, h200):
+    """Pairs may be of two trees: nobody knows what was judged. A second edit of a file that was
+    dirty before is one, too.
+    """
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    gate.commit()
+    gate.git("tag", "old")
+    gate.commit()
+    for edits in ("# first\n", "# and again, while it is dirty\n"):
+        gate.will_compare(case, does=lambda _, text=edits: (gate.path / "x.py").write_text(text))
+        result = gate.run(OTHER)
+        result.assert_outcomes(errors=1)
+        result.stdout.fnmatch_lines(["*BROKEN: *the tree changed while it was measured*"])
 
 
 # options
@@ -366,3 +384,30 @@ def test_what_was_measured_is_kept_and_cannot_be_accepted(gate, h200):
     assert path == run / case.slug / "comparison.json"
     found = from_json(path.read_bytes(), str(path))
     assert found.pairs == 6 and found.base.commit == gate.git("rev-parse", "old").strip()
+
+
+@pytest.mark.parametrize("option", ["against", "baselines", "json", "report", "rdzv-endpoint"])
+def test_an_empty_value_is_a_usage_error(gate, h200, option):
+    """A variable that CI did not set must not choose another gate."""
+    gate.gpus = [h200]
+    gate.suite(gate.cuda())
+    gate.commit()
+    result = gate.run(f"--perf-{option}=")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.measured and not gate.turns
+    result.stderr.fnmatch_lines([f"ERROR: --perf-{option}=: empty*"])
+
+
+def test_head_beside_itself_has_to_be_said(gate, h200):
+    """A branch that is HEAD would always be the same; spelled HEAD it is meant; with changes in the
+    tree there is something to judge.
+    """
+    gate.gpus = [h200]
+    gate.suite(gate.cuda())
+    gate.commit()
+    gate.git("branch", "-M", "main")
+    result = gate.run("--perf-against=main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.turns
+    result.stderr.fnmatch_lines(["ERROR: --perf-against=main: that is HEAD itself*"])
+    gate.run("--perf-against=HEAD").assert_outcomes(passed=1)
+    (gate.path / "new.py").write_text("")
+    gate.run("--perf-against=main").assert_outcomes(passed=1)

@@ -6,6 +6,7 @@ import json
 import pytest
 
 import stepguard.host.against
+import stepguard.host.suite
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
 from stepguard.host.resolve import TreeError
@@ -197,3 +198,64 @@ def test_the_budget_is_confirmations_too(gate, h200):
     gate.run("--perf-budget=15")
     ((_, _, share_s),) = gate.turns
     assert share_s == 900
+
+
+def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
+    """HEAD was the recording's commit when the run began: what was slow is not that code."""
+    case = recorded(gate, h200, ahead=False, step_ms=15.0)
+    measure = stepguard.host.suite.measure
+
+    def edited(*arguments):
+        (gate.path / "factories.py").write_text("# slow\n")
+        return measure(*arguments)
+
+    monkeypatch.setattr(stepguard.host.suite, "measure", edited)
+    result = gate.run()
+    result.assert_outcomes(failed=1)
+    assert not gate.turns and case
+    result.stdout.fnmatch_lines(["*step_ms: unconfirmed: the tree changed while it was measured"])
+
+
+def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200):
+    """After a squash the merge base may be slow already: to be as slow as it excuses nothing."""
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    gate.commit()
+    gate.will_measure(case, commit="b" * 40)
+    gate.record(case)
+    gate.git("branch", "-M", "main")
+    gate.git("checkout", "-q", "-b", "change")
+    gate.commit()
+    gate.will_measure(case, step_ms=12.0)
+    result = gate.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*step_ms: unconfirmed: like that other commit*merge base*"])
+    gate.will_compare(case, 10.0)
+    result = gate.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["*step_ms: confirmed, the code is SLOWER*"])
+
+
+def test_the_epochs_first_recording_is_what_is_confirmed_against(gate, h200):
+    """One that joined it since was `same` by the limit alone, and may have crept."""
+    case = recorded(gate, h200)
+    first = gate.git("rev-parse", "HEAD~1").strip()
+    gate.will_measure(case, step_ms=10.3, commit=gate.git("rev-parse", "HEAD").strip())
+    gate.record(case)
+    gate.commit()
+    gate.will_measure(case, step_ms=11.0)
+    gate.run()
+    assert {commit for _, commit, _ in gate.turns} == {first}
+
+
+def test_what_the_machine_did_is_not_recorded(gate, h200):
+    """--perf-update would make the machine's bad day the level of the code."""
+    case = recorded(gate, h200)
+    before = (gate.baselines / "h200x1.json").read_text()
+    result = gate.run("--perf-update")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(
+        [f"{case.id.replace('[', '?').replace(']', '?')}: not recorded, the machine moved*"]
+    )
+    assert (gate.baselines / "h200x1.json").read_text() == before

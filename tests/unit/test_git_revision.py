@@ -169,3 +169,37 @@ def test_inside_a_real_hook(root, tmp_path):
     hook.chmod(0o755)
     git(other, "commit", "-q", "-m", "hooked")
     assert out.read_text().strip() == git(root, "rev-parse", "HEAD")
+
+
+def test_a_second_edit_of_a_dirty_file_is_another_state(root):
+    """The list of files that differ is the same, and the tree is not."""
+    (root / "code.py").write_text("2\n")
+    first = current(root, root / "baselines")
+    assert current(root, root / "baselines").state == first.state
+    (root / "code.py").write_text("33\n")
+    second = current(root, root / "baselines")
+    assert second == first and second.state != first.state
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_what_git_was_told_not_to_look_at_is_not_known_to_be_clean(root, flag):
+    """Marked files count as dirty while they are there; a sparse checkout has none of them."""
+    git(root, "update-index", flag, "code.py")
+    (root / "code.py").write_text("2\n")
+    assert dirty(root) == ("code.py",)
+    if flag == "--skip-worktree":
+        (root / "code.py").unlink()
+        assert dirty(root) == ()
+
+
+def test_a_submodule_that_moved_is_dirty_whatever_the_configuration_says(root, tmp_path):
+    """Settings that hide submodules from git status do not hide them from us."""
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    git(other, "commit", "-q", "--allow-empty", "-m", "one")
+    git(root, "submodule", "--quiet", "add", str(other), "sub")
+    git(root, "commit", "-q", "-m", "sub")
+    git(root, "config", "submodule.sub.ignore", "all")
+    git(root / "sub", "commit", "-q", "--allow-empty", "-m", "two")
+    assert dirty(root) == ("sub",)

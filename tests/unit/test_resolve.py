@@ -31,7 +31,7 @@ def clone(origin, tmp_path):
 def test_the_recordings_own_commit(clone):
     """As long as the repository has it, on whichever branch: the hash in full, and in words."""
     own = git(clone, "rev-parse", "HEAD~1")
-    expected = Confirmation(own, f"the recording's own commit, {short(own)}")
+    expected = Confirmation(own, f"the recording's own commit, {short(own)}", own=True)
     assert commit_for_confirmation(clone, own) == expected
     assert commit_for_confirmation(clone, own[:10]) == expected
 

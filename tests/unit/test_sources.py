@@ -9,7 +9,7 @@ import pytest
 
 from stepguard.host import engine
 from stepguard.host.diagnosis import LaunchFailed
-from stepguard.host.sources import check, strays
+from stepguard.host.sources import check, shadowed, strays
 from stepguard.host.torchrun import LaunchSpec
 from stepguard.worker.sources import sources
 
@@ -122,3 +122,22 @@ def test_the_import_path(tmp_path):
         assert path.split(":") == [str(folder), "/tree", "/a", "/b", *last]
         assert (folder / "stepguard" / "__init__.py").samefile(engine.ENGINE / "__init__.py")
         assert [entry.name for entry in folder.iterdir()] == ["stepguard"]
+
+
+def test_an_installed_copy_of_the_trees_own_package_is_a_stray(tmp_path):
+    """Both revisions would run it; in src/ or not. Other packages, and the engine, are none."""
+    tree = tmp_path / "tree"
+    for file in ("src/kernels/__init__.py", "work.py", "stepguard/__init__.py"):
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        (tree / file).write_text("")
+    installed = {
+        "kernels": "kernels/__init__.py",
+        "work": "work.py",
+        "stepguard": "stepguard/__init__.py",
+        "torch": "torch/__init__.py",
+    }
+    engine = tmp_path / "site" / "stepguard"
+    found = shadowed(installed, [tree], engine)
+    assert [name for name, _ in found] == ["kernels", "work"]
+    assert str(tree / "src/kernels/__init__.py") in found[0][1]
+    assert not shadowed({"torch": "torch/__init__.py"}, [tree], engine)

@@ -15,7 +15,7 @@ from stepguard.host.baseline import BaselineError, files, load, save
 from stepguard.host.waivers import BadWaiver, add_waiver, load_waivers
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
-from stepguard.verdict import Status
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.waivers import MAX_DAYS, Waiver, problem_of, waive
 
 TODAY = date(2026, 11, 21)
@@ -324,7 +324,7 @@ def test_what_is_added_is_read_back(folder, drawn):
     (folder / "waivers.json").unlink(missing_ok=True)
     wanted = []
     for name, (size, days, reason, who) in drawn.items():
-        much = {"value": size} if METRICS[name].kind == "counter" else {"limit_pct": 1 + size % 99}
+        much = {"value": size} if METRICS[name].kind == "counter" else {"limit_pct": 1 + size % 49}
         changes = {"expires": TODAY + timedelta(days), "reason": reason, "who": who}
         wanted.append(waiver(name, **changes | much))
         add_waiver(folder, waiver(name), TODAY)
@@ -341,3 +341,25 @@ def test_no_bad_waiver_is_written(folder, limit):
         add_waiver(folder, waiver(limit_pct=limit), TODAY)
     assert (folder / "waivers.json").read_bytes() == before
     assert problem_of(waiver(), TODAY) == "" and load(folder / "h200x1.json") is not None
+
+
+def test_a_counters_waiver_is_no_blank_cheque():
+    """Up to twice what is recorded, or a little where next to nothing is; beyond it is too wide and
+    covers nothing, and says so.
+    """
+    found = MetricVerdict(
+        "launches_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=1000, new=1500
+    )
+    assert waiver("launches_per_step", limit_pct=None, value=2000).covers(found)
+    wide = waiver("launches_per_step", limit_pct=None, value=2001)
+    assert not wide.covers(found)
+    verdict = waive(changed(found), evidence(), [wide], TODAY)
+    assert not verdict.waived_until and verdict.waivers[0].startswith("TOO WIDE, at most 2,000")
+    none = MetricVerdict("host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=0, new=2)
+    assert waiver("host_syncs_per_step", limit_pct=None, value=2).covers(none)
+    assert not waiver("host_syncs_per_step", limit_pct=None, value=101).covers(none)
+
+
+def changed(found):
+    """A case of which only this moved."""
+    return Verdict(waiver().case, found.status, found.reason, metrics=(found,))
