@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 import os
+import shlex
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +16,7 @@ from stepguard.evidence import Evidence, from_json
 from stepguard.host import baseline
 from stepguard.host.accept import Refused, accept
 from stepguard.host.baseline import BaselineError
-from stepguard.host.revision import user_name
+from stepguard.host.revision import current, user_name
 from stepguard.host.store import Store
 from stepguard.host.waivers import BadWaiver, add_waiver, load_waivers, today
 from stepguard.judge import judge
@@ -67,6 +68,7 @@ def _accept(options: argparse.Namespace) -> int:
     refused = 0
     for path, evidence in _wanted(options):
         try:
+            _refuse_older(path, evidence, options)
             _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)
             print(accept(target, evidence, options.reason))
@@ -74,6 +76,19 @@ def _accept(options: argparse.Namespace) -> int:
             print(f"stepguard: {error}", file=sys.stderr)
             refused += 1
     return 1 if refused else 0
+
+
+def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for a case's newest evidence if it is of another commit than HEAD: what the
+    last run measured may have left none, and an older one was not meant. A path names it.
+    """
+    head = current(options.root, options.baselines).commit
+    if options.case and not options.evidence and head and evidence.commit != head:
+        raise Refused(
+            f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
+            f"{evidence.commit[:12] or 'none'}, HEAD is {head[:12]}; measure again, or, if it is "
+            f"that one you mean: --evidence {shlex.quote(os.path.relpath(path))}"
+        )
 
 
 def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:

@@ -44,6 +44,18 @@ def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -
     if by_pairs is None:
         return replace(found, note="unconfirmed: the step time was not judged")
     words = f"{how} beside it: {told(comparison, by_pairs)}"
+    if by_pairs.status is Status.SLOWER and found.status is Status.FASTER:
+        # The machine hides it: only the pairs' own figures show what is said.
+        return replace(
+            found,
+            status=Status.SLOWER,
+            old=comparison.base.values()[found.metric],
+            new=comparison.head.values()[found.metric],
+            change_pct=by_pairs.estimate_pct,
+            limit_pct=comparison.margins.ignore_pct,
+            noise_pct=None,
+            note=f"confirmed, the code is SLOWER, not FASTER: {words}",
+        )
     if by_pairs.status is Status.SLOWER or by_pairs.status is found.status:
         note = f"confirmed, the code is {by_pairs.status.value}: {words}"
         return replace(found, status=by_pairs.status, note=note)

@@ -161,7 +161,12 @@ def next_steps(
 def _against(verdict: Verdict, case: str, python: str) -> list[str]:
     """Nothing is there to accept: another revision is no baseline."""
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
-        return [f"if it is meant, merge it, then record: {python} -m stepguard accept {case}"]
+        if verdict.waived_until:
+            return []
+        if verdict.status is Status.FASTER:
+            return ["if it is meant: after the merge record with --perf-update, to keep the gain"]
+        waiver = f"{python} -m stepguard waive {case} METRIC --reason '...' --days N"
+        return [f"if it is meant: {waiver}, and after the merge record with --perf-update"]
     if verdict.reason is Reason.UNDECIDED:
         return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
     if verdict.reason is Reason.UNPROVEN:

@@ -272,12 +272,12 @@ class PerfRun:
 
     def waiver_lines(self) -> list[str]:
         """Every waiver, on every run: what it did, or that its case was not measured."""
-        if self.config.option.perf_against:
-            return [f"waiver not applied with --perf-against: {w.told()}" for w in self.waivers]
         said = {r.case.id: r.verdict.waivers for r in self.results}
         lines = [f"{case_id}: waiver {text}" for case_id, texts in said.items() for text in texts]
         rest = [waiver for waiver in self.waivers if waiver.case not in said]
-        return lines + [f"{w.case}: waiver not needed in this run: {w.told()}" for w in rest]
+        return lines + [
+            f"{w.case}: waiver not used, its case was not measured: {w.told()}" for w in rest
+        ]
 
     def stale(self) -> list[str]:
         """Baseline entries that no case claims; said only when whole folders were collected."""

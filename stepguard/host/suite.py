@@ -161,7 +161,7 @@ class Suite:
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
-        verdict = judge_turns(found)
+        verdict = waive(judge_turns(found), found.head, self.waivers, today())
         return Result(case, found.head, verdict, path, self.baseline_path(case), found)
 
     def _as_it_is(self, evidence: Evidence) -> Evidence:

@@ -77,12 +77,12 @@ def test_slower_fails_and_says_by_what(gate, h200):
             "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, the other*",
             "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 % (not calibrated); *",
             f"  compared with {shown}, measured beside it",
-            "  if it is meant, merge it, then record: *-m stepguard accept 'linear?124m?'",
+            "  if it is meant: *-m stepguard waive 'linear?124m?' METRIC*",
             "  look closer: *comparison.json",
             "1 SLOWER",
             "linear?124m?: SLOWER: step_ms *",
             "  step_ms: [[]+*over 6 pairs*",
-            "  if it is meant, merge it, then record: *",
+            "  if it is meant: *",
         ]
     )
 
@@ -92,9 +92,7 @@ def test_faster_passes_loudly(gate, h200):
     a_case(gate, h200, -2.0)
     result = gate.run("-v", OTHER)
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
-        ["FASTER *100%]", "linear?124m?: FASTER: *", "  if it is meant, merge it, then record: *"]
-    )
+    result.stdout.fnmatch_lines(["FASTER *100%]", "linear?124m?: FASTER: *", "  if it is meant: *"])
 
 
 def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):

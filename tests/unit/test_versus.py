@@ -474,7 +474,7 @@ def test_what_to_do_is_no_acceptance():
     assert steps[0].startswith("choose a revision that can") and steps[1] == "look closer: e.json"
     assert not any("accept" in step for step in steps)
     slower = next_steps(judge_turns(turns(shifted(2.0))), "e.json")
-    assert slower[0].startswith("if it is meant, merge it, then record: python -m stepguard accept")
+    assert slower[0].startswith("if it is meant: python -m stepguard waive")
     noisy = judge_turns(turns(shifted(1.0)[:4], out_of_time=True))
     assert next_steps(noisy, "e.json")[0].startswith("give it more time: --perf-budget=MIN")
     foreign = judge_turns(turns((), head=fault("FOREIGN_PROCESS") | UNMEASURED))
