@@ -21,9 +21,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np  # noqa: E402
 
-from benchmarks.judge_simulation import BUDGET, binomial_bounds  # noqa: E402
-from stepguard.looks import MARGINS, PLAN, PRIOR, Prior  # noqa: E402
-from stepguard.pairs import bounds  # noqa: E402
+from benchmarks.judge_simulation import BUDGET, binomial_bounds, run  # noqa: E402
+from stepguard.looks import PLAN, PRIOR, Prior  # noqa: E402
 from stepguard.verdict import Status  # noqa: E402
 
 
@@ -39,15 +38,6 @@ def pooled(paths: list[Path]) -> dict[float, tuple[list[float], float]]:
         if found["pairs"]:
             seconds[found["plant_pct"]].append(found["gpu_s"] / len(found["pairs"]))
     return {plant: (ratios[plant], fmean(seconds[plant])) for plant in sorted(ratios)}
-
-
-def run(log_ratios: list[float], prior: Prior) -> tuple[Status, int]:
-    """One run: its verdict and how many pairs it took."""
-    for look in PLAN:
-        status = bounds(log_ratios[: look.pairs], prior).status(MARGINS)
-        if status is not Status.INCONCLUSIVE:
-            return status, look.pairs
-    return Status.INCONCLUSIVE, BUDGET
 
 
 def resampled(log_ratios: list[float], prior: Prior, trials: int) -> dict[str, object]:

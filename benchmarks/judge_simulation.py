@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np  # noqa: E402
 from scipy.special import betaincinv  # noqa: E402
 
-from stepguard.looks import MARGINS, PLAN, PRIOR  # noqa: E402
+from stepguard.looks import MARGINS, PLAN, PRIOR, Prior  # noqa: E402
 from stepguard.pairs import bounds  # noqa: E402
 from stepguard.verdict import Status  # noqa: E402
 
@@ -80,10 +80,10 @@ NOISES: dict[str, Noise] = {
 }
 
 
-def run(log_ratios: list[float]) -> tuple[Status, int]:
-    """One simulated run: its verdict and how many pairs it took."""
+def run(log_ratios: list[float], prior: Prior = PRIOR) -> tuple[Status, int]:
+    """One run: its verdict and how many pairs it took."""
     for look in PLAN:
-        status = bounds(log_ratios[: look.pairs], PRIOR).status(MARGINS)
+        status = bounds(log_ratios[: look.pairs], prior).status(MARGINS)
         if status is not Status.INCONCLUSIVE:
             return status, look.pairs
     return Status.INCONCLUSIVE, BUDGET

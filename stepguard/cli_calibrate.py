@@ -27,6 +27,7 @@ from stepguard.looks import MIN_PAIRS, PLAN
 from stepguard.report import calibration as report
 from stepguard.report.live import Live, clock
 from stepguard.usage import UsageError
+from stepguard.verdict import Reason
 
 MOST = PLAN[-1].pairs
 
@@ -157,7 +158,7 @@ class _Work:
                 raise
         store.keep_comparison(run, case.slug, found.comparison)
         if current(self.options.root, self.options.baselines) != self.revision:
-            raise NotCalibrated("the tree changed while it was measured", found.comparison)
+            raise NotCalibrated(Reason.TREE_CHANGED.value, found.comparison)
         calibrations.put(path, self._machine(case), case.id, found.entry)
         shown = os.path.relpath(path)
         return [

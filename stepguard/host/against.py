@@ -17,7 +17,7 @@ from stepguard.host.station import Bench
 from stepguard.host.turns import measure_turns
 from stepguard.host.worktree import Tree, tree_of
 from stepguard.terms import TermsOf
-from stepguard.verdict import Verdict
+from stepguard.verdict import Reason, Verdict
 from stepguard.versus import wants_more
 
 Progress = Callable[[str], None]
@@ -86,7 +86,7 @@ def confirm(
     if to_confirm(verdict) is None:
         return verdict, None
     if changed:
-        return unconfirmed(verdict, "the tree changed while it was measured"), None
+        return unconfirmed(verdict, Reason.TREE_CHANGED.value), None
     names = moved_times(verdict)
     if spread(case, bench.nodes):
         return unconfirmed(verdict, "the baseline's tree would be on one of the nodes only"), None

@@ -121,11 +121,17 @@ def load_for(path: Path, machine: str) -> BaselineFile | None:
     nothing is compared with it, or recorded into it.
     """
     content = load(path)
-    if content is not None and content.machine != machine:
-        raise BaselineError(
-            f"{path}: holds figures of {content.machine!r}, not of {machine!r}; {restore(path)}"
-        )
+    if content is not None:
+        refuse_other_machine(path, content.machine, machine)
     return content
+
+
+def refuse_other_machine(path: Path, holds: str, machine: str) -> None:
+    """Raise BaselineError if a file holds another machine's figures."""
+    if holds != machine:
+        raise BaselineError(
+            f"{path}: holds figures of {holds!r}, not of {machine!r}; {restore(path)}"
+        )
 
 
 def restore(path: Path) -> str:

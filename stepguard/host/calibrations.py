@@ -9,7 +9,7 @@ import msgspec
 
 from stepguard.calibration import SCHEMA, CalibratedCase, CalibrationFile
 from stepguard.host import baseline
-from stepguard.host.baseline import BaselineError, restore
+from stepguard.host.baseline import BaselineError, refuse_other_machine, restore
 from stepguard.host.revision import CALIBRATION
 
 ANEW = "python -m stepguard calibrate"
@@ -49,10 +49,8 @@ def load(path: Path) -> CalibrationFile | None:
 def load_for(path: Path, machine: str) -> CalibrationFile | None:
     """The file's content; raises BaselineError as load() does, and for another machine's file."""
     content = load(path)
-    if content is not None and content.machine != machine:
-        raise BaselineError(
-            f"{path}: holds figures of {content.machine!r}, not of {machine!r}; {restore(path)}"
-        )
+    if content is not None:
+        refuse_other_machine(path, content.machine, machine)
     return content
 
 

@@ -30,7 +30,7 @@ from stepguard.versus import judge_turns, unproven
 from stepguard.waivers import Waiver, waive
 
 Progress = Callable[[str], None]
-CHANGED = "the tree changed while it was measured"
+CHANGED = Reason.TREE_CHANGED.value  # as evidence says it, among what was not committed
 BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
 
 
