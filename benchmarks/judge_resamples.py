@@ -1,12 +1,16 @@
 """What the judge's rule says of measured pairs, drawn again and again.
 
     python benchmarks/judge_resamples.py docs/evidence/h200_pairs_*.json
-    python benchmarks/judge_resamples.py FILES --prior-sd-pct 0.27 --prior-degrees 12
+    python benchmarks/judge_resamples.py FILES --prior-sd-pct 0.28 --out resamples.json
 
 Reads what judge_pairs.py wrote. Pairs of one planted slowdown are put together, over files; each
 resample draws 24 of them with replacement and takes them look by look, as a run does. Beside the
 share of every verdict stand exact 95 % binomial bounds (of the resamples, not of the machine: few
 pairs cannot know rare noise), and how often SLOWER came within so many pairs and GPU seconds.
+
+A dozen pairs know their own mean to 0.1 % only, so that a plant of half a percent may lie at 0.4 or
+0.6 in them. The second table therefore takes the scatter of all pairs about their plant's mean, and
+sets it about a true change of exactly --at.
 """
 
 import argparse
@@ -14,6 +18,7 @@ import json
 import math
 import sys
 from collections import Counter, defaultdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -26,21 +31,51 @@ from stepguard.looks import PLAN, PRIOR, Prior  # noqa: E402
 from stepguard.verdict import Status  # noqa: E402
 
 
-def pooled(paths: list[Path]) -> dict[float, tuple[list[float], float]]:
-    """By planted percent: the pairs' log-ratios, and GPU seconds a pair."""
+@dataclass(frozen=True)
+class Planted:
+    """The pairs of one planted slowdown, from however many files."""
+
+    plant_pct: float
+    log_ratios: tuple[float, ...]
+    pair_s: float  # GPU seconds each
+    hosts: int  # cards, by UUID
+
+    @property
+    def mean_half_pct(self) -> float:
+        """Half a 95 % interval for the mean, by the normal quantile."""
+        sd = stdev(self.log_ratios) if len(self.log_ratios) > 1 else math.inf
+        return 196 * sd / math.sqrt(len(self.log_ratios))
+
+
+def planted(paths: list[Path]) -> list[Planted]:
+    """By planted percent, smallest first."""
     ratios: dict[float, list[float]] = defaultdict(list)
-    seconds: dict[float, list[float]] = defaultdict(list)
+    seconds: dict[float, float] = defaultdict(float)
+    cards: dict[float, set[str]] = defaultdict(set)
     for path in paths:
         found = json.loads(path.read_text())
         for one in found["pairs"]:
             d = math.log(one["head"]["step_ms"] / one["base"]["step_ms"])
             ratios[found["plant_pct"]].append(d)
-        if found["pairs"]:
-            seconds[found["plant_pct"]].append(found["gpu_s"] / len(found["pairs"]))
-    return {plant: (ratios[plant], fmean(seconds[plant])) for plant in sorted(ratios)}
+        seconds[found["plant_pct"]] += found["gpu_s"] if found["pairs"] else 0.0
+        cards[found["plant_pct"]].add(found["gpu"])
+    return [
+        Planted(plant, tuple(ratios[plant]), seconds[plant] / len(ratios[plant]), len(cards[plant]))
+        for plant in sorted(ratios)
+    ]
 
 
-def resampled(log_ratios: list[float], prior: Prior, trials: int) -> dict[str, object]:
+def scatter(cells: list[Planted]) -> list[float]:
+    """Every pair's distance from its plant's mean, widened for the mean being their own."""
+    found = []
+    for cell in cells:
+        count, mean = len(cell.log_ratios), fmean(cell.log_ratios)
+        if count > 1:
+            found += [(d - mean) * math.sqrt(count / (count - 1)) for d in cell.log_ratios]
+    return found
+
+
+def resampled(log_ratios: list[float], prior: Prior, trials: int, pair_s: float) -> dict:
     """Shares of every verdict over ``trials`` resamples, and SLOWER by the pairs it took."""
     rng = np.random.default_rng(20261122)
     drawn = rng.choice(log_ratios, (trials, BUDGET))
@@ -52,41 +87,59 @@ def resampled(log_ratios: list[float], prior: Prior, trials: int) -> dict[str, o
         "trials": trials,
         "verdicts": dict(count),
         "bounds": {name: binomial_bounds(hits, trials) for name, hits in count.items()},
-        "slower_within_pairs": {str(pairs): hits / trials for pairs, hits in within.items()},
+        "slower_within": [
+            {"pairs": pairs, "gpu_s": round(pairs * pair_s, 1), "share": hits / trials}
+            for pairs, hits in within.items()
+        ],
     }
 
 
+def show(found: dict) -> None:
+    """The lines under a cell's headline."""
+    for name, hits in sorted(found["verdicts"].items()):
+        low, high = (100 * bound for bound in found["bounds"][name])
+        share = 100 * hits / found["trials"]
+        print(f"  {name:12} {share:7.3f} % [{low:.3f}, {high:.3f}]")
+    line = ", ".join(
+        f"{100 * cell['share']:.1f} % in {cell['pairs']} ({cell['gpu_s']:.0f} s)"
+        for cell in found["slower_within"]
+    )
+    print(f"  SLOWER within pairs: {line}")
+
+
 def main() -> None:
-    """Print a table; keep it."""
+    """Print both tables; keep them."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("files", type=Path, nargs="+")
     parser.add_argument("--trials", type=int, default=20000)
+    parser.add_argument("--at", type=float, nargs="*", default=[0.0, 0.2, 0.5, 1.0, 2.0])
     parser.add_argument("--prior-sd-pct", type=float, default=PRIOR.sd_pct)
     parser.add_argument("--prior-degrees", type=float, default=PRIOR.degrees)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     prior = Prior(options.prior_sd_pct, options.prior_degrees)
-    kept = []
-    for plant, (log_ratios, seconds) in pooled(options.files).items():
-        percent = [100 * d for d in log_ratios]
+    cells, kept, about = planted(options.files), [], []
+    for cell in cells:
+        percent = [100 * d for d in cell.log_ratios]
         spread = stdev(percent) if len(percent) > 1 else math.nan
-        found = resampled(log_ratios, prior, options.trials)
-        kept.append({"plant_pct": plant, "pairs": len(percent), "gpu_s_a_pair": seconds} | found)
+        found = resampled(list(cell.log_ratios), prior, options.trials, cell.pair_s)
+        kept.append(asdict(cell) | found)
         print(
-            f"planted {plant:g} %: {len(percent)} pairs, mean {fmean(percent):+.3f} %, "
-            f"sd {spread:.3f} %, {seconds:.1f} s of GPU time each"
+            f"planted {cell.plant_pct:g} %: {len(percent)} pairs of {cell.hosts} cards, mean "
+            f"{fmean(percent):+.3f} +- {cell.mean_half_pct:.3f} %, sd {spread:.3f} %, "
+            f"{cell.pair_s:.1f} s of GPU time each"
         )
-        for name, hits in sorted(found["verdicts"].items()):  # type: ignore[attr-defined]
-            low, high = (100 * bound for bound in found["bounds"][name])  # type: ignore[index]
-            share = 100 * hits / options.trials
-            print(f"  {name:12} {share:7.3f} % [{low:.3f}, {high:.3f}]")
-        line = ", ".join(
-            f"{float(share) * 100:.1f} % in {pairs} ({int(pairs) * seconds:.0f} s)"
-            for pairs, share in found["slower_within_pairs"].items()  # type: ignore[attr-defined]
-        )
-        print(f"  SLOWER within pairs: {line}")
+        show(found)
+    noise, pair_s = scatter(cells), fmean(cell.pair_s for cell in cells)
+    for percent in options.at:
+        shifted = [d + math.log1p(percent / 100) for d in noise]
+        found = resampled(shifted, prior, options.trials, pair_s)
+        about.append({"true_pct": percent, "pairs": len(noise)} | found)
+        print(f"about a true {percent:g} %: {len(noise)} pairs, {pair_s:.1f} s of GPU time each")
+        show(found)
     if options.out:
-        record = {"command": " ".join(["python", *sys.argv]), "cells": kept}
+        record = {"command": " ".join(["python", *sys.argv]), "prior": asdict(prior)}
+        record |= {"planted": kept, "about": about}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 
 

@@ -1,7 +1,7 @@
 """How often the judge is right: its verdicts on simulated pairs whose truth is known.
 
-    python benchmarks/judge_simulation.py                                  # half a minute
-    python benchmarks/judge_simulation.py --trials 20000 --out oc.json --plot oc.png
+    python benchmarks/judge_simulation.py                                  # a minute
+    python benchmarks/judge_simulation.py --trials 10000 --out o.json --plot o.png --markdown o.md
 
 Every kind of noise is scaled so that its ordinary part has the stated standard deviation of a pair
 (of 100 * d), and a simulated run takes pairs, look by look, until it is decided or out of budget:
@@ -27,7 +27,7 @@ from stepguard.verdict import Status  # noqa: E402
 
 BUDGET = PLAN[-1].pairs
 SDS_PCT = (0.05, 0.15, 0.3)
-TRUTHS_PCT = (0.0, MARGINS.ignore_pct, MARGINS.matter_pct, 1.0, 2.0)
+TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)
 Noise = Callable[[np.random.Generator, int, float], np.ndarray]
 
 
@@ -137,23 +137,62 @@ def row(cell: dict) -> str:
     )
 
 
+def share_pct(cell: dict, status: Status) -> float:
+    """How often a cell's runs ended so."""
+    return 100 * cell["verdicts"].get(status.value, 0) / cell["trials"]
+
+
+def by_truth(found: list[dict], noise: str, sd_pct: float) -> dict[float, dict]:
+    """The cells of one noise and standard deviation."""
+    return {c["truth_pct"]: c for c in found if (c["noise"], c["sd_pct"]) == (noise, sd_pct)}
+
+
+def markdown(found: list[dict]) -> str:
+    """The table of docs/judge.md."""
+    heads = "noise | pair sd | SLOWER at 0 | SLOWER at 0.2 % | SLOWER / `same` at 0.5 % | "
+    heads += "SLOWER at 1 % | at 2 % | undecided at 0 | mean pairs at 0, at 1 %"
+    lines = [f"| {heads} |", "|" + "---|" * (heads.count("|") + 1)]
+    for noise in NOISES:
+        for sd_pct in SDS_PCT:
+            cells = by_truth(found, noise, sd_pct)
+            none, ignored, matters, one, two = (cells[t] for t in (0.0, 0.2, 0.5, 1.0, 2.0))
+            row = [noise, f"{sd_pct} %"]
+            for cell in none, ignored:
+                low, high = (100 * bound for bound in cell["slower_bounds"])
+                row.append(f"{share_pct(cell, Status.SLOWER):.3f} [{low:.3f}, {high:.3f}] %")
+            missed = share_pct(matters, Status.SAME)
+            row.append(f"{share_pct(matters, Status.SLOWER):.1f} / {missed:.1f} %")
+            row += [f"{share_pct(cell, Status.SLOWER):.1f} %" for cell in (one, two)]
+            row.append(f"{share_pct(none, Status.INCONCLUSIVE):.1f} %")
+            row.append(f"{none['mean_pairs']:.1f}, {one['mean_pairs']:.1f}")
+            lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines) + "\n"
+
+
 def plot(found: list[dict], path: str) -> None:
-    """Chance of SLOWER over the true change, a panel a noise, a line a standard deviation."""
+    """Shares of SLOWER and `same` over the true change, a panel a noise, a colour an sd."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(2, 3, figsize=(11, 6), sharex=True, sharey=True)
+    figure, panels = pyplot.subplots(
+        2, 3, figsize=(11, 6), sharex=True, sharey=True, layout="constrained"
+    )
     for panel, noise in zip(panels.flat, NOISES, strict=True):
-        for sd_pct in SDS_PCT:
-            line = [c for c in found if (c["noise"], c["sd_pct"]) == (noise, sd_pct)]
-            chance = [c["verdicts"].get(Status.SLOWER.value, 0) / c["trials"] for c in line]
-            panel.plot([c["truth_pct"] for c in line], chance, "o-", label=f"pair sd {sd_pct} %")
+        panel.axvspan(MARGINS.ignore_pct, MARGINS.matter_pct, color="0.92")
+        for sd_pct, colour in zip(SDS_PCT, ("C0", "C1", "C2"), strict=True):
+            cells = by_truth(found, noise, sd_pct)
+            for status, style in ((Status.SLOWER, "o-"), (Status.SAME, "o:")):
+                shares = [share_pct(cell, status) for cell in cells.values()]
+                label = f"{status.value}, pair sd {sd_pct} %" if panel is panels[0, 0] else None
+                panel.plot(cells.keys(), shares, style, color=colour, ms=4, label=label)
         panel.set_title(noise)
-    panels[0, 0].legend()
-    figure.supxlabel("true slowdown, %")
-    figure.supylabel("chance of SLOWER")
+    figure.legend(loc="outside upper center", ncols=3)
+    figure.supxlabel(
+        "true slowdown, %  (grey: between the two margins, where either answer may come)"
+    )
+    figure.supylabel("share of runs, %")
     figure.savefig(path)
 
 
@@ -163,6 +202,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=2000, help="runs a cell; 5 x for rare errors")
     parser.add_argument("--out", help="write the cells as JSON here")
     parser.add_argument("--plot", help="draw them here, if matplotlib is installed")
+    parser.add_argument("--markdown", help="write a table of them here")
     options = parser.parse_args()
     print(
         f"{'noise':18} {'sd %':>5} {'true %':>6} {'runs':>7} {'SLOWER %':>8} "
@@ -177,6 +217,8 @@ def main() -> None:
         Path(options.out).write_text(f'{{"cells": [\n{rows}\n]}}\n')
     if options.plot:
         plot(found, options.plot)
+    if options.markdown:
+        Path(options.markdown).write_text(markdown(found))
 
 
 if __name__ == "__main__":

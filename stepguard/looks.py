@@ -13,8 +13,9 @@ from typing import NamedTuple
 from scipy.special import chdtri, ndtr, stdtrit
 
 ALPHA = 0.001  # of all looks together: SLOWER although nothing changed at all
-ALPHA_MARGIN = 0.01  # of all looks together: SLOWER although the change is only the ignore margin
-BETA = 0.05  # of all looks together: `same` although the true change is the matter margin
+# Of all looks together: SLOWER although the true change is only the ignore margin, and `same`
+# although it is the matter margin.
+BETA = 0.05
 
 POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
 
@@ -28,22 +29,21 @@ class Look(NamedTuple):
 
     pairs: int
     alpha: float  # of SLOWER and of FASTER, where nothing changed
-    margin: float  # of both, where the change is the ignore margin
-    beta: float  # of `same`, on either side
+    beta: float  # of a bound, on either side: what is said of a margin
 
 
 # Each look is worth about 1.4 times the pairs of the one before. The levels are nominal: where the
 # true standard deviation is two to three times the prior's they are exceeded, most with few pairs.
-# They are chosen so that ALPHA, ALPHA_MARGIN and BETA still hold there, hence their sums are below
-# them. To call a step that did not change slower is ten times worse than to call one slower that
-# changed by what we ignore: at one level for both, noise of 0.27 % would hide 0.5 %.
+# They are chosen so that ALPHA and BETA still hold there, hence their sums are below them. To call
+# a step slower that did not change is much worse than to call one slower that changed by what we
+# ignore: at ALPHA for both, noise of 0.27 % would hide 0.5 %.
 PLAN = (
-    Look(4, 0.00005, 0.0005, 0.0055),  # alpha and margin only for what is shown: under MIN_PAIRS
-    Look(6, 0.00005, 0.0005, 0.0055),
-    Look(9, 0.00008, 0.0008, 0.0055),
-    Look(13, 0.0001, 0.001, 0.0055),
-    Look(18, 0.00012, 0.0012, 0.0055),
-    Look(24, 0.00014, 0.0014, 0.0055),
+    Look(4, 0.00005, 0.0055),  # alpha only for what is shown: under MIN_PAIRS
+    Look(6, 0.00005, 0.0055),
+    Look(9, 0.00008, 0.0055),
+    Look(13, 0.0001, 0.0055),
+    Look(18, 0.00012, 0.0055),
+    Look(24, 0.00014, 0.0055),
 )
 
 
@@ -158,12 +158,11 @@ class _Reach:
             sample = (sd_pct / 100) ** 2 * chi / (look.pairs - 1)
             sd, degrees = prior.moderated(sample, look.pairs)
             error = sd / look.pairs**0.5
-            sure, beyond, loose = (
-                float(stdtrit(degrees, 1 - level)) * error
-                for level in (look.alpha, look.margin, look.beta)
+            sure, reach = (
+                float(stdtrit(degrees, 1 - level)) * error for level in (look.alpha, look.beta)
             )
-            self.slower_from.append(max(sure, margins.ignore + beyond))
-            self.same_below.append(margins.matter - loose)
+            self.slower_from.append(max(sure, margins.ignore + reach))
+            self.same_below.append(margins.matter - reach)
 
     def not_slower(self, true: float) -> float:
         """Chance that the mean does not reach SLOWER."""

@@ -65,14 +65,11 @@ class Bounds:
 
 
 def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
-    """The mean of the log-ratios and two bounds for the truth, each ``mean -+ t * sd / sqrt(n)``.
+    """The mean of the log-ratios and two bounds for the truth, ``mean -+ t * sd / sqrt(n)``.
 
-    The bound away from zero stands at the look's beta, against a change overlooked. The one towards
-    zero stands at its margin level, against one that does not matter; where that would cross zero
-    there is none to guard against, and it stands at beta, or at zero if even that does not cross.
-    So the truth is missed with probability ALPHA_MARGIN + BETA at most, over all looks. ``surely``
-    is the bound at alpha, which must not reach zero. Raises ValueError without a pair, with more
-    than PLAN has, or for one that is not finite.
+    Each stands at the look's beta, so that each misses the truth with probability BETA at most,
+    over all looks. ``surely`` is the bound at alpha, which must not reach zero. Raises ValueError
+    without a pair, with more than PLAN has, or for one that is not finite.
     """
     count = len(log_ratios)
     if not 1 <= count <= PLAN[-1].pairs:
@@ -84,12 +81,8 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
     sd, degrees = prior.moderated(sample, count)
     look, error = look_at(count), sd / math.sqrt(count)
     surely = abs(mean) > float(stdtrit(degrees, 1 - look.alpha)) * error
-    far = abs(mean) + float(stdtrit(degrees, 1 - look.beta)) * error
-    near = abs(mean) - float(stdtrit(degrees, 1 - look.margin)) * error
-    if near < 0:
-        near = min(0.0, 2 * abs(mean) - far)
-    low, high = (near, far) if mean >= 0 else (-far, 0.0 - near)
-    return Bounds(look, count, mean, low, high, surely, sd, degrees)
+    reach = float(stdtrit(degrees, 1 - look.beta)) * error
+    return Bounds(look, count, mean, mean - reach, mean + reach, surely, sd, degrees)
 
 
 @dataclass(frozen=True)
@@ -98,7 +91,7 @@ class Decision:
 
     status: Status  # INCONCLUSIVE while pairs are wanted
     estimate_pct: float
-    low_pct: float  # the two bounds that decide, 94 % together over all looks
+    low_pct: float  # the two bounds that decide, 90 % together over all looks
     high_pct: float
     pairs: int
     sd_pct: float  # of 100 * d, moderated

@@ -69,9 +69,9 @@ def test_a_noisy_machine(gate, h200, pct):
     """`same`, SLOWER and FASTER alike say that the margins are wider, and why."""
     a_case(gate, h200, pct, sd_pct=1.0)
     result = gate.run(OTHER, "--perf-json=run.json")
-    result.stdout.fnmatch_lines(["*margins 0.2 and 1.3 % (widened from 0.2 and 0.5 %, which 24*"])
+    result.stdout.fnmatch_lines(["*margins 0.2 and 1.29 % (widened from 0.2 and 0.5 %, which 24*"])
     (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
-    assert "margins 0.2 and 1.3 % (widened from 0.2 and 0.5 %" in json.dumps(found)
+    assert "margins 0.2 and 1.29 % (widened from 0.2 and 0.5 %" in json.dumps(found)
 
 
 def test_a_stale_calibration_is_told(gate, h200):
@@ -96,7 +96,7 @@ def test_a_confirmation_judges_by_it(gate, h200):
     result = gate.run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
-        ["*confirmed, the code is SLOWER: *margins 0.2 and 1.3 % (widened from*"]
+        ["*confirmed, the code is SLOWER: *margins 0.2 and 1.29 % (widened from*"]
     )
 
 

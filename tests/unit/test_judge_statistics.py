@@ -13,7 +13,6 @@ from scipy import stats
 from benchmarks.judge_simulation import NOISES, binomial_bounds, outcomes
 from stepguard.looks import (
     ALPHA,
-    ALPHA_MARGIN,
     BETA,
     MIN_PAIRS,
     PLAN,
@@ -40,7 +39,7 @@ def log_pct(*percents: float) -> list[float]:
 def test_the_plan_is_the_documented_one():
     """The looks, levels, margins and the prior that the documentation gives are those in use."""
     assert [look.pairs for look in PLAN] == [4, 6, 9, 13, 18, 24]
-    assert (ALPHA, ALPHA_MARGIN, BETA, MIN_PAIRS) == (0.001, 0.01, 0.05, 6)
+    assert (ALPHA, BETA, MIN_PAIRS) == (0.001, 0.05, 6)
     assert asdict(Margins()) == {"ignore_pct": 0.2, "matter_pct": 0.5}
     assert asdict(Prior()) == {"sd_pct": 0.15, "degrees": 4.0}
 
@@ -48,21 +47,20 @@ def test_the_plan_is_the_documented_one():
 @pytest.mark.parametrize("ratio", [0.2, 0.7, 1.0, 1.5, 2.0, 2.3, 2.5, 2.7, 3.0, 4.0, 8.0, 30.0])
 def test_the_looks_together_err_as_stated_whatever_the_noise(ratio):
     """Integrated over the sample variance of normal pairs whose sd is ``ratio`` times the prior's:
-    the chances that a look's bound passes the truth sum to ALPHA, ALPHA_MARGIN or BETA at most.
+    the chances that a look's bound passes the truth sum to ALPHA or BETA at most.
     """
     sd, points = ratio * Prior().sd_pct / 100, (np.arange(1000) + 0.5) / 1000
-    total = {"alpha": 0.0, "margin": 0.0, "beta": 0.0}
+    total = {"alpha": 0.0, "beta": 0.0}
     for look in PLAN:
         n = look.pairs
         samples = sd**2 * stats.chi2.ppf(points, n - 1) / (n - 1)
         moderated = [Prior().moderated(sample, n) for sample in samples]
         used, degrees = (np.array(column) for column in zip(*moderated, strict=True))
         for name, level in look._asdict().items():
-            if name == "beta" or (name in ("alpha", "margin") and n >= MIN_PAIRS):
+            if name == "beta" or (name == "alpha" and n >= MIN_PAIRS):
                 reach = stats.t.ppf(1 - level, degrees) * used
                 total[name] += float(stats.norm.cdf(-reach / sd).mean())
     assert total["alpha"] <= ALPHA and total["beta"] <= BETA
-    assert total["margin"] <= ALPHA_MARGIN
     if ratio == 2.5:  # and no more room is left than about a tenth: near the worst
         assert total["alpha"] > 0.85 * ALPHA and total["beta"] > 0.85 * BETA
 
@@ -112,23 +110,11 @@ def test_bounds_by_hand():
     found = bounds(pairs)
     assert found.degrees == 9.0
     assert found.mean == pytest.approx(mean)
-    assert found.low == pytest.approx(mean - stats.t.ppf(1 - 0.0005, 9) * error, rel=1e-9)
+    assert found.low == pytest.approx(mean - stats.t.ppf(1 - 0.0055, 9) * error, rel=1e-9)
     assert found.surely
     assert found.high == pytest.approx(mean + stats.t.ppf(1 - 0.0055, 9) * error, rel=1e-9)
     one = stats.t.sf(mean / error, 9)
     assert found.p_value == pytest.approx(one * 0.001 / 0.00005, rel=1e-6)
-
-
-@pytest.mark.parametrize(("mean_pct", "low"), [(0.05, "beta"), (0.15, "zero"), (0.8, "margin")])
-def test_the_bound_towards_zero(mean_pct, low):
-    """At beta where it lies beyond zero, at zero where only the margin's would, else at that."""
-    mean = mean_pct / 100
-    error = 0.0015 * math.sqrt(4 / 9 / 6)  # six equal pairs: only the prior's variance
-    reach = {name: stats.t.ppf(1 - level, 9) * error for name, level in PLAN[1]._asdict().items()}
-    expected = {"beta": mean - reach["beta"], "zero": 0.0, "margin": mean - reach["margin"]}
-    found = bounds([mean] * 6)
-    assert found.low == pytest.approx(expected[low], abs=1e-12)
-    assert found.high == pytest.approx(mean + reach["beta"], rel=1e-9)
 
 
 def test_with_a_negligible_prior_it_is_scipys_t_test():
@@ -149,7 +135,7 @@ def test_with_a_negligible_prior_it_is_scipys_t_test():
         (log_pct(*[10.0] * 6), Status.SLOWER, True),
         (log_pct(*[-10.0] * 6), Status.FASTER, True),
         (log_pct(*[10.0] * 7), Status.INCONCLUSIVE, False),  # between two looks
-        (log_pct(*[0.38] * 6), Status.INCONCLUSIVE, False),  # between the margins
+        (log_pct(*[0.15, 0.6] * 3), Status.INCONCLUSIVE, False),  # between the margins
         (log_pct(*[3.0, -3.0] * 12), Status.INCONCLUSIVE, True),  # out of pairs
     ],
 )
@@ -286,9 +272,9 @@ def test_no_change_is_not_slower(noise, sd_pct):
 @pytest.mark.parametrize("sd_pct", [0.05, 0.15, 0.3])
 @pytest.mark.parametrize("noise", ["normal", "drift", "heavy tails"])
 def test_a_change_of_the_ignore_margin_is_not_slower(noise, sd_pct):
-    """The worst truth that must pass: 1 % at most."""
+    """The worst truth that must pass: 5 % at most."""
     count, _ = outcomes(noise, sd_pct, 0.2, 4000)
-    assert binomial_bounds(count[Status.SLOWER], 4000)[0] <= ALPHA_MARGIN
+    assert binomial_bounds(count[Status.SLOWER], 4000)[0] <= BETA
 
 
 @pytest.mark.parametrize("sd_pct", [0.05, 0.15, 0.3])
@@ -305,7 +291,7 @@ def test_a_change_that_matters_is_not_same(noise, sd_pct):
     [
         ("normal", 0.05, 0.5, 0.99, 8),
         ("normal", 0.15, 0.5, 0.95, 12),
-        ("normal", 0.3, 0.5, 0.85, 21),
+        ("normal", 0.3, 0.5, 0.95, 14),
         ("normal", 0.3, 1.0, 0.99, 10),
         ("normal", 0.15, 1.0, 0.99, 7),
         ("normal", 0.3, 2.0, 0.99, 7),
@@ -325,14 +311,14 @@ def test_power(noise, sd_pct, truth_pct, power, pairs):
 @pytest.mark.parametrize("truth_pct", [-1.0, 0.0, 0.3, 1.0])
 @pytest.mark.parametrize("sd_pct", [0.1, 0.4])
 def test_the_bounds_hold_the_truth_at_every_look(truth_pct, sd_pct):
-    """In 94 of 100 runs no look's bounds miss it, so that stopping early costs nothing."""
+    """In 90 of 100 runs no look's bounds miss it, so that stopping early costs nothing."""
     rng, truth, runs = np.random.default_rng(20261122), math.log1p(truth_pct / 100), 1000
     drawn = truth + rng.normal(0, sd_pct / 100, (runs, BUDGET))
     held = 0
     for pairs in drawn.tolist():
         seen = [bounds(pairs[: look.pairs]) for look in PLAN]
         held += all(one.low <= truth <= one.high for one in seen)
-    assert binomial_bounds(held, runs)[1] >= 0.94
+    assert binomial_bounds(held, runs)[1] >= 0.90
 
 
 def test_binomial_bounds_are_scipys():
