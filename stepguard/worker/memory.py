@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from stepguard.worker.phases import Phases
-from stepguard.worker.quiet import wait_for_quiet
+from stepguard.worker.quiet import exchanged_held, wait_for_quiet
 from stepguard.worker.tally import ACTIVE_STEPS, Tally
 
 Step = Callable[[], object]
@@ -110,10 +110,11 @@ def _cpu_growth(step: Step, looks: int) -> int:
 
 
 def _run(step: Step) -> None:
-    """A step whose result is freed here, whichever thread has used it."""
-    result = step()
-    wait_for_quiet()
-    del result
+    """A step whose result, and whatever it exchanged, is freed here, whichever thread used it."""
+    with exchanged_held():
+        result = step()
+        wait_for_quiet()
+        del result
 
 
 def _live_gpu_bytes() -> int:

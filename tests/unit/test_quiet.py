@@ -2,10 +2,13 @@
 
 import threading
 import time
+import weakref
 
 import pytest
+import torch
+import torch.distributed as dist
 
-from stepguard.worker.quiet import wait_for_quiet
+from stepguard.worker.quiet import exchanged_held, wait_for_quiet
 
 
 @pytest.fixture
@@ -55,3 +58,53 @@ def test_a_thread_that_never_rests_does_not_stop_the_count(beside):
 
     beside(spin)
     assert not wait_for_quiet(0.2)
+
+
+@pytest.fixture
+def alone_in_a_group():
+    """A gloo group of this process only."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+EXCHANGES = {
+    "all_reduce": lambda x: dist.all_reduce(x),
+    "broadcast": lambda x: dist.broadcast(x, 0),
+    "all_gather": lambda x: dist.all_gather([torch.empty_like(x)], x),
+    "all_gather_into_tensor": lambda x: dist.all_gather_into_tensor(torch.empty_like(x), x),
+    "reduce": lambda x: dist.reduce(x, 0),
+    "gather": lambda x: dist.gather(x, [torch.empty_like(x)]),
+    "later": lambda x: dist.all_reduce(x, async_op=True).wait(),
+}
+
+
+@pytest.mark.parametrize("name", EXCHANGES)
+def test_what_is_exchanged_lives_until_the_end(alone_in_a_group, name):
+    """The thread that asked frees it: it lives to the end of the block, and no longer."""
+    with exchanged_held():
+        tensor = torch.ones(4)
+        gone = weakref.ref(tensor)
+        EXCHANGES[name](tensor)
+        del tensor
+        wait_for_quiet(60)
+        assert gone() is not None
+    assert gone() is None
+
+
+def test_afterwards_nothing_is_held(alone_in_a_group):
+    """The group's methods are its own again, also after an error."""
+    plain = dist.ProcessGroup.allreduce
+    with pytest.raises(ValueError, match="planted"), exchanged_held():
+        assert dist.ProcessGroup.allreduce is not plain
+        raise ValueError("planted")
+    assert dist.ProcessGroup.allreduce == plain
+    for exchange in EXCHANGES.values():
+        exchange(torch.ones(4))
+
+
+def test_without_a_group_there_is_nothing_to_hold():
+    """One rank exchanges nothing."""
+    plain = dist.ProcessGroup.allreduce
+    with exchanged_held():
+        assert dist.ProcessGroup.allreduce == plain
