@@ -2,11 +2,11 @@
 
     python benchmarks/plant.py COPY --step-ms 20            # every step 20 ms slower
     python benchmarks/plant.py COPY --step-ms 20 --every 10 # every tenth step 200 ms slower
+    python benchmarks/plant.py COPY --step-ms 20 --rank 1   # only on one rank of several
 
 The slowdown is real work: in-place additions over a buffer that does not fit any cache, so many of
 them, the last over a part of it, that CUDA events, timed when the workload is built, say the wanted
-time. Only the copy's
-model/workloads.py is changed: its train_step is wrapped.
+time. Only the copy's model/workloads.py is changed: its train_step is wrapped.
 """
 
 import argparse
@@ -21,6 +21,8 @@ def _planted(factory):
     @functools.wraps(factory)
     def build(**params):
         workload = factory(**params)
+        if {rank} not in (None, _rank_and_world_size()[0]):
+            return workload
         buffer = torch.zeros(1 << 28, device=params["device"])  # 1 GiB: read and written by add_
 
         def burn(passes, rest=0.0):
@@ -72,14 +74,16 @@ def main() -> None:
     parser.add_argument("copy", type=Path, help="root of a copy of this repository")
     parser.add_argument("--step-ms", type=float, required=True, help="average slowdown of a step")
     parser.add_argument("--every", type=int, default=1, help="only every Nth step (%(default)s)")
+    parser.add_argument("--rank", type=int, help="only on this rank")
     options = parser.parse_args()
     target = options.copy / "model" / "workloads.py"
     if options.copy.resolve() == Path(__file__).resolve().parent.parent:
         parser.error("this is the tree itself: plant into a copy")
     if "_planted" in target.read_text():
         parser.error(f"{target} has a plant already")
+    sizes = {"step_ms": options.step_ms, "every": options.every, "rank": options.rank}
     with target.open("a") as file:
-        file.write(_PLANTED.format(step_ms=options.step_ms, every=options.every))
+        file.write(_PLANTED.format(**sizes))
 
 
 if __name__ == "__main__":

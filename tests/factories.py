@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -74,6 +73,8 @@ def fail(how):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         time.sleep(3600)
+    if how == "oom" and torch.cuda.is_available():
+        torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
     if how == "oom":
         raise torch.OutOfMemoryError("planted: tried to allocate 1000 GiB")
     if how == "agent":
@@ -107,7 +108,7 @@ class Pair(Faulty):
 
     def __init__(self, device, how, at_step, rank):
         super().__init__(device, how, at_step, rank)
-        self.value = torch.zeros(5)
+        self.value = torch.zeros(5, device=device)
 
     def step(self):
         super().step()
@@ -153,28 +154,16 @@ def uneven(*, device):
     return Uneven()
 
 
-def ranks(*, plant="", bucket_cap_mb=None, device):
-    """The training step of the smallest model, with something planted between its ranks."""
+def ranks(*, device):
+    """The training step of the smallest model."""
     from model.workloads import train_step
 
-    workload = train_step(
+    return train_step(
         size="nano",
         batch=1,
         seq=16,
         micro_steps=2,
         precision="fp32",
         compile=False,
-        bucket_cap_mb=bucket_cap_mb,
         device=device,
     )
-    if plant == "sync in every micro-step" and workload._replicas:
-        workload._replicas.no_sync = nullcontext
-    if plant == "one more reduction":
-        norm, plain = torch.zeros(1000), workload.step
-
-        def step():
-            plain()
-            dist.all_reduce(norm)
-
-        workload.step = step
-    return workload

@@ -1,69 +1,43 @@
-"""Two real ranks, end to end: what is planted between them is caught by its counter and named."""
+"""Two real ranks, end to end: what is planted between them is caught by its counter and named.
 
-from dataclasses import replace
-from pathlib import Path
+What is measured are clones of this repository, planted by benchmarks/planted_ranks.py, which does
+the same on GPUs.
+"""
 
 import pytest
 
-from stepguard import Case
-from stepguard.baseline_model import Entry, Epoch
-from stepguard.evidence import Evidence
+from benchmarks.planted_ranks import PLANTS, Work, against, case_of, clone, told
 from stepguard.explain import block
-from stepguard.host.accept import recording_of
-from stepguard.host.measure import Bench, measure
-from stepguard.host.revision import Revision
-from stepguard.judge import judge
 from stepguard.verdict import Status, Verdict
 
-ROOT = Path(__file__).resolve().parents[2]
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
-PLANTS = {
-    "nothing": {},
-    "sync in every micro-step": {"plant": "sync in every micro-step"},
-    "one more reduction": {"plant": "one more reduction"},
-    "small buckets": {"bucket_cap_mb": 1},
-}
+CAUGHT = [name for name, plant in PLANTS.items() if plant.edits]
 
 
 @pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    """A place to measure in, from which tests/factories.py can be imported."""
-    folder = tmp_path_factory.mktemp("bench")
-    revision = Revision("a" * 40, ())
-    return Bench(ROOT / "tests", folder / "cache", folder / "runs", (), revision, "pytest")
-
-
-def measured(bench, name, **params) -> Evidence:
-    """The evidence of two ranks, which is sound."""
-    case = Case(name.replace(" ", "-"), "factories:ranks", params, "cpu", 2, launches=1)
-    found = measure(case, bench)
-    assert not found.faults, found.faults
-    return found
+def work(tmp_path_factory):
+    """A place to measure the step of two gloo ranks in."""
+    return Work(tmp_path_factory.mktemp("work"), case_of("cpu", 2))
 
 
 @pytest.fixture(scope="module")
-def clean(bench):
+def clean(work):
     """Without a plant."""
-    return measured(bench, "clean")
+    return work.evidence(clone(work.folder / "clean", "nothing", 2, 0.0))
 
 
 @pytest.fixture(scope="module")
-def verdicts(bench, clean) -> dict[str, Verdict]:
+def verdicts(work, clean) -> dict[str, Verdict]:
     """By plant: the verdict against a recording of the clean step."""
-    epoch = Epoch(reason="clean", recordings=[recording_of(clean)])
-    baseline = Entry(case=clean.case, epochs=[epoch])
-    found = {}
-    for name, params in PLANTS.items():
-        planted = measured(bench, name, **params)
-        # The plant is in the source, not in the parameters, as far as the judge knows.
-        found[name] = judge(replace(planted, case=clean.case), baseline)
-    return found
+    names = ["nothing", *CAUGHT]
+    return {name: against(work.evidence(clone(work.folder, name, 2, 0.0)), clean) for name in names}
 
 
-def moved(verdict: Verdict) -> dict[str, tuple[float | None, float | None]]:
+def moved(verdict: Verdict) -> dict[str, list[float | None]]:
     """The gated metrics that moved, with both values."""
-    metrics = (m for m in verdict.metrics if m.gated and m.status is not Status.SAME)
-    return {m.metric: (m.old, m.new) for m in metrics}
+    found = told(verdict)["moved"]
+    assert isinstance(found, dict)
+    return found
 
 
 def test_two_ranks_count_the_same_again(verdicts):
@@ -72,37 +46,55 @@ def test_two_ranks_count_the_same_again(verdicts):
     assert moved(verdicts["nothing"]) == {}
 
 
+@pytest.mark.parametrize("name", CAUGHT)
+def test_every_plant_is_caught(verdicts, name):
+    """The gate fails, and its headline names a metric."""
+    assert verdicts[name].status is Status.CHANGED
+    assert str(told(verdicts[name])["headline"]).count(" -> ") == 1
+
+
 def test_sync_in_every_micro_step_doubles_the_buckets(clean, verdicts):
     """Two micro-steps that both exchange gradients: every bucket twice, the loss still once."""
-    verdict, before = verdicts["sync in every micro-step"], clean.counts
+    verdict, before = verdicts["gradient sync in every micro-step"], clean.counts
     calls, payload = before.values[CALLS], before.values[PAYLOAD]
-    assert verdict.status is Status.CHANGED
     found = moved(verdict)
-    assert found[CALLS] == (calls, 2 * (calls - 1) + 1)
-    assert found[PAYLOAD] == (payload, 2 * (payload - 4) + 4)
+    assert found[CALLS] == [calls, 2 * (calls - 1) + 1]
+    assert found[PAYLOAD] == [payload, 2 * (payload - 4) + 4]
     biggest = max(before.detail[CALLS], key=lambda name: int(name.split()[1]))
     assert f"{biggest} 1 -> 2" in block(verdict, "evidence")
 
 
-def test_smaller_buckets_are_more_calls_of_the_same_bytes(clean, verdicts):
+def test_smaller_buckets_are_more_calls_of_the_same_bytes(verdicts):
     """One MiB instead of 25: more reductions, each named by its size, and not a byte more."""
-    verdict = verdicts["small buckets"]
-    assert verdict.status is Status.CHANGED
-    found = moved(verdict)
-    old, new = found[CALLS]
+    verdict = verdicts["buckets of 1 MiB"]
+    old, new = moved(verdict)[CALLS]
     assert old < new
-    assert PAYLOAD not in found
+    assert PAYLOAD not in moved(verdict)
     worst = next(m for m in verdict.metrics if m.metric == CALLS)
     assert " B 0 -> " in worst.note
 
 
+def test_a_search_for_unused_parameters_is_an_exchange_more(verdicts):
+    """Ranks have to agree on which parameters were used: a reduction of one flag for each."""
+    found = moved(verdicts["a search for unused parameters"])
+    assert found[CALLS][1] > found[CALLS][0]
+
+
 def test_one_more_reduction_is_named_by_its_size(verdicts):
     """1000 floats more in every step: one call and 4000 bytes more."""
-    verdict = verdicts["one more reduction"]
-    assert verdict.status is Status.CHANGED
+    verdict = verdicts["one more all-reduce"]
     found = moved(verdict)
     assert found[CALLS][1] - found[CALLS][0] == 1
     assert found[PAYLOAD][1] - found[PAYLOAD][0] == 4000
+    assert "leaked_bytes_per_step" not in found  # whichever thread lets go of the floats last
     text = block(verdict, "evidence")
     assert f"{CALLS} [calls]: " in text
     assert "moved: allreduce 4000 B 0 -> 1" in text
+
+
+def test_a_plant_that_finds_no_soil_is_an_error(tmp_path, monkeypatch):
+    """A text that the sources no longer have must not be measured as if it were planted."""
+    plant = PLANTS["one more all-reduce"]
+    monkeypatch.setitem(plant.edits, "not there", "nor here")
+    with pytest.raises(ValueError, match="not once there, for the plant"):
+        clone(tmp_path, "one more all-reduce", 2, 0.0)
