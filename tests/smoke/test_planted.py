@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 240
+LIMIT_S = 600
 SUITE = """
 from stepguard import Case
 from stepguard.plugin import cases
