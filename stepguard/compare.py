@@ -23,7 +23,7 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
         return _compare_difference(name, evidence, recordings[-1], gated)
     if metric.kind == "information":
         past = recordings[-1].information.get(name)
-        found = _verdict(name, Status.SAME, Reason.EQUAL, past, new, gated=False)
+        found = _verdict(name, Status.SAME, Reason.NOT_JUDGED, past, new, gated=False)
         noted = {"rank_skew_pct": straggler, "scaling_efficiency_pct": alone}.get(name)
         return replace(found, note=noted(evidence)) if noted else found
     if name == "tokens_per_step":

@@ -42,6 +42,7 @@ class Reason(Enum):
 
     WITHIN_LIMIT = "within the limit"
     EQUAL = "equal"
+    NOT_JUDGED = "information, not judged"
     BEYOND_LIMIT = "beyond the limit"
     COUNTER_ROSE = "a counter rose"
     COUNTER_FELL = "a counter fell"

@@ -178,7 +178,7 @@ def _time(comparison: Comparison, name: str, found: Decision | None) -> MetricVe
     new, old = comparison.head.values()[name], comparison.base.values().get(name)
     if found is None or name != JUDGED_TIME:
         change = 100 * (new / old - 1) if old else None
-        return MetricVerdict(name, Status.SAME, Reason.EQUAL, old, new, change, gated=False)
+        return MetricVerdict(name, Status.SAME, Reason.NOT_JUDGED, old, new, change, gated=False)
     return MetricVerdict(
         name,
         found.status,
