@@ -1,7 +1,7 @@
 """What is planted between the ranks of a training step: does the gate fail, and by which metric?
 
-    python benchmarks/planted_ranks.py --ranks 2 --out planted.json            # every plant
-    python benchmarks/planted_ranks.py --ranks 2 --only "a slower rank" --out slower.json
+    python benchmarks/planted_ranks.py --gpus 2 --out planted.json            # every plant
+    python benchmarks/planted_ranks.py --gpus 2 --only "a slower rank" --out slower.json
 
 The DDP step of perf_tests/ is measured in a clone and becomes the recording; then it is measured in
 a clone for each plant, whose sources are edited, and judged against it. "nothing" is a second clean
@@ -151,7 +151,7 @@ def told(verdict: Verdict) -> dict[str, object]:
 def main() -> None:
     """Measure the clean step and every plant; keep each verdict."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--gpus", "--ranks", dest="ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--only", nargs="+", choices=list(PLANTS), default=list(PLANTS))
     parser.add_argument("--step-ms", type=float, default=260.0, help="for 3 %% of it (%(default)s)")

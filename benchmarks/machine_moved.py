@@ -1,0 +1,130 @@
+"""A machine that is slower than its baseline although the code is not: what does the gate say?
+
+    python benchmarks/machine_moved.py --out moved.json
+    python benchmarks/machine_moved.py --only "a faster card's recordings" --out moved.json
+
+Each time the core train step is run in a clone, as `pytest perf_tests` runs it, and confirmed on
+the spot where the screen says SLOWER. No verdict may be SLOWER. Other work on the card is products
+of large matrices in a process of its own; "in the screen only" it ends when the pairs begin. A
+faster card's recordings are those of the baseline with every time multiplied by --share. Every
+verdict goes to --out as soon as it is known.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+CASE = "test_train_step and 124m-bf16"
+LOAD = """
+import time, torch
+a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+while True:
+    for _ in range({products}):
+        a @ a
+    torch.cuda.synchronize()
+    time.sleep(0.05)
+"""
+THROUGHOUT, SCREEN, FASTER = (
+    "other work throughout",
+    "other work in the screen only",
+    "a faster card's recordings",
+)
+
+
+def faster(text: str, case: str, share: float) -> str:
+    """A baseline file whose recordings of the case took ``share`` of their times.
+
+    Raises KeyError for a case that it does not hold.
+    """
+    content: dict[str, Any] = json.loads(text)
+    for epoch in content["cases"][case]["epochs"]:
+        for recording in epoch["recordings"]:
+            for name, launches in recording["times_ms"].items():
+                recording["times_ms"][name] = [round(share * ms, 5) for ms in launches]
+    return json.dumps(content, indent=1) + "\n"
+
+
+def clone(folder: Path, what: str, share: float, baseline: str, case: str) -> Path:
+    """A clone of HEAD; the recordings are committed if they are other ones."""
+    tree = folder / what.replace(" ", "-").replace("'", "")
+    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    if what == FASTER:
+        path = tree / "baselines" / baseline
+        path.write_text(faster(path.read_text(), case, share))
+        name = ["-c", "user.name=machine_moved", "-c", "user.email=machine_moved"]
+        subprocess.run(["git", *name, "commit", "-qam", "faster"], cwd=tree, check=True)
+    return tree
+
+
+def pairs_began(tree: Path) -> bool:
+    """Whether the run has begun to measure another tree beside its own."""
+    return any((tree / ".stepguard" / "runs").glob("**/base/*"))
+
+
+def run(tree: Path, folder: Path, what: str, products: int) -> dict[str, object]:
+    """One run of the case; its verdict, and what stands under it."""
+    document, log = folder / "run.json", folder / "run.log"
+    document.unlink(missing_ok=True)
+    command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "-k", CASE]
+    command += ["-m", "not extended", f"--perf-json={document}"]
+    load = None
+    if what in (THROUGHOUT, SCREEN):
+        load = subprocess.Popen([sys.executable, "-c", LOAD.format(products=products)])
+        time.sleep(10)
+    began, ended_after = time.monotonic(), None
+    with log.open("w") as file:
+        gate = subprocess.Popen(command, cwd=tree, stdout=file, stderr=subprocess.STDOUT)
+        while gate.poll() is None:
+            time.sleep(0.2)
+            if what == SCREEN and load and load.poll() is None and pairs_began(tree):
+                load.kill()
+                ended_after = round(time.monotonic() - began, 1)
+    if load:
+        load.kill()
+        load.wait()
+    cases = json.loads(document.read_text())["cases"] if document.exists() else []
+    if len(cases) != 1:
+        raise SystemExit(f"no single case was measured:\n{log.read_text()}")
+    found = cases[0]["verdict"]
+    steps = [one for one in found["metrics"] if one["metric"].startswith("step_ms")]
+    return {
+        "verdict": found["status"],
+        "reason": found["reason"],
+        "message": found["message"],
+        "times": steps,
+        "load_ended_after_s": ended_after,
+        "exit_status": gate.returncode,
+        "wall_s": round(time.monotonic() - began, 1),
+        "text": log.read_text().splitlines()[-25:],
+    }
+
+
+def main() -> None:
+    """Every scenario; each verdict is kept."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    kinds = (THROUGHOUT, SCREEN, FASTER)
+    parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
+    parser.add_argument("--products", type=int, default=10, help="a burst (%(default)s)")
+    parser.add_argument("--share", type=float, default=0.93, help="(%(default)s)")
+    parser.add_argument("--baseline", default="h200x1.json", help="(%(default)s)")
+    parser.add_argument("--case", default="train_step[124m-bf16]", help="(%(default)s)")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    kept: list[dict[str, object]] = []
+    with tempfile.TemporaryDirectory() as name:
+        for what in options.only:
+            tree = clone(Path(name), what, options.share, options.baseline, options.case)
+            kept.append({"what": what} | run(tree, Path(name), what, options.products))
+            record = {"command": " ".join(["python", *sys.argv]), "runs": kept}
+            options.out.write_text(json.dumps(record, indent=1) + "\n")
+            print(f"{what}: {kept[-1]['verdict']}, {kept[-1]['reason']}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
