@@ -24,10 +24,10 @@ from stepguard.evidence import (  # noqa: E402
     Counts,
     Evidence,
     Fault,
-    Fingerprint,
     Launch,
     to_json,
 )
+from stepguard.fingerprint import Fingerprint  # noqa: E402
 from stepguard.verdict import Reason  # noqa: E402
 
 PAGE = ROOT / "docs" / "baseline-life.md"

@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from stepguard.evidence import Fault, steers
+from stepguard.evidence import Fault
+from stepguard.fingerprint import steers
 from stepguard.host.diagnosis import LaunchFailed, Scene, anything_ended, first_cause, lost_worker
 from stepguard.host.diagnosis import no_answer as silent_here
 from stepguard.host.nodes import Nodes

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from stepguard.evidence import Fault, Fingerprint, steers
+from stepguard.evidence import Fault
+from stepguard.fingerprint import Fingerprint, steers
 from stepguard.hardware import nominal_peak_flops, physical_peak_flops
 from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.machine import Gpu

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.case import Case
-from stepguard.evidence import Counts, Fault, Fingerprint, counts_of
+from stepguard.evidence import Counts, Fault, counts_of
+from stepguard.fingerprint import Fingerprint
 from stepguard.host.blocks import Annotate, Ask, undisturbed
 from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.elsewhere import Elsewhere, share_of

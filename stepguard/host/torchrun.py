@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepguard.evidence import steers
+from stepguard.fingerprint import steers
 from stepguard.host import engine
 from stepguard.wire import environment
 from stepguard.worker.lifeline import kill_by_token, pids_by_token

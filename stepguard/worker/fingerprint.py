@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from stepguard.evidence import STEERING
+from stepguard.fingerprint import STEERING
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
 _OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # set by every launch

@@ -9,7 +9,8 @@ from counted import counted
 
 import stepguard.host.suite
 from stepguard import Case, cli
-from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
+from stepguard.evidence import Block, Counts, Evidence, Launch
+from stepguard.fingerprint import Fingerprint
 from stepguard.host.store import Store
 
 KNOWN_COUNTS = {

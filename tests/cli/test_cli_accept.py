@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from stepguard.evidence import Block, Counts, Fingerprint, Launch
+from stepguard.evidence import Block, Counts, Launch
+from stepguard.fingerprint import Fingerprint
 
 
 def entries(shell, folder="baselines"):

@@ -10,7 +10,8 @@ from counted import counted
 
 from stepguard import Case, cli_calibrate
 from stepguard.comparison import Comparison
-from stepguard.evidence import Block, Counts, Evidence, Fault, Fingerprint, Launch
+from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
+from stepguard.fingerprint import Fingerprint
 from stepguard.host import calibrate, calibrations
 from stepguard.host.collect import cases_of
 from stepguard.host.machine import Gpu

@@ -18,7 +18,8 @@ import stepguard.host.suite
 import stepguard.pytest_run
 from stepguard import Case
 from stepguard.comparison import Comparison, judged
-from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
+from stepguard.evidence import Block, Counts, Evidence, Launch
+from stepguard.fingerprint import Fingerprint
 from stepguard.host import baseline
 from stepguard.host.accept import accept
 from stepguard.host.machine import Gpu

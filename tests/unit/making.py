@@ -10,7 +10,8 @@ from counted import counted
 from hypothesis import HealthCheck, settings
 
 from stepguard.baseline_model import SCHEMA, BaselineFile, Entry, Epoch, Recording
-from stepguard.evidence import Block, Counts, Evidence, Fingerprint, Launch
+from stepguard.evidence import Block, Counts, Evidence, Launch
+from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS, default_gates
 
 PROPERTY = settings(

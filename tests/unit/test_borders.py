@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PURE = (
     "case",
     "evidence",
+    "fingerprint",
     "metrics",
     "statistics",
     "looks",

@@ -14,12 +14,12 @@ from stepguard.evidence import (
     Counts,
     Evidence,
     Fault,
-    Fingerprint,
     Launch,
     from_json,
     geometric_mean,
     to_json,
 )
+from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS
 from stepguard.verdict import Reason
 
