@@ -101,7 +101,7 @@ def test_nodes_that_are_alike_are_let_in_and_asked(root, port, agents):
     [
         ({"stepguard": "0.0.9"}, "stepguard 0.0.9, here "),
         ({"python": "2.7.18"}, "python 2.7.18, here "),
-        ({"packages": {"torch": "2.8.0"}}, "torch 2.8.0, here "),
+        ({"packages": {"torch": "1.0"}}, "torch 1.0, here "),
         ({"commit": "b" * 40}, "is at bbbbbbbbbb, "),
         ({"sources": "other"}, "the Python sources under "),
         ({"gpus": (H200,)}, "NVIDIA H200 with driver 580.159, here no GPU"),
