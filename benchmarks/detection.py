@@ -9,29 +9,30 @@ soon as it is known, so that an interrupted run keeps what it has. Prints a tabl
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.clones import clone_head, only_case, plant  # noqa: E402
+from benchmarks.documents import Document  # noqa: E402
+
 CASE = "test_train_step and 124m-bf16"
 PLANTS = {"as it is": None, "every step": 1, "every tenth step": 10}
 
 
 def clone(folder: Path, every: int | None, step_ms: float) -> Path:
     """A clone of HEAD with this tree's compile cache, planted unless ``every`` is None."""
-    tree = folder / f"tree-{every}"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    tree = clone_head(folder / f"tree-{every}")
     cache = ROOT / ".stepguard" / "cache"
     cache.mkdir(parents=True, exist_ok=True)
     (tree / ".stepguard").mkdir()
     (tree / ".stepguard" / "cache").symlink_to(cache)
     if every is not None:
-        plant = [sys.executable, "benchmarks/plant.py", str(tree)]
-        size = ["--step-ms", str(step_ms), "--every", str(every)]
-        subprocess.run([*plant, *size], cwd=ROOT, check=True)
+        plant(tree, step_ms, "--every", str(every))
     return tree
 
 
@@ -40,10 +41,8 @@ def verdict(tree: Path, folder: Path) -> dict[str, object]:
     document = folder / "run.json"
     command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "-k", CASE]
     done = subprocess.run([*command, f"--perf-json={document}"], cwd=tree, capture_output=True)
-    cases = json.loads(document.read_text())["cases"] if document.exists() else []
-    if len(cases) != 1:
-        raise SystemExit(f"no single case was measured:\n{done.stdout.decode()}")
-    found = cases[0]["verdict"]
+    case = only_case(document, done.stdout.decode())
+    found = case["verdict"]
     times = {
         metric["metric"]: {key: metric[key] for key in ("new", "change_pct", "limit_pct")}
         for metric in found["metrics"]
@@ -52,7 +51,7 @@ def verdict(tree: Path, folder: Path) -> dict[str, object]:
     return {
         "verdict": found["status"],
         "reason": found["reason"],
-        "launches": cases[0]["launches"],
+        "launches": case["launches"],
     } | (times)
 
 
@@ -65,17 +64,17 @@ def main() -> None:
     parser.add_argument("--only", choices=list(PLANTS), help="one kind only")
     options = parser.parse_args()
     kept: list[dict[str, object]] = []
+    document = Document(options.out, {"command": " ".join(["python", *sys.argv])})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for plant, every in PLANTS.items():
-            if options.only not in (None, plant):
+        for kind, every in PLANTS.items():
+            if options.only not in (None, kind):
                 continue
             tree = clone(folder, every, options.step_ms)
             for number in range(options.runs):
-                kept.append({"plant": plant, "run": number + 1} | verdict(tree, folder))
-                record = {"command": " ".join(["python", *sys.argv]), "runs": kept}
-                options.out.write_text(json.dumps(record, indent=1) + "\n")
-                print(f"{plant:18} {number + 1}: {kept[-1]['verdict']}", flush=True)
+                kept.append({"plant": kind, "run": number + 1} | verdict(tree, folder))
+                document.update(runs=kept)
+                print(f"{kind:18} {number + 1}: {kept[-1]['verdict']}", flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import json
 import re
-import subprocess
 import sys
 import tempfile
 import threading
@@ -26,6 +25,7 @@ import pynvml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.clones import clone_head, commit_all, plant  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard import Case  # noqa: E402
 from stepguard.comparison import Comparison  # noqa: E402
@@ -67,16 +67,13 @@ class MostMemory(threading.Thread):
 
 def clone(folder: Path, plant_ms: float, memory_gib: float) -> Path:
     """A clone of HEAD, planted unless ``plant_ms`` is 0; the cap is in both trees."""
-    tree = folder / "tree"
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    tree = clone_head(folder / "tree")
     if memory_gib:
         with (tree / "model" / "workloads.py").open("a") as file:
             file.write(CAP.format(gib=memory_gib))
-        name = ["-c", "user.name=judge_pairs", "-c", "user.email=judge_pairs"]
-        subprocess.run(["git", *name, "commit", "-qam", "cap"], cwd=tree, check=True)
+        commit_all(tree, "cap")
     if plant_ms:
-        plant = [sys.executable, "benchmarks/plant.py", str(tree), "--step-ms", str(plant_ms)]
-        subprocess.run(plant, cwd=ROOT, check=True)
+        plant(tree, plant_ms)
     return tree
 
 

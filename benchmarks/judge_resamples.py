@@ -38,7 +38,7 @@ class Planted:
     plant_pct: float
     log_ratios: tuple[float, ...]
     pair_s: float  # GPU seconds each
-    hosts: int  # cards, by UUID
+    cards: int  # how many different ones
 
     @property
     def mean_half_pct(self) -> float:
@@ -125,7 +125,7 @@ def main() -> None:
         found = resampled(list(cell.log_ratios), prior, options.trials, cell.pair_s)
         kept.append(asdict(cell) | found)
         print(
-            f"planted {cell.plant_pct:g} %: {len(percent)} pairs of {cell.hosts} cards, mean "
+            f"planted {cell.plant_pct:g} %: {len(percent)} pairs of {cell.cards} cards, mean "
             f"{fmean(percent):+.3f} +- {cell.mean_half_pct:.3f} %, sd {spread:.3f} %, "
             f"{cell.pair_s:.1f} s of GPU time each"
         )

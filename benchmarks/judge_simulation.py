@@ -124,22 +124,22 @@ def cells(trials: int) -> Iterator[dict[str, object]]:
                 }
 
 
-def row(cell: dict) -> str:
-    """One line of the table."""
-    trials, count = cell["trials"], cell["verdicts"]
-    shares = [100 * count.get(s.value, 0) / trials for s in (Status.SLOWER, Status.SAME)]
-    undecided = 100 * count.get(Status.INCONCLUSIVE.value, 0) / trials
-    low, high = (100 * bound for bound in cell["slower_bounds"])
-    return (
-        f"{cell['noise']:18} {cell['sd_pct']:5} {cell['truth_pct']:6} {trials:7} "
-        f"{shares[0]:8.3f} [{low:7.3f}, {high:7.3f}] {shares[1]:8.3f} {undecided:8.3f} "
-        f"{cell['mean_pairs']:6.1f}"
-    )
-
-
 def share_pct(cell: dict, status: Status) -> float:
     """How often a cell's runs ended so."""
     return 100 * cell["verdicts"].get(status.value, 0) / cell["trials"]
+
+
+def row(cell: dict) -> str:
+    """One line of the table."""
+    slower, same, undecided = (
+        share_pct(cell, status) for status in (Status.SLOWER, Status.SAME, Status.INCONCLUSIVE)
+    )
+    low, high = (100 * bound for bound in cell["slower_bounds"])
+    return (
+        f"{cell['noise']:18} {cell['sd_pct']:5} {cell['truth_pct']:6} {cell['trials']:7} "
+        f"{slower:8.3f} [{low:7.3f}, {high:7.3f}] {same:8.3f} {undecided:8.3f} "
+        f"{cell['mean_pairs']:6.1f}"
+    )
 
 
 def by_truth(found: list[dict], noise: str, sd_pct: float) -> dict[float, dict]:

@@ -9,7 +9,6 @@ the step time's. Every run goes to --out as soon as it is over.
 """
 
 import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.clones import only_case  # noqa: E402
+from benchmarks.documents import Document  # noqa: E402
 from benchmarks.judge_pairs import clone  # noqa: E402
 
 CASE = "test_train_step and 124m-bf16"
@@ -31,17 +32,15 @@ def verdict(tree: Path, folder: Path, case: str, extra: list[str]) -> dict[str, 
     command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "-k", case, *extra]
     command += ["--perf-against=HEAD", f"--perf-json={document}"]
     done = subprocess.run(command, cwd=tree, capture_output=True)
-    cases = json.loads(document.read_text())["cases"] if document.exists() else []
-    if len(cases) != 1:
-        raise SystemExit(f"no single case was measured:\n{done.stdout.decode()}")
-    found = cases[0]["verdict"]
+    measured = only_case(document, done.stdout.decode())
+    found = measured["verdict"]
     times = [one for one in found["metrics"] if one["metric"] == "step_ms"]
     said = {key: times[0][key] for key in ("status", "change_pct", "note")} if times else {}
     return {
         "case_verdict": found["status"],
         "step_ms": said,
         "message": found["message"],
-        "pairs": len(cases[0]["launches"]),
+        "pairs": len(measured["launches"]),
         "exit_status": done.returncode,
         "wall_s": round(time.monotonic() - began, 1),
     }
@@ -58,14 +57,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     kept: list[dict[str, object]] = []
+    document = Document(options.out, {"command": " ".join(["python", *sys.argv])})
     for percent in options.plant_pct:
         with tempfile.TemporaryDirectory() as name:
             tree = clone(Path(name), percent / 100 * options.step_ms, 0.0)
             for number in range(options.runs):
                 found = verdict(tree, Path(name), options.case, options.pytest)
                 kept.append({"plant_pct": percent, "run": number + 1} | found)
-                record = {"command": " ".join(["python", *sys.argv]), "runs": kept}
-                options.out.write_text(json.dumps(record, indent=1) + "\n")
+                document.update(runs=kept)
                 said = kept[-1]["step_ms"] or kept[-1]["case_verdict"]
                 print(f"{percent:g} % {number + 1}: {said}", flush=True)
 

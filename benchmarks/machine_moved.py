@@ -11,15 +11,22 @@ verdict goes to --out as soon as it is known.
 """
 
 import argparse
+import contextlib
 import json
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.clones import clone_head, commit_all, only_case  # noqa: E402
+from benchmarks.documents import Document  # noqa: E402
+
 CASE = "test_train_step and 124m-bf16"
 LOAD = """
 import time, torch
@@ -52,13 +59,11 @@ def faster(text: str, case: str, share: float) -> str:
 
 def clone(folder: Path, what: str, share: float, baseline: str, case: str) -> Path:
     """A clone of HEAD; the recordings are committed if they are other ones."""
-    tree = folder / what.replace(" ", "-").replace("'", "")
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    tree = clone_head(folder / what.replace(" ", "-").replace("'", ""))
     if what == FASTER:
         path = tree / "baselines" / baseline
         path.write_text(faster(path.read_text(), case, share))
-        name = ["-c", "user.name=machine_moved", "-c", "user.email=machine_moved"]
-        subprocess.run(["git", *name, "commit", "-qam", "faster"], cwd=tree, check=True)
+        commit_all(tree, "faster")
     return tree
 
 
@@ -67,31 +72,35 @@ def pairs_began(tree: Path) -> bool:
     return any((tree / ".stepguard" / "runs").glob("**/base/*"))
 
 
+@contextlib.contextmanager
+def other_work(products: int) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that works on the card; it is gone at the end, whatever happened."""
+    load = subprocess.Popen([sys.executable, "-c", LOAD.format(products=products)])
+    try:
+        time.sleep(10)
+        yield load
+    finally:
+        load.kill()
+        load.wait()
+
+
 def run(tree: Path, folder: Path, what: str, products: int) -> dict[str, object]:
     """One run of the case; its verdict, and what stands under it."""
     document, log = folder / "run.json", folder / "run.log"
     document.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "-k", CASE]
     command += ["-m", "not extended", f"--perf-json={document}"]
-    load = None
-    if what in (THROUGHOUT, SCREEN):
-        load = subprocess.Popen([sys.executable, "-c", LOAD.format(products=products)])
-        time.sleep(10)
-    began, ended_after = time.monotonic(), None
-    with log.open("w") as file:
-        gate = subprocess.Popen(command, cwd=tree, stdout=file, stderr=subprocess.STDOUT)
+    loaded = what in (THROUGHOUT, SCREEN)
+    with other_work(products) if loaded else contextlib.nullcontext() as load:
+        began, ended_after = time.monotonic(), None
+        with log.open("w") as file:
+            gate = subprocess.Popen(command, cwd=tree, stdout=file, stderr=subprocess.STDOUT)
         while gate.poll() is None:
             time.sleep(0.2)
             if what == SCREEN and load and load.poll() is None and pairs_began(tree):
                 load.kill()
                 ended_after = round(time.monotonic() - began, 1)
-    if load:
-        load.kill()
-        load.wait()
-    cases = json.loads(document.read_text())["cases"] if document.exists() else []
-    if len(cases) != 1:
-        raise SystemExit(f"no single case was measured:\n{log.read_text()}")
-    found = cases[0]["verdict"]
+    found = only_case(document, log.read_text())["verdict"]
     steps = [one for one in found["metrics"] if one["metric"].startswith("step_ms")]
     return {
         "verdict": found["status"],
@@ -117,12 +126,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     kept: list[dict[str, object]] = []
+    document = Document(options.out, {"command": " ".join(["python", *sys.argv])})
     with tempfile.TemporaryDirectory() as name:
         for what in options.only:
             tree = clone(Path(name), what, options.share, options.baseline, options.case)
             kept.append({"what": what} | run(tree, Path(name), what, options.products))
-            record = {"command": " ".join(["python", *sys.argv]), "runs": kept}
-            options.out.write_text(json.dumps(record, indent=1) + "\n")
+            document.update(runs=kept)
             print(f"{what}: {kept[-1]['verdict']}, {kept[-1]['reason']}", flush=True)
 
 

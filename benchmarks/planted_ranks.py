@@ -11,17 +11,17 @@ verdict goes to --out as soon as it is known. On a CPU times are not judged and 
 """
 
 import argparse
-import json
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.clones import clone_head, plant  # noqa: E402
+from benchmarks.documents import Document  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard import Case, default_gates  # noqa: E402
 from stepguard.baseline_model import Entry, Epoch  # noqa: E402
@@ -36,7 +36,7 @@ from stepguard.host.station import Bench  # noqa: E402
 from stepguard.host.worktree import tree_of  # noqa: E402
 from stepguard.judge import judge  # noqa: E402
 from stepguard.verdict import Status, Verdict  # noqa: E402
-from stepguard.versus import judge_turns, wants_more  # noqa: E402
+from stepguard.versus import judge_turns  # noqa: E402
 
 BUDGET_S = 300.0  # of the pairs
 SETTINGS = "    ddp = DdpSettings(\n        bucket_cap_mb,\n"
@@ -80,19 +80,16 @@ def case_of(device: str, ranks: int) -> Case:
 
 def clone(folder: Path, name: str, ranks: int, step_ms: float) -> Path:
     """A clone of HEAD with one plant. Raises ValueError if the text to be replaced is not there."""
-    tree, plant = folder / name.replace(" ", "-"), PLANTS[name]
-    subprocess.run(["git", "clone", "-q", str(ROOT), str(tree)], check=True)
+    tree, planted = clone_head(folder / name.replace(" ", "-")), PLANTS[name]
     target = tree / "model" / "workloads.py"
     text = target.read_text()
-    for old, new in plant.edits.items():
+    for old, new in planted.edits.items():
         if text.count(old) != 1:
             raise ValueError(f"{target}: not once there, for the plant {name!r}: {old!r}")
         text = text.replace(old, new)
     target.write_text(text)
-    if plant.slower_pct:
-        size = ["--step-ms", str(plant.slower_pct / 100 * step_ms), "--rank", str(ranks - 1)]
-        plant_it = [sys.executable, "benchmarks/plant.py", str(tree), *size]
-        subprocess.run(plant_it, cwd=ROOT, check=True)
+    if planted.slower_pct:
+        plant(tree, planted.slower_pct / 100 * step_ms, "--rank", str(ranks - 1))
     return tree
 
 
@@ -120,16 +117,14 @@ class Work:
     def beside_head(self, tree: Path) -> Verdict:
         """The tree as it is now beside its own HEAD, in pairs."""
         with tree_of(tree, "HEAD", lambda text: None) as base:
-            found = compare_with(
-                self.case, self.bench(tree), base, print, BUDGET_S, more=wants_more
-            )
+            found = compare_with(self.case, self.bench(tree), base, print, BUDGET_S)
         return judge_turns(found)
 
 
 def against(found: Evidence, clean: Evidence) -> Verdict:
     """The screen's verdict, with the clean measurement as the only recording."""
     epoch = Epoch(reason="clean", recordings=[recording_of(clean)])
-    return judge(replace(found, case=clean.case), Entry(case=clean.case, epochs=[epoch]))
+    return judge(found, Entry(case=clean.case, epochs=[epoch]))
 
 
 def told(verdict: Verdict) -> dict[str, object]:
@@ -163,26 +158,28 @@ def main() -> None:
         work = Work(folder, case)
         clean = work.evidence(clone(folder / "clean", "nothing", options.ranks, options.step_ms))
         print_of, kept = clean.fingerprint, []
-        for plant in options.only:
-            if options.device == "cpu" and PLANTS[plant].slower_pct:
-                continue
-            began = time.monotonic()
-            tree = clone(folder, plant, options.ranks, options.step_ms)
-            found = {"plant": plant} | told(against(work.evidence(tree), clean))
-            if PLANTS[plant].slower_pct:
-                found["beside HEAD"] = told(work.beside_head(tree))
-            kept.append(found | {"wall_s": round(time.monotonic() - began, 1)})
-            record = {
+        document = Document(
+            options.out,
+            {
                 "command": " ".join(["python", *sys.argv]),
                 "date": clean.date,
                 "commit": clean.commit,
                 "device": print_of.device_name if print_of else "",
                 "torch": print_of.torch if print_of else "",
                 "ranks": options.ranks,
-                "plants": kept,
-            }
-            options.out.write_text(json.dumps(record, indent=1) + "\n")
-            print(f"{plant}: {found['headline']}", flush=True)
+            },
+        )
+        for planted in options.only:
+            if options.device == "cpu" and PLANTS[planted].slower_pct:
+                continue
+            began = time.monotonic()
+            tree = clone(folder, planted, options.ranks, options.step_ms)
+            found = {"plant": planted} | told(against(work.evidence(tree), clean))
+            if PLANTS[planted].slower_pct:
+                found["beside HEAD"] = told(work.beside_head(tree))
+            kept.append(found | {"wall_s": round(time.monotonic() - began, 1)})
+            document.update(plants=kept)
+            print(f"{planted}: {found['headline']}", flush=True)
             if "beside HEAD" in found:
                 print(f"  beside HEAD: {found['beside HEAD']['headline']}", flush=True)
 

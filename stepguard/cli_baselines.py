@@ -82,8 +82,10 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
     """Raise Refused for a case's newest evidence if it is of another commit than HEAD: what the
     last run measured may have left none, and an older one was not meant. A path names it.
     """
+    if options.evidence or not options.case:
+        return
     head = current(options.root, options.baselines).commit
-    if options.case and not options.evidence and head and evidence.commit != head:
+    if head and evidence.commit != head:
         raise Refused(
             f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
             f"{evidence.commit[:12] or 'none'}, HEAD is {head[:12]}; measure again, or, if it is "

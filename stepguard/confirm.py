@@ -1,5 +1,6 @@
 """What the judge's answer makes of the screen's: the code moved, or the machine. Pure."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from stepguard.comparison import Comparison
@@ -32,10 +33,7 @@ def confirmed(verdict: Verdict, comparison: Comparison, how: str, own: bool = Tr
     failed = problem(comparison)
     if failed is not None:
         return unconfirmed(verdict, f"{failed.status.value}, {failed.message}")
-    metrics = tuple(
-        _judged(m, comparison, how, own) if _is_moved_time(m) else m for m in verdict.metrics
-    )
-    return _with(verdict, metrics)
+    return _with_times(verdict, lambda m: _judged(m, comparison, how, own))
 
 
 def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -> MetricVerdict:
@@ -70,29 +68,19 @@ def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -
 def same_code(verdict: Verdict, how: str) -> Verdict:
     """The verdict where the recording was made of this very code: nothing else can have moved."""
     note = f"the machine moved: HEAD is {how}"
-    return _moved(verdict, Status.SAME, Reason.MACHINE_MOVED, note)
+    reason = Reason.MACHINE_MOVED
+    return _with_times(verdict, lambda m: replace(m, status=Status.SAME, reason=reason, note=note))
 
 
 def unconfirmed(verdict: Verdict, why: str) -> Verdict:
     """The screen's verdict as it is, and why nobody could tell code from machine."""
-    screened = to_confirm(verdict)
-    assert screened is not None
-    metrics = tuple(
-        replace(m, note=f"unconfirmed: {why}") if _is_moved_time(m) else m for m in verdict.metrics
-    )
-    return replace(verdict, metrics=metrics)
+    assert to_confirm(verdict) is not None
+    return _with_times(verdict, lambda m: replace(m, note=f"unconfirmed: {why}"))
 
 
-def _moved(verdict: Verdict, status: Status, reason: Reason, note: str) -> Verdict:
-    """The verdict with all its moved times judged anew; what else moved keeps its say."""
-    metrics = tuple(
-        replace(m, status=status, reason=reason, note=note) if _is_moved_time(m) else m
-        for m in verdict.metrics
-    )
-    return _with(verdict, metrics)
-
-
-def _with(verdict: Verdict, metrics: tuple[MetricVerdict, ...]) -> Verdict:
+def _with_times(verdict: Verdict, judged: Callable[[MetricVerdict], MetricVerdict]) -> Verdict:
+    """The verdict with each of its moved times judged anew; what else moved keeps its say."""
+    metrics = tuple(judged(m) if _is_moved_time(m) else m for m in verdict.metrics)
     worst = worst_of(metrics)
     assert worst is not None
     reason = Reason.MACHINE_MOVED if worst.status is Status.SAME else worst.reason

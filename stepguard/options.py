@@ -68,12 +68,12 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
     option = config.option
     for name in ("baselines", "against", "rdzv_endpoint", "json", "report"):
         if (value := getattr(option, f"perf_{name}")) is not None and not value.strip():
-            flag = "--perf-" + name.replace("_", "-")
-            raise pytest.UsageError(f"{flag}={value}: empty; a variable that is not set, maybe")
+            raise pytest.UsageError(
+                f"{_flag(f'perf_{name}')}={value}: empty; a variable that is not set, maybe"
+            )
     for name in ("benchmark_skip", "benchmark_disable"):
         if getattr(option, name, False):
-            flag = "--" + name.replace("_", "-")
-            raise pytest.UsageError(f"{flag} would pass the performance cases unmeasured")
+            raise pytest.UsageError(f"{_flag(name)} would pass the performance cases unmeasured")
     if gpus < option.perf_require_gpus:
         raise pytest.UsageError(
             f"--perf-require-gpus={option.perf_require_gpus}: this machine shows {gpus}; "
@@ -89,7 +89,12 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
         target = getattr(option, name)
         path = Path(config.invocation_params.dir, target or "")
         if target and (problem := documents.unwritable(path)):
-            raise pytest.UsageError(f"--{name.replace('_', '-')}={target}: {problem}")
+            raise pytest.UsageError(f"{_flag(name)}={target}: {problem}")
+
+
+def _flag(name: str) -> str:
+    """An attribute of pytest's options as it is typed."""
+    return "--" + name.replace("_", "-")
 
 
 def _refuse_bad_revision(option: Any, root: Path, baselines: Path) -> None:

@@ -204,12 +204,7 @@ def test_a_tree_edited_meanwhile_is_broken(gate, h200):
     """Pairs may be of two trees: nobody knows what was judged. A second edit of a file that was
     dirty before is one, too.
     """
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.commit()
-    gate.git("tag", "old")
-    gate.commit()
+    case = a_case(gate, h200)
     for edits in ("# first\n", "# and again, while it is dirty\n"):
         gate.will_compare(case, does=lambda _, text=edits: (gate.path / "x.py").write_text(text))
         result = gate.run(OTHER)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from levels import errors
 from making import PROPERTY
 from scipy import stats
 
@@ -49,17 +50,7 @@ def test_the_looks_together_err_as_stated_whatever_the_noise(ratio):
     """Integrated over the sample variance of normal pairs whose sd is ``ratio`` times the prior's:
     the chances that a look's bound passes the truth sum to ALPHA or BETA at most.
     """
-    sd, points = ratio * Prior().sd_pct / 100, (np.arange(1000) + 0.5) / 1000
-    total = {"alpha": 0.0, "beta": 0.0}
-    for look in PLAN:
-        n = look.pairs
-        samples = sd**2 * stats.chi2.ppf(points, n - 1) / (n - 1)
-        moderated = [Prior().moderated(sample, n) for sample in samples]
-        used, degrees = (np.array(column) for column in zip(*moderated, strict=True))
-        for name, level in look._asdict().items():
-            if name == "beta" or (name == "alpha" and n >= MIN_PAIRS):
-                reach = stats.t.ppf(1 - level, degrees) * used
-                total[name] += float(stats.norm.cdf(-reach / sd).mean())
+    total = errors(Prior(), ratio)
     assert total["alpha"] <= ALPHA and total["beta"] <= BETA
     if ratio == 2.5:  # and no more room is left than about a tenth: near the worst
         assert total["alpha"] > 0.85 * ALPHA and total["beta"] > 0.85 * BETA

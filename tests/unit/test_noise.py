@@ -6,16 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 
-import numpy as np
 import pytest
 from itself import alike, comparison_of, simulated
+from levels import errors
 from scipy import stats
 
 from stepguard.looks import (
     ALPHA,
     BETA,
     MIN_PAIRS,
-    PLAN,
     Margins,
     Prior,
     smallest_detectable_pct,
@@ -161,35 +160,22 @@ def test_plans_by_block_fit_the_budget():
     assert all(plan.pairs >= MIN_PAIRS for plan in plans_by_block(found, 20.0, 150.0, Margins()))
 
 
-def errors(prior, ratio):
-    """What the looks err by together where the true sd is ``ratio`` times the prior's."""
-    sd, points = ratio * prior.sd_pct / 100, (np.arange(500) + 0.5) / 500
-    total = {"alpha": 0.0, "beta": 0.0}
-    for look in PLAN:
-        n = look.pairs
-        samples = sd**2 * stats.chi2.ppf(points, n - 1) / (n - 1)
-        moderated = [prior.moderated(sample, n) for sample in samples]
-        used, degrees = (np.array(column) for column in zip(*moderated, strict=True))
-        for name, level in look._asdict().items():
-            if name == "beta" or (name in total and n >= MIN_PAIRS):
-                reach = stats.t.ppf(1 - level, degrees) * used
-                total[name] += float(stats.norm.cdf(-reach / sd).mean())
-    return total
-
-
 @pytest.mark.parametrize("sd_pct", [0.02, 0.3])
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 2.0, 2.5, 3.0, 10.0])
 def test_a_calibrated_prior_keeps_what_is_promised(sd_pct, ratio):
     """However wrong a calibration of 24 pairs is elsewhere, the looks err as stated: it counts for
     no more degrees than the default prior.
     """
-    total = errors(prior_of(sd_pct, 23.0), ratio)
+    total = errors(prior_of(sd_pct, 23.0), ratio, points=500)
     assert total["alpha"] <= ALPHA and total["beta"] <= BETA
 
 
 def test_more_degrees_would_break_the_promise():
     """At 5 degrees, let alone the 23 of 24 pairs, false alarms exceed ALPHA: hence the limit."""
-    found = {degrees: errors(Prior(0.15, degrees), 2.5)["alpha"] for degrees in (4, 5, 8, 12, 23)}
+    found = {
+        degrees: errors(Prior(0.15, degrees), 2.5, points=500)["alpha"]
+        for degrees in (4, 5, 8, 12, 23)
+    }
     assert found[4] <= ALPHA < found[5]
     known = {4: 0.088, 5: 0.103, 8: 0.150, 12: 0.213, 23: 0.370}
     assert {d: 100 * a for d, a in found.items()} == pytest.approx(known, rel=0.02)
