@@ -100,35 +100,41 @@ def busy_s(found: Comparison) -> float:
     return timed + sum(launch.warmup_s for launch in both) + leads
 
 
-def document(
-    found: Comparison, options: argparse.Namespace, folder: Path, memory: MostMemory
-) -> dict[str, object]:
-    """What is known so far."""
-    logs = "\n".join(path.read_text() for path in folder.glob("runs/head/**/stdout.log"))
-    planted = [float(ms) for ms in re.findall(r"planted ([\d.]+) ms", logs)]
+def as_data(found: Comparison) -> dict[str, object]:
+    """What its arithmetic needs: whose card, how long, and every pair."""
     print_of = found.head.fingerprint
     return {
-        "command": " ".join(["python", *sys.argv]),
         "date": found.head.date,
         "commit": found.head.commit,
         "gpu": print_of.device_uuid if print_of else "",
         "device": print_of.device_name if print_of else "",
         "torch": print_of.torch if print_of else "",
         "driver": print_of.driver if print_of else "",
-        "plant_pct": options.plant_pct,
-        "planted_ms": planted,
-        "memory_gib": options.memory_gib,
-        "most_memory_bytes": memory.most_bytes,
         "together": found.together,
         "wall_s": round(found.wall_s, 1),
         "gpu_s": round(busy_s(found), 1),
         "faults": [fault.message for fault in (*found.head.faults, *found.base.faults)],
-        "verdict_so_far": judge_turns(found).status.value if found.pairs else "",
         "pairs": [
             {"head": side(head), "base": side(base)}
             for head, base in zip(found.head.launches, found.base.launches, strict=False)
         ],
     }
+
+
+def document(
+    found: Comparison, options: argparse.Namespace, folder: Path, memory: MostMemory
+) -> dict[str, object]:
+    """What is known so far."""
+    logs = "\n".join(path.read_text() for path in folder.glob("runs/head/**/stdout.log"))
+    planted = [float(ms) for ms in re.findall(r"planted ([\d.]+) ms", logs)]
+    return {
+        "command": " ".join(["python", *sys.argv]),
+        "plant_pct": options.plant_pct,
+        "planted_ms": planted,
+        "memory_gib": options.memory_gib,
+        "most_memory_bytes": memory.most_bytes,
+        "verdict_so_far": judge_turns(found).status.value if found.pairs else "",
+    } | as_data(found)
 
 
 def main() -> None:

@@ -3,10 +3,11 @@
     python benchmarks/judge_resamples.py docs/evidence/h200_pairs_*.json
     python benchmarks/judge_resamples.py FILES --prior-sd-pct 0.28 --out resamples.json
 
-Reads what judge_pairs.py wrote. Pairs of one planted slowdown are put together, over files; each
-resample draws 24 of them with replacement and takes them look by look, as a run does. Beside the
-share of every verdict stand exact 95 % binomial bounds (of the resamples, not of the machine: few
-pairs cannot know rare noise), and how often SLOWER came within so many pairs and GPU seconds.
+Reads what judge_pairs.py and judge_verdicts.py wrote. Pairs of one planted slowdown are put
+together, over files; each resample draws 24 of them with replacement and takes them look by look,
+as a run does. Beside the share of every verdict stand exact 95 % binomial bounds (of the resamples,
+not of the machine: few pairs cannot know rare noise), and how often SLOWER came within so many
+pairs and GPU seconds.
 
 A dozen pairs know their own mean to 0.1 % only, so that a plant of half a percent may lie at 0.4 or
 0.6 in them. The second table therefore takes the scatter of all pairs about their plant's mean, and
@@ -19,6 +20,7 @@ import math
 import sys
 from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, stdev
 
@@ -27,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np  # noqa: E402
 
 from benchmarks.judge_simulation import BUDGET, binomial_bounds, run  # noqa: E402
+from benchmarks.turns import half_width  # noqa: E402
 from stepguard.looks import PLAN, PRIOR, Prior  # noqa: E402
 from stepguard.verdict import Status  # noqa: E402
 
@@ -42,9 +45,9 @@ class Planted:
 
     @property
     def mean_half_pct(self) -> float:
-        """Half a 95 % interval for the mean, by the normal quantile."""
-        sd = stdev(self.log_ratios) if len(self.log_ratios) > 1 else math.inf
-        return 196 * sd / math.sqrt(len(self.log_ratios))
+        """Half a 95 % interval for the mean; NaN for a single pair."""
+        half = half_width(self.log_ratios)
+        return math.nan if half is None else 100 * half
 
 
 def planted(paths: list[Path]) -> list[Planted]:
@@ -52,8 +55,8 @@ def planted(paths: list[Path]) -> list[Planted]:
     ratios: dict[float, list[float]] = defaultdict(list)
     seconds: dict[float, float] = defaultdict(float)
     cards: dict[float, set[str]] = defaultdict(set)
-    for path in paths:
-        found = json.loads(path.read_text())
+    read = [json.loads(path.read_text()) for path in paths]
+    for found in chain.from_iterable(one.get("runs", [one]) for one in read):
         for one in found["pairs"]:
             d = math.log(one["head"]["step_ms"] / one["base"]["step_ms"])
             ratios[found["plant_pct"]].append(d)

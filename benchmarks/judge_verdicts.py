@@ -5,7 +5,9 @@
 Each run is a whole `pytest perf_tests --perf-against HEAD` of the core train step in a clone,
 planted with plant.py unless the percent is 0, and nothing else: what a user would have been told. A
 plant adds operators and launches, so that its case is CHANGED too; the verdict that counts here is
-the step time's. Every run goes to --out as soon as it is over.
+the step time's. Every run goes to --out as soon as it is over, with its pairs, in the form of
+judge_pairs.py: judge_resamples.py reads both. A run that is stopped by its own verdict is no random
+sample: means over its pairs are slightly biased, and stated as such.
 """
 
 import argparse
@@ -20,7 +22,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import only_case  # noqa: E402
 from benchmarks.documents import Document  # noqa: E402
-from benchmarks.judge_pairs import clone  # noqa: E402
+from benchmarks.judge_pairs import as_data, clone  # noqa: E402
+from stepguard.comparison import from_json  # noqa: E402
 
 CASE = "test_train_step and 124m-bf16"
 
@@ -36,14 +39,15 @@ def verdict(tree: Path, folder: Path, case: str, extra: list[str]) -> dict[str, 
     found = measured["verdict"]
     times = [one for one in found["metrics"] if one["metric"] == "step_ms"]
     said = {key: times[0][key] for key in ("status", "change_pct", "note")} if times else {}
+    kept = Path(measured["evidence"] or "")
+    pairs = as_data(from_json(kept.read_bytes(), str(kept))) if kept.is_file() else {"pairs": []}
     return {
         "case_verdict": found["status"],
         "step_ms": said,
         "message": found["message"],
-        "pairs": len(measured["launches"]),
         "exit_status": done.returncode,
-        "wall_s": round(time.monotonic() - began, 1),
-    }
+        "command_s": round(time.monotonic() - began, 1),
+    } | pairs
 
 
 def main() -> None:
@@ -54,14 +58,18 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=250.0, help="(%(default)s)")
     parser.add_argument("--case", default=CASE, help="pytest's -k (%(default)s)")
     parser.add_argument("--pytest", nargs="*", default=[], help="more options of pytest's")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="no run begins after this")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
+    began = time.monotonic()
     kept: list[dict[str, object]] = []
     document = Document(options.out, {"command": " ".join(["python", *sys.argv])})
     for percent in options.plant_pct:
         with tempfile.TemporaryDirectory() as name:
             tree = clone(Path(name), percent / 100 * options.step_ms, 0.0)
             for number in range(options.runs):
+                if time.monotonic() - began > options.limit_s:
+                    return
                 found = verdict(tree, Path(name), options.case, options.pytest)
                 kept.append({"plant_pct": percent, "run": number + 1} | found)
                 document.update(runs=kept)

@@ -84,12 +84,12 @@ def other_work(products: int) -> Iterator[subprocess.Popen[bytes]]:
         load.wait()
 
 
-def run(tree: Path, folder: Path, what: str, products: int) -> dict[str, object]:
+def run(tree: Path, folder: Path, what: str, products: int, extra: list[str]) -> dict[str, object]:
     """One run of the case; its verdict, and what stands under it."""
     document, log = folder / "run.json", folder / "run.log"
     document.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "-k", CASE]
-    command += ["-m", "not extended", f"--perf-json={document}"]
+    command += ["-m", "not extended", f"--perf-json={document}", *extra]
     loaded = what in (THROUGHOUT, SCREEN)
     with other_work(products) if loaded else contextlib.nullcontext() as load:
         began, ended_after = time.monotonic(), None
@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.93, help="(%(default)s)")
     parser.add_argument("--baseline", default="h200x1.json", help="(%(default)s)")
     parser.add_argument("--case", default="train_step[124m-bf16]", help="(%(default)s)")
+    parser.add_argument("--pytest", nargs="*", default=[], help="more options of pytest's")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     kept: list[dict[str, object]] = []
@@ -130,7 +131,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for what in options.only:
             tree = clone(Path(name), what, options.share, options.baseline, options.case)
-            kept.append({"what": what} | run(tree, Path(name), what, options.products))
+            found = run(tree, Path(name), what, options.products, options.pytest)
+            kept.append({"what": what} | found)
             document.update(runs=kept)
             print(f"{what}: {kept[-1]['verdict']}, {kept[-1]['reason']}", flush=True)
 

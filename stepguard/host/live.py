@@ -162,6 +162,7 @@ class Live:
 def build_alone(live: Live) -> None:
     """Import, build and first step of a group that has the machine to itself."""
     live.hello()
+    live.began = live.group.began = time.monotonic()  # no limit runs while it waits
     expect(live)
     live.progress(f"{live.label}: build and first step")
     live.first_step()

@@ -99,8 +99,12 @@ class _Turns:
         self.began = time.monotonic()  # a wait for the GPU is none of the budget
         for side in self.sides:
             side.station.telemetry = telemetry
-            live = Live(side, "counting launch", self.turn)
+        # Counts do not mind what else the host does: who comes next imports meanwhile.
+        counting = [Live(side, "counting launch", self.turn) for side in self.sides]
+        for live in counting:
             build_alone(live)
+            if live is counting[-1]:
+                self.following = Pair(1, self.sides, self.turn)
             live.count()
             live.leave()
 
