@@ -96,7 +96,7 @@ def busy_s(found: Comparison) -> float:
     turn = TURNS[str(found.head.case["device"])]
     both = [launch for side in (found.head, found.base) for launch in side.launches]
     timed = sum(max(block.wall_ms) for launch in both for block in launch.blocks) / 1e3
-    leads = 3 * turn.lead_s * found.pairs  # of three changes of turn
+    leads = 4 * turn.lead_s * found.pairs  # one before each block
     return timed + sum(launch.warmup_s for launch in both) + leads
 
 

@@ -251,7 +251,8 @@ def train_step(
     Args:
         micro_steps: batches whose gradients are added up before the update.
         grad_clip: largest norm of the gradient of all parameters together.
-        lr, weight_decay: of AdamW; the learning rate stays constant.
+        lr, weight_decay: of AdamW; the learning rate stays constant. At 0 every kernel runs and
+            no parameter changes, so that a step costs the same however many came before it.
         bucket_cap_mb and all that follow: of several ranks, see ``model.ddp.DdpSettings``; on one
             rank they are checked and have no effect.
 
@@ -261,7 +262,7 @@ def train_step(
     settings = Settings(size, batch, seq, precision, compile, attention, seed, device)
     check_int("micro_steps", micro_steps)
     check_number("grad_clip", grad_clip)
-    check_number("lr", lr)
+    check_number("lr", lr, zero=True)
     check_number("weight_decay", weight_decay, zero=True)
     ddp = DdpSettings(
         bucket_cap_mb,

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stepguard.evidence import Block, Fault, Launch
@@ -19,7 +19,7 @@ MIN_STEPS = 4  # of a block
 class Turn:
     """How long a group runs when its turn comes, in seconds."""
 
-    lead_s: float  # untimed: allocations return, clocks settle
+    lead_s: float  # untimed, before each block: allocations return, clocks settle
     block_s: float
     # Interleaving takes the drift out, so that the warm-up need not wait for the last of it.
     warmup: Protocol
@@ -62,7 +62,10 @@ class Live:
         self.began = time.monotonic()
         self.compile_s = 0.0
         self.warmup: WarmUp | None = None
+        self.ran = 0  # steps since the first one
+        self.lead = self.steps = 0  # untimed and timed, alike in a pair; known with the warm-up
         self.blocks: list[Block] = []
+        self.first_steps: list[int] = []  # what ``ran`` was when each of them began
         self.discarded: list[Block] = []
 
     @contextlib.contextmanager
@@ -98,33 +101,51 @@ class Live:
         with self._blamed():
             self.side.station.count(self.ask, time.monotonic)
 
-    def warm_up(self, following: Callable[[], bool] = lambda: True) -> None:
-        """Until steady, or the warm-up's time is over, and ``following`` is ready."""
+    def warm_up(self) -> None:
+        """Until steady, or the warm-up's time is over."""
         with self._blamed():
             self.warmup = self.side.station.warm_up(
-                self.ask, self.label, self.turn.warmup, following
+                self.ask, self.label, self.turn.warmup, lambda: True
             )
+        self.ran = self.warmup.steps
+        self.lead = max(1, round(self.turn.lead_s / self.warmup.step_s))
+        self.steps = max(MIN_STEPS, round(self.turn.block_s / self.warmup.step_s))
+
+    def warm_up_as(self, other: "Live") -> None:
+        """By the windows of another group of the pair, steady or not."""
+        assert other.warmup is not None
+        self.warmup = WarmUp(self.turn.warmup)
+        self.progress(f"{self.label}: warm-up")
+        with self._blamed():
+            for steps in other.warmup.windows:
+                self.warmup.add(self.ask("block", steps=steps))
+        self.ran = self.warmup.steps
+        self.lead, self.steps = other.lead, other.steps
 
     def park(self) -> None:
         """Give the cached memory back and idle until asked again."""
         with self._blamed():
             self.ask("park")
 
-    def lead(self) -> None:
-        """The untimed steps after a pause."""
-        self._run(self._steps(self.turn.lead_s))
-
-    def block(self) -> None:
-        """A timed block; measured again where the machine was disturbed."""
-        steps = max(MIN_STEPS, self._steps(self.turn.block_s))
+    def block(self, other: "Live | None") -> None:
+        """Untimed steps, then a timed block of those steps that ``other`` timed in its block of
+        this number, if it has; measured again where the machine was disturbed.
+        """
+        number = len(self.blocks)
+        lead = self.lead
+        if other and len(other.first_steps) > number:
+            lead = max(lead, other.first_steps[number] - self.ran)
+        self._run(lead)
         annotate = self.side.station.annotate()
         while True:
-            self.progress(f"{self.label}: block {len(self.blocks) + 1}/2 of {steps} steps")
-            ranks = self._run(steps)
-            block = annotate(block_of(ranks, steps), ranks)
+            self.progress(f"{self.label}: block {number + 1}/2 of {self.steps} steps")
+            first_step = self.ran
+            ranks = self._run(self.steps)
+            block = annotate(block_of(ranks, self.steps), ranks)
             try:
                 if keep(block, self.discarded, self.turn.warmup.retries):
                     self.blocks.append(block)
+                    self.first_steps.append(first_step)
                     return
             except Tainted as tainted:
                 raise SideFailed(self.side, tainted.fault(f"{self.label}, block")) from None
@@ -148,15 +169,13 @@ class Live:
             discarded=tuple(self.discarded),
         )
 
-    def _steps(self, seconds: float) -> int:
-        assert self.warmup is not None
-        return max(1, round(seconds / self.warmup.step_s))
-
     def _run(self, steps: int) -> Answers:
         assert self.warmup is not None
+        limit_s = BLOCK_LIMIT_S + 10 * steps * self.warmup.step_s
         with self._blamed():
-            limit_s = BLOCK_LIMIT_S + 10 * steps * self.warmup.step_s
-            return self.ask("block", steps=steps, limit_s=limit_s)
+            ranks = self.ask("block", steps=steps, limit_s=limit_s)
+        self.ran += steps
+        return ranks
 
 
 def build_alone(live: Live) -> None:

@@ -3,6 +3,10 @@
 Both are built at the same time where memory holds both, warm up, and run a block each in the order
 base, head, head, base, or the other way round. While one runs, the other is parked: it waits on the
 host and has given its cached memory back.
+
+Both time the same steps, counted from the first. At its power cap an H200 runs a step faster or
+slower as the parameters change: by 2.5 % over the first 80 steps that a GPT-2 learns in
+(docs/measurements.md), so that whoever is eight steps ahead looks up to 1 % slower.
 """
 
 import time
@@ -28,11 +32,14 @@ class Pair:
         self.progress = sides[HEAD].station.progress
         self.both = [Live(side, f"pair {number} {side.name}", turn) for side in sides]
 
-    def build(self, at_once: bool) -> None:
-        """Build both, ``at_once`` if memory allows; then they are parked."""
+    def hello(self) -> None:
+        """Wait until both have imported all."""
         for live in self.both:
             live.hello()
             live.began = live.group.began = time.monotonic()  # no limit runs while it waits
+
+    def build(self, at_once: bool) -> None:
+        """Build both, ``at_once`` if memory allows; then they are parked."""
         expect(*self.both)
         self.progress(f"pair {self.number}: build and first step")
         if at_once:
@@ -57,18 +64,19 @@ class Pair:
             live.park()
 
     def take_turns(self, order: Sequence[int], following: Callable[[], bool]) -> None:
-        """Warm up, then blocks in ``order``, the first of them right behind its warm-up; no timed
-        block begins before ``following`` is ready.
-        """
+        """Warm up, then blocks in ``order``, all of them when ``following`` is ready."""
+        self.progress(f"pair {self.number}: wait for the next one's import")
+        while not following():
+            self.progress.tick()
+            time.sleep(0.02)
         first, second = self.both[order[0]], self.both[order[1]]
         second.warm_up()
         second.park()
-        first.warm_up(following)
+        first.warm_up_as(second)
         for before, now in zip([order[0], *order], order, strict=False):
             if before != now:
                 self.both[before].park()
-                self.both[now].lead()
-            self.both[now].block()
+            self.both[now].block(self.both[1 - now])
         for live in self.both:
             live.leave()
 
@@ -91,10 +99,14 @@ def one_after_the_other(
     both: dict[int, Live] = {}
     for which in order[:2]:
         live = Live(sides[which], f"pair {number} {sides[which].name}", turn)
+        other = both.get(1 - which)
         build_alone(live)
-        live.warm_up()
-        live.block()
-        live.block()
+        if other:
+            live.warm_up_as(other)
+        else:
+            live.warm_up()
+        live.block(other)
+        live.block(other)
         live.leave()
         both[which] = live
     return [both[which] for which in range(len(sides))]

@@ -3,7 +3,7 @@
 Each tree's counting pass comes first, in a launch of its own, which also fills the compile cache
 that both share. Then pair after pair (host/pair.py), each of two fresh groups, so that a card that
 drifts does so for both. Where memory does not hold both, though each fitted alone, the two are
-launched one after the other. While a pair warms up, the next one imports.
+launched one after the other. While a pair is built, the next one imports.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from stepguard.verdict import Reason
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 # On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
-# 12.5 s of load a pair, 8 of them timed: 9 pairs in two minutes of GPU time, 24 in five.
+# 13 s of load a pair, 8 of them timed: 9 pairs in two minutes of GPU time, 22 in five.
 TURNS = {
     "cuda": Turn(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
     "cpu": Turn(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5)),
@@ -129,9 +129,10 @@ class _Turns:
         pair = self.following or Pair(number, self.sides, self.turn)
         self.following = None
         try:
-            pair.build(self._both_fit())
+            pair.hello()
             if number < PLAN[-1].pairs:
                 self.following = Pair(number + 1, self.sides, self.turn)
+            pair.build(self._both_fit())
             pair.take_turns(order, self.following.ready if self.following else lambda: True)
         except SideFailed:
             self._close(pair)  # launches one after the other may need its memory

@@ -42,13 +42,18 @@ class WarmUp:
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
-        self.steps = 0
+        self.windows: list[int] = []  # how many steps each had
         self.seconds = 0.0
         self.step_s = 0.0
         self.problem = ""
         self._window_ms: list[float] = []
         self._window_s: list[float] = []
         self._settled: tuple[int, int] | None = None  # graphs, device allocations
+
+    @property
+    def steps(self) -> int:
+        """How many there were."""
+        return sum(self.windows)
 
     def next_steps(self) -> int:
         """Steps of the next window: one at first, then as many as fill ``window_s``."""
@@ -58,7 +63,7 @@ class WarmUp:
         """Take a window's figures. A recompilation or a new allocation starts the series anew."""
         steps = len(ranks[0]["step_ms"])
         wall_s = max(rank["wall_ms"] for rank in ranks) / 1e3
-        self.steps += steps
+        self.windows.append(steps)
         self.seconds += wall_s
         self.step_s = wall_s / steps
         settled = (

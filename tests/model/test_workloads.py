@@ -121,6 +121,17 @@ def test_training_learns():
     assert losses[-1] < losses[0] - 1
 
 
+def test_a_learning_rate_of_0_changes_no_parameter():
+    """Not one bit, though the optimizer updates: a step that is timed stays the same step."""
+    workload = train_step(**SMALL, lr=0.0)
+    before = {name: value.clone() for name, value in parameters(workload).items()}
+    for _ in range(3):
+        workload.step()
+    assert all(torch.equal(value, before[name]) for name, value in parameters(workload).items())
+    moments = workload.optimizer.state.values()
+    assert moments and all(one["step"] == 3 and one["exp_avg_sq"].any() for one in moments)
+
+
 def test_only_matrices_decay():
     """Every parameter is optimised once; those with two dimensions decay, the others do not."""
     model = GPT(TINY)

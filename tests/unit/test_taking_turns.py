@@ -27,6 +27,7 @@ H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
 GIB = 2**30
 STEP_MS = {"head": 250.0, "base": 125.0}
 CPU = Case("a", "m:f", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
+PARKS = ("base", "park")
 GPU = Case("a", "m:f", gates=("step_ms", "flops_per_step"))
 
 
@@ -202,40 +203,66 @@ def blocks(world, number):
     return [(label.split()[-1], what) for label, what in both]
 
 
-def steps_of(side, device="cpu"):
-    """How many steps a timed block and a lead have."""
-    turn, ms = TURNS[device], STEP_MS[side]
-    return max(4, round(turn.block_s * 1e3 / ms)), max(1, round(turn.lead_s * 1e3 / ms))
-
-
-def runs(world, number):
-    """The order of a pair's timed blocks, leads and parkings, its warm-ups left out."""
-    both = [e for e in blocks(world, number) if e[1].startswith(("block", "park"))]
-    shown = []
-    for side, what in both:
-        timed, lead = steps_of(side)
-        if what == "park":
-            shown.append(f"{side} parks")
-        else:
-            steps = int(what.split()[1])
-            shown.append(f"{side} {'block' if steps == timed else 'lead' if steps == lead else ''}")
-    return shown
-
-
-TURN_OF_FOUR = ["{0} block", "{0} parks", "{1} lead", "{1} block", "{1} block", "{1} parks"]
-TURN_OF_FOUR += ["{0} lead", "{0} block"]
+def timed_steps(world, number, steps):
+    """By side, where each of its blocks of so many steps began, counted in steps of the side."""
+    found = {}
+    for side in STEP_MS:
+        asked = [what.split() for who, what in blocks(world, number) if who == side]
+        ran = [int(what[1]) for what in asked if what[0] == "block"]
+        found[side] = [sum(ran[:i]) for i, count in enumerate(ran) if count == steps]
+    return found
 
 
 @pytest.mark.parametrize(("number", "first"), [(1, "base"), (2, "head"), (3, "base")])
 def test_blocks_take_turns(world, measure, number, first):
     """Base, head, head, base, in the next pair head, base, base, head; whoever has run is parked
-    before the other goes on, and goes on with untimed steps.
+    before the other goes on, and untimed steps come before each block.
     """
     found = measure(3)
     second = "head" if first == "base" else "base"
-    wanted = [one.format(first, second) for one in TURN_OF_FOUR]
-    assert runs(world, number)[-len(wanted) :] == wanted
+    block = [(second, "block 1"), (second, "block 4")]  # untimed, timed
+    others = [(first, what) for _, what in block]
+    wanted = [*others, (first, "park"), *block, *block, (second, "park"), *others]
+    asked = [event for event in blocks(world, number) if event[1] not in ("sources", "leave")]
+    assert asked[-len(wanted) :] == wanted
     assert [len(side.launches) for side in (found.head, found.base)] == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("taints", "dropped", "alike"),
+    [
+        ([], None, [True, True]),
+        (["hot"], ("base", 0), [True, True]),
+        (["", "hot"], ("head", 0), [False, True]),  # base had run its first block by then
+        (["", "", "hot"], ("head", 1), [True, True]),
+    ],
+)
+def test_both_time_the_same_steps(world, measure, taints, dropped, alike):
+    """Counted from the first, warm-up and all: a model that learns costs another time in every
+    step. Who is disturbed runs ahead, and the other one catches up, untimed, where it still can.
+    """
+    world.taints = taints
+    found = measure(1, GPU)
+    (head,), (base,) = found.head.launches, found.base.launches
+    (steps,) = {block.steps for launch in (head, base) for block in launch.blocks}
+    assert steps == round(TURNS["cuda"].block_s * 1e3 / STEP_MS["head"])  # who warms up first
+    first = timed_steps(world, 1, steps)
+    if dropped:
+        del first[dropped[0]][dropped[1]]
+    assert [a == b for a, b in zip(first["head"], first["base"], strict=True)] == alike
+    assert head.warmup_steps == base.warmup_steps > 0
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_launches_one_after_the_other_time_the_same_steps(world, measure, number):
+    """The second warms up by the windows of the first, whoever that is."""
+    world.fails_once[("pair 1 head", "block")] = "OUT_OF_MEMORY"
+    found = measure(number, GPU)
+    launches = [side.launches[-1] for side in (found.head, found.base)]
+    (steps,) = {block.steps for launch in launches for block in launch.blocks}
+    world.events = world.events[world.events.index(("pair 1 base", "close")) :]
+    first = timed_steps(world, number, steps)
+    assert not found.together and first["head"] == first["base"] and len(first["head"]) == 2
 
 
 def test_only_blocks_are_timed(world, measure):
@@ -244,7 +271,7 @@ def test_only_blocks_are_timed(world, measure):
     for side, name in ((found.head, "head"), (found.base, "base")):
         for number, launch in enumerate(side.launches, start=1):
             assert launch.index == number and launch.compile_s == 1.5
-            assert [block.steps for block in launch.blocks] == [steps_of(name)[0]] * 2
+            assert [block.steps for block in launch.blocks] == [4, 4]  # the fewest
             assert launch.step_ms == pytest.approx(STEP_MS[name])
             assert launch.warmup_steps > 0 and launch.discarded == ()
     assert found.log_ratios() == pytest.approx([math.log(2)] * 2)
@@ -252,18 +279,20 @@ def test_only_blocks_are_timed(world, measure):
 
 
 def test_each_warms_up_while_the_other_is_parked(world, measure):
-    """Both are built, then both park; the second warms up and parks, then the first, and its first
-    block follows without a pause.
+    """Both are built, then both park; the second warms up and parks, then the first, by the same
+    windows, and its first block follows without a pause.
     """
     measure(1)
     told = blocks(world, 1)
     built = max(told.index((side, "first_step")) for side in STEP_MS)
-    after = [(side, what.split()[0]) for side, what in told[built + 1 :]]
+    after = told[built + 1 :]
     assert after[:2] == [("head", "park"), ("base", "park")]
-    second = after[2:].index(("head", "park"))
-    assert set(after[2 : 2 + second]) == {("head", "block")}
-    first = after[3 + second :].index(("base", "park"))
-    assert set(after[3 + second : 3 + second + first]) == {("base", "block")}
+    parked = after[2:].index(("head", "park"))
+    warm = [what for side, what in after[2 : 2 + parked] if side == "head"]
+    assert len(warm) == parked > 1
+    then = after[3 + parked :]
+    assert then[: len(warm)] == [("base", what) for what in warm]
+    assert then[len(warm) : len(warm) + 3] == [*[("base", f"block {n}") for n in (1, 4)], PARKS]
 
 
 def test_both_trees_are_counted_before_any_pair(world, measure):
@@ -279,20 +308,21 @@ def test_both_trees_are_counted_before_any_pair(world, measure):
     assert told.index(("counting launch base", "hello")) > end
 
 
-def test_the_next_pair_imports_while_this_one_warms_up(world, measure):
-    """It starts once this pair is built, and no timed block begins before it has imported: the
-    warm-up goes on meanwhile.
+def test_the_next_pair_imports_while_this_one_is_built(world, measure):
+    """It starts once this one has imported, and nothing of this one runs before it stands ready:
+    neither a timed block, nor a warm-up that would last longer than the other side's.
     """
     world.slow_imports = {"pair 2 head": 3, "pair 2 base": 20}
     measure(1)
     events = world.events
     started = events.index(("pair 2 base", "start"))
-    assert events.index(("pair 1 base", "first_step")) < started
-    ready = events.index(("pair 2 base", "ready"))
-    timed = [i for i, event in enumerate(events) if event == ("pair 1 base", "block 4")]
-    windows = [i for i, (label, what) in enumerate(events) if label == "pair 1 base" and i < ready]
-    assert min(timed) > ready and len(windows) > 20
-    assert not any(what == "importing" for _, what in events[min(timed) :])
+    assert events.index(("pair 1 base", "hello")) < started
+    assert started < events.index(("pair 1 head", "prepare"))
+    first = min(
+        i for i, (label, what) in enumerate(events) if "pair 1" in label and "block" in what
+    )
+    assert events.index(("pair 2 base", "ready")) < first
+    assert not any(what == "importing" for _, what in events[first:])
     assert world.groups["pair 2 head"].closed and world.groups["pair 2 base"].closed
 
 
