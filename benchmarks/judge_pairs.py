@@ -145,6 +145,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=250.0, help="(%(default)s)")
     parser.add_argument("--memory-gib", type=float, default=0.0, help="a process's share; 0: all")
     parser.add_argument("--limit-s", type=float, default=1e9, help="no pair begins after this")
+    parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -161,7 +162,8 @@ def main() -> None:
         memory.start()
         stack.callback(memory.over.set)
         revision = current(root, root / "baselines")
-        bench = Bench(root, folder / "cache", folder / "runs", gpus, revision, "judge_pairs.py")
+        cache = options.cache or folder / "cache"
+        bench = Bench(root, cache, folder / "runs", gpus, revision, "judge_pairs.py")
 
         def keep(found: Comparison) -> bool:
             text = json.dumps(document(found, options, folder, memory), indent=1)
