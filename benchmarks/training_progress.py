@@ -1,16 +1,18 @@
 """Does a training step get slower because the model learns?
 
     python benchmarks/training_progress.py --out progress.json
+    python benchmarks/training_progress.py --read progress.json --plot progress.png
     python benchmarks/training_progress.py --device cpu --steps 16 --warm-up-s 1 --out progress.json
 
 One process, one train step. After a warm-up it trains again and again from the same initial
 parameters, in turns with a learning rate and without one (the same kernels then leave every
 parameter as it is), without a pause between. A card that merely gets warmer does so over all
 series; what comes back at each new start is the model's doing. Prints each window's step time,
-relative to the first window without learning; every window goes to --out with clock and power.
+learning over frozen; every window goes to --out with clock and power. ``--plot`` needs matplotlib.
 """
 
 import argparse
+import json
 import sys
 from pathlib import Path
 from statistics import fmean
@@ -58,9 +60,9 @@ def sample(device: str) -> dict[str, float]:
     return {"sm_clock_mhz": torch.cuda.clock_rate(), "power_w": torch.cuda.power_draw() / 1e3}
 
 
-def differences(windows: list[dict[str, Any]]) -> list[list[str]]:
+def rows(windows: list[dict[str, Any]]) -> list[list[str]]:
     """By window of a series: learning over frozen less one, percent, with its interval."""
-    rows = []
+    found = []
     for index in sorted({one["window"] for one in windows}):
         mine = [one for one in windows if one["window"] == index]
         by_way = {
@@ -73,21 +75,35 @@ def differences(windows: list[dict[str, Any]]) -> list[list[str]]:
         steps = f"{mine[0]['first_step']} to {mine[0]['first_step'] + mine[0]['steps'] - 1}"
         interval = f" +- {half:.2f}" if half is not None else ""
         means = [f"{fmean(by_way[way]):.2f}" if by_way[way] else "" for way in by_way]
-        rows.append([steps, *means, f"{fmean(percent):+.2f}{interval} %" if percent else ""])
-    return rows
+        found.append([steps, *means, f"{fmean(percent):+.2f}{interval} %" if percent else ""])
+    return found
 
 
-def main() -> None:
-    """Run the series, and print them side by side."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--series", type=int, default=4, help="of each way (%(default)s)")
-    parser.add_argument("--steps", type=int, default=80, help="of a series (%(default)s)")
-    parser.add_argument("--window", type=int, default=8, help="steps (%(default)s)")
-    parser.add_argument("--warm-up-s", type=float, default=15.0)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("params", nargs="*", metavar="key=value")
-    options = parser.parse_args()
+def plot(windows: list[dict[str, Any]], path: Path) -> None:
+    """Every series' step times over the steps since its parameters were set back."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panel = pyplot.subplots(figsize=(8, 4), layout="constrained")
+    for way, colour in ((LEARNING, "C1"), (FROZEN, "C0")):
+        mine = [one for one in windows if one["way"] == way]
+        for number in sorted({one["series"] for one in mine}):
+            points = [one for one in mine if one["series"] == number]
+            middle = [one["first_step"] + (one["steps"] - 1) / 2 for one in points]
+            label = way if number == min(one["series"] for one in mine) else None
+            panel.plot(
+                middle, [one["step_ms"] for one in points], "o-", ms=3, c=colour, label=label
+            )
+    panel.set_xlabel("steps since the parameters were set back to the initial ones")
+    panel.set_ylabel("step time, ms")
+    panel.legend()
+    figure.savefig(path, dpi=110)
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run the series; every window of all of them."""
     cuda = options.device == "cuda"
     learning = {"lr": 6e-4}  # the suite's own step does not learn, for what this shows
     params = (SEED_STEP if cuda else NANO_STEP) | learning | parse_params(options.params)
@@ -95,13 +111,14 @@ def main() -> None:
     clock = CudaClock() if cuda else HostClock()
     restart = Restart(workload)
 
-    def window(steps: int) -> float:
-        return clock.block(workload.step, steps, lambda index: None)["wall_ms"] / steps
+    def window_ms() -> float:
+        steps = options.window
+        return float(clock.block(workload.step, steps, lambda index: None)["wall_ms"]) / steps
 
     restart(FROZEN)
     spent_s = 0.0
     while spent_s < options.warm_up_s:
-        spent_s += window(options.window) * options.window / 1e3
+        spent_s += window_ms() * options.window / 1e3
     facts = {
         "command": " ".join(["python", *sys.argv]),
         "device": torch.cuda.get_device_name() if cuda else "CPU",
@@ -113,19 +130,32 @@ def main() -> None:
         way = (LEARNING, FROZEN, FROZEN, LEARNING)[number % 4]
         restart(way)
         for first in range(0, options.steps, options.window):
-            found = {
-                "series": number + 1,
-                "way": way,
-                "window": first // options.window,
-                "first_step": first + 1,
-                "steps": options.window,
-                "step_ms": round(window(options.window), 5),
-            }
-            windows.append(found | sample(options.device))
+            place = {"series": number + 1, "way": way, "window": first // options.window}
+            place |= {"first_step": first + 1, "steps": options.window}
+            windows.append(place | {"step_ms": round(window_ms(), 5)} | sample(options.device))
         document.update(windows=windows)
         print(f"series {number + 1} of {2 * options.series}: {way}", flush=True)
-    header = ["steps", "learning [ms]", "frozen [ms]", "learning over frozen"]
-    print(table(header, differences(windows)))
+    return windows
+
+
+def main() -> None:
+    """Measure, or read what was measured; print it side by side, draw it."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--series", type=int, default=4, help="of each way (%(default)s)")
+    parser.add_argument("--steps", type=int, default=80, help="of a series (%(default)s)")
+    parser.add_argument("--window", type=int, default=8, help="steps (%(default)s)")
+    parser.add_argument("--warm-up-s", type=float, default=15.0)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="measure, and write it here")
+    what.add_argument("--read", type=Path, help="measure nothing: what an earlier run wrote")
+    parser.add_argument("--plot", type=Path)
+    parser.add_argument("params", nargs="*", metavar="key=value")
+    options = parser.parse_args()
+    windows = json.loads(options.read.read_text())["windows"] if options.read else measure(options)
+    print(table(["steps", "learning [ms]", "frozen [ms]", "learning over frozen"], rows(windows)))
+    if options.plot:
+        plot(windows, options.plot)
 
 
 if __name__ == "__main__":
