@@ -1,9 +1,14 @@
-"""A rank of our training step, under orders; see against_build_nanogpt.py."""
+"""A rank of our training step, under orders; see against_build_nanogpt.py.
+
+It learns at the rate of their loop: a step's time follows the parameters, by percents under a power
+cap (docs/measurements.md), and after a few steps those of two rates are others.
+"""
 
 import json
 import os
 import sys
 import time
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -11,6 +16,22 @@ import torch.distributed as dist
 from benchmarks.ranks import tie_rank
 from benchmarks.turn_rank import Leave, Line
 from model.workloads import train_step
+
+MOST_RATE, WARM_UP_STEPS = 6e-4, 715  # theirs rises to it by equal steps; a run ends before that
+
+
+class Learner:
+    """A training step at their learning rate."""
+
+    def __init__(self, workload: Any) -> None:
+        self._workload, self._steps = workload, 0
+
+    def step(self) -> None:
+        """The next one."""
+        self._steps += 1
+        for group in self._workload.optimizer.param_groups:
+            group["lr"] = MOST_RATE * self._steps / WARM_UP_STEPS
+        self._workload.step()
 
 
 def main() -> None:
@@ -23,16 +44,16 @@ def main() -> None:
     synchronize = torch.cuda.synchronize if device == "cuda" else lambda: None
     workload = train_step(device=device, **params)
     tokens = workload.tokens_per_step * dist.get_world_size()
-    line = Line()
+    learner, line = Learner(workload), Line()
     try:
         while True:
             lead_in, steps = line.order()
             for _ in range(lead_in):
-                workload.step()
+                learner.step()
             synchronize()
             began_ns = time.perf_counter_ns()
             for _ in range(steps):
-                workload.step()
+                learner.step()
             synchronize()
             line.answer(steps, (time.perf_counter_ns() - began_ns) / 1e6, tokens)
     except Leave:

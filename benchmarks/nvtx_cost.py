@@ -72,7 +72,7 @@ def block_ms(workload: Workload, steps: int, device: str) -> float:
 def side_by_side(options: argparse.Namespace) -> tuple[list[float], list[float], int]:
     """Block means in ms with ranges and without, and the ranges of one step."""
     arguments = {"size": options.size, "batch": options.batch, "seq": options.seq}
-    arguments |= {"precision": "fp32", "compile": False, "device": options.device}
+    arguments |= {"precision": "fp32", "compile": False, "device": options.device, "lr": 0.0}
     with_ranges, without_ranges = train_step(**arguments), train_step(**arguments)
     setattr(without_ranges, "_phase", lambda name: _EMPTY)  # noqa: B010
     count = ranges_per_step(with_ranges)

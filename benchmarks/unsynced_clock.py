@@ -171,7 +171,7 @@ def main() -> int:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": current(ROOT, ROOT / "baselines").commit,
             "machine": machine(options.device, options.ranks),
-            "params": parse_params(options.params),
+            "params": {"lr": 0.0} | parse_params(options.params),  # a step stays the same
             "steps_per_block": options.steps,
         },
     )
