@@ -21,6 +21,7 @@ from stepguard.host.diagnosis import LaunchFailed, Scene, alive, lost_worker, no
 from stepguard.host.elsewhere import Elsewhere
 from stepguard.host.interrupts import interrupts_held
 from stepguard.host.torchrun import GONE_LIMIT_S, LaunchSpec
+from stepguard.worker.agent import STANDS
 
 HELLO_LIMIT_S = 120.0
 
@@ -56,6 +57,21 @@ class WorkerGroup:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def stands(self) -> bool:
+        """Whether a launch that is held has imported. LaunchFailed if it never will."""
+        if (self._scratch / STANDS).exists():
+            return True
+        self._still_starts()
+        return False
+
+    def release(self) -> None:
+        """Let a held launch start its ranks; once is enough."""
+        if self._agent.stdin and not self._agent.stdin.closed:
+            self.began = time.monotonic()
+            with contextlib.suppress(OSError):  # it has ended: whoever waits for it will notice
+                self._agent.stdin.write(b"\n")
+                self._agent.stdin.close()
+
     def hello(self, poll: Poll = lambda: None) -> None:
         """Wait until the ranks have imported torch and stand ready. Once is enough."""
         if self.pids:
@@ -70,13 +86,18 @@ class WorkerGroup:
         """Whether the ranks stand ready, without waiting. LaunchFailed if they never will."""
         if not self.pids and self._control.somebody_waits():
             self.hello()
-        elif not self.pids and time.monotonic() - self.began > HELLO_LIMIT_S:
-            raise LaunchFailed(self._diagnose("start", NoAnswer()))
-        elif not self.pids and self._agent.poll() is not None:
-            raise LaunchFailed(self._diagnose("start", LostWorker("the launcher ended")))
-        elif not self.pids and self._elsewhere and (how := self._elsewhere.ended()):
-            raise LaunchFailed(self._diagnose("start", LostWorker(how)))
+        elif not self.pids:
+            self._still_starts()
         return bool(self.pids)
+
+    def _still_starts(self) -> None:
+        """LaunchFailed if whoever imports takes too long, or has ended."""
+        if time.monotonic() - self.began > HELLO_LIMIT_S:
+            raise LaunchFailed(self._diagnose("start", NoAnswer()))
+        if self._agent.poll() is not None:
+            raise LaunchFailed(self._diagnose("start", LostWorker("the launcher ended")))
+        if self._elsewhere and (how := self._elsewhere.ended()):
+            raise LaunchFailed(self._diagnose("start", LostWorker(how)))
 
     def request(
         self,

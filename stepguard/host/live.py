@@ -23,6 +23,7 @@ class Turn:
     block_s: float
     # Interleaving takes the drift out, so that the warm-up need not wait for the last of it.
     warmup: Protocol
+    ahead: int = 2  # pairs that import while one is built; few cores have enough to do with one
 
     def as_dict(self) -> dict[str, float]:
         """What the noise of pairs depends on: a calibration holds for a turn like this."""
@@ -54,9 +55,9 @@ class SideFailed(Exception):
 class Live:
     """One group of a pair, from its start until it leaves. What fails raises SideFailed."""
 
-    def __init__(self, side: Side, label: str, turn: Turn) -> None:
+    def __init__(self, side: Side, label: str, turn: Turn, held: bool = False) -> None:
         self.side, self.label, self.turn = side, label, turn
-        self.group = side.station.start(label)
+        self.group = side.station.start(label, held=held)
         self.ask = side.station.asker(self.group)
         self.progress = side.station.progress
         self.began = time.monotonic()
@@ -80,6 +81,11 @@ class Live:
         self.progress(f"{self.label}: start")
         with self._blamed():
             self.group.hello(self.progress.tick)
+
+    def stands(self) -> bool:
+        """Whether its torchrun has imported, without waiting."""
+        with self._blamed():
+            return self.group.stands()
 
     def ready(self) -> bool:
         """Whether it has imported all, without waiting."""

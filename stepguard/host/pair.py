@@ -25,12 +25,19 @@ ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 
 
 class Pair:
-    """Two live groups, HEAD's and the other tree's, which import from now on."""
+    """Two live groups, HEAD's and the other tree's, which import from now on; ``held``: their
+    torchruns alone, until they are released.
+    """
 
-    def __init__(self, number: int, sides: Sequence[Side], turn: Turn) -> None:
+    def __init__(self, number: int, sides: Sequence[Side], turn: Turn, held: bool = False) -> None:
         self.number = number
         self.progress = sides[HEAD].station.progress
-        self.both = [Live(side, f"pair {number} {side.name}", turn) for side in sides]
+        self.both = [Live(side, f"pair {number} {side.name}", turn, held) for side in sides]
+
+    def release(self) -> None:
+        """Let the ranks import, too."""
+        for live in self.both:
+            live.group.release()
 
     def hello(self) -> None:
         """Wait until both have imported all."""
@@ -64,8 +71,10 @@ class Pair:
             live.park()
 
     def take_turns(self, order: Sequence[int], following: Callable[[], bool]) -> None:
-        """Warm up, then blocks in ``order``, all of them when ``following`` is ready."""
-        self.progress(f"pair {self.number}: wait for the next one's import")
+        """Warm up, then blocks in ``order``, all of them when ``following`` says that nobody
+        imports.
+        """
+        self.progress(f"pair {self.number}: wait until nobody imports")
         while not following():
             self.progress.tick()
             time.sleep(0.02)
@@ -79,6 +88,10 @@ class Pair:
             self.both[now].block(self.both[1 - now])
         for live in self.both:
             live.leave()
+
+    def stands(self) -> bool:
+        """Whether both torchruns have imported."""
+        return all(live.stands() for live in self.both)
 
     def ready(self) -> bool:
         """Whether both have imported all: they must not do so beside a timed block."""

@@ -88,8 +88,10 @@ class Station:
         self.prepared: Answers = []
         self.counts: Counts | None = None
 
-    def start(self, label: str, *, alone: bool = False) -> WorkerGroup:
-        """A group that begins to import. ``alone``: of one rank, though the case has several."""
+    def start(self, label: str, *, alone: bool = False, held: bool = False) -> WorkerGroup:
+        """A group that begins to import. ``alone``: of one rank, though the case has several;
+        ``held``: torchrun alone, until the group is released.
+        """
         nodes = None if alone else self.nodes
         name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
         spec = LaunchSpec(
@@ -104,6 +106,7 @@ class Station:
             own=self.bench.own,
             forbidden=self.bench.forbidden,
             one_of_several=alone,
+            held=held,
             share=share_of(nodes) if nodes else None,
         )
         return self._stack.enter_context(WorkerGroup(spec, Elsewhere(nodes) if nodes else None))

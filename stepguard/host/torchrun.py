@@ -45,6 +45,7 @@ class LaunchSpec:
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
     one_of_several: bool = False  # one rank of a case that has several
     share: Share | None = None  # None: all ranks are here
+    held: bool = False  # torchrun imports, and starts no rank before it is told to
     steering: Mapping[str, str] | None = None  # None: the variables that steer are as they are here
 
     @property
@@ -74,7 +75,7 @@ def start(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> "subproce
             [*engine.command("stepguard.worker.agent"), *arguments],
             cwd=spec.root,
             env=_environment(spec, token, socket, scratch),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE if spec.held else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # a Ctrl-C at the terminal is ours alone to handle
@@ -127,6 +128,8 @@ def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> di
         env.setdefault("OMP_NUM_THREADS", "1")
     if spec.one_of_several:
         env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
+    if spec.held:
+        env |= {"STEPGUARD_HELD": "1"}
     if spec.device == "cpu":
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
     return env
@@ -138,6 +141,8 @@ def end(agent: "subprocess.Popen[bytes]", token: str, scratch: Path) -> None:
     Raises RuntimeError if something does not die within GONE_LIMIT_S.
     """
     until = time.monotonic() + GONE_LIMIT_S
+    if agent.stdin:
+        agent.stdin.close()
     while True:
         agent.poll()  # reaps it
         if not kill_by_token(token) and not pids_by_token(token):

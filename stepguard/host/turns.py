@@ -3,7 +3,11 @@
 Each tree's counting pass comes first, in a launch of its own, which also fills the compile cache
 that both share. Then pair after pair (host/pair.py), each of two fresh groups, so that a card that
 drifts does so for both. Where memory does not hold both, though each fitted alone, the two are
-launched one after the other. While a pair is built, the next one imports.
+launched one after the other.
+
+Nobody imports beside a timed block. A launch imports torch twice, in torchrun and then in its
+ranks: together that takes longer than a pair takes to be built. So while a pair is built the next
+one's ranks import, and the torchruns of the one after it.
 """
 
 import contextlib
@@ -30,7 +34,7 @@ FULL = 0.9  # of the card's memory: with more, two groups are not built at the s
 # 13 s of load a pair, 8 of them timed: 9 pairs in two minutes of GPU time, 22 in five.
 TURNS = {
     "cuda": Turn(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
-    "cpu": Turn(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5)),
+    "cpu": Turn(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1),
 }
 
 
@@ -75,7 +79,7 @@ class _Turns:
             for name, bench in zip(SIDES, benches, strict=True)
         ]
         self.together, self.out_of_time = True, False
-        self.following: Pair | None = None  # the next pair, importing while this one warms up
+        self.following: list[Pair] = []  # they import: the next one, and of a second the torchruns
 
     def measure(self, wants_more: Callable[[Comparison], bool], budget_s: float) -> None:
         """Counting passes and pairs; what fails is noted on its side, and ends it."""
@@ -104,7 +108,7 @@ class _Turns:
         for live in counting:
             build_alone(live)
             if live is counting[-1]:
-                self.following = Pair(1, self.sides, self.turn)
+                self.following.append(Pair(1, self.sides, self.turn))
             live.count()
             live.leave()
 
@@ -126,25 +130,35 @@ class _Turns:
             live.side.launches.append(live.measured(number))
 
     def _live_pair(self, number: int, order: tuple[int, ...]) -> list[Live]:
-        pair = self.following or Pair(number, self.sides, self.turn)
-        self.following = None
+        pair = self.following.pop(0)
         try:
             pair.hello()
-            if number < PLAN[-1].pairs:
-                self.following = Pair(number + 1, self.sides, self.turn)
+            self._follow(number)
             pair.build(self._both_fit())
-            pair.take_turns(order, self.following.ready if self.following else lambda: True)
+            pair.take_turns(order, self._nobody_imports)
         except SideFailed:
             self._close(pair)  # launches one after the other may need its memory
             raise
         return pair.both
 
+    def _follow(self, number: int) -> None:
+        """The pairs behind ``number`` go on: ranks of the next one, torchruns of a second."""
+        last = min(number + self.turn.ahead, PLAN[-1].pairs)
+        for later in range(number + 1 + len(self.following), last + 1):
+            self.following.append(Pair(later, self.sides, self.turn, held=True))
+        for pair in self.following[:1]:
+            pair.release()
+
+    def _nobody_imports(self) -> bool:
+        return all(pair.ready() for pair in self.following[:1]) and all(
+            pair.stands() for pair in self.following[1:]
+        )
+
     def _close(self, pair: Pair) -> None:
-        """End what runs; the next pair, too, would import beside timed blocks."""
-        pair.close()
-        if self.following:
-            self.following.close()
-            self.following = None
+        """End what runs; the pairs that follow, too, would import beside timed blocks."""
+        for one in (pair, *self.following):
+            one.close()
+        self.following = []
 
     def _both_fit(self) -> bool:
         """Whether the peaks that were counted fit the card at the same time; always on a CPU."""

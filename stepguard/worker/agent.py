@@ -5,6 +5,9 @@ GPU. The kernel tells this process when its caller dies (PR_SET_PDEATHSIG); it t
 process of the launch, found by the launch's token in its environment, and removes the launch's
 temporary directory.
 
+With STEPGUARD_HELD it imports what torchrun needs, says so by a file, and starts the ranks when a
+byte comes on its standard input; if that ends instead, so does it.
+
     STEPGUARD_TOKEN=... python -m stepguard.worker.agent --nproc-per-node=2 -m stepguard.worker.main
 """
 
@@ -14,9 +17,12 @@ import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 from types import FrameType
 
 from stepguard.worker.lifeline import die_with_parent, kill_by_token
+
+STANDS = "stands"  # in the scratch folder: a held launch has imported, and waits
 
 
 def main() -> None:
@@ -35,6 +41,12 @@ def main() -> None:
     if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
         caller_died(signal.SIGUSR1, None)
     os.environ["STEPGUARD_AGENT_PID"] = str(os.getpid())
+    if os.environ.pop("STEPGUARD_HELD", ""):
+        import torch.distributed.launcher  # noqa: F401  all that takes long
+
+        Path(scratch, STANDS).touch()
+        if not sys.stdin.buffer.read(1):
+            caller_died(signal.SIGUSR1, None)
     sys.argv[0] = "torchrun"
     runpy.run_module("torch.distributed.run", run_name="__main__")
 

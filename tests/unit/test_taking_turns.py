@@ -42,6 +42,7 @@ class World:
         self.fails = {}  # (label, command): reason
         self.fails_once = {}  # the same, but the next time it works
         self.slow_imports = {}  # label: how often it says that it is not ready
+        self.slow_torchruns = {}  # the same of a held one's torchrun
         self.taints = []  # of the blocks to come, in order
         self.threads = {}
 
@@ -78,7 +79,7 @@ def fake_group(world):
             assert elsewhere is None
             self.spec, self.pids, self.began, self.closed = spec, {}, 0.0, False
             self.token = "token"
-            self.label = spec.label
+            self.label, self.held = spec.label, spec.held
             self.side = "head" if "head" in spec.folder.parts else "base"
             world.groups[self.key] = self
             self.note("start")
@@ -101,14 +102,27 @@ def fake_group(world):
             self.close()
 
         def hello(self, poll):
+            assert not self.held
             self.note("hello")
             self.pids = {0: len(world.groups)}
 
         def ready(self):
+            assert not self.held
             left = world.slow_imports.get(self.key, 0)
             world.slow_imports[self.key] = left - 1
             self.note("ready" if left <= 0 else "importing")
             return left <= 0
+
+        def stands(self):
+            left = world.slow_torchruns.get(self.key, 0)
+            world.slow_torchruns[self.key] = left - 1
+            self.note("stands" if left <= 0 else "importing")
+            return left <= 0
+
+        def release(self):
+            if self.held:
+                self.held = False
+                self.note("release")
 
         def leave(self):
             self.note("leave")
@@ -326,9 +340,46 @@ def test_the_next_pair_imports_while_this_one_is_built(world, measure):
     assert world.groups["pair 2 head"].closed and world.groups["pair 2 base"].closed
 
 
-def test_after_the_last_pair_no_other_starts(world, measure):
+def test_on_a_gpu_two_pairs_import(world, measure):
+    """While one is built: the next one's ranks, and torchruns alone of the one after it. Nothing
+    runs before both are done with it.
+    """
+    world.slow_imports = {"pair 3 base": 5}
+    world.slow_torchruns = {"pair 4 head": 9}
+    measure(2, GPU)
+    at = world.events.index
+    order = [("pair 2 head", "hello"), ("pair 4 base", "start"), ("pair 3 base", "release")]
+    assert [at(event) for event in order] == sorted(at(event) for event in order)
+    assert at(("pair 1 head", "hello")) < at(("pair 3 head", "start"))
+    assert at(("pair 1 head", "leave")) < at(("pair 3 head", "release"))
+    first = at(("pair 2 base", "park"))
+    runs = [i for i, (who, what) in enumerate(world.events) if "pair 2" in who and "block" in what]
+    assert first < at(("pair 4 head", "stands")) < min(runs) > at(("pair 3 base", "ready"))
+    assert not any(what == "importing" for _, what in world.events[min(runs) :])
+    assert ("pair 4 head", "release") not in world.events
+    assert all(group.closed for group in world.groups.values())
+
+
+def test_on_a_cpu_one_pair_imports(world, measure):
+    """Its few cores have enough to do with that: the ranks of the next one, and no third."""
+    measure(1)
+    assert ("pair 2 head", "release") in world.events and "pair 3 head" not in world.groups
+
+
+@pytest.mark.parametrize("who", ["pair 3 head", "pair 3 base"])
+def test_a_torchrun_that_dies_while_held_is_a_fault(world, measure, who):
+    """Its side's, as of a launch that runs."""
+    world.fails[(who, "stands")] = "KILLED"
+    found = measure(3, GPU)
+    side = found.head if who.endswith("head") else found.base
+    assert [fault.code for fault in side.faults] == ["KILLED"] and found.pairs == 0
+    assert all(group.closed for group in world.groups.values())
+
+
+@pytest.mark.parametrize("case", [CPU, GPU], ids=lambda case: case.device)
+def test_after_the_last_pair_no_other_starts(world, measure, case):
     """The plan has 24: no 25th imports in vain, and there are 24 launches of each."""
-    found = measure(99)
+    found = measure(99, case)
     assert found.pairs == 24 and len(found.base.launches) == 24
     assert "pair 24 base" in world.groups and "pair 25 base" not in world.groups
 
