@@ -7,6 +7,9 @@
 .PHONY: help perf demo test doctor setup
 ARGS ?=
 TESTS ?= tests
+# Files of tests in parallel, in the order of tests/conftest.py. Each may run several launches of its
+# own, of half a GB a process: more than two ask for memory that small machines do not have.
+PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
 
 # Only from the command line: a PYTHON that happens to be in the environment means something else.
 ifeq ($(origin PYTHON),command line)
@@ -19,7 +22,7 @@ endif
 
 help: ## what there is
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
-	@echo 'ARGS="..." is passed to pytest; TESTS=... narrows `make test`; PYTHON=python3 uses that interpreter as it is'
+	@echo 'ARGS="..." is passed to pytest; TESTS=... narrows `make test`, PARALLEL= runs it in one process; PYTHON=python3 uses that interpreter as it is'
 
 perf: ## measure and judge: the GPU suite, or the smoke cases where there is no GPU
 	$(call ready,perf)
@@ -34,7 +37,7 @@ test: ## the project's own tests, on a CPU: ruff, mypy, pytest
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m mypy
-	$(python) -m pytest $(TESTS) $(ARGS)
+	$(python) -m pytest $(PARALLEL) $(TESTS) $(ARGS)
 
 doctor: ## is this machine fit, and is there a baseline?
 	$(call ready,perf)

@@ -1,6 +1,6 @@
 """What the judge's rule says of measured pairs, drawn again and again.
 
-    python benchmarks/judge_resamples.py docs/evidence/h200_pairs_*.json
+    python benchmarks/judge_resamples.py docs/evidence/h200_pairs_same_steps_*.json
     python benchmarks/judge_resamples.py FILES --prior-sd-pct 0.28 --out resamples.json
 
 Reads what judge_pairs.py and judge_verdicts.py wrote. Pairs of one planted slowdown are put
@@ -56,11 +56,12 @@ def planted(paths: list[Path]) -> list[Planted]:
     seconds: dict[float, float] = defaultdict(float)
     cards: dict[float, set[str]] = defaultdict(set)
     read = [json.loads(path.read_text()) for path in paths]
-    for found in chain.from_iterable(one.get("runs", [one]) for one in read):
+    runs = chain.from_iterable(one.get("runs", [one]) for one in read)
+    for found in (one for one in runs if one["pairs"]):
         for one in found["pairs"]:
             d = math.log(one["head"]["step_ms"] / one["base"]["step_ms"])
             ratios[found["plant_pct"]].append(d)
-        seconds[found["plant_pct"]] += found["gpu_s"] if found["pairs"] else 0.0
+        seconds[found["plant_pct"]] += found["gpu_s"]
         cards[found["plant_pct"]].add(found["gpu"])
     return [
         Planted(plant, tuple(ratios[plant]), seconds[plant] / len(ratios[plant]), len(cards[plant]))

@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.clones import only_case  # noqa: E402
+from benchmarks.clones import only_case, share_cache  # noqa: E402
 from benchmarks.documents import Document  # noqa: E402
 from benchmarks.judge_pairs import as_data, clone  # noqa: E402
 from stepguard.comparison import from_json  # noqa: E402
@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=250.0, help="(%(default)s)")
     parser.add_argument("--case", default=CASE, help="pytest's -k (%(default)s)")
     parser.add_argument("--pytest", nargs="*", default=[], help="more options of pytest's")
+    parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
     parser.add_argument("--limit-s", type=float, default=1e9, help="no run begins after this")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -67,6 +68,7 @@ def main() -> None:
     for percent in options.plant_pct:
         with tempfile.TemporaryDirectory() as name:
             tree = clone(Path(name), percent / 100 * options.step_ms, 0.0)
+            share_cache(tree, options.cache)
             for number in range(options.runs):
                 if time.monotonic() - began > options.limit_s:
                     return

@@ -4,7 +4,8 @@
     python benchmarks/machine_moved.py --only "a faster card's recordings" --out moved.json
 
 Each time the core train step is run in a clone, as `pytest perf_tests` runs it, and confirmed on
-the spot where the screen says SLOWER. No verdict may be SLOWER. Other work on the card is products
+the spot where the screen says SLOWER. No verdict may be SLOWER; a baseline that does not fit the
+case ends this. Other work on the card is products
 of large matrices in a process of its own; "in the screen only" it ends when the pairs begin. A
 faster card's recordings are those of the baseline with every time multiplied by --share. Every
 verdict goes to --out as soon as it is known.
@@ -24,7 +25,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.clones import clone_head, commit_all, only_case  # noqa: E402
+from benchmarks.clones import clone_head, commit_all, only_case, share_cache  # noqa: E402
 from benchmarks.documents import Document  # noqa: E402
 
 CASE = "test_train_step and 124m-bf16"
@@ -101,6 +102,8 @@ def run(tree: Path, folder: Path, what: str, products: int, extra: list[str]) ->
                 load.kill()
                 ended_after = round(time.monotonic() - began, 1)
     found = only_case(document, log.read_text())["verdict"]
+    if found["status"] in ("NOT COMPARABLE", "NO BASELINE"):
+        raise SystemExit(f"nothing was judged: {found['status']}: {found['message']}")
     steps = [one for one in found["metrics"] if one["metric"].startswith("step_ms")]
     return {
         "verdict": found["status"],
@@ -123,6 +126,7 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=0.93, help="(%(default)s)")
     parser.add_argument("--baseline", default="h200x1.json", help="(%(default)s)")
     parser.add_argument("--case", default="train_step[124m-bf16]", help="(%(default)s)")
+    parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
     parser.add_argument("--pytest", nargs="*", default=[], help="more options of pytest's")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -131,6 +135,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         for what in options.only:
             tree = clone(Path(name), what, options.share, options.baseline, options.case)
+            share_cache(tree, options.cache)
             found = run(tree, Path(name), what, options.products, options.pytest)
             kept.append({"what": what} | found)
             document.update(runs=kept)

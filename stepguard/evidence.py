@@ -37,6 +37,7 @@ class Block:
     temperature_c: float | None = None
     power_w: float | None = None
     tainted: str = ""  # why the block was measured again, if it was; such a block is not counted
+    ran: int | None = None  # steps of its launch before it, behind the first; None: not known
 
     @property
     def mean_ms(self) -> float:

@@ -30,10 +30,15 @@ class Tainted(Exception):
 
 
 def timed_blocks(
-    ask: Ask, protocol: Protocol, step_s: float, annotate: Annotate, progress: Callable[[str], None]
+    ask: Ask,
+    protocol: Protocol,
+    step_s: float,
+    annotate: Annotate,
+    progress: Callable[[str], None],
+    ran: int = 0,
 ) -> tuple[list[Block], list[Block]]:
     """``protocol.blocks`` blocks, and those that were discarded. Raises Tainted after
-    ``protocol.retries`` of these.
+    ``protocol.retries`` of these. ``ran``: steps before the first of them.
     """
     steps = max(4, round(protocol.block_s / step_s))
     kept: list[Block] = []
@@ -41,7 +46,8 @@ def timed_blocks(
     while len(kept) < protocol.blocks:
         progress(f"block {len(kept) + 1}/{protocol.blocks} of {steps} steps")
         ranks = ask("block", steps=steps, limit_s=LIMIT_S + 10 * steps * step_s)
-        block = annotate(block_of(ranks, steps), ranks)
+        block = annotate(block_of(ranks, steps, ran), ranks)
+        ran += steps
         if keep(block, discarded, protocol.retries):
             kept.append(block)
     return kept, discarded
@@ -57,7 +63,7 @@ def keep(block: Block, discarded: list[Block], retries: int) -> bool:
     return False
 
 
-def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
+def block_of(ranks: Sequence[dict[str, Any]], steps: int, ran: int) -> Block:
     """One block out of every rank's report; single steps are those of the slowest rank."""
     slowest = max(ranks, key=lambda rank: rank["wall_ms"])
     return Block(
@@ -66,6 +72,7 @@ def block_of(ranks: Sequence[dict[str, Any]], steps: int) -> Block:
         events_ms=tuple(rank["events_ms"] for rank in ranks),
         step_ms=tuple(slowest["step_ms"]),
         enqueue_ms=slowest["enqueue_ms"],
+        ran=ran,
     )
 
 

@@ -76,7 +76,8 @@ def no_answer(scene: Scene) -> Fault:
     time.sleep(STACKS_S)
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     message = f"no answer {scene.waited_s:.0f} s into the launch: {positions(scene)}"
-    return Fault(code.name, message, scene.stderr_tail(scene.ranks[0]), scene.during)
+    detail = scene.stderr_tail(scene.ranks[0]) if scene.pids or started else scene.agent_log()
+    return Fault(code.name, message, detail, scene.during)
 
 
 def positions(scene: Scene) -> str:

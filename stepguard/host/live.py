@@ -31,6 +31,7 @@ class Turn:
             "lead_s": self.lead_s,
             "block_s": self.block_s,
             "warmup_min_s": self.warmup.warmup_min_s,
+            "same_steps": 1.0,  # of both sides; turns over unequal ones were noisier
         }
 
 
@@ -66,7 +67,6 @@ class Live:
         self.ran = 0  # steps since the first one
         self.lead = self.steps = 0  # untimed and timed, alike in a pair; known with the warm-up
         self.blocks: list[Block] = []
-        self.first_steps: list[int] = []  # what ``ran`` was when each of them began
         self.discarded: list[Block] = []
 
     @contextlib.contextmanager
@@ -107,26 +107,23 @@ class Live:
         with self._blamed():
             self.side.station.count(self.ask, time.monotonic)
 
-    def warm_up(self) -> None:
-        """Until steady, or the warm-up's time is over."""
+    def warm_up(self, other: "Live | None" = None) -> None:
+        """Until steady, or the warm-up's time is over; after ``other``, which has warmed up, by its
+        windows at first. Blocks are then as long as the faster one of the two needs.
+        """
+        windows = other.warmup.windows if other and other.warmup else ()
         with self._blamed():
             self.warmup = self.side.station.warm_up(
-                self.ask, self.label, self.turn.warmup, lambda: True
+                self.ask, self.label, self.turn.warmup, windows=windows
             )
         self.ran = self.warmup.steps
         self.lead = max(1, round(self.turn.lead_s / self.warmup.step_s))
         self.steps = max(MIN_STEPS, round(self.turn.block_s / self.warmup.step_s))
-
-    def warm_up_as(self, other: "Live") -> None:
-        """By the windows of another group of the pair, steady or not."""
-        assert other.warmup is not None
-        self.warmup = WarmUp(self.turn.warmup)
-        self.progress(f"{self.label}: warm-up")
-        with self._blamed():
-            for steps in other.warmup.windows:
-                self.warmup.add(self.ask("block", steps=steps))
-        self.ran = self.warmup.steps
-        self.lead, self.steps = other.lead, other.steps
+        if other and other.blocks:  # it has ended
+            self.lead, self.steps = other.lead, other.steps
+        elif other:
+            self.lead = other.lead = max(self.lead, other.lead)
+            self.steps = other.steps = max(self.steps, other.steps)
 
     def park(self) -> None:
         """Give the cached memory back and idle until asked again."""
@@ -137,21 +134,21 @@ class Live:
         """Untimed steps, then a timed block of those steps that ``other`` timed in its block of
         this number, if it has; measured again where the machine was disturbed.
         """
-        number = len(self.blocks)
-        lead = self.lead
-        if other and len(other.first_steps) > number:
-            lead = max(lead, other.first_steps[number] - self.ran)
+        number, lead = len(self.blocks), self.lead
+        if other and len(other.blocks) > number:
+            lead = max(lead, (other.blocks[number].ran or 0) - self.ran)
+        elif other:
+            lead = max(lead, other.ran + lead - self.ran)
         self._run(lead)
         annotate = self.side.station.annotate()
         while True:
             self.progress(f"{self.label}: block {number + 1}/2 of {self.steps} steps")
-            first_step = self.ran
+            ran = self.ran
             ranks = self._run(self.steps)
-            block = annotate(block_of(ranks, self.steps), ranks)
+            block = annotate(block_of(ranks, self.steps, ran), ranks)
             try:
                 if keep(block, self.discarded, self.turn.warmup.retries):
                     self.blocks.append(block)
-                    self.first_steps.append(first_step)
                     return
             except Tainted as tainted:
                 raise SideFailed(self.side, tainted.fault(f"{self.label}, block")) from None
@@ -185,7 +182,7 @@ class Live:
 
 
 def build_alone(live: Live) -> None:
-    """Import, build and first step of a group that has the machine to itself."""
+    """Import, build and first step of a group that has the GPUs to itself."""
     live.hello()
     live.began = live.group.began = time.monotonic()  # no limit runs while it waits
     expect(live)

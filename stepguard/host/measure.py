@@ -127,7 +127,7 @@ class _CaseRun:
     ) -> Launch:
         """Warm-up and blocks; how long the whole launch took is not known yet."""
         warmup = self._warm_up(ask, label, next_group)
-        blocks, discarded = self._blocks(ask, label, warmup.step_s)
+        blocks, discarded = self._blocks(ask, label, warmup)
         return Launch(
             index=len(self.launches) + 1,
             blocks=tuple(blocks),
@@ -143,10 +143,10 @@ class _CaseRun:
         ready = following.ready if following else (lambda: True)
         return self.station.warm_up(ask, label, self.protocol, ready)
 
-    def _blocks(self, ask: Ask, label: str, step_s: float) -> tuple[list[Block], list[Block]]:
+    def _blocks(self, ask: Ask, label: str, warmup: WarmUp) -> tuple[list[Block], list[Block]]:
+        show, annotate = self.station.shown(label), self.station.annotate()
         try:
-            show = self.station.shown(label)
-            return timed_blocks(ask, self.protocol, step_s, self.station.annotate(), show)
+            return timed_blocks(ask, self.protocol, warmup.step_s, annotate, show, ran=warmup.steps)
         except Tainted as tainted:
             raise LaunchFailed(tainted.fault(f"{label}, block")) from None
 

@@ -5,8 +5,8 @@ base, head, head, base, or the other way round. While one runs, the other is par
 host and has given its cached memory back.
 
 Both time the same steps, counted from the first. At its power cap an H200 runs a step faster or
-slower as the parameters change: by 2.5 % over the first 80 steps that a GPT-2 learns in
-(docs/measurements.md), so that whoever is eight steps ahead looks up to 1 % slower.
+slower as the parameters change, by 2.3 % over the first 80 steps that a GPT-2 learns in
+(docs/measurements.md): a side that is steps ahead runs other steps.
 """
 
 import time
@@ -43,7 +43,7 @@ class Pair:
         """Wait until both have imported all."""
         for live in self.both:
             live.hello()
-            live.began = live.group.began = time.monotonic()  # no limit runs while it waits
+            live.began = live.group.began = time.monotonic()  # no limit ran while it waited
 
     def build(self, at_once: bool) -> None:
         """Build both, ``at_once`` if memory allows; then they are parked."""
@@ -75,13 +75,16 @@ class Pair:
         imports.
         """
         self.progress(f"pair {self.number}: wait until nobody imports")
+        began = time.monotonic()
         while not following():
             self.progress.tick()
             time.sleep(0.02)
+        for live in self.both:
+            live.group.began += time.monotonic() - began  # the wait is none of its time
         first, second = self.both[order[0]], self.both[order[1]]
         second.warm_up()
         second.park()
-        first.warm_up_as(second)
+        first.warm_up(second)
         for before, now in zip([order[0], *order], order, strict=False):
             if before != now:
                 self.both[before].park()
@@ -114,10 +117,7 @@ def one_after_the_other(
         live = Live(sides[which], f"pair {number} {sides[which].name}", turn)
         other = both.get(1 - which)
         build_alone(live)
-        if other:
-            live.warm_up_as(other)
-        else:
-            live.warm_up()
+        live.warm_up(other)
         live.block(other)
         live.block(other)
         live.leave()

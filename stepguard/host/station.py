@@ -5,7 +5,7 @@ Whoever measures decides which groups there are and what they do: launch after l
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -151,16 +151,25 @@ class Station:
         group.leave()
 
     def warm_up(
-        self, ask: Ask, label: str, protocol: Protocol, following: Callable[[], bool]
+        self,
+        ask: Ask,
+        label: str,
+        protocol: Protocol,
+        following: Callable[[], bool] = lambda: True,
+        windows: Sequence[int] = (),
     ) -> WarmUp:
-        """Windows of steps until steady, or until the cap, and until ``following`` is ready.
+        """Windows of steps, those of ``windows`` first, until steady, or until the cap, and until
+        ``following`` is ready.
 
         The card is kept busy while the next launch still imports: a pause would cool it.
         """
         state = WarmUp(protocol)
-        while not state.done() or not following():
+        while len(state.windows) < len(windows) or not state.done() or not following():
+            at = len(state.windows)
+            steps = windows[at] if at < len(windows) else state.next_steps()
             self.progress(f"{label}: warm-up")
-            state.add(ask("block", steps=state.next_steps()))
+            limit_s = COMMAND_LIMIT_S + 10 * steps * state.step_s
+            state.add(ask("block", steps=steps, limit_s=limit_s))
         return state
 
     def count(self, ask: Ask, clock: Callable[[], float]) -> None:

@@ -103,7 +103,7 @@ class _Turns:
         self.began = time.monotonic()  # a wait for the GPU is none of the budget
         for side in self.sides:
             side.station.telemetry = telemetry
-        # Counts do not mind what else the host does: who comes next imports meanwhile.
+        # Counts do not mind a busy host: who comes next imports meanwhile.
         counting = [Live(side, "counting launch", self.turn) for side in self.sides]
         for live in counting:
             build_alone(live)

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from stepguard.host import launch
 from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.launch import WorkerGroup
 from stepguard.host.torchrun import LaunchSpec
@@ -80,6 +81,20 @@ def test_a_torchrun_that_dies_is_a_lost_worker(held):
         with pytest.raises(LaunchFailed):
             ask()
     assert caught.value.fault.during == "launch 1, start"
+
+
+@pytest.mark.parametrize("released", [False, True])
+def test_nobody_waits_for_ever(held, released, monkeypatch):
+    """Past the limit it is NOT_STARTED; a launch that is released has the limit from then on."""
+    monkeypatch.setattr(launch, "HELLO_LIMIT_S", 60.0)
+    held.began -= 60.0
+    if released:
+        held.release()
+        assert not held.ready()
+        held.began -= 60.0
+    with pytest.raises(LaunchFailed) as caught:
+        held.ready() if released else held.stands()
+    assert caught.value.fault.code == "NOT_STARTED"
 
 
 def test_it_ends_with_its_caller(tmp_path):
