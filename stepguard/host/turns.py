@@ -16,7 +16,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from stepguard.case import Case
-from stepguard.comparison import Comparison, judged
+from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.evidence import Evidence
 from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.live import Live, Side, SideFailed, Turn, build_alone
@@ -130,7 +130,7 @@ class _Turns:
             live.side.launches.append(live.measured(number))
 
     def _live_pair(self, number: int, order: tuple[int, ...]) -> list[Live]:
-        pair = self.following.pop(0)
+        pair = self.following.pop(0) if self.following else Pair(number, self.sides, self.turn)
         try:
             pair.hello()
             self._follow(number)
@@ -142,7 +142,11 @@ class _Turns:
         return pair.both
 
     def _follow(self, number: int) -> None:
-        """The pairs behind ``number`` go on: ranks of the next one, torchruns of a second."""
+        """The pairs behind ``number`` go on: ranks of the next one, torchruns of a second. Where no
+        time is judged there will hardly be another one.
+        """
+        if JUDGED_TIME not in judged(self.case):
+            return
         last = min(number + self.turn.ahead, PLAN[-1].pairs)
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.turn, held=True))
