@@ -3,6 +3,7 @@
 pytest tests/test_readme.py
 """
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stepguard import Case
 from stepguard.metrics import METRICS
 from stepguard.verdict import Reason, Status
 
@@ -65,6 +67,22 @@ def test_the_options_table_is_what_pytest_offers():
     offered = set(re.findall(r"^  (--perf-[a-z-]+)", shown, re.MULTILINE))
     assert offered
     assert set(re.findall(r"^\| `(--perf-[a-z-]+)", README, re.MULTILINE)) == offered
+
+
+def test_the_table_of_a_cases_fields_is_the_class():
+    """All of them, in their order; a default that is one plain value is the one it has."""
+    table = README.partition("| field | default |")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
+    fields = dataclasses.fields(Case)
+    assert [name for name, _ in rows] == [field.name for field in fields]
+    plain = (int, float, bool, str)
+    said = {name: default.strip("`").strip('"') for name, default in rows}
+    defaults = {f.name: f.default for f in fields if isinstance(f.default, plain)}
+    assert len(defaults) == 6
+    assert {name: said[name] for name in defaults} == {
+        name: str(int(value) if isinstance(value, float) else value)
+        for name, value in defaults.items()
+    }
 
 
 def test_the_files_that_the_readme_lists_exist():
