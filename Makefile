@@ -9,7 +9,7 @@ ARGS ?=
 TESTS ?= tests
 # Files of tests in parallel, in the order of tests/conftest.py. Each may run several launches of its
 # own, of half a GB a process: more than two ask for memory that small machines do not have.
-PARALLEL ?= -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
 
 # Only from the command line: a PYTHON that happens to be in the environment means something else.
 ifeq ($(origin PYTHON),command line)
