@@ -20,6 +20,7 @@ def share_cache(tree: Path, cache: Path | None) -> None:
     minute.
     """
     if cache:
+        cache.mkdir(parents=True, exist_ok=True)
         (tree / ".stepguard").mkdir()
         (tree / ".stepguard" / "cache").symlink_to(cache.resolve(), target_is_directory=True)
 

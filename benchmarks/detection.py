@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.clones import clone_head, only_case, plant  # noqa: E402
+from benchmarks.clones import clone_head, only_case, plant, share_cache  # noqa: E402
 from benchmarks.documents import Document  # noqa: E402
 
 CASE = "test_train_step and 124m-bf16"
@@ -27,10 +27,7 @@ PLANTS = {"as it is": None, "every step": 1, "every tenth step": 10}
 def clone(folder: Path, every: int | None, step_ms: float) -> Path:
     """A clone of HEAD with this tree's compile cache, planted unless ``every`` is None."""
     tree = clone_head(folder / f"tree-{every}")
-    cache = ROOT / ".stepguard" / "cache"
-    cache.mkdir(parents=True, exist_ok=True)
-    (tree / ".stepguard").mkdir()
-    (tree / ".stepguard" / "cache").symlink_to(cache)
+    share_cache(tree, ROOT / ".stepguard" / "cache")
     if every is not None:
         plant(tree, step_ms, "--every", str(every))
     return tree

@@ -12,7 +12,6 @@ Every pair goes to --out as soon as it is there, with the most memory that the c
 
 import argparse
 import contextlib
-import json
 import re
 import sys
 import tempfile
@@ -26,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import clone_head, commit_all, plant  # noqa: E402
+from benchmarks.documents import Document  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard import Case  # noqa: E402
 from stepguard.comparison import Comparison  # noqa: E402
@@ -163,11 +163,11 @@ def main() -> None:
         stack.callback(memory.over.set)
         revision = current(root, root / "baselines")
         cache = options.cache or folder / "cache"
+        kept = Document(options.out, {})
         bench = Bench(root, cache, folder / "runs", gpus, revision, "judge_pairs.py")
 
         def keep(found: Comparison) -> bool:
-            text = json.dumps(document(found, options, folder, memory), indent=1)
-            options.out.write_text(text + "\n")
+            kept.update(**document(found, options, folder, memory))
             if found.pairs:
                 d = 100 * found.log_ratios()[-1]
                 print(f"pair {found.pairs}: {d:+.3f} % after {found.wall_s:.0f} s", flush=True)

@@ -5,10 +5,9 @@
 
 Each time the core train step is run in a clone, as `pytest perf_tests` runs it, and confirmed on
 the spot where the screen says SLOWER. No verdict may be SLOWER; a baseline that does not fit the
-case ends this. Other work on the card is products
-of large matrices in a process of its own; "in the screen only" it ends when the pairs begin. A
-faster card's recordings are those of the baseline with every time multiplied by --share. Every
-verdict goes to --out as soon as it is known.
+case ends this. Other work on the card is products of large matrices in a process of its own; "in
+the screen only" it ends when the pairs begin. A faster card's recordings are those of the baseline
+with every time multiplied by --share. Every verdict goes to --out as soon as it is known.
 """
 
 import argparse

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 
 from benchmarks.documents import Document  # noqa: E402
-from benchmarks.turns import half_width, table  # noqa: E402
+from benchmarks.turns import half_width, mirrored, table  # noqa: E402
 from model.workloads import train_step  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard.cli import parse_params  # noqa: E402
@@ -126,15 +126,15 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
         "params": params,
     }
     document, windows = Document(options.out, facts), []
-    for number in range(2 * options.series):
-        way = (LEARNING, FROZEN, FROZEN, LEARNING)[number % 4]
+    order = [way for pair in range(options.series) for way in mirrored((LEARNING, FROZEN), pair)]
+    for number, way in enumerate(order, start=1):
         restart(way)
         for first in range(0, options.steps, options.window):
-            place = {"series": number + 1, "way": way, "window": first // options.window}
+            place = {"series": number, "way": way, "window": first // options.window}
             place |= {"first_step": first + 1, "steps": options.window}
             windows.append(place | {"step_ms": round(window_ms(), 5)} | sample(options.device))
         document.update(windows=windows)
-        print(f"series {number + 1} of {2 * options.series}: {way}", flush=True)
+        print(f"series {number} of {len(order)}: {way}", flush=True)
     return windows
 
 

@@ -9,7 +9,8 @@ from stepguard.verdict import Reason
 
 Ask = Callable[..., list[dict[str, Any]]]
 Annotate = Callable[[Block, Sequence[dict[str, Any]]], Block]  # a block and what its ranks told
-LIMIT_S = 120.0  # beyond ten times what a block should take
+MIN_STEPS = 4
+LIMIT_S = 120.0
 
 
 class Tainted(Exception):
@@ -29,6 +30,16 @@ class Tainted(Exception):
         return Fault(code.name, f"{self.times} blocks could not be used: {self.how}", "", during)
 
 
+def block_steps(seconds: float, step_s: float) -> int:
+    """How many steps a block of about so many seconds has."""
+    return max(MIN_STEPS, round(seconds / step_s))
+
+
+def block_limit_s(steps: int, step_s: float) -> float:
+    """When so many steps of about ``step_s`` each are given up: beyond ten times their length."""
+    return LIMIT_S + 10 * steps * step_s
+
+
 def timed_blocks(
     ask: Ask,
     protocol: Protocol,
@@ -40,12 +51,12 @@ def timed_blocks(
     """``protocol.blocks`` blocks, and those that were discarded. Raises Tainted after
     ``protocol.retries`` of these. ``ran``: steps before the first of them.
     """
-    steps = max(4, round(protocol.block_s / step_s))
+    steps = block_steps(protocol.block_s, step_s)
     kept: list[Block] = []
     discarded: list[Block] = []
     while len(kept) < protocol.blocks:
         progress(f"block {len(kept) + 1}/{protocol.blocks} of {steps} steps")
-        ranks = ask("block", steps=steps, limit_s=LIMIT_S + 10 * steps * step_s)
+        ranks = ask("block", steps=steps, limit_s=block_limit_s(steps, step_s))
         block = annotate(block_of(ranks, steps, ran), ranks)
         ran += steps
         if keep(block, discarded, protocol.retries):

@@ -92,12 +92,10 @@ class WorkerGroup:
 
     def _still_starts(self) -> None:
         """LaunchFailed if whoever imports takes too long, or has ended."""
-        if time.monotonic() - self.began > HELLO_LIMIT_S:
-            raise LaunchFailed(self._diagnose("start", NoAnswer()))
-        if self._agent.poll() is not None:
-            raise LaunchFailed(self._diagnose("start", LostWorker("the launcher ended")))
-        if self._elsewhere and (how := self._elsewhere.ended()):
-            raise LaunchFailed(self._diagnose("start", LostWorker(how)))
+        with self._faults("start", lambda: None):
+            if time.monotonic() - self.began > HELLO_LIMIT_S:
+                raise NoAnswer
+            self._watch()
 
     def request(
         self,

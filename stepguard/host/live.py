@@ -6,13 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from stepguard.evidence import Block, Fault, Launch
-from stepguard.host.blocks import Ask, Tainted, block_of, keep
+from stepguard.host.blocks import Ask, Tainted, block_limit_s, block_of, block_steps, keep
 from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.station import COMPILE_LIMIT_S, Answers, Station
 from stepguard.host.warmup import Protocol, WarmUp
-
-BLOCK_LIMIT_S = 120.0  # beyond ten times what a block should take
-MIN_STEPS = 4  # of a block
 
 
 @dataclass(frozen=True)
@@ -77,10 +74,11 @@ class Live:
             raise SideFailed(self.side, failed.fault) from None
 
     def hello(self) -> None:
-        """Wait until it has imported all."""
+        """Wait until it has imported all; its time runs from then on."""
         self.progress(f"{self.label}: start")
         with self._blamed():
             self.group.hello(self.progress.tick)
+        self.began = self.group.began = time.monotonic()
 
     def stands(self) -> bool:
         """Whether its torchrun has imported, without waiting."""
@@ -118,7 +116,7 @@ class Live:
             )
         self.ran = self.warmup.steps
         self.lead = max(1, round(self.turn.lead_s / self.warmup.step_s))
-        self.steps = max(MIN_STEPS, round(self.turn.block_s / self.warmup.step_s))
+        self.steps = block_steps(self.turn.block_s, self.warmup.step_s)
         if other and other.blocks:  # it has ended
             self.lead, self.steps = other.lead, other.steps
         elif other:
@@ -134,12 +132,12 @@ class Live:
         """Untimed steps, then a timed block of those steps that ``other`` timed in its block of
         this number, if it has; measured again where the machine was disturbed.
         """
-        number, lead = len(self.blocks), self.lead
+        number, begin = len(self.blocks), self.ran + self.lead
         if other and len(other.blocks) > number:
-            lead = max(lead, (other.blocks[number].ran or 0) - self.ran)
+            begin = max(begin, other.blocks[number].ran or 0)
         elif other:
-            lead = max(lead, other.ran + lead - self.ran)
-        self._run(lead)
+            begin = max(begin, other.ran + self.lead)
+        self._run(begin - self.ran)
         annotate = self.side.station.annotate()
         while True:
             self.progress(f"{self.label}: block {number + 1}/2 of {self.steps} steps")
@@ -174,9 +172,8 @@ class Live:
 
     def _run(self, steps: int) -> Answers:
         assert self.warmup is not None
-        limit_s = BLOCK_LIMIT_S + 10 * steps * self.warmup.step_s
         with self._blamed():
-            ranks = self.ask("block", steps=steps, limit_s=limit_s)
+            ranks = self.ask("block", steps=steps, limit_s=block_limit_s(steps, self.warmup.step_s))
         self.ran += steps
         return ranks
 
@@ -184,7 +181,6 @@ class Live:
 def build_alone(live: Live) -> None:
     """Import, build and first step of a group that has the GPUs to itself."""
     live.hello()
-    live.began = live.group.began = time.monotonic()  # no limit runs while it waits
     expect(live)
     live.progress(f"{live.label}: build and first step")
     live.first_step()

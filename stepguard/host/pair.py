@@ -43,7 +43,6 @@ class Pair:
         """Wait until both have imported all."""
         for live in self.both:
             live.hello()
-            live.began = live.group.began = time.monotonic()  # no limit ran while it waited
 
     def build(self, at_once: bool) -> None:
         """Build both, ``at_once`` if memory allows; then they are parked."""

@@ -13,7 +13,7 @@ from typing import Any
 from stepguard.case import Case
 from stepguard.evidence import Counts, Fault, counts_of
 from stepguard.fingerprint import Fingerprint
-from stepguard.host.blocks import Annotate, Ask, undisturbed
+from stepguard.host.blocks import Annotate, Ask, block_limit_s, undisturbed
 from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.elsewhere import Elsewhere, share_of
 from stepguard.host.launch import WorkerGroup
@@ -163,13 +163,11 @@ class Station:
 
         The card is kept busy while the next launch still imports: a pause would cool it.
         """
-        state = WarmUp(protocol)
-        while len(state.windows) < len(windows) or not state.done() or not following():
-            at = len(state.windows)
-            steps = windows[at] if at < len(windows) else state.next_steps()
+        state, given = WarmUp(protocol), [*windows]
+        while given or not state.done() or not following():
+            steps = given.pop(0) if given else state.next_steps()
             self.progress(f"{label}: warm-up")
-            limit_s = COMMAND_LIMIT_S + 10 * steps * state.step_s
-            state.add(ask("block", steps=steps, limit_s=limit_s))
+            state.add(ask("block", steps=steps, limit_s=block_limit_s(steps, state.step_s)))
         return state
 
     def count(self, ask: Ask, clock: Callable[[], float]) -> None:
