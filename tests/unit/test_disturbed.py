@@ -51,6 +51,46 @@ def test_a_disturbed_series_is_measured_again():
     assert machine.asked == 2
 
 
+def undisturbed(block, ranks):
+    return block
+
+
+class Stalls:
+    """The host stalls for 12 ms as these blocks end, counted from the first."""
+
+    def __init__(self, *which):
+        self.which, self.asked = which, 0
+
+    def __call__(self, command, **arguments):
+        self.asked += 1
+        ranks = answers(command, **arguments)
+        late = 12.0 * (self.asked in self.which)
+        return [rank | {"wall_ms": rank["wall_ms"] + late} for rank in ranks]
+
+
+def test_a_block_whose_clocks_disagree_once_is_measured_again():
+    """A single stall of the host costs a block, not the case; the evidence has what it was."""
+    stalls = Stalls(2)
+    kept, discarded = timed_blocks(stalls, GPU, 0.1, undisturbed, lambda text: None)
+    assert stalls.asked == GPU.blocks + 1 == len(kept) + 1
+    assert [block.tainted for block in discarded] == [
+        "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
+    ]
+    assert not any(block.clocks_disagree() for block in kept)
+
+
+@pytest.mark.parametrize("which", [(1, 2), (1, GPU.blocks + 1)])
+def test_clocks_that_disagree_twice_in_a_launch_are_a_fault(which):
+    """Work that the events do not see is no stall: the second such block ends the launch."""
+    stalls = Stalls(*which)
+    with pytest.raises(Tainted) as raised:
+        timed_blocks(stalls, GPU, 0.1, undisturbed, lambda text: None)
+    fault = raised.value.fault("launch 1, block")
+    assert stalls.asked == which[1]
+    assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", "launch 1, block")
+    assert fault.message.startswith("2 blocks could not be used: rank 0: wall clock 2012.00 ms")
+
+
 @pytest.mark.parametrize(
     ("how", "code"),
     [
