@@ -31,7 +31,7 @@ from stepguard.verdict import Reason
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 # On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
-# 13 s of load a pair, 8 of them timed: 9 pairs in two minutes of GPU time, 22 in five.
+# 13.5 s of load a pair, 8 of them timed: 8 pairs in two minutes of GPU time, 22 in five.
 TURNS = {
     "cuda": Turn(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
     "cpu": Turn(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1),

@@ -93,8 +93,8 @@ def test_noise_decides_nothing():
 
 
 def test_between_two_looks_only_the_end_of_time_decides():
-    """Eight pairs of 2 % are SLOWER if there will be no more, and else wait for the ninth."""
-    ratios = shifted(2.0, (*SPREAD, 0.0, 0.0))
+    """Seven pairs of 2 % are SLOWER if there will be no more, and else wait for the eighth."""
+    ratios = shifted(2.0, (*SPREAD, 0.0))
     assert decided(turns(ratios)) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
     assert wants_more(turns(ratios))
     late = turns(ratios, out_of_time=True)
