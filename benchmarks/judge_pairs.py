@@ -17,6 +17,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pynvml
@@ -121,6 +122,19 @@ def as_data(found: Comparison) -> dict[str, object]:
     }
 
 
+def stages(began: float) -> Callable[[str], None]:
+    """Prints every stage once, with the seconds since ``began``: where the wall time goes."""
+    last = ""
+
+    def tell(text: str) -> None:
+        nonlocal last
+        if text != last:
+            last = text
+            print(f"{time.monotonic() - began:7.1f} s  {text}", flush=True)
+
+    return tell
+
+
 def document(
     found: Comparison, options: argparse.Namespace, folder: Path, memory: MostMemory
 ) -> dict[str, object]:
@@ -173,7 +187,7 @@ def main() -> None:
                 print(f"pair {found.pairs}: {d:+.3f} % after {found.wall_s:.0f} s", flush=True)
             return found.pairs < options.pairs and time.monotonic() - began < options.limit_s
 
-        found = compare_with(case, bench, tree, lambda text: None, 1e9, more=keep)
+        found = compare_with(case, bench, tree, stages(began), 1e9, more=keep)
         keep(found)
     for fault in (*found.head.faults, *found.base.faults):
         print(f"{fault.during}: {fault.message}\n{fault.detail}")
