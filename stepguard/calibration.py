@@ -31,8 +31,8 @@ class CalibratedCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     software: dict[str, str]  # versions that must be equal for it to apply
     turn: dict[str, Seconds]  # how a turn ran; run otherwise, pairs have other noise
     pairs: Annotated[int, msgspec.Meta(ge=MIN_PAIRS, le=PLAN[-1].pairs)]
-    degrees: Annotated[float, msgspec.Meta(gt=0)]  # of freedom of sd_pct
-    sd_pct: Annotated[float, msgspec.Meta(gt=0, lt=100)]  # of a pair's log-ratio
+    degrees: Annotated[float, msgspec.Meta(gt=0)]  # of freedom of sd_pct: pairs - 1
+    sd_pct: Annotated[float, msgspec.Meta(ge=0.001, lt=100)]  # of a pair's log-ratio
     launch_sd_pct: Pct  # between the launches of one side, the run's drift included
     block_sd_pct: Pct  # of one block
     drift_pct: float

@@ -5,8 +5,11 @@ from dataclasses import replace
 
 from stepguard.comparison import Comparison
 from stepguard.metrics import METRICS
+from stepguard.pairs import Decision
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
 from stepguard.versus import decision, problem, told
+
+OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 
 
 def to_confirm(verdict: Verdict) -> MetricVerdict | None:
@@ -28,9 +31,13 @@ def confirmed(verdict: Verdict, comparison: Comparison, how: str, own: bool = Tr
 
     ``how`` says which commit that was; ``own`` whether it was the recording's own, and not one in
     its place. Every time that moved is judged by its own pairs. Where the code has not moved, it is
-    `same`: the machine has. Where the pairs cannot say, the screen's word stands, unconfirmed.
+    `same`: the machine has. Where the pairs cannot say, the screen's word stands, unconfirmed; but
+    a step that does other work is not FASTER, it is NOT COMPARABLE.
     """
     failed = problem(comparison)
+    if failed is not None and failed.reason in OTHER_WORK and verdict.status is Status.FASTER:
+        message = f"{verdict.status.value}, but at other work: {failed.message}"
+        return replace(verdict, status=failed.status, reason=failed.reason, message=message)
     if failed is not None:
         return unconfirmed(verdict, f"{failed.status.value}, {failed.message}")
     return _with_times(verdict, lambda m: _judged(m, comparison, how, own))
@@ -59,10 +66,22 @@ def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -
         return replace(found, status=by_pairs.status, note=note)
     if by_pairs.status is Status.INCONCLUSIVE:
         return replace(found, note=f"unconfirmed: the pairs do not decide, {words}")
+    if not _excluded(found.change_pct, by_pairs):
+        note = f"unconfirmed: the pairs do not exclude what the baseline says, {words}"
+        return replace(found, note=note)
     if not own:  # it may have been slow there already
         return replace(found, note=f"unconfirmed: like that other commit, {words}")
     note = f"the machine moved; {words}"
     return replace(found, status=Status.SAME, reason=Reason.MACHINE_MOVED, note=note)
+
+
+def _excluded(change_pct: float | None, by_pairs: Decision) -> bool:
+    """Whether the pairs' interval leaves no room for the change that the screen saw: with wide
+    margins `same` may still be most of it.
+    """
+    if change_pct is None:
+        return False
+    return by_pairs.high_pct < change_pct if change_pct > 0 else by_pairs.low_pct > change_pct
 
 
 def same_code(verdict: Verdict, how: str) -> Verdict:

@@ -162,7 +162,7 @@ class _Reach:
                 float(stdtrit(degrees, 1 - level)) * error for level in (look.alpha, look.beta)
             )
             self.slower_from.append(max(sure, margins.ignore + reach))
-            self.same_below.append(margins.matter - reach)
+            self.same_below.append(min(margins.matter - reach, margins.ignore + reach))
 
     def not_slower(self, true: float) -> float:
         """Chance that the mean does not reach SLOWER."""

@@ -38,7 +38,7 @@ def load(path: Path) -> CalibrationFile | None:
     except msgspec.ValidationError as error:
         raise BaselineError(f"{path}: {error}; {restore(path)}") from None
     for case_id, entry in found.cases.items():
-        if entry.degrees > entry.pairs - 1:
+        if entry.degrees != entry.pairs - 1:
             raise BaselineError(
                 f"{path}: {case_id}: {entry.degrees:g} degrees of freedom from {entry.pairs} "
                 f"pairs; {restore(path)}"

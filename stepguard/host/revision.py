@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,7 +26,7 @@ class Revision:
 
     commit: str = ""
     dirty: tuple[str, ...] = ()
-    # Of the files that differ: another value says that one was edited again.
+    # Of all files: another value says that one was written again, with what it held or not.
     state: str = field(default="", compare=False)
 
 
@@ -44,7 +44,9 @@ def current(root: Path, baselines: Path) -> Revision:
     paths = [entry[3:] for entry in status.split("\0") if entry]
     paths += _unwatched(top)
     dirty = [path for path in paths if not _is_baseline(top / path, baselines)]
-    return Revision(commit, tuple(sorted(dirty)), _state(top, dirty))
+    tracked = (git(top, "ls-files", "-z") or "").split("\0")
+    watched = {path for path in tracked if path and not _is_baseline(top / path, baselines)}
+    return Revision(commit, tuple(sorted(dirty)), _state(top, watched.union(dirty)))
 
 
 def _unwatched(top: Path) -> list[str]:
@@ -56,13 +58,16 @@ def _unwatched(top: Path) -> list[str]:
     return [path for path in marked if (top / path).exists()]
 
 
-def _state(top: Path, dirty: Sequence[str]) -> str:
-    """Sizes and times of the files that differ."""
+def _state(top: Path, paths: Collection[str]) -> str:
+    """Sizes, times and places of these files: another commit that was checked out for a while, and
+    the first one again, leave the same content and other times.
+    """
     digest = hashlib.sha256()
-    for path in sorted(dirty):
+    for path in sorted(paths):
         with contextlib.suppress(OSError):
             found = (top / path).lstat()
-            digest.update(f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0".encode())
+            told = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\0"
+            digest.update(told.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 

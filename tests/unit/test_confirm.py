@@ -13,6 +13,7 @@ from stepguard.confirm import confirmed, same_code, to_confirm, unconfirmed
 from stepguard.evidence import Fault
 from stepguard.explain import evidence_lines, next_steps, times
 from stepguard.judge import judge
+from stepguard.looks import Margins
 from stepguard.metrics import METRICS
 from stepguard.verdict import Reason, Status, Verdict
 from stepguard.versus import decision
@@ -91,10 +92,9 @@ def test_faster_is_confirmed_by_faster():
         (beside(0.3, spread=NOISY), f"the pairs do not decide, {HOW} beside it"),
         (beside(0.0, base=LACKING, head={"launches": ()}), "NOT COMPARABLE, 000000000000: no fact"),
         (beside(0.0, head=FAULTY), "BROKEN, pair 1: planted"),
-        (beside(0.0, base={"tokens_per_step": 1}), "NOT COMPARABLE, tokens_per_step 1 in"),
         (beside(0.0, head={"gates": ("flops_per_step",)}), "the step time was not judged"),
     ],
-    ids=["INCONCLUSIVE", "NOT COMPARABLE", "BROKEN", "other work", "no time"],
+    ids=["INCONCLUSIVE", "NOT COMPARABLE", "BROKEN", "no time"],
 )
 def test_without_an_answer_the_screens_word_stands(screen, judge_says, why):
     """SLOWER stays SLOWER, FASTER stays FASTER, and both say that nobody confirmed it, and why."""
@@ -102,6 +102,34 @@ def test_without_an_answer_the_screens_word_stands(screen, judge_says, why):
     verdict = confirmed(before, judge_says, HOW)
     assert (verdict.status, verdict.reason) == (before.status, before.reason)
     assert metric(verdict, "step_ms").note.startswith(f"unconfirmed: {why}")
+
+
+@pytest.mark.parametrize("name", ["tokens_per_step", "flops_per_step"])
+def test_a_step_that_does_other_work_is_not_faster(name):
+    """FASTER would pass, and what does nothing is fast: NOT COMPARABLE. SLOWER fails as it is."""
+    fewer = {"tokens_per_step": 1}
+    if name == "flops_per_step":
+        counts = evidence().counts
+        fewer = {"counts": replace(counts, values=counts.values | {name: 1})}
+    verdict = confirmed(screened(-50.0), beside(-50.0, base=fewer), HOW)
+    assert verdict.status is Status.NOT_COMPARABLE and verdict.outcome == "error"
+    assert verdict.message.startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
+    assert next_steps(verdict, "e.json")[0].startswith("accept: ")
+    slower = confirmed(screened(5.0), beside(5.0, base=fewer), HOW)
+    assert slower.status is Status.SLOWER
+    assert metric(slower, "step_ms").note.startswith("unconfirmed: NOT COMPARABLE")
+
+
+@pytest.mark.parametrize(("screen", "code"), [(6.0, 4.9), (-6.0, -4.9)])
+def test_wide_margins_do_not_call_the_code_the_machine(screen, code):
+    """`same` by margins that hold most of what the baseline says moved: its word stands."""
+    apart = (0.02, -0.02, 0.02, -0.02)
+    pairs = replace(beside(code, spread=apart), margins=Margins(5.0, 20.0))
+    assert decision(pairs).status is Status.SAME
+    verdict = confirmed(screened(screen), pairs, HOW)
+    assert verdict.status is screened(screen).status
+    note = metric(verdict, "step_ms").note
+    assert note.startswith("unconfirmed: the pairs do not exclude what the baseline says")
 
 
 def test_the_same_commit_is_the_machine():

@@ -181,6 +181,28 @@ def test_a_second_edit_of_a_dirty_file_is_another_state(root):
     assert second == first and second.state != first.state
 
 
+def test_another_commit_checked_out_for_a_while_is_another_state(root):
+    """HEAD, list and content are what they were: who imported meanwhile imported something else."""
+    (root / "code.py").write_text("2\n")
+    git(root, "commit", "-qam", "second")
+    first = current(root, root / "baselines")
+    git(root, "checkout", "-q", "HEAD~1")
+    git(root, "checkout", "-q", "-")
+    again = current(root, root / "baselines")
+    assert again == first and not again.dirty and again.state != first.state
+
+
+def test_a_baseline_that_is_written_leaves_the_state(root):
+    """Recording in the middle of a run is no edit of what is measured."""
+    (root / "baselines").mkdir(exist_ok=True)
+    (root / "baselines" / "cpu.json").write_text("333\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "recorded")
+    first = current(root, root / "baselines")
+    (root / "baselines" / "cpu.json").write_text("22\n")
+    assert current(root, root / "baselines").state == first.state
+
+
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
 def test_what_git_was_told_not_to_look_at_is_not_known_to_be_clean(root, flag):
     """Marked files count as dirty while they are there; a sparse checkout has none of them."""
