@@ -2,6 +2,7 @@
 
 import shlex
 
+from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS, format_value
 from stepguard.site import Site
 from stepguard.stack import users_frames
@@ -176,6 +177,17 @@ def _against(verdict: Verdict, case: str, python: str) -> list[str]:
     if verdict.status is Status.UNFIT:
         return [f"see if the machine is fit: {python} -m stepguard doctor"]
     return []
+
+
+def remarks(evidence: Evidence) -> list[str]:
+    """What a verdict does not show of how it was measured, a sentence each."""
+    lost = [block.tainted for launch in evidence.launches for block in launch.discarded]
+    said = (
+        [f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})"] if lost else []
+    )
+    if Reason.TREE_CHANGED.value in evidence.dirty:
+        said.append("files changed while it was measured: its launches may be of different code")
+    return [f"{evidence.case_id}: {one}" for one in said]
 
 
 def block(verdict: Verdict, evidence_path: str, python: str = "python", dirty: bool = False) -> str:

@@ -205,6 +205,8 @@ class PerfRun:
     def finish(self) -> None:
         """What the run as a whole has to say, and give up what it held."""
         self.stack.close()
+        for result in self.results:
+            self.notices.extend(explain.remarks(result.evidence))
         if self._suite is not None:
             for case_id in self._suite.hold_false_discoveries():
                 self.notices.append(

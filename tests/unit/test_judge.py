@@ -439,6 +439,20 @@ def test_one_odd_rank_is_enough():
 
 
 @pytest.mark.parametrize(
+    ("launches", "stalls", "broken"), [(3, 1, False), (3, 2, True), (6, 2, False), (6, 3, True)]
+)
+def test_clocks_that_disagree_again_and_again_are_no_stall(launches, stalls, broken):
+    """One block that was measured again for it is a stall of the host; of many launches a third."""
+    late = block(wall_ms=(2012.0,), events_ms=(2000.0,), tainted="rank 0: wall clock ...")
+    lost = [(late,) if n < stalls else () for n in range(launches)]
+    verdict = judge(with_launches(*(launch(discarded=one) for one in lost)), FIVE)
+    assert (verdict.reason is Reason.CLOCKS_DISAGREE) is broken
+    if broken:
+        told = "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
+        assert verdict.message == f"{stalls} blocks in {launches} launches, {told}"
+
+
+@pytest.mark.parametrize(
     ("wall", "events", "agree"),
     [(2500.0, 2487.6, True), (2500.0, 2487.4, False), (10.0, 9.1, True), (10.0, 8.9, False)],
 )

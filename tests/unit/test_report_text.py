@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from making import CASE_ID, COUNTS, PROPERTY, entry, evidence, with_counts
+from making import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, with_counts
 
 from stepguard import Case, explain, stack
 from stepguard.host import ticker
@@ -578,3 +578,15 @@ def test_evidence_of_a_dirty_tree_says_what_comes_first():
     """The accept command would be refused: the line says to commit and measure again before it."""
     (step, *_) = explain.next_steps(SLOWER, "e.json", dirty=True)
     assert step.startswith("accept: commit, measure again, then python -m stepguard accept ")
+
+
+def test_what_was_measured_again_is_told():
+    """Disturbed blocks, with the last reason, and a tree that was edited; else nothing."""
+    assert explain.remarks(evidence((250.0,) * 3)) == []
+    hot = block(tainted="hw thermal slowdown")
+    launches = (launch(discarded=(hot,)), launch(), launch(discarded=(hot,)))
+    told = explain.remarks(evidence(launches=launches, dirty=(Reason.TREE_CHANGED.value,)))
+    assert [line.partition(": ")[2] for line in told] == [
+        "blocks that were disturbed and measured again: 2 (hw thermal slowdown)",
+        "files changed while it was measured: its launches may be of different code",
+    ]
