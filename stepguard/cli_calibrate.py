@@ -88,8 +88,11 @@ def chosen(cases: Sequence[Case], names: Sequence[str], gpus: Sequence[Gpu]) -> 
     known = {case.id: case for case in cases}
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=3, cutoff=0.3) or sorted(known)
-            raise ValueError(f"{name!r} is no case of the suite; it has: {', '.join(close)}")
+            close = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
+            has = (
+                f"close are: {', '.join(close)}" if close else f"it has: {', '.join(sorted(known))}"
+            )
+            raise ValueError(f"{name!r} is no case of the suite; {has}")
         if why := _unsuited(known[name], gpus):
             raise ValueError(f"{name}: {why}")
     if names:
@@ -106,7 +109,8 @@ def chosen(cases: Sequence[Case], names: Sequence[str], gpus: Sequence[Gpu]) -> 
 
 def _unsuited(case: Case, gpus: Sequence[Gpu]) -> str:
     if JUDGED_TIME not in case.gates:
-        return f"it gates no {JUDGED_TIME}, so that no pair would judge it"
+        how = f"a case that is to be has {JUDGED_TIME!r} among its gates"
+        return f"it gates no {JUDGED_TIME}, so that no pair would judge it; {how}"
     if case.device == "cuda" and case.world_size > len(gpus):
         return f"it needs {case.world_size} GPU(s), this machine shows {len(gpus)}"
     return ""

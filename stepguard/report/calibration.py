@@ -10,7 +10,7 @@ from stepguard.report.live import clock
 from stepguard.terms import widened
 
 HALF = 24  # columns of the picture on either side of zero
-CLOSE_PCT = 0.02  # a plan that finds so little less is no better one
+CLOSE_SHARE = 0.1  # a plan that finds by so little less is no better one
 WILD = 2.0  # a pair without which the spread is so many times smaller is pointed out
 
 
@@ -84,8 +84,8 @@ def _by_block(plans: list[Plan], budget_s: float, noise: Noise) -> Iterator[str]
     yield _row("smallest detectable", [_found(plan) for plan in plans])
     best = min(plans, key=lambda plan: plan.smallest_detectable_pct)
     now = next((p.smallest_detectable_pct for p in plans if p.block_s == noise.block_s), math.inf)
-    if now - best.smallest_detectable_pct < CLOSE_PCT:
-        yield f"no other length finds one that is {CLOSE_PCT} % smaller"
+    if best.smallest_detectable_pct > (1 - CLOSE_SHARE) * now:
+        yield "no other length finds one that is a tenth smaller"
     else:
         constant = "TURNS in stepguard/host/turns.py"
         yield f"blocks of {best.block_s:.1f} s would find smaller ones: {constant}"

@@ -112,8 +112,8 @@ def test_one_case(bench):
     assert re.search(r"^pair sd +0\.031 % ", done.out, re.MULTILINE)
     assert re.search(r"^a pair takes +30\.0 s$", done.out, re.MULTILINE)
     assert "margins 0.2 and 0.5 %: this noise can be decided by them" in done.out
-    assert "  pairs                       6        9       13       18       24" in done.out
-    assert "  they take                3:00     4:30     6:30     9:00    12:00" in done.out
+    assert "  pairs                       6        8       12       17       24" in done.out
+    assert "  they take                3:00     4:00     6:00     8:30    12:00" in done.out
     assert "written to baselines/calibration/h200x1.json: review it, and commit it" in done.out
 
 
@@ -228,7 +228,7 @@ def test_a_refused_case_does_not_stop_the_next(bench):
         (["--pairs", "25"], 2, "--pairs 25: from 6 to 24"),
         (["--budget", "0"], 2, "--budget 0.0: a number of minutes"),
         (["--budget", "nan"], 2, "--budget nan: a number of minutes"),
-        (["step[onn]"], 1, "'step[onn]' is no case of the suite; it has: step[one]"),
+        (["step[onn]"], 1, "'step[onn]' is no case of the suite; close are: step[one]"),
         (["step[four]"], 1, "step[four]: it needs 4 GPU(s), this machine shows 1"),
         (["step[counted]"], 1, "it gates no step_ms, so that no pair would judge it"),
     ],
