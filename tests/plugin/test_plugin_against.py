@@ -171,7 +171,7 @@ def test_it_works_without_pytest_benchmark(gate, h200):
 
 
 def test_a_claim_among_many_is_taken_back(gate, h200):
-    """0.9 % in pairs that scatter by 0.22 % is SLOWER alone, at p = 0.0006; among sixty cases it is
+    """0.9 % in pairs that scatter by 0.24 % is SLOWER alone, at p = 0.0006; among sixty cases it is
     not proven. It is an error in the documents, and the run stays red.
     """
     gate.gpus = [h200]
@@ -180,7 +180,7 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     gate.commit()
     gate.git("tag", "old")
     gate.commit()
-    gate.will_compare(cases[7], 0.9, wider=16)
+    gate.will_compare(cases[7], 0.9, wider=18)
     alone = gate.run(OTHER, "-k", "c7", "--perf-json=run.json")
     alone.assert_outcomes(failed=1, deselected=59)
     (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
