@@ -16,7 +16,7 @@ import os
 import sys
 from pathlib import Path
 
-from stepguard import cli_baselines, cli_calibrate, explain, node
+from stepguard import cli_baselines, cli_calibrate, cli_waive, explain, node
 from stepguard.case import Case, Scalar
 from stepguard.doctor import examine
 from stepguard.host.baseline import BaselineError
@@ -81,6 +81,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     doctor = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
     doctor.set_defaults(call=lambda options: examine(root, options.baselines))
     cli_baselines.add_commands(commands, root)
+    cli_waive.add_command(commands, root)
     cli_calibrate.add_commands(commands, root)
     doctor.add_argument("--baselines", type=Path, default=baselines, metavar="DIR")
     return dict(commands.choices)

@@ -1,12 +1,10 @@
-"""The commands about baselines: accept, judge, waive, baselines."""
+"""The commands about baselines: accept, judge, baselines."""
 
 import argparse
 import json
-import math
 import os
 import shlex
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +14,15 @@ from stepguard.evidence import Evidence, from_json
 from stepguard.host import baseline
 from stepguard.host.accept import Refused, accept
 from stepguard.host.baseline import BaselineError
-from stepguard.host.revision import current, user_name
+from stepguard.host.revision import current
 from stepguard.host.store import Store
-from stepguard.host.waivers import BadWaiver, add_waiver, load_waivers, today
+from stepguard.host.waivers import load_waivers, today
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
 from stepguard.report import documents, recorded, shell, table
 from stepguard.usage import UsageError
 from stepguard.verdict import Status, Verdict
-from stepguard.waivers import MAX_DAYS, Waiver, waive
+from stepguard.waivers import waive
 
 
 def add_commands(commands: Any, root: Path) -> None:
@@ -39,27 +37,17 @@ def add_commands(commands: Any, root: Path) -> None:
     )
     again.add_argument("--json", metavar="PATH", help="write the verdicts as one JSON document")
     again.set_defaults(call=_judge)
-    waived = commands.add_parser("waive", help="let a known regression pass for some days")
-    waived.add_argument("case", metavar="CASE")
-    waived.add_argument("metric", metavar="METRIC")
-    waived.add_argument("--reason", required=True, help="why it is borne, and until what happens")
-    waived.add_argument("--days", type=int, required=True, metavar="N", help=f"at most {MAX_DAYS}")
-    waived.add_argument("--who", help="who answers for it (git's user.name)")
-    size = waived.add_mutually_exclusive_group()
-    size.add_argument("--limit-pct", type=float, metavar="X", help="a time: most percent")
-    size.add_argument("--value", type=int, metavar="N", help="a counter: the most it may be")
-    waived.set_defaults(call=_waive)
     shown = commands.add_parser("baselines", help="what is recorded")
     shown.add_argument("action", choices=("list", "show"))
     shown.add_argument("case", nargs="?", metavar="CASE")
     shown.add_argument("--json", action="store_true", help="show: JSON, also on a terminal")
     shown.set_defaults(call=_baselines)
-    for command in (accept, again, waived):
+    for command in (accept, again):
         command.add_argument(
             "--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run"
         )
     folder = Path(os.path.relpath(root / "baselines"))
-    for command in (accept, again, waived, shown):
+    for command in (accept, again, shown):
         command.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
         command.set_defaults(root=root)
 
@@ -101,11 +89,11 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     beside = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
     mark = (evidence.commit, evidence.command)  # a folder may hold what is from elsewhere
     run = [one for one in beside if (one.commit, one.command) == mark]
-    if problem := moved_together([_verdict(one, options.baselines) for one in run]):
+    if problem := moved_together([verdict_today(one, options.baselines) for one in run]):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
 
 
-def _verdict(evidence: Evidence, folder: Path) -> Verdict:
+def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
     """What today's baseline says of the evidence."""
     path = baseline.path_of(folder, evidence)
     content = baseline.load_for(path, baseline.machine_of(evidence))
@@ -119,7 +107,7 @@ def _judge(options: argparse.Namespace) -> int:
     waivers = load_waivers(options.baselines, today())
     for _, evidence in _wanted(options):
         path = baseline.path_of(options.baselines, evidence)
-        found = _verdict(evidence, options.baselines)
+        found = verdict_today(evidence, options.baselines)
         verdicts.append(waive(found, evidence, waivers, today()))
         commit = evidence.commit[:10] or "no commit"
         print(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
@@ -135,77 +123,32 @@ def _judge(options: argparse.Namespace) -> int:
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
 
 
-def _waive(options: argparse.Namespace) -> int:
-    """Write a waiver, by default as large as what was measured last makes necessary."""
-    options.case, case_id = [options.case], options.case
-    if not 1 <= options.days <= MAX_DAYS:
-        raise UsageError(f"--days {options.days}: 1 to {MAX_DAYS}; what lasts longer is accepted")
-    metric = METRICS.get(options.metric)
-    sized = options.limit_pct is not None or options.value is not None
-    if metric is not None and metric.gateable and not sized:
-        _size_of_last(options, case_id)
-    waiver = Waiver(
-        case=case_id,
-        metric=options.metric,
-        limit_pct=options.limit_pct,
-        value=options.value,
-        reason=options.reason,
-        expires=today() + timedelta(days=options.days),
-        who=options.who or user_name(options.root),
-    )
-    try:
-        path = add_waiver(options.baselines, waiver, today())
-    except BadWaiver as error:
-        raise UsageError(str(error)) from None
-    print(f"{case_id}: {waiver.told()}")
-    print(f"written to {path}; commit it, so that it holds for everybody")
-    return 0
-
-
-def _size_of_last(options: argparse.Namespace, case_id: str) -> None:
-    """Set the size that what was measured last needs. Raises ValueError if it needs none."""
-    _, evidence = _wanted(options)[-1]
-    verdict = _verdict(evidence, options.baselines)
-    found = next((m for m in verdict.metrics if m.metric == options.metric), None)
-    failing = found is not None and found.status in (Status.SLOWER, Status.CHANGED)
-    if found is None or not failing or verdict.message:
-        now = found.status.value if found and not verdict.message else verdict.status.value
-        raise ValueError(
-            f"{case_id}: nothing to waive, {options.metric} is {now} in what was measured last; "
-            "give its size: --limit-pct X or --value N"
-        )
-    if METRICS[found.metric].kind == "counter" and found.new is not None:
-        options.value = round(found.new)
-    elif found.change_pct is not None:
-        options.limit_pct = math.ceil(2 * found.change_pct + 1) / 2  # at least half a point of room
-
-
 def _wanted(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
     """The evidence that is meant, with its files: a case may be there from several machines.
 
     Raises ValueError when there is none, or a case is unknown.
     """
+    store = Store(options.root)
     if options.evidence:
         path = Path(options.evidence)
         paths = sorted(path.rglob("evidence.json")) if path.is_dir() else [path]
         source = str(path)
     else:
-        store = Store(options.root)
         paths = list(store.newest().values()) if options.case else store.last_run()
         source = str(store.runs)
     try:
         found = [(path, from_json(path.read_bytes(), str(path))) for path in paths]
     except OSError as error:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
+    known = {evidence.case_id for _, evidence in found}
+    unknown = [case_id for case_id in options.case if case_id not in known]
     if not found:
         here = "the last run left no evidence; measure: pytest perf_tests"
         there = "no evidence.json is below it"
         raise ValueError(f"{source}: {there if options.evidence else here}")
-    known = {evidence.case_id for _, evidence in found}
-    for case_id in options.case:
-        if case_id not in known:
-            has = ", ".join(sorted(known))
-            raise ValueError(f"no evidence of {case_id!r} in {source}; it has: {has}")
+    if unknown:
+        has = ", ".join(sorted(known))
+        raise ValueError(f"no evidence of {unknown[0]!r} in {source}; it has: {has}")
     return [item for item in found if item[1].case_id in (options.case or known)]
 
 

@@ -166,8 +166,11 @@ def _against(verdict: Verdict, case: str, python: str) -> list[str]:
             return []
         if verdict.status is Status.FASTER:
             return ["if it is meant: after the merge record with --perf-update, to keep the gain"]
-        waiver = f"{python} -m stepguard waive {case} METRIC --reason '...' --days N"
-        return [f"if it is meant: {waiver}, and after the merge record with --perf-update"]
+        accept = f"pytest perf_tests, then {python} -m stepguard accept {case} --reason '...'"
+        return [
+            f"if it is meant: {python} -m stepguard waive {case} --reason '...' --days N",
+            f"after the merge, on main: {accept}; the waiver then goes",
+        ]
     if verdict.reason is Reason.UNDECIDED:
         return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
     if verdict.reason is Reason.UNPROVEN:

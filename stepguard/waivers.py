@@ -4,6 +4,7 @@ A waiver is of one metric of one case. It says who took it out, why, until when 
 metric may be off; it never covers what could not be measured, compared or decided.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
@@ -62,6 +63,13 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         """The largest ``value`` that is a limit still, beside what is recorded."""
         little = LITTLE_BYTES if METRICS[self.metric].unit == "B" else LITTLE_CALLS
         return max(2 * (found.old or 0), little)
+
+
+def needed(found: MetricVerdict) -> dict[str, float]:
+    """The size of a waiver that covers the metric as it is; a time has half a point of room."""
+    if METRICS[found.metric].kind == "counter":
+        return {"value": round(found.new or 0)}
+    return {"limit_pct": math.ceil(2 * (found.change_pct or 0) + 1) / 2}
 
 
 def problem_of(waiver: Waiver, today: date) -> str:

@@ -10,10 +10,12 @@
 import contextlib
 import os
 import shutil
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from stepguard.comparison import Comparison
+from stepguard.comparison import from_json as comparison_from_json
 from stepguard.comparison import to_json as comparison_json
 from stepguard.evidence import Evidence, from_json, to_json
 
@@ -25,6 +27,33 @@ COMPARISON = "comparison.json"
 
 class StoreError(Exception):
     """Evidence cannot be kept; one sentence with the remedy."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run left of a case: its evidence, and, where that is all of it, what was measured
+    beside another revision.
+    """
+
+    evidence: Evidence  # HEAD's side of a comparison
+    comparison: Comparison | None = None
+
+
+def measured_below(folder: Path) -> list[Path]:
+    """What each case of each run left at any depth of a folder, oldest run first: its evidence, or
+    else its comparison. A confirmation leaves both, and the evidence is what it is about.
+    """
+    names = (COMPARISON, EVIDENCE)
+    left = {path.parent: path for name in names for path in folder.rglob(name)}
+    return [left[case] for case in sorted(left)]
+
+
+def read_measured(path: Path) -> Measured:
+    """Raises OSError or ValueError for a file that is neither."""
+    if path.name != COMPARISON:
+        return Measured(from_json(path.read_bytes(), str(path)))
+    comparison = comparison_from_json(path.read_bytes(), str(path))
+    return Measured(comparison.head, comparison)
 
 
 def keep_out_of_git(folder: Path) -> None:
@@ -116,6 +145,14 @@ class Store:
         """
         runs = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
         return sorted(runs[-1].glob(f"*/{EVIDENCE}")) if runs else []
+
+    def measured(self) -> list[Measured]:
+        """Everything that is kept and can be read, oldest run first."""
+        found = []
+        for path in measured_below(self.runs):
+            with contextlib.suppress(OSError, ValueError):
+                found.append(read_measured(path))
+        return found
 
     def last_wall_s(self) -> dict[str, float]:
         """How long each case took the last time, for the live line."""

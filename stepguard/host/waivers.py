@@ -68,26 +68,25 @@ def _problem(waiver: Waiver, earlier: Sequence[Waiver], known: Collection[str], 
     return ""
 
 
-def add_waiver(folder: Path, waiver: Waiver, day: date) -> Path:
-    """Write the waiver into the folder's file, in place of an older one of the same metric.
+def add_waivers(folder: Path, waivers: Sequence[Waiver], day: date) -> Path:
+    """Write the waivers into the folder's file, in place of older ones of the same metrics.
 
-    Raises BadWaiver when the waiver is not sound, BaselineError when the file is not; the file is
+    Raises BadWaiver when one of them is not sound, BaselineError when the file is not; the file is
     then unchanged.
     """
     path = folder / WAIVERS
-    others = [
-        one
-        for one in load_waivers(folder, day)
-        if (one.case, one.metric) != (waiver.case, waiver.metric)
-    ]
-    problem = _problem(waiver, others, _known_cases(folder), day)
-    try:
-        msgspec.convert(msgspec.to_builtins(waiver), Waiver, strict=True)
-    except msgspec.ValidationError as error:
-        problem = problem or str(error)
-    if problem:
-        raise BadWaiver(f"{waiver.case}: not waived, {problem}")
-    ordered = sorted([*others, waiver], key=lambda one: (one.case, one.metric))
+    fresh = {(one.case, one.metric) for one in waivers}
+    others = [one for one in load_waivers(folder, day) if (one.case, one.metric) not in fresh]
+    known = _known_cases(folder)
+    for waiver in waivers:
+        problem = _problem(waiver, others, known, day)
+        try:
+            msgspec.convert(msgspec.to_builtins(waiver), Waiver, strict=True)
+        except msgspec.ValidationError as error:
+            problem = problem or str(error)
+        if problem:
+            raise BadWaiver(f"{waiver.case}: not waived, {problem}")
+    ordered = sorted([*others, *waivers], key=lambda one: (one.case, one.metric))
     whole = msgspec.to_builtins(WaiverFile(schema=SCHEMA, waivers=ordered))
     for one in whole["waivers"]:
         for name in [name for name, value in one.items() if value is None]:

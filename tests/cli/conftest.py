@@ -9,6 +9,7 @@ from counted import counted
 
 import stepguard.host.suite
 from stepguard import Case, cli
+from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Launch
 from stepguard.fingerprint import Fingerprint
 from stepguard.host.store import Store
@@ -66,6 +67,11 @@ def shell(tmp_path, monkeypatch, capsys):
         run = store.new_run()
         return [store.keep(run, str(i), evidence) for i, evidence in enumerate(evidences)]
 
+    def keep_comparison(head, base, **fields):
+        store = Store(tmp_path)
+        found = Comparison("main", head, base, **fields)
+        return store.keep_comparison(store.new_run(), "0", found)
+
     def commit():
         (tmp_path / ".gitignore").write_text(".stepguard/\n")
         for command in ("init -q", "add -A", "commit -q -m all"):
@@ -80,5 +86,6 @@ def shell(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(stepguard.host.suite, "measure", measure)
 
     call.keep, call.path, call.made = keep, tmp_path, made
+    call.keep_comparison = keep_comparison
     call.commit, call.will_measure = commit, will_measure
     return call

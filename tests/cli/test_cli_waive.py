@@ -1,10 +1,12 @@
 """python -m stepguard waive: writes a waiver, as large as the last measurement needs."""
 
 import json
+import math
 from datetime import timedelta
 
 import pytest
 
+from stepguard.evidence import Block, Launch
 from stepguard.host.waivers import today
 
 LATER = "2030-01-01T00:00:01+00:00"
@@ -48,6 +50,92 @@ def test_the_size_is_that_of_the_last_measurement(changed):
     assert f"CHANGED (waived until {until})" in again.out
 
 
+def test_without_a_metric_all_that_fails_is_waived(changed):
+    """Each as far as it is off, a line each; then the case passes, and there is nothing left."""
+    counters = {"graph_breaks": 2, "flops_per_step": 1200}
+    changed.keep(changed.made("a", counters=counters, date="2030-01-01T00:00:02+00:00"))
+    done = changed("waive", "linear[a]", *WHY)
+    assert done.status == 0, done.err
+    sizes = {one["metric"]: one["value"] for one in waivers(changed)}
+    assert sizes == {"graph_breaks": 2, "flops_per_step": 1200}
+    told = done.out.splitlines()
+    assert len(told) == 3 and all(line.startswith("linear[a]: ") for line in told[:2])
+    assert changed("judge").status == 0
+    again = changed("waive", "linear[a]", *WHY)
+    assert again.status == 1 and "what fails is waived; to renew a waiver name its" in again.err
+
+
+def test_what_fails_beside_a_waiver_is_waived_too(changed):
+    """What is waived already keeps its own reason and day."""
+    changed("waive", "linear[a]", "graph_breaks", *WHY)
+    counters = {"graph_breaks": 2, "flops_per_step": 1200}
+    changed.keep(changed.made("a", counters=counters, date="2030-01-01T00:00:02+00:00"))
+    other = ("--reason", "another one", *WHY[2:])
+    assert changed("waive", "linear[a]", *other).status == 0
+    reasons = {one["metric"]: one["reason"] for one in waivers(changed)}
+    assert reasons == {"graph_breaks": "waits for torch", "flops_per_step": "another one"}
+
+
+def test_nothing_fails(changed):
+    """A case that is `same` has nothing to waive; one that no run measured neither."""
+    changed.keep(changed.made("a", date="2030-01-01T00:00:02+00:00"))
+    done = changed("waive", "linear[a]", *WHY)
+    assert done.status == 1 and "nothing to waive, it is same in what was measured" in done.err
+    done = changed("waive", "linear[b]", *WHY)
+    assert done.status == 1 and "no run measured 'linear[b]'" in done.err
+
+
+def timed(shell, ms, **counters):
+    """Six launches of about so many ms, of a case that gates its step time."""
+    scatter = (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)
+    launches = []
+    for index, one in enumerate(scatter, start=1):
+        step_ms = ms * math.exp(one)
+        wall = (4 * step_ms,)
+        block = Block(4, wall, wall, (step_ms,) * 4)
+        launches.append(Launch(index, (block,), 1.0, 1.0, 3, "", 9.0))
+    gates = ("step_ms", "flops_per_step", "graph_breaks")
+    return shell.made("a", launches=tuple(launches), gates=gates, counters=counters)
+
+
+def test_a_run_against_a_revision_counts_if_it_is_the_newest(changed):
+    """Step time and counter as far as they were off beside that revision, whatever an older run
+    says of a baseline; a newer run against the baseline counts instead.
+    """
+    changed.keep_comparison(timed(changed, 10.3, graph_breaks=5), timed(changed, 10.0))
+    done = changed("waive", "linear[a]", *WHY)
+    assert done.status == 0, done.err
+    assert {one["metric"]: one.get("limit_pct", one.get("value")) for one in waivers(changed)} == {
+        "step_ms": 4.0,
+        "graph_breaks": 5,
+    }
+    changed.keep(changed.made("a", date="2030-01-01T00:00:03+00:00"))
+    done = changed("waive", "linear[a]", "graph_breaks", *WHY)
+    assert done.status == 1 and "graph_breaks is same in what was measured last;" in done.err
+
+
+def test_a_confirmation_counts_as_its_evidence(changed):
+    """A run folder with both: the evidence is what the verdict was about."""
+    path = changed.keep_comparison(timed(changed, 10.3), timed(changed, 10.0))
+    evidence = changed.keep(changed.made("a", counters={"graph_breaks": 3}))[0]
+    evidence.rename(path.parent / "evidence.json")
+    assert changed("waive", "linear[a]", *WHY).status == 0
+    assert [(one["metric"], one["value"]) for one in waivers(changed)] == [("graph_breaks", 3)]
+
+
+def test_a_comparison_can_be_named(changed):
+    """--evidence takes a folder or the file itself; `same` there says against what."""
+    path = changed.keep_comparison(timed(changed, 10.3), timed(changed, 10.0))
+    changed.keep(changed.made("a"))
+    for named in (path, path.parents[1]):
+        (changed.path / "baselines/waivers.json").unlink(missing_ok=True)
+        assert changed("waive", "linear[a]", "--evidence", str(named), *WHY).status == 0
+    assert [one["metric"] for one in waivers(changed)] == ["step_ms"]
+    path = changed.keep_comparison(timed(changed, 10.0), timed(changed, 10.0))
+    done = changed("waive", "linear[a]", "--evidence", str(path), *WHY)
+    assert done.status == 1 and "measured last against main (aaaaaaaaaaaa)" in done.err
+
+
 def test_judge_tells_a_stale_waiver(changed):
     """The case is `same` in newer evidence: passed, and the waiver should go."""
     changed("waive", "linear[a]", "graph_breaks", *WHY)
@@ -80,6 +168,7 @@ def test_there_is_nothing_to_waive(changed):
         (("linear[a]", "graph_breaks", "--value", "2", *WHY[:2], "--days", "91"), "1 to 90"),
         (("linear[a]", "graph_breaks", "--value", "2", *WHY[:2], "--days", "0"), "1 to 90"),
         (("linear[a]", "graph_breaks", "--value", "2", "--days", "9"), "--reason"),
+        (("linear[a]", "--value", "2", *WHY), "a size is that of one metric"),
         (("linear[a]", "graph_breaks", "--value", "2", "--reason", "...", *WHY[2:]), "reason is"),
     ],
 )

@@ -12,7 +12,7 @@ from making import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, wi
 from stepguard.evidence import Fault
 from stepguard.explain import block as told
 from stepguard.host.baseline import BaselineError, files, load, save
-from stepguard.host.waivers import BadWaiver, add_waiver, load_waivers
+from stepguard.host.waivers import BadWaiver, add_waivers, load_waivers
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
@@ -327,18 +327,18 @@ def test_what_is_added_is_read_back(folder, drawn):
         much = {"value": size} if METRICS[name].kind == "counter" else {"limit_pct": 1 + size % 49}
         changes = {"expires": TODAY + timedelta(days), "reason": reason, "who": who}
         wanted.append(waiver(name, **changes | much))
-        add_waiver(folder, waiver(name), TODAY)
-        add_waiver(folder, wanted[-1], TODAY)
+        add_waivers(folder, [waiver(name)], TODAY)
+        add_waivers(folder, [wanted[-1]], TODAY)
     assert load_waivers(folder, TODAY) == tuple(sorted(wanted, key=lambda one: one.metric))
 
 
 @pytest.mark.parametrize("limit", [float("nan"), float("inf"), -1.0, 0.0])
 def test_no_bad_waiver_is_written(folder, limit):
     """The file stays as it was."""
-    add_waiver(folder, waiver("step_ms_median"), TODAY)
+    add_waivers(folder, [waiver("step_ms_median")], TODAY)
     before = (folder / "waivers.json").read_bytes()
     with pytest.raises(BadWaiver, match="not waived"):
-        add_waiver(folder, waiver(limit_pct=limit), TODAY)
+        add_waivers(folder, [waiver(limit_pct=limit)], TODAY)
     assert (folder / "waivers.json").read_bytes() == before
     assert problem_of(waiver(), TODAY) == "" and load(folder / "h200x1.json") is not None
 
