@@ -142,6 +142,12 @@ def _wanted(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
         raise ValueError(f"{error.filename}: {error.strerror}") from None
     known = {evidence.case_id for _, evidence in found}
     unknown = [case_id for case_id in options.case if case_id not in known]
+    against = "" if options.evidence else store.last_against()
+    if against and (unknown or not found):
+        raise ValueError(
+            f"{source}: the last run judged against {against}, which leaves nothing to accept or "
+            "judge again; measure: pytest perf_tests"
+        )
     if not found:
         here = "the last run left no evidence; measure: pytest perf_tests"
         there = "no evidence.json is below it"

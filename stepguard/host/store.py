@@ -154,6 +154,15 @@ class Store:
                 found.append(read_measured(path))
         return found
 
+    def last_against(self) -> str:
+        """The other revision of the newest run, where that left comparisons and no evidence."""
+        runs = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
+        for path in measured_below(runs[-1]) if runs else ():
+            with contextlib.suppress(OSError, ValueError):
+                comparison = read_measured(path).comparison
+                return comparison.against if comparison else ""
+        return ""
+
     def last_wall_s(self) -> dict[str, float]:
         """How long each case took the last time, for the live line."""
         newest = self._newest().items()

@@ -59,6 +59,17 @@ def test_nothing_was_measured_yet(shell):
     assert "the last run left no evidence; measure: pytest perf_tests" in done.err
 
 
+@pytest.mark.parametrize("command", [("accept",), ("judge",), ("accept", "linear[b]")])
+def test_a_run_against_a_revision_left_nothing_to_accept(shell, command):
+    """It is said, and not that there was no run: not even an older run's evidence is taken."""
+    shell.keep(shell.made("a"))
+    shell.keep_comparison(shell.made("b"), shell.made("b"))
+    done = shell(*command)
+    assert done.status == 1
+    assert "the last run judged against main, which leaves nothing to accept or judge" in done.err
+    assert not (shell.path / "baselines").exists()
+
+
 def test_a_file_and_a_folder(shell):
     """--evidence takes one file, or a folder as CI kept it."""
     first, second = shell.keep(shell.made("a"), shell.made("b"))
