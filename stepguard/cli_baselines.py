@@ -16,7 +16,7 @@ from stepguard.host.accept import Refused, accept
 from stepguard.host.baseline import BaselineError
 from stepguard.host.revision import current
 from stepguard.host.store import Store
-from stepguard.host.waivers import load_waivers, today
+from stepguard.host.waivers import load_waivers, today, unknown
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
 from stepguard.report import documents, recorded, shell, table
@@ -104,8 +104,13 @@ def _judge(options: argparse.Namespace) -> int:
     """The verdicts that kept evidence gets from today's baselines; nothing is measured."""
     shell.refuse_target(options.json)
     verdicts = []
-    waivers = load_waivers(options.baselines, today())
-    for _, evidence in _wanted(options):
+    wanted, waivers = _wanted(options), load_waivers(options.baselines, today())
+    kept = [evidence for _, evidence in wanted]
+    kept += [one.evidence for one in Store(options.root).measured()] if waivers else []
+    for case_id in unknown(options.baselines, waivers, [one.case_id for one in kept]):
+        where = options.baselines / baseline.WAIVERS
+        print(f"stepguard: {where}: no baseline or kept run has {case_id!r}", file=sys.stderr)
+    for _, evidence in wanted:
         path = baseline.path_of(options.baselines, evidence)
         found = verdict_today(evidence, options.baselines)
         verdicts.append(waive(found, evidence, waivers, today()))

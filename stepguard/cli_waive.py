@@ -45,7 +45,8 @@ def _waive(options: argparse.Namespace) -> int:
         raise UsageError(f"--days {options.days}: 1 to {MAX_DAYS}; what lasts longer is accepted")
     waivers = _waivers(options, _sizes(options))
     try:
-        path = add_waivers(options.baselines, waivers, today())
+        measured = {one.evidence.case_id for one in _kept(options)}
+        path = add_waivers(options.baselines, waivers, today(), measured)
     except BadWaiver as error:
         raise UsageError(str(error)) from None
     for waiver in waivers:
@@ -97,16 +98,19 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 
 def _last(options: argparse.Namespace) -> Measured | None:
     """What was measured last of the case, be it against a baseline or against a revision."""
+    mine = [one for one in _kept(options) if one.evidence.case_id == options.case]
+    return mine[-1] if mine else None
+
+
+def _kept(options: argparse.Namespace) -> list[Measured]:
+    """What runs left, oldest first: those below the path that was given, else all kept here."""
     if not options.evidence:
-        kept = Store(options.root).measured()
-    else:
-        path = Path(options.evidence)
-        paths = measured_below(path) if path.is_dir() else [path]
-        try:
-            kept = [read_measured(one) for one in paths]
-        except OSError as error:
-            raise ValueError(f"{error.filename}: {error.strerror}") from None
-    return next((one for one in reversed(kept) if one.evidence.case_id == options.case), None)
+        return Store(options.root).measured()
+    path = Path(options.evidence)
+    try:
+        return [read_measured(one) for one in (measured_below(path) if path.is_dir() else [path])]
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from None
 
 
 def _verdict(last: Measured, options: argparse.Namespace) -> Verdict:

@@ -71,9 +71,12 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Refuse what would pass unmeasured, skip what this machine is not for, set the timers."""
     config.stash[_RUN].declared = {case.id for item in items if (case := _case_of(item))}
+    config.stash[_RUN].collected_well = not session.testsfailed
     ours = [item for item in items if _asks_for_perf(item)]
     if not ours:
         return

@@ -18,12 +18,12 @@ from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
 from stepguard.host import calibrations
 from stepguard.host.against import Budget
-from stepguard.host.baseline import BaselineError, files, load
+from stepguard.host.baseline import WAIVERS, BaselineError, files, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.nodes import Nodes, NodesError, gather, per_node, spread
 from stepguard.host.resolve import TreeError
 from stepguard.host.suite import Result, Suite
-from stepguard.host.waivers import load_waivers, today
+from stepguard.host.waivers import load_waivers, today, unknown
 from stepguard.host.worktree import tree_of
 from stepguard.options import refuse_bad_options
 from stepguard.pytest_update import Update
@@ -44,6 +44,7 @@ class PerfRun:
             Path(config.invocation_params.dir, folder) if folder else self.root / "baselines"
         )
         self.declared: set[str] = set()
+        self.collected_well = True  # no file failed to be collected
         self.selected: list[Case] = []
         self.asked = 0  # tests that have the perf fixture
         self.began = False  # whether any test ran, or was skipped, not only collected
@@ -92,8 +93,28 @@ class PerfRun:
                 load(path)
             calibrations.check_all(self.baselines)
             self.waivers = load_waivers(self.baselines, today())
+            self._refuse_unknown_waivers()
         except BaselineError as error:
             raise pytest.UsageError(str(error)) from None
+
+    def _refuse_unknown_waivers(self) -> None:
+        """A misspelt case must not wait unseen. Where a part was collected nobody knows whether
+        one is: waiver_lines() says then that it was not used.
+        """
+        if not self._collected_whole():
+            return
+        if nowhere := unknown(self.baselines, self.waivers, self.declared):
+            raise pytest.UsageError(
+                f"{self.baselines / WAIVERS}: neither a baseline here nor a collected test has the "
+                f"case {nowhere[0]!r} of a waiver; mend its name, or take it out"
+            )
+
+    def _collected_whole(self) -> bool:
+        """Whether whole folders were collected, so that a case that is not there is nowhere."""
+        option = self.config.option
+        if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
+            return False
+        return self.collected_well and all(Path(one).is_dir() for one in self.config.args)
 
     def gather_nodes(self) -> None:
         """Wait for the other nodes, where there are to be any. Raises UsageError without them."""
@@ -283,10 +304,7 @@ class PerfRun:
 
     def stale(self) -> list[str]:
         """Baseline entries that no case claims; said only when whole folders were collected."""
-        option = self.config.option
-        if any(not Path(argument).is_dir() for argument in self.config.args):
-            return []
-        if option.ignore or option.ignore_glob or option.deselect:
+        if not self._collected_whole():
             return []
         lines = []
         for path in sorted({result.baseline_path for result in self.results}):

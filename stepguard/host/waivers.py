@@ -29,8 +29,9 @@ def today() -> date:
 def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
     """The waivers of a folder of baselines; none where there is no file.
 
-    Raises BaselineError, which names the place, for a file that is not exactly one, a waiver that
-    is too long, without a limit or there twice, and for a case that has no baseline in the folder.
+    Raises BaselineError, which names the place, for a file that is not exactly one, and for a
+    waiver that is too long, without a limit or there twice. Whether there is such a case is
+    unknown()'s to say: whoever judges against revisions alone has no baseline.
     """
     path = folder / WAIVERS
     raw = read(path)
@@ -45,41 +46,46 @@ def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
         waivers = msgspec.convert(raw, WaiverFile, strict=True).waivers
     except msgspec.ValidationError as error:
         raise BaselineError(f"{path}: {error}; mend it, or {restore(path)}") from None
-    known = _known_cases(folder) if waivers else set()
     for index, waiver in enumerate(waivers):
-        if problem := _problem(waiver, waivers[:index], known, day):
+        if problem := _problem(waiver, waivers[:index], day):
             where = f"waiver {index + 1} ({waiver.case}, {waiver.metric})"
             raise BaselineError(f"{path}, {where}: {problem}")
     return tuple(waivers)
 
 
-def _known_cases(folder: Path) -> set[str]:
-    contents = (load(path) for path in files(folder))
-    return {case_id for content in contents if content for case_id in content.cases}
+def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> list[str]:
+    """The cases of the waivers that no baseline of the folder has and that are not ``known``
+    otherwise: misspelt, or gone.
+    """
+    contents = (load(path) for path in files(folder)) if waivers else ()
+    recorded = {case_id for content in contents if content for case_id in content.cases}
+    return sorted({waiver.case for waiver in waivers} - recorded - set(known))
 
 
-def _problem(waiver: Waiver, earlier: Sequence[Waiver], known: Collection[str], day: date) -> str:
+def _problem(waiver: Waiver, earlier: Sequence[Waiver], day: date) -> str:
     if problem := problem_of(waiver, day):
         return problem
-    if waiver.case not in known:
-        return "no baseline here has this case; see: python -m stepguard baselines list"
     if any((one.case, one.metric) == (waiver.case, waiver.metric) for one in earlier):
         return "stands twice; keep one"
     return ""
 
 
-def add_waivers(folder: Path, waivers: Sequence[Waiver], day: date) -> Path:
+def add_waivers(
+    folder: Path, waivers: Sequence[Waiver], day: date, measured: Collection[str] = ()
+) -> Path:
     """Write the waivers into the folder's file, in place of older ones of the same metrics.
 
-    Raises BadWaiver when one of them is not sound, BaselineError when the file is not; the file is
-    then unchanged.
+    Raises BadWaiver when one of them is not sound, or of a case that no baseline has and that was
+    not ``measured`` either, BaselineError when the file is not; the file is then unchanged.
     """
     path = folder / WAIVERS
     fresh = {(one.case, one.metric) for one in waivers}
     others = [one for one in load_waivers(folder, day) if (one.case, one.metric) not in fresh]
-    known = _known_cases(folder)
+    nowhere = unknown(folder, waivers, measured)
     for waiver in waivers:
-        problem = _problem(waiver, others, known, day)
+        problem = _problem(waiver, others, day)
+        if waiver.case in nowhere:
+            problem = problem or "no baseline and no run that is kept here has this case"
         try:
             msgspec.convert(msgspec.to_builtins(waiver), Waiver, strict=True)
         except msgspec.ValidationError as error:

@@ -123,6 +123,25 @@ def test_a_confirmation_counts_as_its_evidence(changed):
     assert [(one["metric"], one["value"]) for one in waivers(changed)] == [("graph_breaks", 3)]
 
 
+def test_a_case_without_any_baseline(shell):
+    """Judged against a revision alone: waived as any other, and no misspelling is."""
+    shell.keep_comparison(timed(shell, 10.0, graph_breaks=5), timed(shell, 10.0))
+    done = shell("waive", "linear[a]", *WHY)
+    assert done.status == 0, done.err
+    assert [one["value"] for one in waivers(shell)] == [5]
+    assert shell("waive", "linear[b]", "graph_breaks", "--value", "2", *WHY).status == 2
+
+
+def test_judge_names_a_waiver_of_no_case(changed):
+    """It judges what it was given, and says that nobody knows the waiver's case."""
+    changed("waive", "linear[a]", *WHY)
+    path = changed.path / "baselines/waivers.json"
+    path.write_text(path.read_text().replace("linear[a]", "linear[typo]"))
+    done = changed("judge")
+    assert done.status == 1
+    assert "baselines/waivers.json: no baseline or kept run has 'linear[typo]'" in done.err
+
+
 def test_a_comparison_can_be_named(changed):
     """--evidence takes a folder or the file itself; `same` there says against what."""
     path = changed.keep_comparison(timed(changed, 10.3), timed(changed, 10.0))
@@ -162,7 +181,10 @@ def test_there_is_nothing_to_waive(changed):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("linear[b]", "graph_breaks", "--value", "2", *WHY), "no baseline here has this case"),
+        (
+            ("linear[b]", "graph_breaks", "--value", "2", *WHY),
+            "no run that is kept here has this case",
+        ),
         (("linear[a]", "breaks", "--value", "2", *WHY), "'breaks' is no metric"),
         (("linear[a]", "graph_breaks", "--limit-pct", "2", *WHY), "needs a value"),
         (("linear[a]", "graph_breaks", "--value", "2", *WHY[:2], "--days", "91"), "1 to 90"),

@@ -100,7 +100,6 @@ def test_a_waiver_is_printed_though_its_case_is_not_run(gate):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"case": "linear[typo]"}, "no baseline here has this case"),
         ({"metric": "breaks"}, "'breaks' is no metric"),
         ({"value": None}, "graph_breaks needs a value"),
         ({"days": 91}, "91 days ahead; at most 90"),
@@ -113,6 +112,42 @@ def test_a_bad_waiver_is_a_usage_error(slower, change, words):
     assert result.ret == 4
     result.stderr.fnmatch_lines([f"*waivers.json, waiver 1 (*): *{words}*"])
     assert slower.measured == []
+
+
+def test_a_misspelt_case_stops_a_run_of_whole_folders(slower):
+    """Exit 4; where only a part was collected it is told as not used."""
+    waive(slower, case="linear[typo]")
+    for arguments in ((), (".",), (".", "-k", "nano")):
+        result = slower.run(*arguments)
+        assert result.ret == 4 and slower.measured == []
+        result.stderr.fnmatch_lines(["*waivers.json: neither a baseline here nor *'linear?typo?'*"])
+    result = slower.run("test_perf.py")
+    assert result.ret == 1 and slower.measured
+    result.stdout.fnmatch_lines(["linear?typo?: waiver not used, its case was not measured: *"])
+
+
+def test_a_file_that_cannot_be_collected_is_the_first_thing_said(slower):
+    """The misspelt case may be one of that file's."""
+    waive(slower, case="linear[typo]")
+    (slower.path / "test_other.py").write_text("import nothing_of_this_name\n")
+    result = slower.run()
+    result.stdout.fnmatch_lines(["*No module named 'nothing_of_this_name'*"])
+    assert "neither a baseline" not in result.stderr.str()
+
+
+def test_a_case_without_a_baseline_can_be_waived(gate):
+    """One that is judged against a revision, on a machine with no recordings."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.commit()
+    gate.git("tag", "old")
+    gate.commit()
+    gate.will_compare(case, head={"counters": {"graph_breaks": 2}})
+    assert gate.run("--perf-against=old").ret == 1
+    waive(gate)
+    result = gate.run("--perf-against=old")
+    assert result.ret == 0
+    result.stdout.fnmatch_lines(["linear?nano?: waiver waived: graph_breaks up to 2 until *"])
 
 
 def test_a_waived_case_is_not_recorded(slower):

@@ -12,7 +12,7 @@ from making import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, wi
 from stepguard.evidence import Fault
 from stepguard.explain import block as told
 from stepguard.host.baseline import BaselineError, files, load, save
-from stepguard.host.waivers import BadWaiver, add_waivers, load_waivers
+from stepguard.host.waivers import BadWaiver, add_waivers, load_waivers, unknown
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
@@ -237,7 +237,6 @@ def test_the_file_is_no_baseline(folder):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"case": "train_step[typo]"}, "no baseline here has this case"),
         ({"metric": "step"}, "'step' is no metric that can be gated; there are: step_ms,"),
         ({"metric": "mfu_pct"}, "no metric that can be gated"),
         ({"metric": "*"}, "no metric that can be gated"),
@@ -267,6 +266,17 @@ def test_a_waiver_that_is_wrong(folder, change, words):
     message = str(refused.value)
     assert str(folder / "waivers.json") in message and words in message
     assert "waiver 2 (" in message or "$.waivers[1]" in message or "unknown field" in message
+
+
+def test_a_case_that_nobody_knows(folder):
+    """Neither a baseline nor, as the caller says, a case or a run: named once, however often."""
+    waivers = [waiver(case=case) for case in (CASE_ID, "f[new]", "f[typo]", "f[typo]")]
+    assert unknown(folder, waivers, {"f[new]"}) == ["f[typo]"]
+    assert unknown(folder / "none", [waiver()], ()) == [CASE_ID]
+    with pytest.raises(BadWaiver, match="no baseline and no run that is kept here has this case"):
+        add_waivers(folder, [waivers[1]], TODAY)
+    add_waivers(folder, [waivers[1]], TODAY, {"f[new]"})
+    assert [one.case for one in load_waivers(folder, TODAY)] == ["f[new]"]
 
 
 @pytest.mark.parametrize(
