@@ -83,12 +83,15 @@ def _sizes(options: argparse.Namespace) -> Sizes:
         raise ValueError(
             f"{where}: no run measured {options.case!r}; measure it, or name a METRIC and {GIVE}"
         )
-    found = waive(
-        _verdict(last, options), last.evidence, load_waivers(options.baselines, today()), today()
-    )
-    sizes = {one.metric: needed(one) for one in _to_waive(options, found)}
+    other, verdict = last.comparison, _verdict(last, options)
+    held = other.waived_pct if other else {}
+    before = load_waivers(options.baselines, today())
+    found = waive(verdict, last.evidence, before, today(), other)
+    sizes: Sizes = {
+        one.metric: needed(one, held.get(one.metric, 0.0)) for one in _to_waive(options, found)
+    }
     fresh = _waivers(options, sizes)
-    after = waive(found, last.evidence, fresh, today())
+    after = waive(verdict, last.evidence, fresh, today(), other)
     uncovered = {one.metric for one in after.metrics if not one.waived_until}
     for waiver, said in zip(fresh, after.waivers, strict=True):
         if waiver.metric in uncovered:

@@ -11,7 +11,9 @@ from datetime import date
 from typing import Annotated
 
 import msgspec
+from msgspec import structs
 
+from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge import measurement_problem
 from stepguard.metrics import METRICS, format_value
@@ -65,11 +67,21 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return max(2 * (found.old or 0), little)
 
 
-def needed(found: MetricVerdict) -> dict[str, float]:
-    """The size of a waiver that covers the metric as it is; a time has half a point of room."""
+def beyond_pct(limit_pct: float, held_pct: float) -> float:
+    """What a limit grants beyond what is held already, in percent of the slower one: 39.05 % beyond
+    35 % are 3 %.
+    """
+    return 100 * ((100 + limit_pct) / (100 + held_pct) - 1)
+
+
+def needed(found: MetricVerdict, held_pct: float = 0.0) -> dict[str, float]:
+    """The size of a waiver that covers the metric as it is, on top of what the revision that it is
+    compared with holds; at least half a point of room for a time.
+    """
     if METRICS[found.metric].kind == "counter":
         return {"value": round(found.new or 0)}
-    return {"limit_pct": math.ceil(2 * (found.change_pct or 0) + 1) / 2}
+    whole = (100 + (found.change_pct or 0)) * (100 + held_pct) / 100 - 100
+    return {"limit_pct": math.ceil(2 * whole + 1) / 2}
 
 
 def problem_of(waiver: Waiver, today: date) -> str:
@@ -91,9 +103,16 @@ def problem_of(waiver: Waiver, today: date) -> str:
     return ""
 
 
-def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date) -> Verdict:
+def waive(
+    verdict: Verdict,
+    evidence: Evidence,
+    waivers: Sequence[Waiver],
+    today: date,
+    other: Comparison | None = None,
+) -> Verdict:
     """The verdict with its waivers applied, and said. Unsound evidence is never waived, nor is any
-    verdict but SLOWER and CHANGED.
+    verdict but SLOWER and CHANGED. Against another revision, which ``other`` says, a limit is what
+    it grants beyond that revision's own: else each pull request could be so much slower again.
     """
     mine = {waiver.metric: waiver for waiver in waivers if waiver.case == verdict.case_id}
     if not mine:
@@ -101,12 +120,17 @@ def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today
     if measurement_problem(evidence) is not None or verdict.message:
         said = tuple(f"not applied: {waiver.told()}" for waiver in mine.values())
         return replace(verdict, waivers=said)
-    metrics = tuple(_applied(found, mine.get(found.metric), today) for found in verdict.metrics)
+    left = {name: _left(waiver, other) for name, waiver in mine.items()}
+    metrics = tuple(_applied(found, left.get(found.metric), today) for found in verdict.metrics)
     worst = worst_of(metrics)
     assert worst is not None
     until = min((m.waived_until for m in metrics if m.waived_until), default="")
     found = {metric.metric: metric for metric in verdict.metrics}
-    said = tuple(_said(waiver, found.get(name), today) for name, waiver in mine.items())
+    said = tuple(
+        _of_elsewhere(waiver, left[name], found.get(name), today, other)
+        or _said(waiver, found.get(name), today)
+        for name, waiver in mine.items()
+    )
     return replace(
         verdict,
         status=worst.status,
@@ -121,6 +145,46 @@ def _applied(found: MetricVerdict, waiver: Waiver | None, today: date) -> Metric
     if waiver is None or not found.gated or waiver.expires < today or not waiver.covers(found):
         return found
     return replace(found, waived_until=waiver.expires.isoformat())
+
+
+def _left(waiver: Waiver, other: Comparison | None) -> Waiver | None:
+    """The waiver as far as it goes beyond what the other revision holds of it."""
+    if other is None or waiver.limit_pct is None:
+        return waiver
+    held_pct = other.waived_pct.get(waiver.metric)
+    if other.waivers_problem:
+        return None
+    if held_pct is None:
+        return waiver
+    left_pct = beyond_pct(waiver.limit_pct, held_pct)
+    return structs.replace(waiver, limit_pct=left_pct) if left_pct > 0 else None
+
+
+def _of_elsewhere(
+    waiver: Waiver,
+    left: Waiver | None,
+    found: MetricVerdict | None,
+    today: date,
+    other: Comparison | None,
+) -> str:
+    """Why less than the whole waiver counts beside another revision; empty where that is no matter.
+
+    It is said where the metric fails, and the rest of the waiver does not cover it.
+    """
+    failing = found is not None and found.gated and found.status in _WAIVABLE
+    if other is None or left is waiver or found is None or not failing or waiver.expires < today:
+        return ""
+    if other.waivers_problem:
+        why = f"{other.against}'s own cannot be read ({other.waivers_problem})"
+        return f"not applied, {why}: {waiver.told()}"
+    if left is None:
+        return f"not applied, {other.against} has it already: {waiver.told()}"
+    if left.covers(found):
+        return ""
+    return (
+        f"EXCEEDED, it is {found.change_pct:+.2f} % now, and {other.against} has all but "
+        f"{left.limit_pct:.2f} % of it already: {waiver.told()}"
+    )
 
 
 def _said(waiver: Waiver, found: MetricVerdict | None, today: date) -> str:

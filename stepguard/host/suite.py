@@ -21,7 +21,7 @@ from stepguard.host.nodes import Nodes, spread
 from stepguard.host.revision import current
 from stepguard.host.store import Store
 from stepguard.host.turns import TURNS
-from stepguard.host.waivers import today
+from stepguard.host.waivers import held_by, today
 from stepguard.host.worktree import Tree
 from stepguard.judge import comparable, judge, wants_more
 from stepguard.terms import TermsOf, terms_of
@@ -159,10 +159,21 @@ class Suite:
         if CHANGED in head.dirty:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED.name, CHANGED, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
-        found = replace(found, head=head)
+        held, problem = self._held_elsewhere(case, self.tree)
+        found = replace(found, head=head, waived_pct=held, waivers_problem=problem)
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
-        verdict = waive(judge_turns(found), found.head, self.waivers, today())
+        verdict = waive(judge_turns(found), found.head, self.waivers, today(), found)
         return Result(case, found.head, verdict, path, self.baseline_path(case), found)
+
+    def _held_elsewhere(self, case: Case, tree: Tree) -> tuple[dict[str, float], str]:
+        """What the other revision's own waivers grant the case. A folder that lies outside of the
+        repository is of no revision.
+        """
+        folder, top = self.baselines.resolve(), tree.base.resolve()
+        if not folder.is_relative_to(top):
+            return {}, ""
+        held, problem = held_by(tree.top / folder.relative_to(top), case.id, today())
+        return held, problem.replace(f"{tree.top}/", "")  # which is gone when it is read
 
     def _as_it_is(self, evidence: Evidence) -> Evidence:
         """The evidence, dirty if its tree changed meanwhile."""

@@ -53,6 +53,18 @@ def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
     return tuple(waivers)
 
 
+def held_by(folder: Path, case_id: str, day: date) -> tuple[dict[str, float], str]:
+    """How many percent of each metric of a case another revision's folder waives, also if that has
+    expired, since what was waived is in its code; or why nobody knows.
+    """
+    try:
+        waivers = load_waivers(folder, day)
+    except BaselineError as error:
+        return {}, str(error)
+    mine = [one for one in waivers if one.case == case_id]
+    return {one.metric: one.limit_pct for one in mine if one.limit_pct is not None}, ""
+
+
 def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> list[str]:
     """The cases of the waivers that no baseline of the folder has and that are not ``known``
     otherwise: misspelt, or gone.

@@ -29,7 +29,8 @@ def waive(gate, days=10, **changes):
         "who": "A. Author",
         "expires": (today() + timedelta(days)).isoformat(),
     }
-    text = json.dumps({"schema": 1, "waivers": [one | changes]})
+    plain = {name: value for name, value in (one | changes).items() if value is not None}
+    text = json.dumps({"schema": 1, "waivers": [plain]})
     (gate.baselines / "waivers.json").write_text(text)
     return (one | changes)["expires"]
 
@@ -148,6 +149,34 @@ def test_a_case_without_a_baseline_can_be_waived(gate):
     result = gate.run("--perf-against=old")
     assert result.ret == 0
     result.stdout.fnmatch_lines(["linear?nano?: waiver waived: graph_breaks up to 2 until *"])
+
+
+def test_a_limit_that_the_revision_has_does_not_count_again(gate, h200):
+    """main was merged 6 % slower, with its waiver: 2 % on top are no part of it. What the branch
+    itself was granted is; a file of main's that cannot be read grants nothing.
+    """
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    size = {"case": "linear[124m]", "metric": "step_ms", "value": None}
+    known = "linear?124m?: waiver "
+    for held, limit, words in (
+        (6.0, 6.0, "not applied, old has it already: step_ms up to +6.00 % *"),
+        (6.0, 9.0, "waived: step_ms up to +9.00 % *"),
+        (None, 6.0, "waived: step_ms up to +6.00 % *"),
+        ("6", 6.0, "not applied, old's own cannot be read (baselines/waivers.json: *"),
+    ):
+        (gate.baselines / "waivers.json").unlink(missing_ok=True)
+        if held is not None:
+            waive(gate, **size, limit_pct=held)
+        gate.commit()
+        gate.git("tag", "-f", "old")
+        waive(gate, **size, limit_pct=limit)
+        gate.commit()
+        gate.will_compare(case, 2.0)
+        result = gate.run("--perf-against=old")
+        assert result.ret == (0 if words.startswith("waived") else 1)
+        result.stdout.fnmatch_lines([known + words])
 
 
 def test_a_waived_case_is_not_recorded(slower):

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, with_counts
 
+from stepguard.comparison import Comparison
 from stepguard.evidence import Fault
 from stepguard.explain import block as told
 from stepguard.host.baseline import BaselineError, files, load, save
@@ -16,7 +17,7 @@ from stepguard.host.waivers import BadWaiver, add_waivers, load_waivers, unknown
 from stepguard.judge import judge
 from stepguard.metrics import METRICS
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.waivers import MAX_DAYS, Waiver, problem_of, waive
+from stepguard.waivers import MAX_DAYS, Waiver, beyond_pct, needed, problem_of, waive
 
 TODAY = date(2026, 11, 21)
 UNTIL = date(2026, 12, 31)
@@ -129,6 +130,70 @@ def test_another_case_is_not_touched():
 def replace_case(one):
     """The waiver, of another case."""
     return waiver(one.metric, case="other[case]")
+
+
+# Beside another revision
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "left"), [(35.0, 35.0, 0.0), (39.05, 35.0, 3.0), (35.0, 0.0, 35.0)]
+)
+def test_what_a_limit_grants_beyond_another(limit, held, left):
+    """As a change of what is that much slower already; equal limits leave exactly nothing."""
+    assert beyond_pct(limit, held) == pytest.approx(left, abs=1e-9)
+    assert beyond_pct(held, held) == 0
+
+
+@PROPERTY
+@given(st.floats(0.2, 20), st.floats(0, 20))
+def test_what_is_needed_covers_beside_what_is_held(change, held):
+    """And with half a point of room at most one too much."""
+    found = MetricVerdict(
+        "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, old=1, new=2, change_pct=change
+    )
+    limit = needed(found, held)["limit_pct"]
+    assert change < beyond_pct(limit, held) <= change + 1.0
+
+
+def beside(pct, *waivers, today=TODAY, held=None, problem=""):
+    """The verdict on a step that is so much slower than in main, whose waivers hold so much."""
+    metric = MetricVerdict(
+        "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, old=1, new=2, change_pct=pct
+    )
+    verdict = replace(changed(metric), against="main (abc)")
+    sound = evidence()
+    other = Comparison("main", sound, sound, waived_pct=held or {}, waivers_problem=problem)
+    return waive(verdict, sound, waivers, today, other)
+
+
+@pytest.mark.parametrize(
+    ("pct", "limit", "held", "passes", "words"),
+    [
+        (5.0, 6.0, {}, True, "waived: step_ms up to +6.00 %"),
+        (5.0, 6.0, {"step_ms": 6.0}, False, "not applied, main has it already: step_ms up to"),
+        (5.0, 6.0, {"step_ms": 9.0}, False, "not applied, main has it already: step_ms up to"),
+        (2.9, 39.05, {"step_ms": 35.0}, True, "waived: step_ms up to +39.05 %"),
+        (3.1, 39.05, {"step_ms": 35.0}, False, "EXCEEDED, it is +3.10 % now, and main has all but"),
+        (5.0, 6.0, {"step_ms_median": 6.0}, True, "waived: "),
+    ],
+)
+def test_a_limit_does_not_add_up(pct, limit, held, passes, words):
+    """What the other revision was granted is in its times already: only the rest counts here."""
+    found = beside(pct, waiver(limit_pct=limit), held=held)
+    assert (found.outcome == "passed") is passes
+    assert found.waivers[0].startswith(words)
+
+
+def test_waivers_that_cannot_be_read_leave_no_limit():
+    """Nobody knows what is left; a counter's value is absolute, and stays."""
+    found = beside(5.0, waiver(), problem="waivers.json: conflict")
+    assert found.outcome == "failed"
+    assert found.waivers[0].startswith(
+        "not applied, main's own cannot be read (waivers.json: conflict): step_ms up to"
+    )
+    counter = MetricVerdict("graph_breaks", Status.CHANGED, Reason.COUNTER_ROSE, old=1, new=3)
+    other = Comparison("main", evidence(), evidence(), waivers_problem="x")
+    assert waive(changed(counter), evidence(), [waiver("graph_breaks")], TODAY, other).waived_until
 
 
 EVERYTHING = tuple(
