@@ -58,8 +58,9 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return found.change_pct is not None and 0 < found.change_pct <= self.limit_pct
         if self.value is None or found.new is None:
             return False
-        exact = METRICS[self.metric].role == "work"
-        return found.new == self.value if exact else found.new <= self.value <= self.most(found)
+        if METRICS[self.metric].role == "work":  # equal totals are of other operators then
+            return found.new == self.value and found.new != found.old
+        return found.new <= self.value <= self.most(found)
 
     def most(self, found: MetricVerdict) -> float:
         """The largest ``value`` that is a limit still, beside what is recorded."""
@@ -125,10 +126,10 @@ def waive(
     worst = worst_of(metrics)
     assert worst is not None
     until = min((m.waived_until for m in metrics if m.waived_until), default="")
-    found = {metric.metric: metric for metric in verdict.metrics}
+    by_name = {metric.metric: metric for metric in verdict.metrics}
     said = tuple(
-        _of_elsewhere(waiver, left[name], found.get(name), today, other)
-        or _said(waiver, found.get(name), today)
+        _of_elsewhere(waiver, left[name], by_name.get(name), today, other)
+        or _said(waiver, by_name.get(name), today)
         for name, waiver in mine.items()
     )
     return replace(
@@ -167,12 +168,17 @@ def _of_elsewhere(
     today: date,
     other: Comparison | None,
 ) -> str:
-    """Why less than the whole waiver counts beside another revision; empty where that is no matter.
-
-    It is said where the metric fails, and the rest of the waiver does not cover it.
+    """What is else to be said beside another revision: a waiver that is not needed there may be
+    against the recordings, and less than the whole of it counts. Empty where it is as usual.
     """
-    failing = found is not None and found.gated and found.status in _WAIVABLE
-    if other is None or left is waiver or found is None or not failing or waiver.expires < today:
+    if other is None:
+        return ""
+    if found is None or not found.gated:
+        return f"not judged against {other.against}: {waiver.told()}"
+    if found.status not in _WAIVABLE:
+        now = f"{found.metric} is {found.status.value}"
+        return f"not needed against {other.against}, {now}: {waiver.told()}"
+    if left is waiver or waiver.expires < today:
         return ""
     if other.waivers_problem:
         why = f"{other.against}'s own cannot be read ({other.waivers_problem})"
@@ -202,6 +208,9 @@ def _said(waiver: Waiver, found: MetricVerdict | None, today: date) -> str:
             return f"TOO WIDE, at most {format_value(found.metric, most)}: {waiver.told()}"
     if not waiver.covers(found):
         now = format_value(found.metric, found.new)
+        if METRICS[waiver.metric].role == "work":
+            moved = f"it is {now} now" if found.new != found.old else "its total has not moved"
+            return f"not what was waived, {moved}: {waiver.told()}"
         if waiver.limit_pct is not None and found.change_pct is not None:
             now = f"{found.change_pct:+.2f} %"
         return f"EXCEEDED, it is {now} now: {waiver.told()}"

@@ -110,6 +110,25 @@ def test_work_is_waived_at_a_value(more, passes):
     assert (judged(run(0, flops_per_step=work + more), one).outcome == "passed") is passes
 
 
+@pytest.mark.parametrize("now", [2399, 2402])
+def test_other_work_is_not_what_was_waived(now):
+    """Less than the value is as far off as more: it is another step, and nothing was exceeded."""
+    one = waiver("operator_calls_per_step", value=2401)
+    (said,) = judged(run(0, operator_calls_per_step=now), one).waivers
+    assert said.startswith(f"not what was waived, it is {now:,} now: operator_calls_per_step at 2,")
+
+
+def test_a_total_that_did_not_move_is_not_waived():
+    """As many operators, but other ones: a value that equals the recorded one covers nothing."""
+    found = run(0)
+    parts = {"aten.mm.default": 25, "aten.add.Tensor": 2375}
+    counts = replace(found.counts, detail={"operator_calls_per_step": parts})
+    other = replace(found, counts=counts)
+    verdict = judged(other, waiver("operator_calls_per_step", value=2400))
+    assert (verdict.status, verdict.outcome) == (Status.CHANGED, "failed")
+    assert verdict.waivers[0].startswith("not what was waived, its total has not moved: ")
+
+
 def test_a_waiver_that_is_not_needed_is_stale():
     """The case is `same` again: it stays so, and the waiver should go."""
     found = judged(run(0), waiver())
@@ -194,6 +213,16 @@ def test_waivers_that_cannot_be_read_leave_no_limit():
     counter = MetricVerdict("graph_breaks", Status.CHANGED, Reason.COUNTER_ROSE, old=1, new=3)
     other = Comparison("main", evidence(), evidence(), waivers_problem="x")
     assert waive(changed(counter), evidence(), [waiver("graph_breaks")], TODAY, other).waived_until
+
+
+def test_a_waiver_is_not_stale_beside_another_revision():
+    """Main may be as slow: the run against the recordings still needs it."""
+    metric = MetricVerdict("step_ms", Status.SAME, Reason.WITHIN_MARGINS, old=1, new=1)
+    other = Comparison("main", evidence(), evidence())
+    both = [waiver(), waiver("step_ms_median")]
+    needless, unseen = waive(changed(metric), evidence(), both, TODAY, other).waivers
+    assert needless.startswith("not needed against main, step_ms is same: step_ms up to +6.00 %")
+    assert unseen.startswith("not judged against main: step_ms_median up to")
 
 
 EVERYTHING = tuple(
