@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli_baselines import verdict_today
+from stepguard.comparison import JUDGED_TIME
 from stepguard.host.revision import user_name
 from stepguard.host.store import Measured, Store, measured_below, read_measured
 from stepguard.host.waivers import BadWaiver, add_waivers, load_waivers, today
@@ -14,7 +15,7 @@ from stepguard.metrics import METRICS
 from stepguard.usage import UsageError
 from stepguard.verdict import MetricVerdict, Status, Verdict
 from stepguard.versus import judge_turns
-from stepguard.waivers import MAX_DAYS, Waiver, needed, waive
+from stepguard.waivers import MAX_DAYS, MAX_PCT, Waiver, needed, problem_of, waive
 
 GIVE = "give its size: --limit-pct X or --value N"
 Sizes = dict[str, dict[str, Any]]  # by metric: its limit_pct or its value
@@ -74,6 +75,7 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     sized = any(size is not None for size in given.values())
     if sized and not options.metric:
         raise UsageError("a size is that of one metric: waive CASE METRIC")
+    _refuse_ungated(options)
     metric = METRICS.get(options.metric or "")
     if sized or options.metric and not (metric and metric.gateable):  # refused when it is added
         return {options.metric: given}
@@ -91,12 +93,30 @@ def _sizes(options: argparse.Namespace) -> Sizes:
         one.metric: needed(one, held.get(one.metric, 0.0)) for one in _to_waive(options, found)
     }
     fresh = _waivers(options, sizes)
+    for waiver in fresh:
+        if (waiver.limit_pct or 0) > MAX_PCT:
+            raise ValueError(f"{options.case}: not waived, {problem_of(waiver, today())}")
     after = waive(verdict, last.evidence, fresh, today(), other)
     uncovered = {one.metric for one in after.metrics if not one.waived_until}
     for waiver, said in zip(fresh, after.waivers, strict=True):
         if waiver.metric in uncovered:
             raise ValueError(f"{options.case}: no waiver of {waiver.metric} covers it: {said}")
     return sizes
+
+
+def _refuse_ungated(options: argparse.Namespace) -> None:
+    """Raise UsageError for a metric that the case does not gate, as it was measured last."""
+    last, metric = _last(options), METRICS.get(options.metric or "")
+    if last is None or metric is None or not metric.gateable:
+        return
+    name = metric.name
+    if last.comparison is not None and metric.kind in ("time", "difference"):
+        name = JUDGED_TIME  # in whose place it was judged
+    if name not in last.evidence.gates:
+        gates = ", ".join(last.evidence.gates)
+        raise UsageError(
+            f"{options.case}: not waived, it does not gate {metric.name}; it gates: {gates}"
+        )
 
 
 def _last(options: argparse.Namespace) -> Measured | None:

@@ -21,6 +21,7 @@ from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
 
 SCHEMA = 1
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
+MAX_PCT = 50
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 _WAIVABLE = (Status.SLOWER, Status.CHANGED)
 Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -32,7 +33,7 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     case: Text
     metric: Text
     # A time: most percent above the recordings. A difference: points of a step above the newest.
-    limit_pct: Annotated[float, msgspec.Meta(gt=0, le=50)] | None = None
+    limit_pct: Annotated[float, msgspec.Meta(gt=0, le=MAX_PCT)] | None = None
     # A counter: the most it may be; one of work has to be exactly this.
     value: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
     reason: Text
@@ -77,12 +78,13 @@ def beyond_pct(limit_pct: float, held_pct: float) -> float:
 
 def needed(found: MetricVerdict, held_pct: float = 0.0) -> dict[str, float]:
     """The size of a waiver that covers the metric as it is, on top of what the revision that it is
-    compared with holds; at least half a point of room for a time.
+    compared with holds; half a point of room for a time, as far as it can be waived at all.
     """
     if METRICS[found.metric].kind == "counter":
         return {"value": round(found.new or 0)}
     whole = (100 + (found.change_pct or 0)) * (100 + held_pct) / 100 - 100
-    return {"limit_pct": math.ceil(2 * whole + 1) / 2}
+    roomy = math.ceil(2 * whole + 1) / 2
+    return {"limit_pct": roomy if whole > MAX_PCT else min(roomy, MAX_PCT)}
 
 
 def problem_of(waiver: Waiver, today: date) -> str:
@@ -94,6 +96,11 @@ def problem_of(waiver: Waiver, today: date) -> str:
     wanted, other = ("value", "limit_pct") if metric.kind == "counter" else ("limit_pct", "value")
     if getattr(waiver, wanted) is None or getattr(waiver, other) is not None:
         return f"{waiver.metric} needs a {wanted} and no {other}: no waiver is unlimited"
+    if waiver.limit_pct is not None and waiver.limit_pct > MAX_PCT:
+        return (
+            f"{waiver.limit_pct:g} % of {waiver.metric}: at most {MAX_PCT} % can be waived; what "
+            "is larger is the new level, and is accepted"
+        )
     for name in ("reason", "who"):
         text = getattr(waiver, name)
         if not text.strip(" .'\"") or not text.isprintable():

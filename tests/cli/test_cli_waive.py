@@ -143,6 +143,40 @@ def test_what_the_other_revision_holds_is_needed_too(changed):
     assert done.status == 1 and "main's own cannot be read (a conflict)" in done.err
 
 
+def test_what_is_too_large_is_accepted_and_not_waived(changed):
+    """286 % slower, or a size of 60 %: said in words, and nothing is written."""
+    changed.keep_comparison(timed(changed, 38.6), timed(changed, 10.0))
+    for size in ((), ("step_ms",), ("step_ms", "--limit-pct", "60")):
+        done = changed("waive", "linear[a]", *size, *WHY)
+        assert done.status in (1, 2)
+        assert " % of step_ms: at most 50 % can be waived; what is larger is the new l" in done.err
+    assert not (changed.path / "baselines/waivers.json").exists()
+    changed.keep_comparison(timed(changed, 14.98), timed(changed, 10.0))
+    assert changed("waive", "linear[a]", *WHY).status == 0
+    assert [one["limit_pct"] for one in waivers(changed)] == [50.0]
+
+
+def test_a_count_that_is_too_large_is_not_waived(changed):
+    """Beyond what a value can be the waiver would cover nothing."""
+    counters = {"graph_breaks": 1000}
+    changed.keep(changed.made("a", counters=counters, date="2030-01-01T00:00:02+00:00"))
+    done = changed("waive", "linear[a]", *WHY)
+    assert done.status == 1
+    assert "no waiver of graph_breaks covers it: TOO WIDE, at most 100: " in done.err
+    assert not (changed.path / "baselines/waivers.json").exists()
+
+
+def test_a_metric_that_the_case_does_not_gate(changed):
+    """Refused, with a size or without: such a waiver would be stale from its first day."""
+    for size in ((), ("--limit-pct", "5")):
+        done = changed("waive", "linear[a]", "step_ms", *size, *WHY)
+        assert done.status == 2
+        assert "it does not gate step_ms; it gates: flops_per_step, " in done.err
+    changed.keep_comparison(timed(changed, 10.3), timed(changed, 10.0))
+    assert changed("waive", "linear[a]", "step_ms_median", "--limit-pct", "5", *WHY).status == 0
+    assert changed("waive", "linear[a]", "recompiles", "--value", "5", *WHY).status == 2
+
+
 def test_judge_names_a_waiver_of_no_case(changed):
     """It judges what it was given, and says that nobody knows the waiver's case."""
     changed("waive", "linear[a]", *WHY)
