@@ -9,6 +9,7 @@ decide is an error of its test; a run that selected cases and measured none of t
 """
 
 from collections.abc import Callable, Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -36,10 +37,16 @@ _REFUSED = pytest.StashKey[str]()  # why nothing was measured: no trusted baseli
 _PASSED = pytest.StashKey[bool]()
 
 
+class _Declared(list[Any]):
+    """The parameters that cases() makes: a test that says @cases is told by them from one that is
+    parametrized over cases for reasons of its own.
+    """
+
+
 def cases(*items: Case) -> pytest.MarkDecorator:
     """Parametrize a test over cases; markers follow from each case's device and world size."""
     return pytest.mark.parametrize(
-        "case", [pytest.param(c, id=c.name, marks=_marks(c)) for c in items]
+        "case", _Declared(pytest.param(c, id=c.name, marks=_marks(c)) for c in items)
     )
 
 
@@ -77,6 +84,9 @@ def pytest_collection_modifyitems(
     """Refuse what would pass unmeasured, skip what this machine is not for, set the timers."""
     config.stash[_RUN].declared = {case.id for item in items if (case := _case_of(item))}
     config.stash[_RUN].collected_well = not session.testsfailed
+    if not hasattr(config, "workerinput"):
+        for item in items:
+            _refuse_without_perf(item)
     ours = [item for item in items if _asks_for_perf(item)]
     if not ours:
         return
@@ -99,8 +109,25 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Under xdist a case is refused when its turn comes: earlier, xdist would hide the reason."""
-    if hasattr(item.config, "workerinput") and _asks_for_perf(item):
+    if not hasattr(item.config, "workerinput"):
+        return
+    _refuse_without_perf(item)
+    if _asks_for_perf(item):
         pytest.fail("performance cases cannot share a machine: run without -n", pytrace=False)
+
+
+def _refuse_without_perf(item: pytest.Item) -> None:
+    """Raises UsageError for a test that says @cases and lacks the fixture: it would be green
+    whatever its cases do, and no mark of its own, xfail for one, may hide that.
+    """
+    if "perf" in getattr(item, "fixturenames", ("perf",)):
+        return
+    parametrized = item.iter_markers("parametrize")
+    if any(isinstance(value, _Declared) for mark in parametrized for value in mark.args):
+        raise pytest.UsageError(
+            f"{item.nodeid} has @cases and not the fixture perf, so it would pass unmeasured: "
+            "take perf as an argument and call perf(case)"
+        )
 
 
 def _asks_for_perf(item: pytest.Item) -> bool:

@@ -32,6 +32,47 @@ def test_perf_never_called_is_an_error(unchanged, body):
     result.stdout.fnmatch_lines(["the test asked for perf and measured nothing: call perf(case)"])
 
 
+@pytest.mark.parametrize("mark", ["", "@pytest.mark.xfail\n", "@pytest.mark.skip\n"])
+@pytest.mark.parametrize("declared", [PARAMETRIZED, "@cases()\n"], ids=["a case", "no case"])
+def test_cases_without_perf_are_refused(unchanged, mark, declared):
+    """A test that says @cases and forgot perf is a usage error that names it and the remedy,
+    however it is marked, and though another test of the suite measures.
+    """
+    measures = (
+        f"@cases({CASE.replace('nano', 'other')})\ndef test_it(perf, case):\n    perf(case)\n"
+    )
+    forgot = f"{mark}{declared}def test_forgot(case):\n    pass\n"
+    unchanged.tests(f"{measures}\n\n{forgot}")
+    result = unchanged.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    named = "*test_perf.py::test_forgot?*? has @cases and not the fixture perf*call perf(case)*"
+    result.stderr.fnmatch_lines([named])
+    assert unchanged.measured == []
+
+
+def test_cases_without_perf_fail_under_xdist(gate):
+    """There, where a usage error would hide its reason, each of them is an error with the same."""
+    gate.tests(f"{PARAMETRIZED}def test_forgot(case):\n    pass\n")
+    result = gate.pytester.runpytest_subprocess("-n", "1", timeout=60)
+    result.assert_outcomes(errors=1)
+    result.stdout.fnmatch_lines(["*has @cases and not the fixture perf*"])
+
+
+def test_perf_may_come_through_another_fixture(unchanged):
+    """A test that has perf by way of a fixture of its own is measured."""
+    fixture = "@pytest.fixture\ndef judged(perf, case):\n    return perf(case)\n\n\n"
+    unchanged.tests(f"{fixture}{PARAMETRIZED}def test_step(judged, case):\n    pass\n")
+    unchanged.run().assert_outcomes(passed=1)
+    assert unchanged.measured == ["linear[nano]"]
+
+
+def test_other_tests_may_be_parametrized_over_cases(gate):
+    """A test about cases, which does not say @cases, is none of our business."""
+    mark = f'@pytest.mark.parametrize("case", [{CASE}])\n'
+    gate.tests(f"{mark}def test_it(case):\n    assert case.name\n")
+    gate.run().assert_outcomes(passed=1)
+
+
 def test_perf_used_but_not_called_is_an_error(unchanged):
     """usefixtures("perf") measures nothing, and that is an error."""
     unchanged.tests('@pytest.mark.usefixtures("perf")\ndef test_step():\n    pass\n')
