@@ -62,7 +62,10 @@ def change(found: MetricVerdict, digits: int = 2) -> str:
     if found.old is None or found.new is None:
         return f"{name} {format_value(name, found.new)}"
     show = _short if digits < 2 else format_value
-    text = f"{name} {show(name, found.old)} -> {show(name, found.new)}"
+    old, new = show(name, found.old), show(name, found.new)
+    if old == new and found.old != found.new and unit == "B":  # the move is under the last digit
+        old, new = f"{found.old:,.0f}", f"{found.new:,.0f} B"
+    text = f"{name} {old} -> {new}"
     if found.limit_pct is not None and found.change_pct is not None:
         limit = f"limit {found.limit_pct:.{digits}f} %"
         return f"{text} ({found.change_pct:+.{digits}f} %, {limit})"

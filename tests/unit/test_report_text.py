@@ -590,3 +590,13 @@ def test_what_was_measured_again_is_told():
         "blocks that were disturbed and measured again: 2 (hw thermal slowdown)",
         "files changed while it was measured: its launches may be of different code",
     ]
+
+
+def test_bytes_that_look_alike_are_given_whole():
+    """A move under the last digit shown would read 57.674 MiB -> 57.674 MiB."""
+    moved = MetricVerdict(
+        "peak_allocated_bytes", Status.CHANGED, Reason.COUNTER_ROSE, 60475904.0, 60476048.0
+    )
+    assert explain.change(moved) == "peak_allocated_bytes 60,475,904 -> 60,476,048 B (+144 B)"
+    larger = replace(moved, new=61000000.0)
+    assert explain.change(larger).startswith("peak_allocated_bytes 57.674 MiB -> 58.174 MiB")
