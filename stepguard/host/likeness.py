@@ -97,14 +97,15 @@ def digest_of(*folders: Path) -> str:
     """One figure for the names and bytes of all Python sources below the folders."""
     digest = hashlib.sha256()
     for folder in folders:
-        for path in sorted(_sources(folder)):
+        for path in sorted(python_sources(folder)):
             content = path.read_bytes()
             name = str(path.relative_to(folder))
             digest.update(f"{name} {len(content)} ".encode() + content)
     return digest.hexdigest()
 
 
-def _sources(folder: Path) -> Iterator[Path]:
+def python_sources(folder: Path) -> Iterator[Path]:
+    """Every Python source below the folder, but for hidden folders and what is installed."""
     for where, folders, names in os.walk(folder):
         folders[:] = [
             name

@@ -5,6 +5,7 @@ Whoever measures decides which groups there are and what they do: launch after l
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from stepguard.fingerprint import Fingerprint
 from stepguard.host.blocks import Annotate, Ask, block_limit_s, undisturbed
 from stepguard.host.diagnosis import LaunchFailed
 from stepguard.host.elsewhere import Elsewhere, share_of
+from stepguard.host.held import Held
 from stepguard.host.launch import WorkerGroup
 from stepguard.host.lock import GpuLocked, held
 from stepguard.host.machine import Gpu
@@ -23,6 +25,7 @@ from stepguard.host.nodes import Nodes, identity, per_node, spread
 from stepguard.host.prepared import fingerprint_of, refuse_other_gpus, refuse_unlike_ranks
 from stepguard.host.revision import Revision
 from stepguard.host.sources import check as check_sources
+from stepguard.host.sources import held_by
 from stepguard.host.telemetry import Telemetry, fit_telemetry
 from stepguard.host.ticker import Ticker
 from stepguard.host.torchrun import LaunchSpec
@@ -88,6 +91,11 @@ class Station:
         self.prepared: Answers = []
         self.counts: Counts | None = None
 
+    @functools.cached_property
+    def held(self) -> Held:
+        """The files of the tree that is measured."""
+        return held_by(self.bench.root, self.bench.own)
+
     def start(self, label: str, *, alone: bool = False, held: bool = False) -> WorkerGroup:
         """A group that begins to import. ``alone``: of one rank, though the case has several;
         ``held``: torchrun alone, until the group is released.
@@ -135,7 +143,7 @@ class Station:
     def prepare(self, group: WorkerGroup, ask: Ask) -> Answers:
         """Build the workload. Raises LaunchFailed, also for another GPU or another tree's code."""
         told = ask("prepare", factory=self.case.workload, params=self.case.params)
-        check_sources(group.spec, told, "prepare")
+        self._check(group, told, "prepare")
         if self.telemetry:
             refuse_other_gpus(told, self.telemetry.gpus)
         if self.nodes:
@@ -146,9 +154,12 @@ class Station:
 
     def leave(self, group: WorkerGroup, ask: Ask) -> None:
         """End the group in order; what it imported late is looked at first."""
-        if group.spec.forbidden:
-            check_sources(group.spec, ask("sources"), "end")
+        self._check(group, ask("sources"), "end")
         group.leave()
+
+    def _check(self, group: WorkerGroup, told: Answers, during: str) -> None:
+        factory = self.case.workload.partition(":")[0]
+        check_sources(group.spec, told, during, self.held, factory)
 
     def warm_up(
         self,

@@ -48,6 +48,7 @@ class Session:
         from stepguard.worker.clock import CudaClock, HostClock
 
         self.torch = torch
+        self.root = str(Path.cwd().resolve())  # not later: what is imported may go elsewhere
         preload()
         self.note = note
         self.phases = Phases(note.phase)
@@ -80,7 +81,6 @@ class Session:
         """Build the workload. What it says of itself, and what this rank runs on."""
         from stepguard.worker import compiler
         from stepguard.worker.fingerprint import fingerprint
-        from stepguard.worker.sources import installed, sources
 
         if self.device.type == "cuda":  # not before: a launch that waits must not hold a context
             self.torch.cuda.set_device(self.device)
@@ -94,16 +94,15 @@ class Session:
             "floor_flops_per_step": float(getattr(self.workload, "floor_flops_per_step", 0.0)),
             "precision": str(getattr(self.workload, "precision", "")),
             "fingerprint": fingerprint(self.device),
-            "sources": sources(),
-            "installed": installed(),
             "memory_bytes": _memory_bytes(self.device),
+            **self.do_sources(),
         }
 
     def do_sources(self) -> dict[str, Any]:
-        """Which files this rank's modules came from."""
-        from stepguard.worker.sources import sources
+        """Which files this rank's modules came from, and the folder that it was started in."""
+        from stepguard.worker.sources import installed, sources
 
-        return {"sources": sources()}
+        return {"sources": sources(), "installed": installed(), "root": self.root}
 
     def do_first_step(self) -> dict[str, Any]:
         """The first step, compilation included, in seconds to synchronization."""

@@ -21,22 +21,32 @@ def sources() -> dict[str, str]:
 
 
 def installed() -> dict[str, str]:
-    """By name of each top-level module that is installed beside this Python: its file, relative to
-    the folder that it is installed in.
+    """By module name: the file, where that is installed beside this Python, links followed.
+
+    Top-level modules and what lies directly in a package, that of a namespace included: enough to
+    tell whose a package is, and torch alone has thousands.
     """
-    roots, found = _packages(), {}
-    for name, path in _files(top_level=True):
-        root = next((root for root in roots if root in path.parents), None)
-        if root is not None:
-            found[name] = str(path.relative_to(root))
-    return found
+    roots = tuple(f"{folder}/" for folder in _packages())
+    return {name: str(path) for name, path in _files(2) if str(path).startswith(roots)}
 
 
-def _files(top_level: bool = False) -> Iterator[tuple[str, Path]]:
-    """The file of each module that has one, links followed."""
+def _depth(name: str) -> int:
+    """How many of the module's parents have a file."""
+    parents = 0
+    while name := name.rpartition(".")[0]:
+        parents += _has_file(name)
+    return parents
+
+
+def _has_file(name: str) -> bool:
+    return isinstance(getattr(sys.modules.get(name), "__file__", None), str)
+
+
+def _files(depth: int = sys.maxsize) -> Iterator[tuple[str, Path]]:
+    """The file of each module that has one and lies less deep, links followed."""
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
-        if isinstance(file, str) and not (top_level and "." in name):
+        if isinstance(file, str) and _depth(name) < depth:
             yield name, Path(file).resolve()
 
 

@@ -327,7 +327,7 @@ def test_both_trees_are_counted_before_any_pair(world, measure):
     assert labels[:3] == ["counting launch head", "counting launch base", "pair 1 head"]
     for side in STEP_MS:
         asked = [what for _, what in world.asked(f"counting launch {side}")]
-        assert asked == ["start", "hello", "prepare", "first_step", "count", "leave"]
+        assert asked == ["start", "hello", "prepare", "first_step", "count", "sources", "leave"]
     end = told.index(("counting launch head", "leave"))
     assert told.index(("counting launch base", "hello")) > end
 

@@ -1,0 +1,149 @@
+"""A project with src layout whose package is imported from a third tree, neither HEAD's nor the
+other revision's, for real, on a CPU, from pytest to the verdict: whatever was changed, both sides
+would run the same.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from repositories import commit, git, repository
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG_S = 600
+CASE = 'Case("x", "perf_work:make", device="cpu", launches=1, gates=("flops_per_step",))'
+FILES = {
+    "conftest": """
+from stepguard.host import station
+from stepguard.host.launch import LaunchSpec
+
+pytest_plugins = ["stepguard.plugin"]
+station.LaunchSpec = lambda **fields: LaunchSpec(**fields | {"preload": ("perf_work",)})
+""",
+    "test_perf": f"""
+from stepguard import Case
+from stepguard.plugin import cases
+
+
+@cases({CASE})
+def test_step(perf, case):
+    perf(case)
+""",
+    "perf_work": """
+from mypkg.train import Work
+
+
+def make(*, device):
+    return Work()
+""",
+}
+TRAIN = """
+import torch
+
+
+class Work:
+    tokens_per_step = 1
+
+    def __init__(self):
+        self.x = torch.ones(16, 16)
+
+    def step(self):
+        for _ in range({products}):
+            self.x @ self.x
+"""
+LATE = TRAIN.replace("        for _", "        import mypkg.late  # noqa: F401\n\n        for _")
+
+
+@pytest.fixture(scope="module")
+def clones(tmp_path_factory):
+    """Two clones of one project: in the second HEAD multiplies twice, in its revision "old" once;
+    both have a baseline of that, recorded from the tree's own sources.
+    """
+    folder = tmp_path_factory.mktemp("third")
+    first = repository(folder / "srcA")
+    (first / "src" / "mypkg").mkdir(parents=True)
+    (first / "src" / "mypkg" / "__init__.py").write_text("")
+    (first / "src" / "mypkg" / "late.py").write_text("")
+    (first / "src" / "mypkg" / "train.py").write_text(TRAIN.format(products=1))
+    (first / "baselines").mkdir()
+    (first / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
+    (first / "pytest.ini").write_text("[pytest]\n")
+    commit(first, "old", **FILES)
+    code, printed = gate(first, "src", "--perf-update-new")
+    assert code == 0, printed
+    commit(first, "its baseline")
+    git(first, "tag", "old")
+    git(folder, "clone", "-q", str(first), "srcB")
+    (folder / "srcB" / "src" / "mypkg" / "train.py").write_text(TRAIN.format(products=2))
+    commit(folder / "srcB", "new")
+    return first, folder / "srcB"
+
+
+def faults(root):
+    """(code, during) of the faults that the last run in a tree kept."""
+    last = max((root / ".stepguard" / "runs").iterdir())
+    (path,) = [*last.glob("*/evidence.json"), *last.glob("*/comparison.json")]
+    found = json.loads(path.read_text())
+    sides = [found[side] for side in ("head", "base") if side in found] or [found]
+    return [(fault["code"], fault["during"]) for side in sides for fault in side["faults"]]
+
+
+def gate(root, path, *arguments):
+    """pytest in a tree with such a PYTHONPATH; its exit code and what it printed."""
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    env |= {"PYTHONPATH": os.pathsep.join([path, str(ROOT)]), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, cwd=root, env=env, text=True, timeout=LONG_S, **pipe)
+    return done.returncode, done.stdout
+
+
+AGAINST = [[], ["--perf-against=old"]]
+
+
+@pytest.mark.parametrize("against", AGAINST, ids=["stored", "against"])
+def test_a_third_trees_package_is_a_fault(clones, against):
+    """PYTHONPATH leads into the other clone: BROKEN (OTHER_TREE), in both ways to judge, with
+    module, both files and what mends it.
+    """
+    first, second = clones
+    code, printed = gate(second, str(first / "src"), *against)
+    assert code == 1 and "make[x]: BROKEN: " in printed, printed
+    launch = "counting launch" if against else "launch 1"
+    assert faults(second) == [("OTHER_TREE", f"{launch}, prepare")]
+    for name in ("__init__", "train"):
+        assert f"{first}/src/mypkg/{name}.py, not src/mypkg/{name}.py)" in printed, printed
+    assert "say PYTHONPATH=src, which is each tree's own" in printed
+
+
+@pytest.mark.parametrize("against", AGAINST, ids=["stored", "against"])
+def test_each_trees_own_package_is_judged(clones, against):
+    """With PYTHONPATH=src, as the message says, what was changed is seen: against the stored
+    baseline twice the FLOPs, and beside the old revision no comparison.
+    """
+    code, printed = gate(clones[1], "src", *against)
+    assert code == 1, printed
+    assert ("NOT COMPARABLE" if against else "CHANGED: flops_per_step 8,192 -> 16,384") in printed
+    assert "OTHER_TREE" not in printed and "BROKEN" not in printed
+
+
+def test_a_copy_that_is_imported_late_is_a_fault(clones, tmp_path):
+    """A module that only a step imports is looked at when the launch ends."""
+    git(tmp_path, "clone", "-q", str(clones[1]), "late")
+    tree = tmp_path / "late"
+    (tree / "src" / "mypkg" / "train.py").write_text(LATE.format(products=1))
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(
+        "import sys, types\n"
+        f"sys.path.append({str(tree / 'src')!r})\n"
+        "import mypkg\n"
+        f"mypkg.__path__.insert(0, {str(tmp_path / 'copies')!r})\n"
+    )
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "copies" / "late.py").write_text("")
+    code, printed = gate(tree, str(tmp_path / "site"))
+    assert code == 1 and f"mypkg.late ({tmp_path}/copies/late.py, not src/" in printed, printed
+    assert faults(tree) == [("OTHER_TREE", "launch 1, end")]
