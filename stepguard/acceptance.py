@@ -99,11 +99,12 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     return ""
 
 
-def moved_together(verdicts: Sequence[Verdict]) -> str:
+def moved_together(verdicts: Sequence[Verdict], where: str = "") -> str:
     """Why nothing of this run should be recorded: every case that can be compared became slower, or
     faster, by a similar amount while it does the same work. Code seldom does that; a machine does.
 
-    A case whose counters moved is left out, since its code did change.
+    A case whose counters moved is left out, since its code did change. ``where`` is how a command
+    is told of the folder of baselines.
     """
     times = [found for verdict in verdicts if (found := _plain_time(verdict))]
     moves = [found.change_pct for found in times if found.change_pct is not None]
@@ -117,7 +118,7 @@ def moved_together(verdicts: Sequence[Verdict]) -> str:
         f"all {len(moves)} cases that can be compared moved together, step_ms by {least:+.2f} to "
         f"{most:+.2f} % with equal counters: that is the machine rather than the code; measure "
         "again on the machine that recorded, or, if the code did it: "
-        "python -m stepguard accept --reason '...'"
+        f"python -m stepguard accept{where} --reason '...'"
     )
 
 

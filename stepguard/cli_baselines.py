@@ -59,7 +59,7 @@ def _accept(options: argparse.Namespace) -> int:
             _refuse_older(path, evidence, options)
             _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)
-            print(accept(target, evidence, options.reason))
+            print(accept(target, evidence, options.reason, where=folder_option(options)))
         except BaselineError as error:
             print(f"stepguard: {error}", file=sys.stderr)
             refused += 1
@@ -89,8 +89,16 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     beside = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
     mark = (evidence.commit, evidence.command)  # a folder may hold what is from elsewhere
     run = [one for one in beside if (one.commit, one.command) == mark]
-    if problem := moved_together([verdict_today(one, options.baselines) for one in run]):
+    if problem := moved_together(
+        [verdict_today(one, options.baselines) for one in run], folder_option(options)
+    ):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+
+
+def folder_option(options: argparse.Namespace) -> str:
+    """How a command is told of the folder that this one was told of."""
+    usual = Path(os.path.relpath(options.root / "baselines"))
+    return explain.in_folder("" if options.baselines == usual else str(options.baselines))
 
 
 def verdict_today(evidence: Evidence, folder: Path) -> Verdict:

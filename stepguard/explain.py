@@ -132,18 +132,28 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     return sorted(gated, key=lambda m: (m.rank, m.place is None))
 
 
+def in_folder(baselines: str, option: str = "--baselines ") -> str:
+    """How a command is told of a folder of baselines that is not the usual one; empty for that."""
+    return f" {option}{shlex.quote(baselines)}" if baselines else ""
+
+
 def next_steps(
-    verdict: Verdict, evidence_path: str, python: str = "python", dirty: bool = False
+    verdict: Verdict,
+    evidence_path: str,
+    python: str = "python",
+    dirty: bool = False,
+    baselines: str = "",
 ) -> list[str]:
-    """Commands: accept it, or look closer. ``python`` is how this interpreter is called.
+    """Commands: accept it, or look closer. ``python`` is how this interpreter is called,
+    ``baselines`` their folder where it is not the usual one.
 
     Evidence of a ``dirty`` tree cannot be accepted, and says what has to come first.
     """
     case = shlex.quote(verdict.case_id)
     first = "commit, measure again, then " if dirty else ""
-    accept = f"{first}{python} -m stepguard accept {case}"
+    accept = f"{first}{python} -m stepguard accept {case}{in_folder(baselines)}"
     if verdict.against and verdict.status is not Status.SAME:
-        steps = _against(verdict, case, python)
+        steps = _against(verdict, case, python, baselines)
     elif verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
         steps = [f"accept: {accept} --reason '...'"]
     elif verdict.status is Status.FASTER:
@@ -162,17 +172,19 @@ def next_steps(
     return [*steps, f"look closer: {evidence_path}"]
 
 
-def _against(verdict: Verdict, case: str, python: str) -> list[str]:
+def _against(verdict: Verdict, case: str, python: str, baselines: str) -> list[str]:
     """Nothing is there to accept: another revision is no baseline."""
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
         if verdict.waived_until:
             return []
         if verdict.status is Status.FASTER:
             return ["if it is meant: after the merge record with --perf-update, to keep the gain"]
-        accept = f"pytest perf_tests, then {python} -m stepguard accept {case} --reason '...'"
+        words = f"{case}{in_folder(baselines)} --reason '...'"
+        again = f"pytest perf_tests{in_folder(baselines, '--perf-baselines=')}"
+        accept = f"{python} -m stepguard accept {words}"
         return [
-            f"if it is meant: {python} -m stepguard waive {case} --reason '...' --days N",
-            f"after the merge, on main: {accept}; the waiver then goes",
+            f"if it is meant: {python} -m stepguard waive {words} --days N",
+            f"after the merge, on main: {again}, then {accept}; the waiver then goes",
         ]
     if verdict.reason is Reason.UNDECIDED:
         return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
@@ -196,9 +208,16 @@ def remarks(evidence: Evidence) -> list[str]:
     return [f"{evidence.case_id}: {one}" for one in said]
 
 
-def block(verdict: Verdict, evidence_path: str, python: str = "python", dirty: bool = False) -> str:
+def block(
+    verdict: Verdict,
+    evidence_path: str,
+    python: str = "python",
+    dirty: bool = False,
+    baselines: str = "",
+) -> str:
     """Everything about one failure, as pytest prints it under FAILURES or ERRORS."""
-    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, python, dirty)]
+    told = next_steps(verdict, evidence_path, python, dirty, baselines)
+    steps = [f"  {step}" for step in told]
     head = headline(verdict)
     full = [] if head.endswith(verdict.message) else [f"  {verdict.message}"]
     return "\n".join([head, *full, *evidence_lines(verdict), *steps])

@@ -258,6 +258,11 @@ class PerfRun:
         return self.relative(Path(sys.executable))
 
     @property
+    def folder(self) -> str:
+        """The folder of the baselines as the user would type it, where it is not the usual one."""
+        return self.relative(self.baselines) if self.config.option.perf_baselines else ""
+
+    @property
     def results(self) -> list[Result]:
         """What was measured so far."""
         return self._suite.results if self._suite else []
@@ -277,7 +282,7 @@ class PerfRun:
     def block(self, result: Result) -> str:
         """Everything about one result that did not pass."""
         path, dirty = self.relative(result.evidence_path), bool(result.evidence.dirty)
-        return explain.block(result.verdict, path, self.python, dirty)
+        return explain.block(result.verdict, path, self.python, dirty, self.folder)
 
     def write_documents(self) -> None:
         """--perf-json and --perf-report; also for a run that measured nothing."""
@@ -291,7 +296,7 @@ class PerfRun:
             if target:
                 path = Path(self.config.invocation_params.dir, target)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(render(self.results))
+                path.write_text(render(self.results, self.folder))
 
     def waiver_lines(self) -> list[str]:
         """Every waiver, on every run: what it did, or that its case was not measured."""

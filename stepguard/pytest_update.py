@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from stepguard.acceptance import moved_together
+from stepguard.explain import in_folder
 from stepguard.host.baseline import BaselineError
 from stepguard.host.suite import Result, Suite
 from stepguard.metrics import METRICS
@@ -23,6 +24,10 @@ class Named(Protocol):
     @property
     def python(self) -> str:
         """How this interpreter is called."""
+
+    @property
+    def folder(self) -> str:
+        """That of the baselines, where it is not the usual one."""
 
 
 class Update:
@@ -39,18 +44,18 @@ class Update:
 
         The result with its verdict marked as recorded; as it was, and a notice, when refused.
         """
+        where = in_folder(self._run.folder)
+        accept = f"{self._run.python} -m stepguard accept {shlex.quote(result.case.id)}{where}"
         if until := result.verdict.waived_until:
             self._refuse(
                 f"{result.case.id}: not recorded, waived until {until}; to make it the level: "
-                f"{self._run.python} -m stepguard accept {shlex.quote(result.case.id)} "
-                "--reason '...'"
+                f"{accept} --reason '...'"
             )
             return result
         if result.verdict.reason is Reason.MACHINE_MOVED:
             self._refuse(
                 f"{result.case.id}: not recorded, the machine moved and not the code; if it is to "
-                f"be the level: {self._run.python} -m stepguard accept "
-                f"{shlex.quote(result.case.id)} --reason '...'"
+                f"be the level: {accept} --reason '...'"
             )
             return result
         timed = any(METRICS[name].kind == "time" for name in result.case.gates)
@@ -74,7 +79,8 @@ class Update:
     def record_waiting(self, suite: Suite) -> None:
         """Record what had to wait, or none of it when all cases moved together."""
         waiting, self._waiting = self._waiting, []
-        together = moved_together([result.verdict for result in suite.results])
+        verdicts = [result.verdict for result in suite.results]
+        together = moved_together(verdicts, in_folder(self._run.folder))
         if waiting and together:
             names = ", ".join(suite.results[index].case.id for index in waiting)
             self._refuse(f"not recorded, {together} ({names})")

@@ -36,12 +36,13 @@ def recording_of(evidence: Evidence) -> Recording:
     return summary_of(evidence)
 
 
-def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False) -> str:
+def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where: str = "") -> str:
     """Make the evidence a recording of its case in ``path``; one line that says what was done.
 
     `same` (and the first under new software) appends to the epoch; a change of level or of
     parameters opens one. Raises Refused or BaselineError; the file is then unchanged. With
-    ``dry`` it is unchanged in any case: only what would be done is said.
+    ``dry`` it is unchanged in any case: only what would be done is said. ``where`` is how a command
+    is told of the folder of baselines.
     """
     recording = recording_of(evidence)
     assert evidence.fingerprint is not None
@@ -53,7 +54,7 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False) -> st
     status = judge(evidence, entry).status
     if not recording.times_ms and status is Status.SAME:
         return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
-    done, epochs = _place(evidence, recording, entry, status, reason)
+    done, epochs = _place(evidence, recording, entry, status, reason, where)
     fresh = Entry(case=evidence.case, epochs=epochs)
     if not dry:
         cases = content.cases | {evidence.case_id: fresh}
@@ -62,7 +63,12 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False) -> st
 
 
 def _place(
-    evidence: Evidence, recording: Recording, entry: Entry | None, status: Status, reason: str
+    evidence: Evidence,
+    recording: Recording,
+    entry: Entry | None,
+    status: Status,
+    reason: str,
+    where: str,
 ) -> tuple[str, list[Epoch]]:
     """What is done, and the case's epochs with the recording in its place."""
     if entry is None:
@@ -83,7 +89,7 @@ def _place(
     if not reason.strip(" .'\""):  # the "..." of a pasted command is none
         raise Refused(
             f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
-            f"python -m stepguard accept '{evidence.case_id}' --reason '...'"
+            f"python -m stepguard accept '{evidence.case_id}'{where} --reason '...'"
         )
     done = f"epoch {len(entry.epochs) + 1} opened ({reason})"
     return done, [*entry.epochs, _opened(reason, recording)]

@@ -52,15 +52,17 @@ def unwritable(path: Path) -> str:
     return ""
 
 
-def suite_json(results: Sequence[Result]) -> str:
-    """The whole run as one JSON document."""
+def suite_json(results: Sequence[Result], baselines: str = "") -> str:
+    """The whole run as one JSON document; where the baselines are stands with each case."""
     return json.dumps(
         {"schema": SCHEMA, "cases": [result_document(result) for result in results]}, indent=1
     )
 
 
-def suite_markdown(results: Sequence[Result]) -> str:
-    """Counts, the table, then a folded block for every case that has more to tell."""
+def suite_markdown(results: Sequence[Result], baselines: str = "") -> str:
+    """Counts, the table, then a folded block for every case that has more to tell. ``baselines`` is
+    their folder, where it is not the usual one.
+    """
     verdicts = [result.verdict for result in results]
     rows = table.rows(verdicts)
     lines = [f"**Performance:** {table.counts(verdicts) or 'nothing was measured'}", ""]
@@ -72,7 +74,7 @@ def suite_markdown(results: Sequence[Result]) -> str:
         if silent and not result.verdict.is_told:
             continue
         title = explain.headline(result.verdict).replace("<", "&lt;")
-        body = explain.block(result.verdict, str(result.evidence_path))
+        body = explain.block(result.verdict, str(result.evidence_path), baselines=baselines)
         fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
         lines += ["", f"<details><summary>{title}</summary>", "", fence, body, fence, "</details>"]
     return "\n".join(lines) + "\n"

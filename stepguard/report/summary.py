@@ -33,6 +33,10 @@ class Run(Protocol):
     def python(self) -> str:
         """How this interpreter is called."""
 
+    @property
+    def folder(self) -> str:
+        """That of the baselines, where it is not the usual one."""
+
     def relative(self, path: Path) -> str:
         """A path as the user would type it."""
 
@@ -66,7 +70,7 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield from ((line, {}) for line in explain.places(verdict))
         # The block above has it all; here only the first thing to do.
         path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
-        steps = explain.next_steps(verdict, path, run.python, dirty)
+        steps = explain.next_steps(verdict, path, run.python, dirty, run.folder)
         yield from ((f"  {step}", {}) for step in [*explain.times(verdict), *steps[:1]])
 
 

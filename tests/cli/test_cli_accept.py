@@ -141,6 +141,15 @@ def test_a_new_level_needs_a_reason(shell):
     ]
 
 
+def test_a_new_level_in_another_folder(shell):
+    """The command that is shown is of that folder."""
+    shell.keep(shell.made("a"))
+    shell("accept", "--baselines", "mine")
+    shell.keep(shell.made("a", counters={"flops_per_step": 2}, date="2030-01-02T00:00:00+00:00"))
+    done = shell("accept", "--baselines", "mine")
+    assert "stepguard accept 'linear[a]' --baselines mine --reason '...'" in done.err
+
+
 def test_a_refused_case_does_not_stop_the_others(shell):
     """Of two cases one is refused: the other is recorded, the status is 1."""
     shell.keep(shell.made("a", dirty=("x.py",)), shell.made("b"))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepguard.evidence import Fault
+from stepguard.host.waivers import today
 
 
 @pytest.fixture
@@ -195,6 +196,22 @@ def test_a_baselines_folder_does_not_excuse_the_tree(gate):
     result = gate.run("--perf-baselines=.", "--perf-update")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*uncommitted changes (extra.py)*"])
+
+
+def test_refusals_name_the_folder(committed):
+    """With --perf-baselines what is refused has to be accepted there, and so says the hint."""
+    (committed.path / "mine").mkdir()
+    other = ("--perf-baselines=mine", "--perf-update")
+    assert committed.run(*other).ret == 0
+    committed.will_measure(committed.cpu(), counters={"graph_breaks": 2})
+    result = committed.run(other[0])
+    result.stdout.fnmatch_lines(["  accept: *accept 'linear?nano?' --baselines mine --reason*"] * 2)
+    waived = {"case": "linear[nano]", "metric": "graph_breaks", "value": 2, "reason": "why"}
+    waived |= {"who": "A. Author", "expires": today().isoformat()}
+    text = json.dumps({"schema": 1, "waivers": [waived]})
+    (committed.path / "mine" / "waivers.json").write_text(text)
+    result = committed.run(*other)
+    result.stdout.fnmatch_lines(["*not recorded, waived until *accept * --baselines mine --re*"])
 
 
 # All cases of a run together

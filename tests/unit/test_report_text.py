@@ -209,6 +209,31 @@ def test_every_verdict_has_its_next_step(verdict, command):
     assert (steps == []) if command is None else (command in steps[0])
 
 
+@pytest.mark.parametrize(
+    ("verdict", "commands"),
+    [
+        (FASTER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
+        (SLOWER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
+        (NO_BASELINE, ["accept 'train_step[124m-bf16]' --baselines 'my dir'"]),
+        (
+            replace(SLOWER, against="main (abc)"),
+            [
+                "waive 'train_step[124m-bf16]' --baselines 'my dir' --reason '...' --days N",
+                "pytest perf_tests --perf-baselines='my dir', then python -m stepguard accept "
+                "'train_step[124m-bf16]' --baselines 'my dir' --reason '...'; the waiver then goes",
+            ],
+        ),
+    ],
+)
+def test_commands_carry_the_folder(verdict, commands):
+    """Of a run with --perf-baselines: following its hints must not write the usual folder."""
+    steps = explain.next_steps(verdict, "e.json", baselines="my dir")
+    assert all(step.endswith(command) for step, command in zip(steps, commands, strict=False))
+    assert "--baselines 'my dir'" in explain.block(verdict, "e.json", baselines="my dir")
+    whole = documents.suite_markdown([result(verdict)], "my dir")
+    assert "--baselines 'my dir'" in whole and "baselines" not in explain.block(verdict, "e.json")
+
+
 def test_a_first_recording_needs_no_reason():
     """Only a new level asks for one."""
     assert "--reason" not in explain.next_steps(NO_BASELINE, "x")[0]
