@@ -19,6 +19,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "record only the cases that have no baseline",
     },
+    "--perf-reason": {
+        "metavar": "TEXT",
+        "help": "why the levels that are recorded are right; stored with each that is new",
+    },
     "--perf-baselines": {"metavar": "DIR", "help": "folder of the baseline files (baselines/)"},
     "--perf-require-gpus": {
         "metavar": "N",
@@ -66,7 +70,7 @@ def add_options(group: Any) -> None:
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
     """Raise UsageError for what would pass cases unmeasured, or could not be done."""
     option = config.option
-    for name in ("baselines", "against", "rdzv_endpoint", "json", "report"):
+    for name in ("reason", "baselines", "against", "rdzv_endpoint", "json", "report"):
         if (value := getattr(option, f"perf_{name}")) is not None and not value.strip():
             raise pytest.UsageError(
                 f"{_flag(f'perf_{name}')}={value}: empty; a variable that is not set, maybe"
@@ -79,6 +83,8 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
             f"--perf-require-gpus={option.perf_require_gpus}: this machine shows {gpus}; "
             "see: python -m stepguard doctor"
         )
+    if option.perf_reason is not None:
+        _refuse_bad_reason(option)
     _refuse_bad_revision(option, root, baselines)
     if option.perf_nnodes < 1 or (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
         raise pytest.UsageError(
@@ -95,6 +101,16 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
 def _flag(name: str) -> str:
     """An attribute of pytest's options as it is typed."""
     return "--" + name.replace("_", "-")
+
+
+def _refuse_bad_reason(option: Any) -> None:
+    reason = option.perf_reason
+    if not reason.strip(" .'\"") or not reason.isprintable():
+        raise pytest.UsageError(f"--perf-reason={reason!r}: write a line of words")
+    if not (option.perf_update or option.perf_update_new):
+        raise pytest.UsageError(
+            "--perf-reason: nothing is recorded; it goes with --perf-update or --perf-update-new"
+        )
 
 
 def _refuse_bad_revision(option: Any, root: Path, baselines: Path) -> None:

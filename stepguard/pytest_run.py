@@ -258,6 +258,11 @@ class PerfRun:
         return self.relative(Path(sys.executable))
 
     @property
+    def reason(self) -> str:
+        """Why what is recorded is right, where it was said."""
+        return self.config.option.perf_reason or ""
+
+    @property
     def folder(self) -> str:
         """The folder of the baselines as the user would type it, where it is not the usual one."""
         return self.relative(self.baselines) if self.config.option.perf_baselines else ""

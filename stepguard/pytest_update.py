@@ -26,6 +26,10 @@ class Named(Protocol):
         """How this interpreter is called."""
 
     @property
+    def reason(self) -> str:
+        """Why what is recorded is right; empty where nobody said."""
+
+    @property
     def folder(self) -> str:
         """That of the baselines, where it is not the usual one."""
 
@@ -60,7 +64,7 @@ class Update:
             return result
         timed = any(METRICS[name].kind == "time" for name in result.case.gates)
         try:
-            done = suite.accept(result, REASON, dry=timed)
+            done = self._accept(suite, result, dry=timed)
         except BaselineError as error:
             self._refuse(str(error))
             return result
@@ -87,11 +91,18 @@ class Update:
         for index in waiting:
             try:
                 if not together:
-                    self.notices.append(suite.accept(suite.results[index], REASON))
+                    self.notices.append(self._accept(suite, suite.results[index]))
                     continue
             except BaselineError as error:
                 self._refuse(str(error))
             _mark(suite, index, recorded=False)
+
+    def _accept(self, suite: Suite, result: Result, dry: bool = False) -> str:
+        """Record it; what was done, and how to say why a new level is right, where nobody did."""
+        first = result.verdict.reason is Reason.NOT_RECORDED
+        done = suite.accept(result, self._run.reason or ("" if first else REASON), dry)
+        hint = "; to say why it is right: --perf-reason='...'"
+        return done + (hint if f"opened ({REASON})" in done else "")
 
     def _refuse(self, why: str) -> None:
         self.notices.append(why)
