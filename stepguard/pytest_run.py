@@ -150,7 +150,7 @@ class PerfRun:
         suite, live = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
-        live.begin(case.id)
+        live.begin(case.id, suite.budget.share_s() if suite.tree else None)
         try:
             result = suite.run(case, live.stage)
         finally:

@@ -103,7 +103,7 @@ def confirm(
                 times,
                 bench,
                 tree,
-                lambda text: progress(f"confirming, {text}"),
+                lambda text: progress(f"confirming, {budget_s / 60:.0f} min at most: {text}"),
                 budget_s,
                 lambda found: any(wants_more(found, name) for name in names),
                 terms,

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 
 GUESS_S = {"cuda": 110.0, "cpu": 20.0}  # a case that never ran here
+ID_LEAST = 10  # columns that a case's id keeps
+NARROW = 60  # columns: on less the time left gives way to the stage
 
 
 class Live:
@@ -28,6 +30,7 @@ class Live:
         self._done = 0
         self._case = ""
         self._began = 0.0
+        self._most_s: float | None = None
         self._stage = ""
         self._stage_began = 0.0
 
@@ -35,11 +38,16 @@ class Live:
         """(case id, device) of every case to come, in order."""
         self._queue = list(cases)
 
-    def begin(self, case_id: str) -> None:
-        """A case begins."""
+    def begin(self, case_id: str, most_s: float | None = None) -> None:
+        """A case begins. ``most_s`` is how long it may go on, where that is no matter of what it
+        took the last time: pairs with another revision go on until they decide.
+        """
         self._case, self._began, self._stage = case_id, time.monotonic(), ""
+        self._most_s = most_s
         if not self._terminal:
-            self._write(f"\n{self._position()} {case_id}: about {clock(self._left_s())} left\n")
+            left = f"about {clock(self._left_s())} left"
+            told = left if most_s is None else f"up to about {clock(most_s)}"
+            self._write(f"\n{self._position()} {case_id}: {told}\n")
 
     def stage(self, text: str) -> None:
         """The case's next stage begins; the same text again says that it goes on.
@@ -51,13 +59,38 @@ class Live:
             self._stage, self._stage_began = text, now
         if self._terminal:
             seconds = int(now - self._stage_began)
-            lasted = f" {seconds} s" if seconds else ""
-            tail = f"  {clock(now - self._began)}, about {clock(self._left_s())} left"
-            room = max(0, self._width - 1 - len(tail))
-            line = f"{self._position()} {self._case}: {text}"[: max(0, room - len(lasted))] + lasted
-            self._write("\r" + (line.ljust(room) + tail)[: self._width - 1])
+            self._write(self._line(text, f" {seconds} s" if seconds else "", now - self._began))
         elif self._verbose and begins:
             self._write(f"  {now - self._began:6.1f} s  {text}\n")
+
+    def _line(self, text: str, lasted: str, took_s: float) -> str:
+        """The whole line; where it is too long the case's id gives way first, then what is said of
+        the time left, and the stage's text last.
+        """
+        front, stage = f"{self._position()} ", f": {text}"
+        least = len(front) + min(ID_LEAST, len(self._case)) + len(stage) + len(lasted)
+        tails = [f"  {clock(took_s)}{left}" for left in self._tails(took_s)]
+        tails += [f"  {clock(took_s)}"] if self._width < NARROW else []
+        fits = (tail for tail in tails if least + len(tail) < self._width)
+        tail = next(fits, tails[-1])
+        room = max(0, self._width - 1 - len(tail))
+        rest = room - len(front) - len(stage) - len(lasted)
+        line = front + shortened(self._case, max(ID_LEAST, rest)) + stage
+        line = line[: max(0, room - len(lasted))] + lasted
+        return "\r" + (line.ljust(room) + tail)[: self._width - 1]
+
+    def _tails(self, took_s: float) -> list[str]:
+        """What can be said of the time left, the shortest last."""
+        if self._most_s is not None:
+            return [f", up to about {clock(self._most_s)}"]
+        known = self._expected_s.get(self._case)
+        expected_s = self._of(self._case)
+        if took_s <= expected_s:
+            return [f", about {clock(self._left_s())} left"]
+        what = "the last time" if known is not None else "guessed"
+        longer = f", longer than {what} ({clock(expected_s)})"
+        others = f"{longer}, then about {clock(self._others_s())}"
+        return [others, longer] if self._others_s() else [longer]
 
     def end(self) -> None:
         """The case is over; its line is taken away."""
@@ -71,8 +104,24 @@ class Live:
         return f"[{self._done + 1}/{self._done + max(1, len(self._queue))}]"
 
     def _left_s(self) -> float:
-        left = sum(self._expected_s.get(c, GUESS_S[device]) for c, device in self._queue)
-        return max(1.0, left - (time.monotonic() - self._began))
+        took_s = time.monotonic() - self._began
+        return max(1.0, max(0.0, self._of(self._case) - took_s) + self._others_s())
+
+    def _others_s(self) -> float:
+        """How long the cases that are still to come will take."""
+        return sum(self._of(case_id) for case_id, _ in self._queue if case_id != self._case)
+
+    def _of(self, case_id: str) -> float:
+        device = dict(self._queue).get(case_id, "")
+        return self._expected_s.get(case_id, GUESS_S.get(device, 0.0))
+
+
+def shortened(case_id: str, width: int) -> str:
+    """The id in so many columns: its middle goes, since what tells cases apart is at its end."""
+    if len(case_id) <= width:
+        return case_id
+    end = (width - 2) // 2
+    return f"{case_id[: width - 2 - end]}..{case_id[len(case_id) - end :]}"
 
 
 def clock(seconds: float) -> str:

@@ -536,7 +536,48 @@ def test_the_live_line_counts_down(screen):
     assert "[2/2] b: start" in screen.written[-1]
     screen.now_s += 500
     line.stage("slow today")
-    assert screen.left() == 1
+    assert screen.written[-1].endswith("  8:20, longer than the last time (0:30)")
+
+
+def test_a_case_that_takes_longer_says_so(screen):
+    """It does not count down a second for minutes; what is to come is not eaten up by it."""
+    line = screen.live({"a": 12.0, "b": 90.0}, width=100)
+    line.plan([("a", "cuda"), ("c", "cpu"), ("b", "cuda")])
+    line.begin("a")
+    screen.now_s += 52
+    line.stage("first step (compilation)")
+    tail = "  0:52, longer than the last time (0:12), then about 1:50"
+    assert screen.written[-1].endswith(tail)
+    line.end()
+    line.begin("c")
+    screen.now_s += 25
+    line.stage("start")
+    assert screen.written[-1].endswith("  0:25, longer than guessed (0:20), then about 1:30")
+
+
+def test_pairs_say_up_to_when_they_may_go_on(screen):
+    """What the case took the last time, alone, says nothing of them."""
+    line = screen.live({"a": 12.0})
+    line.plan([("a", "cuda")])
+    line.begin("a", 900.0)
+    screen.now_s += 52
+    line.stage("pair 1 head: block 1/2 of 90 steps")
+    assert screen.written[-1].endswith("  0:52, up to about 15:00")
+    log = screen.live({"a": 12.0}, terminal=False)
+    log.begin("a", 900.0)
+    assert screen.written[-1] == "\n[1/1] a: up to about 15:00\n"
+
+
+@pytest.mark.parametrize("width", [60, 72, 80])
+def test_the_id_gives_way_before_the_stage(screen, width):
+    """On a narrow terminal: its middle goes, so that both ends tell it from others."""
+    line = screen.live(width=width)
+    line.plan([("train_step[124m-bf16-compiled]", "cuda")])
+    line.begin("train_step[124m-bf16-compiled]")
+    line.stage("launch 1: warm-up")
+    assert ": launch 1: warm-up  " in screen.written[-1]
+    assert re.search(r"train\w*\[?[^ ]*led\]: ", screen.written[-1])
+    assert screen.left() == 110
 
 
 def test_the_live_line_says_how_long_the_stage_has_lasted(screen):
