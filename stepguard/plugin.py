@@ -82,8 +82,8 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Refuse what would pass unmeasured, skip what this machine is not for, set the timers."""
-    config.stash[_RUN].declared = {case.id for item in items if (case := _case_of(item))}
-    config.stash[_RUN].collected_well = not session.testsfailed
+    config.stash[_RUN].kept.declared = {case.id for item in items if (case := _case_of(item))}
+    config.stash[_RUN].kept.collected_well = not session.testsfailed
     if not hasattr(config, "workerinput"):
         for item in items:
             _refuse_without_perf(item)
@@ -261,5 +261,5 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if config.option.collectonly or not run.began or not (run.asked or run.results):
         return  # a usage error, say: its own line follows, and says more
     terminalreporter.section("performance")
-    for text, markup in summary.lines(run, [*run.notices, *run.waiver_lines(), *run.stale()]):
+    for text, markup in summary.lines(run, run.closing):
         terminalreporter.line(text, **markup)

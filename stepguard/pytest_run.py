@@ -16,21 +16,18 @@ import pytest
 from stepguard import explain
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
-from stepguard.host import calibrations
 from stepguard.host.against import Budget
-from stepguard.host.baseline import WAIVERS, BaselineError, files, load
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.nodes import Nodes, NodesError, gather, per_node, spread
 from stepguard.host.resolve import TreeError
 from stepguard.host.suite import Result, Suite
-from stepguard.host.waivers import load_waivers, today, unknown
 from stepguard.host.worktree import tree_of
 from stepguard.options import refuse_bad_options
+from stepguard.pytest_baselines import Baselines
 from stepguard.pytest_update import Update
 from stepguard.report import documents
 from stepguard.report.live import Live
 from stepguard.verdict import Reason
-from stepguard.waivers import Waiver
 
 
 class PerfRun:
@@ -43,13 +40,11 @@ class PerfRun:
         self.baselines = (
             Path(config.invocation_params.dir, folder) if folder else self.root / "baselines"
         )
-        self.declared: set[str] = set()
-        self.collected_well = True  # no file failed to be collected
+        self.kept = Baselines(config, self.baselines)
         self.selected: list[Case] = []
         self.asked = 0  # tests that have the perf fixture
         self.began = False  # whether any test ran, or was skipped, not only collected
         self.skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
-        self.waivers: tuple[Waiver, ...] = ()
         self._update = Update(self)
         self.stack = contextlib.ExitStack()  # what has to be given up at the end
         self._gpus: tuple[Gpu, ...] | None = None
@@ -85,36 +80,7 @@ class PerfRun:
         if hasattr(self.config, "workerinput"):
             return  # every case is refused when its turn comes: here xdist would hide the reason
         refuse_bad_options(self.config, self.root, self.baselines, len(self.gpus()))
-        option = self.config.option
-        if not self.baselines.is_dir() and option.perf_baselines:
-            raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
-        try:
-            for path in files(self.baselines):
-                load(path)
-            calibrations.check_all(self.baselines)
-            self.waivers = load_waivers(self.baselines, today())
-            self._refuse_unknown_waivers()
-        except BaselineError as error:
-            raise pytest.UsageError(str(error)) from None
-
-    def _refuse_unknown_waivers(self) -> None:
-        """A misspelt case must not wait unseen. Where a part was collected nobody knows whether
-        one is: waiver_lines() says then that it was not used.
-        """
-        if not self._collected_whole():
-            return
-        if nowhere := unknown(self.baselines, self.waivers, self.declared):
-            raise pytest.UsageError(
-                f"{self.baselines / WAIVERS}: neither a baseline here nor a collected test has the "
-                f"case {nowhere[0]!r} of a waiver; mend its name, or take it out"
-            )
-
-    def _collected_whole(self) -> bool:
-        """Whether whole folders were collected, so that a case that is not there is nowhere."""
-        option = self.config.option
-        if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
-            return False
-        return self.collected_well and all(Path(one).is_dir() for one in self.config.args)
+        self.kept.check()
 
     def gather_nodes(self) -> None:
         """Wait for the other nodes, where there are to be any. Raises UsageError without them."""
@@ -211,7 +177,9 @@ class PerfRun:
 
     def _new_suite(self, arguments: list[str]) -> Suite:
         option = self.config.option
-        suite = Suite(self.root, self.baselines, self.gpus(), arguments, self.waivers, self.nodes)
+        suite = Suite(
+            self.root, self.baselines, self.gpus(), arguments, self.kept.waivers, self.nodes
+        )
         suite.confirms = not option.perf_no_confirm
         cases = sum(not self.unsuited(case) for case in self.selected)
         suite.budget = Budget(60 * option.perf_budget, cases)
@@ -303,22 +271,8 @@ class PerfRun:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(render(self.results, self.folder))
 
-    def waiver_lines(self) -> list[str]:
-        """Every waiver, on every run: what it did, or that its case was not measured."""
-        said = {r.case.id: r.verdict.waivers for r in self.results}
-        lines = [f"{case_id}: waiver {text}" for case_id, texts in said.items() for text in texts]
-        rest = [waiver for waiver in self.waivers if waiver.case not in said]
-        return lines + [
-            f"{w.case}: waiver not used, its case was not measured: {w.told()}" for w in rest
-        ]
-
-    def stale(self) -> list[str]:
-        """Baseline entries that no case claims; said only when whole folders were collected."""
-        if not self._collected_whole():
-            return []
-        lines = []
-        for path in sorted({result.baseline_path for result in self.results}):
-            content = load(path)
-            for case_id in sorted(set(content.cases) - self.declared if content else ()):
-                lines.append(f"{self.relative(path)}: {case_id} has a baseline but no case")
-        return lines
+    @property
+    def closing(self) -> list[str]:
+        """What the summary says of the run as a whole, a sentence each."""
+        stale = self.kept.stale(self.results, self.relative)
+        return [*self.notices, *self.kept.waiver_lines(self.results), *stale]
