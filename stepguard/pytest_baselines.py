@@ -4,8 +4,7 @@ what of it the run had no use for.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from stepguard.host import calibrations
 from stepguard.host.baseline import WAIVERS, BaselineError, files, load
@@ -15,27 +14,26 @@ from stepguard.waivers import Waiver
 
 
 class Baselines:
-    """Its files, and the cases that the collected tests ``declared``."""
+    """Its files, and the cases that the collected tests ``declared``. ``option`` and ``arguments``
+    are what pytest was called with.
+    """
 
-    def __init__(self, config: pytest.Config, folder: Path) -> None:
-        self.config, self.folder = config, folder
+    def __init__(self, option: Any, arguments: Sequence[str], folder: Path) -> None:
+        self.option, self.arguments, self.folder = option, arguments, folder
         self.declared: set[str] = set()
         self.collected_well = True  # no file failed to be collected
         self.waivers: tuple[Waiver, ...] = ()
 
     def check(self) -> None:
-        """Read all of it. Raises UsageError for what cannot be trusted, or is not there."""
-        named = self.config.option.perf_baselines
+        """Read all of it. Raises BaselineError for what cannot be trusted, or is not there."""
+        named = self.option.perf_baselines
         if not self.folder.is_dir() and named:
-            raise pytest.UsageError(f"--perf-baselines={named}: no such folder")
-        try:
-            for path in files(self.folder):
-                load(path)
-            calibrations.check_all(self.folder)
-            self.waivers = load_waivers(self.folder, today())
-            self._refuse_unknown_waivers()
-        except BaselineError as error:
-            raise pytest.UsageError(str(error)) from None
+            raise BaselineError(f"--perf-baselines={named}: no such folder")
+        for path in files(self.folder):
+            load(path)
+        calibrations.check_all(self.folder)
+        self.waivers = load_waivers(self.folder, today())
+        self._refuse_unknown_waivers()
 
     def _refuse_unknown_waivers(self) -> None:
         """A misspelt case must not wait unseen. Where a part was collected nobody knows whether
@@ -44,17 +42,17 @@ class Baselines:
         if not self._collected_whole():
             return
         if nowhere := unknown(self.folder, self.waivers, self.declared):
-            raise pytest.UsageError(
+            raise BaselineError(
                 f"{self.folder / WAIVERS}: neither a baseline here nor a collected test has the "
                 f"case {nowhere[0]!r} of a waiver; mend its name, or take it out"
             )
 
     def _collected_whole(self) -> bool:
         """Whether whole folders were collected, so that a case that is not there is nowhere."""
-        option = self.config.option
+        option = self.option
         if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
             return False
-        return self.collected_well and all(Path(one).is_dir() for one in self.config.args)
+        return self.collected_well and all(Path(one).is_dir() for one in self.arguments)
 
     def waiver_lines(self, results: Sequence[Result]) -> list[str]:
         """Every waiver, on every run: what it did, or that its case was not measured."""

@@ -17,6 +17,7 @@ from stepguard import explain
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
 from stepguard.host.against import Budget
+from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.nodes import Nodes, NodesError, gather, per_node, spread
 from stepguard.host.resolve import TreeError
@@ -40,7 +41,7 @@ class PerfRun:
         self.baselines = (
             Path(config.invocation_params.dir, folder) if folder else self.root / "baselines"
         )
-        self.kept = Baselines(config, self.baselines)
+        self.kept = Baselines(config.option, config.args, self.baselines)
         self.selected: list[Case] = []
         self.asked = 0  # tests that have the perf fixture
         self.began = False  # whether any test ran, or was skipped, not only collected
@@ -80,7 +81,10 @@ class PerfRun:
         if hasattr(self.config, "workerinput"):
             return  # every case is refused when its turn comes: here xdist would hide the reason
         refuse_bad_options(self.config, self.root, self.baselines, len(self.gpus()))
-        self.kept.check()
+        try:
+            self.kept.check()
+        except BaselineError as error:
+            raise pytest.UsageError(str(error)) from None
 
     def gather_nodes(self) -> None:
         """Wait for the other nodes, where there are to be any. Raises UsageError without them."""
