@@ -19,6 +19,7 @@ from pathlib import Path
 from stepguard import cli_baselines, cli_calibrate, cli_waive, explain, node
 from stepguard.case import Case, Scalar
 from stepguard.doctor import examine
+from stepguard.host import baseline
 from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
 from stepguard.host.nodes import Nodes, NodesError, gather, per_node
@@ -63,7 +64,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     root = root_of(Path.cwd())
-    baselines = Path(os.path.relpath(root / "baselines"))
+    baselines = baseline.usual(root)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     run = commands.add_parser("run", help="measure one workload, without a baseline")
     run.add_argument("factory", metavar="FACTORY", help="package.module:function")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard import explain
-from stepguard.acceptance import moved_together
+from stepguard.acceptance import has_words, moved_together
 from stepguard.evidence import Evidence, from_json
 from stepguard.host import baseline
 from stepguard.host.accept import Refused, accept
@@ -46,7 +46,7 @@ def add_commands(commands: Any, root: Path) -> None:
         command.add_argument(
             "--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run"
         )
-    folder = Path(os.path.relpath(root / "baselines"))
+    folder = baseline.usual(root)
     for command in (accept, again, shown):
         command.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
         command.set_defaults(root=root)
@@ -84,7 +84,7 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
 def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
     """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
     timed = any(METRICS[name].kind == "time" for name in evidence.gates)
-    if options.reason.strip(" .'\"") or not timed:
+    if has_words(options.reason) or not timed:
         return
     beside = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
     mark = (evidence.commit, evidence.command)  # a folder may hold what is from elsewhere
@@ -97,7 +97,7 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
 
 def folder_option(options: argparse.Namespace) -> str:
     """How a command is told of the folder that this one was told of."""
-    usual = Path(os.path.relpath(options.root / "baselines"))
+    usual = baseline.usual(options.root)
     return explain.in_folder("" if options.baselines == usual else str(options.baselines))
 
 

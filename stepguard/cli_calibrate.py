@@ -53,7 +53,7 @@ def add_commands(commands: Any, root: Path) -> None:
     command.add_argument(
         "--suite", default="perf_tests", metavar="DIR", help="where the cases are (%(default)s)"
     )
-    folder = Path(os.path.relpath(root / "baselines"))
+    folder = baseline.usual(root)
     command.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
     command.set_defaults(call=_calibrate, root=root)
 

@@ -1,13 +1,13 @@
 """The command waive: a known regression passes for some days, as large as it was measured last."""
 
 import argparse
-import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from stepguard.cli_baselines import verdict_today
 from stepguard.comparison import JUDGED_TIME
+from stepguard.host import baseline
 from stepguard.host.revision import user_name
 from stepguard.host.store import Measured, Store, measured_below, read_measured
 from stepguard.host.waivers import BadWaiver, add_waivers, load_waivers, today
@@ -35,7 +35,7 @@ def add_command(commands: Any, root: Path) -> None:
     size.add_argument("--limit-pct", type=float, metavar="X", help="a time: most percent")
     size.add_argument("--value", type=int, metavar="N", help="a counter: the most it may be")
     waived.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
-    folder = Path(os.path.relpath(root / "baselines"))
+    folder = baseline.usual(root)
     waived.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
     waived.set_defaults(root=root, call=_waive)
 
@@ -44,9 +44,13 @@ def _waive(options: argparse.Namespace) -> int:
     """Write waivers, by default as large as what was measured last makes necessary."""
     if not 1 <= options.days <= MAX_DAYS:
         raise UsageError(f"--days {options.days}: 1 to {MAX_DAYS}; what lasts longer is accepted")
-    waivers = _waivers(options, _sizes(options))
+    if _sized(options) and not options.metric:
+        raise UsageError("a size is that of one metric: waive CASE METRIC")
+    kept = _kept(options)
+    mine = [one for one in kept if one.evidence.case_id == options.case]
+    waivers = _waivers(options, _sizes(options, mine[-1] if mine else None))
     try:
-        measured = {one.evidence.case_id for one in _kept(options)}
+        measured = {one.evidence.case_id for one in kept}
         path = add_waivers(options.baselines, waivers, today(), measured)
     except BadWaiver as error:
         raise UsageError(str(error)) from None
@@ -66,20 +70,21 @@ def _waivers(options: argparse.Namespace, sizes: Sizes) -> list[Waiver]:
     return [Waiver(metric=name, **size, **shared) for name, size in sizes.items()]
 
 
-def _sizes(options: argparse.Namespace) -> Sizes:
-    """What is to be waived, and how far: as it is said, else as what was measured last needs it.
+def _sized(options: argparse.Namespace) -> bool:
+    return options.limit_pct is not None or options.value is not None
+
+
+def _sizes(options: argparse.Namespace, last: Measured | None) -> Sizes:
+    """What is to be waived, and how far: as it is said, else as what was measured last of the case
+    needs it, be it against a baseline or against a revision.
 
     Raises ValueError where nothing needs to be, or a waiver would not cover it.
     """
-    given = {"limit_pct": options.limit_pct, "value": options.value}
-    sized = any(size is not None for size in given.values())
-    if sized and not options.metric:
-        raise UsageError("a size is that of one metric: waive CASE METRIC")
-    _refuse_ungated(options)
+    _refuse_ungated(options, last)
     metric = METRICS.get(options.metric or "")
-    if sized or options.metric and not (metric and metric.gateable):  # refused when it is added
-        return {options.metric: given}
-    last = _last(options)
+    if _sized(options) or options.metric and not (metric and metric.gateable):
+        # What is no metric is refused when it is added.
+        return {options.metric: {"limit_pct": options.limit_pct, "value": options.value}}
     if last is None:
         where = options.evidence or Store(options.root).runs
         raise ValueError(
@@ -104,9 +109,9 @@ def _sizes(options: argparse.Namespace) -> Sizes:
     return sizes
 
 
-def _refuse_ungated(options: argparse.Namespace) -> None:
+def _refuse_ungated(options: argparse.Namespace, last: Measured | None) -> None:
     """Raise UsageError for a metric that the case does not gate, as it was measured last."""
-    last, metric = _last(options), METRICS.get(options.metric or "")
+    metric = METRICS.get(options.metric or "")
     if last is None or metric is None or not metric.gateable:
         return
     name = metric.name
@@ -117,12 +122,6 @@ def _refuse_ungated(options: argparse.Namespace) -> None:
         raise UsageError(
             f"{options.case}: not waived, it does not gate {metric.name}; it gates: {gates}"
         )
-
-
-def _last(options: argparse.Namespace) -> Measured | None:
-    """What was measured last of the case, be it against a baseline or against a revision."""
-    mine = [one for one in _kept(options) if one.evidence.case_id == options.case]
-    return mine[-1] if mine else None
 
 
 def _kept(options: argparse.Namespace) -> list[Measured]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from stepguard.acceptance import has_words
 from stepguard.host.resolve import TreeError, resolve
 from stepguard.host.revision import current
 from stepguard.host.suite import BUDGET_S
@@ -105,7 +106,7 @@ def _flag(name: str) -> str:
 
 def _refuse_bad_reason(option: Any) -> None:
     reason = option.perf_reason
-    if not reason.strip(" .'\"") or not reason.isprintable():
+    if not has_words(reason) or not reason.isprintable():
         raise pytest.UsageError(f"--perf-reason={reason!r}: write a line of words")
     if not (option.perf_update or option.perf_update_new):
         raise pytest.UsageError(

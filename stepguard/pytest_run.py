@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -267,13 +268,13 @@ class PerfRun:
             return
         for option, render in (
             ("perf_json", documents.suite_json),
-            ("perf_report", documents.suite_markdown),
+            ("perf_report", partial(documents.suite_markdown, baselines=self.folder)),
         ):
             target = getattr(self.config.option, option)
             if target:
                 path = Path(self.config.invocation_params.dir, target)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(render(self.results, self.folder))
+                path.write_text(render(self.results))
 
     @property
     def closing(self) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 from msgspec import structs
 
+from stepguard.acceptance import has_words
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge import measurement_problem
@@ -103,7 +104,7 @@ def problem_of(waiver: Waiver, today: date) -> str:
         )
     for name in ("reason", "who"):
         text = getattr(waiver, name)
-        if not text.strip(" .'\"") or not text.isprintable():
+        if not has_words(text) or not text.isprintable():
             return f"{name} is {text!r}: write a line of words (--{name} of the command waive)"
     ahead = (waiver.expires - today).days
     if ahead > MAX_DAYS:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import msgspec
 
-from stepguard.acceptance import spread_too_far, unfit_to_record
+from stepguard.acceptance import has_words, spread_too_far, unfit_to_record
 from stepguard.baseline_model import (
     KEPT_RECORDINGS,
     SCHEMA,
@@ -86,7 +86,7 @@ def _place(
         kept = [*older[:1], *[*older[1:], recording][1 - KEPT_RECORDINGS :]]
         done = f"recording {len(known) + 1} of its epoch" if known else "first under this software"
         return done, [*entry.epochs[:-1], Epoch(reason=last.reason, recordings=kept)]
-    if not reason.strip(" .'\""):  # the "..." of a pasted command is none
+    if not has_words(reason):
         raise Refused(
             f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
             f"python -m stepguard accept '{evidence.case_id}'{where} --reason '...'"

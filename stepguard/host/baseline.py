@@ -52,6 +52,11 @@ def path_of(folder: Path, evidence: Evidence) -> Path:
     return folder / file_name(str(case["device"]), device_name, size, nodes)
 
 
+def usual(root: Path) -> Path:
+    """The project's folder of baselines, where no other is named, as it would be typed here."""
+    return Path(os.path.relpath(root / "baselines"))
+
+
 def files(folder: Path) -> list[Path]:
     """The baseline files of a folder, by name."""
     return [path for path in sorted(folder.glob("*.json")) if path.name != WAIVERS]

@@ -115,25 +115,28 @@ def strays(
     return found
 
 
+def _came(files: Sequence[str], where: str) -> str:
+    what = "a module" if len(files) == 1 else f"{len(files)} modules"
+    more = f" and {len(files) - SHOWN} more" if len(files) > SHOWN else ""
+    return f"{what} came from {where}: {', '.join(files[:SHOWN])}{more}"
+
+
 def _described(found: Sequence[tuple[str, str]], root: Path) -> str:
-    shown = ", ".join(f"{name} ({file})" for name, file in found[:SHOWN])
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    what = "a module" if len(found) == 1 else f"{len(found)} modules"
+    told = _came([f"{name} ({file})" for name, file in found], f"another tree than {root}")
     return (
-        f"{what} came from another tree than {root}: {shown}{more}; take that tree off PYTHONPATH, "
+        f"{told}; take that tree off PYTHONPATH, "
         "and uninstall it if it is installed in editable mode (python -m pip list --editable)"
     )
 
 
 def _described_copies(found: Sequence[Copy], top: Path, held: Held) -> str:
     """With what has this tree's own imported, the other revision's in its turn as well."""
-    shown = ", ".join(f"{copy.module} ({copy.file}, not {copy.held})" for copy in found[:SHOWN])
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    what = "a module" if len(found) == 1 else f"{len(found)} modules"
+    files = [f"{copy.module} ({copy.file}, not {copy.held})" for copy in found]
+    told = _came(files, f"elsewhere, and {top} holds the source")
     root, package = found[0].root or ".", found[0].module.partition(".")[0]
     path = os.path.relpath(root, held.below or ".")
     instead = "" if path == "." else f", and say PYTHONPATH={path}, which is each tree's own"
     return (
-        f"{what} came from elsewhere, and {top} holds the source: {shown}{more}; take that folder "
+        f"{told}; take that folder "
         f"off PYTHONPATH or uninstall {package} (python -m pip uninstall {package}){instead}"
     )

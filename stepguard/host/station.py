@@ -92,7 +92,7 @@ class Station:
         self.counts: Counts | None = None
 
     @functools.cached_property
-    def held(self) -> Held:
+    def own_files(self) -> Held:
         """The files of the tree that is measured."""
         return held_by(self.bench.root, self.bench.own)
 
@@ -159,7 +159,7 @@ class Station:
 
     def _check(self, group: WorkerGroup, told: Answers, during: str) -> None:
         factory = self.case.workload.partition(":")[0]
-        check_sources(group.spec, told, during, self.held, factory)
+        check_sources(group.spec, told, during, self.own_files, factory)
 
     def warm_up(
         self,

@@ -123,15 +123,17 @@ class Store:
         """The evidence files of the run that this one is from, itself included."""
         return sorted({path, *path.parent.parent.glob(f"*/{EVIDENCE}")})
 
+    def _runs(self) -> list[Path]:
+        """The folders of all runs, oldest first."""
+        return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
+
     def newest(self) -> dict[str, Path]:
         """The newest evidence file of every case, by case id."""
         return {case_id: path for case_id, (path, _) in self._newest().items()}
 
     def _newest(self) -> dict[str, tuple[Path, Evidence]]:
         found: dict[str, tuple[Path, Evidence]] = {}
-        if not self.runs.is_dir():
-            return found
-        for run in sorted(self.runs.iterdir()):
+        for run in self._runs():
             for path in sorted(run.glob(f"*/{EVIDENCE}")):
                 with contextlib.suppress(OSError, ValueError):
                     evidence = from_json(path.read_bytes(), str(path))
@@ -143,7 +145,7 @@ class Store:
 
         An older run's must not stand in for them: it may have measured another tree.
         """
-        runs = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
+        runs = self._runs()
         return sorted(runs[-1].glob(f"*/{EVIDENCE}")) if runs else []
 
     def measured(self) -> list[Measured]:
@@ -156,7 +158,7 @@ class Store:
 
     def last_against(self) -> str:
         """The other revision of the newest run, where that left comparisons and no evidence."""
-        runs = sorted(self.runs.iterdir()) if self.runs.is_dir() else []
+        runs = self._runs()
         for path in measured_below(runs[-1]) if runs else ():
             with contextlib.suppress(OSError, ValueError):
                 comparison = read_measured(path).comparison

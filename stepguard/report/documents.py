@@ -52,8 +52,8 @@ def unwritable(path: Path) -> str:
     return ""
 
 
-def suite_json(results: Sequence[Result], baselines: str = "") -> str:
-    """The whole run as one JSON document; where the baselines are stands with each case."""
+def suite_json(results: Sequence[Result]) -> str:
+    """The whole run as one JSON document."""
     return json.dumps(
         {"schema": SCHEMA, "cases": [result_document(result) for result in results]}, indent=1
     )

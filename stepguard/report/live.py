@@ -83,14 +83,12 @@ class Live:
         """What can be said of the time left, the shortest last."""
         if self._most_s is not None:
             return [f", up to about {clock(self._most_s)}"]
-        known = self._expected_s.get(self._case)
-        expected_s = self._of(self._case)
+        expected_s, others_s = self._of(self._case), self._others_s()
         if took_s <= expected_s:
             return [f", about {clock(self._left_s())} left"]
-        what = "the last time" if known is not None else "guessed"
+        what = "the last time" if self._case in self._expected_s else "guessed"
         longer = f", longer than {what} ({clock(expected_s)})"
-        others = f"{longer}, then about {clock(self._others_s())}"
-        return [others, longer] if self._others_s() else [longer]
+        return [f"{longer}, then about {clock(others_s)}", longer] if others_s else [longer]
 
     def end(self) -> None:
         """The case is over; its line is taken away."""
