@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.confirm import confirmed, moved_times, same_code, to_confirm, unconfirmed
+from stepguard.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
 from stepguard.host.nodes import spread
 from stepguard.host.resolve import TreeError, commit_for_confirmation
 from stepguard.host.revision import Revision
@@ -87,7 +87,6 @@ def confirm(
         return verdict, None
     if changed:
         return unconfirmed(verdict, Reason.TREE_CHANGED.value), None
-    names = moved_times(verdict)
     if spread(case, bench.nodes):
         return unconfirmed(verdict, "the baseline's tree would be on one of the nodes only"), None
     chosen = commit_for_confirmation(bench.root, recorded)
@@ -105,7 +104,7 @@ def confirm(
                 tree,
                 lambda text: progress(f"confirming, {budget_s / 60:.0f} min at most: {text}"),
                 budget_s,
-                lambda found: any(wants_more(found, name) for name in names),
+                lambda found: wants_pairs(verdict, found),
                 terms,
             )
     except TreeError as error:
