@@ -6,13 +6,17 @@
 Each time the core train step is run in a clone, as `pytest perf_tests` runs it, and confirmed on
 the spot where the screen says SLOWER. No verdict may be SLOWER; a baseline that does not fit the
 case ends this. Other work on the card is products of large matrices in a process of its own; "in
-the screen only" it ends when the pairs begin. A faster card's recordings are those of the baseline
-with every time multiplied by --share. Every verdict goes to --out as soon as it is known.
+the screen only" it ends when the pairs begin. Work that cannot be seen is as if in another
+container: the run has its own process namespace (unshare, as root), where the driver does not list
+it. A faster card's recordings are those of the baseline with every time multiplied by --share.
+Every verdict goes to --out as soon as it is known, with the pairs that confirmed it, in the form of
+judge_pairs.py.
 """
 
 import argparse
 import contextlib
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +30,8 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import clone_head, commit_all, only_case, share_cache  # noqa: E402
 from benchmarks.documents import Document  # noqa: E402
+from benchmarks.judge_pairs import as_data  # noqa: E402
+from stepguard.comparison import from_json  # noqa: E402
 
 CASE = "test_train_step and 124m-bf16"
 LOAD = """
@@ -37,11 +43,15 @@ while True:
     torch.cuda.synchronize()
     time.sleep(0.05)
 """
-THROUGHOUT, SCREEN, FASTER = (
+THROUGHOUT, SCREEN, HIDDEN, FASTER = (
     "other work throughout",
     "other work in the screen only",
+    "work that cannot be seen, in the screen only",
     "a faster card's recordings",
 )
+# The shell is the namespace's first process, which has to collect whatever is orphaned in it.
+UNSEEN = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+UNSEEN += ("sh", "-c", '"$@"; exit $?', "sh")
 
 
 def faster(text: str, case: str, share: float) -> str:
@@ -59,7 +69,7 @@ def faster(text: str, case: str, share: float) -> str:
 
 def clone(folder: Path, what: str, share: float, baseline: str, case: str) -> Path:
     """A clone of HEAD; the recordings are committed if they are other ones."""
-    tree = clone_head(folder / what.replace(" ", "-").replace("'", ""))
+    tree = clone_head(folder / re.sub(r"\W+", "-", what))
     if what == FASTER:
         path = tree / "baselines" / baseline
         path.write_text(faster(path.read_text(), case, share))
@@ -70,6 +80,12 @@ def clone(folder: Path, what: str, share: float, baseline: str, case: str) -> Pa
 def pairs_began(tree: Path) -> bool:
     """Whether the run has begun to measure another tree beside its own."""
     return any((tree / ".stepguard" / "runs").glob("**/base/*"))
+
+
+def confirmation(tree: Path) -> dict[str, object] | None:
+    """What was measured of the recording's commit beside the tree; None if nothing was."""
+    kept = next((tree / ".stepguard" / "runs").glob("*/*/comparison.json"), None)
+    return as_data(from_json(kept.read_bytes(), str(kept))) if kept else None
 
 
 @contextlib.contextmanager
@@ -90,14 +106,16 @@ def run(tree: Path, folder: Path, what: str, products: int, extra: list[str]) ->
     document.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "perf_tests", "-q", "-k", CASE]
     command += ["-m", "not extended", f"--perf-json={document}", *extra]
-    loaded = what in (THROUGHOUT, SCREEN)
+    if what == HIDDEN:
+        command = [*UNSEEN, *command]
+    loaded = what in (THROUGHOUT, SCREEN, HIDDEN)
     with other_work(products) if loaded else contextlib.nullcontext() as load:
         began, ended_after = time.monotonic(), None
         with log.open("w") as file:
             gate = subprocess.Popen(command, cwd=tree, stdout=file, stderr=subprocess.STDOUT)
         while gate.poll() is None:
             time.sleep(0.2)
-            if what == SCREEN and load and load.poll() is None and pairs_began(tree):
+            if what in (SCREEN, HIDDEN) and load and load.poll() is None and pairs_began(tree):
                 load.kill()
                 ended_after = round(time.monotonic() - began, 1)
     found = only_case(document, log.read_text())["verdict"]
@@ -113,13 +131,14 @@ def run(tree: Path, folder: Path, what: str, products: int, extra: list[str]) ->
         "exit_status": gate.returncode,
         "wall_s": round(time.monotonic() - began, 1),
         "text": log.read_text().splitlines()[-25:],
+        "confirmation": confirmation(tree),
     }
 
 
 def main() -> None:
     """Every scenario; each verdict is kept."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    kinds = (THROUGHOUT, SCREEN, FASTER)
+    kinds = (THROUGHOUT, SCREEN, HIDDEN, FASTER)
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds)
     parser.add_argument("--products", type=int, default=10, help="a burst (%(default)s)")
     parser.add_argument("--share", type=float, default=0.93, help="(%(default)s)")
