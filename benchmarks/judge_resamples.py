@@ -3,11 +3,12 @@
     python benchmarks/judge_resamples.py docs/evidence/h200_pairs_same_steps_*.json
     python benchmarks/judge_resamples.py FILES --prior-sd-pct 0.28 --out resamples.json
 
-Reads what judge_pairs.py and judge_verdicts.py wrote. Pairs of one planted slowdown are put
-together, over files; each resample draws 24 of them with replacement and takes them look by look,
-as a run does. Beside the share of every verdict stand exact 95 % binomial bounds (of the resamples,
-not of the machine: few pairs cannot know rare noise), and how often SLOWER came within so many
-pairs and GPU seconds.
+Reads what judge_pairs.py and judge_verdicts.py wrote, and pairs of which the difference alone was
+kept ("d_pct", from the report of calibrate). Pairs of one planted slowdown are put together, over
+files; each resample draws 24 of them with replacement and takes them look by look, as a run does.
+Beside the share of every verdict stand exact 95 % binomial bounds (of the resamples, not of the
+machine: few pairs cannot know rare noise), and how often SLOWER came within so many pairs and GPU
+seconds.
 
 A dozen pairs know their own mean to 0.1 % only, so that a plant of half a percent may lie at 0.4 or
 0.6 in them. The second table therefore takes the scatter of all pairs about their plant's mean, and
@@ -50,21 +51,28 @@ class Planted:
         return math.nan if half is None else 100 * half
 
 
+def log_ratio(pair: dict) -> float:
+    """``log(head / base)`` of a pair, however it is kept."""
+    if "d_pct" in pair:
+        return math.log1p(pair["d_pct"] / 100)
+    return math.log(pair["head"]["step_ms"] / pair["base"]["step_ms"])
+
+
 def planted(paths: list[Path]) -> list[Planted]:
     """By planted percent, smallest first."""
     ratios: dict[float, list[float]] = defaultdict(list)
-    seconds: dict[float, float] = defaultdict(float)
+    seconds: dict[float, list[float]] = defaultdict(list)
     cards: dict[float, set[str]] = defaultdict(set)
     read = [json.loads(path.read_text()) for path in paths]
     runs = chain.from_iterable(one.get("runs", [one]) for one in read)
     for found in (one for one in runs if one["pairs"]):
-        for one in found["pairs"]:
-            d = math.log(one["head"]["step_ms"] / one["base"]["step_ms"])
-            ratios[found["plant_pct"]].append(d)
-        seconds[found["plant_pct"]] += found["gpu_s"]
-        cards[found["plant_pct"]].add(found["gpu"])
+        plant, pairs = found["plant_pct"], found["pairs"]
+        ratios[plant] += [log_ratio(pair) for pair in pairs]
+        cards[plant].add(found["gpu"])
+        if "gpu_s" in found:
+            seconds[plant] += [found["gpu_s"] / len(pairs)] * len(pairs)
     return [
-        Planted(plant, tuple(ratios[plant]), seconds[plant] / len(ratios[plant]), len(cards[plant]))
+        Planted(plant, tuple(ratios[plant]), fmean(seconds[plant]), len(cards[plant]))
         for plant in sorted(ratios)
     ]
 
