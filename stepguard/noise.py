@@ -15,7 +15,8 @@ from scipy.special import chdtri, stdtrit
 
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Launch
-from stepguard.looks import MIN_PAIRS, PLAN, PRIOR, Margins, Prior, smallest_detectable_pct
+from stepguard.looks import MIN_PAIRS, PLAN, PRIOR, Margins, Prior
+from stepguard.power import smallest_detectable_pct
 
 BLOCKS = 2  # of a launch
 LONGER = (0.5, 1.0, 2.0, 4.0)  # blocks so many times as long as those measured are thought through

@@ -22,8 +22,8 @@ from stepguard.looks import (
     Margins,
     Prior,
     look_at,
-    smallest_detectable_pct,
 )
+from stepguard.power import smallest_detectable_pct
 from stepguard.verdict import Status
 
 

@@ -12,8 +12,9 @@ from functools import lru_cache
 
 from stepguard.calibration import CalibratedCase
 from stepguard.evidence import Evidence
-from stepguard.looks import MARGINS, PLAN, PRIOR, Margins, Prior, smallest_detectable_pct
+from stepguard.looks import MARGINS, PLAN, PRIOR, Margins, Prior
 from stepguard.noise import prior_of
+from stepguard.power import smallest_detectable_pct
 from stepguard.statistics import DEFAULT_LIMIT_PCT
 
 NOT_CALIBRATED = "not calibrated"

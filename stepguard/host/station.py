@@ -34,6 +34,7 @@ from stepguard.verdict import Reason
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
+COMPILER = ("torch._dynamo", "torch._inductor")
 
 Answers = list[dict[str, Any]]  # of every rank, in rank order
 
@@ -90,6 +91,9 @@ class Station:
         self._stack = stack  # closes every group at the end, whatever happens
         self.prepared: Answers = []
         self.counts: Counts | None = None
+        # What of it is to be imported early. It takes as long as torch itself: on a CPU, where most
+        # workloads do without, the first launch tells.
+        self._compiler: tuple[str, ...] = COMPILER if case.device == "cuda" else ()
 
     @functools.cached_property
     def own_files(self) -> Held:
@@ -104,7 +108,7 @@ class Station:
         name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
         spec = LaunchSpec(
             device=self.case.device,
-            preload=(self.case.workload.partition(":")[0], "torch._dynamo", "torch._inductor"),
+            preload=(self.case.workload.partition(":")[0], *self._compiler),
             world_size=1 if alone else self.case.world_size,
             root=self.bench.root,
             folder=self.bench.folder / self.case.slug / name,
@@ -160,6 +164,8 @@ class Station:
     def _check(self, group: WorkerGroup, told: Answers, during: str) -> None:
         factory = self.case.workload.partition(":")[0]
         check_sources(group.spec, told, during, self.own_files, factory)
+        there = told[0].get("installed", {})
+        self._compiler = tuple(name for name in COMPILER if name in there)
 
     def warm_up(
         self,

@@ -17,6 +17,7 @@ PURE = (
     "metrics",
     "statistics",
     "looks",
+    "power",
     "pairs",
     "noise",
     "calibration",

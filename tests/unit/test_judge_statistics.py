@@ -19,9 +19,9 @@ from stepguard.looks import (
     PLAN,
     Margins,
     Prior,
-    smallest_detectable_pct,
 )
 from stepguard.pairs import benjamini_hochberg, bounds, decide
+from stepguard.power import smallest_detectable_pct
 from stepguard.verdict import Status
 
 BUDGET = PLAN[-1].pairs

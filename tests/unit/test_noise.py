@@ -17,9 +17,9 @@ from stepguard.looks import (
     MIN_PAIRS,
     Margins,
     Prior,
-    smallest_detectable_pct,
 )
 from stepguard.noise import noise_of, plan_for, plans_by_block, plans_by_pairs, prior_of
+from stepguard.power import smallest_detectable_pct
 from stepguard.terms import widened
 
 TRIALS = 100

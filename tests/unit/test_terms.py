@@ -10,8 +10,9 @@ from itself import alike
 from making import CASE, FINGERPRINT, PROPERTY, SOFTWARE, evidence
 
 from stepguard.calibration import CalibratedCase
-from stepguard.looks import MARGINS, PLAN, PRIOR, Margins, Prior, smallest_detectable_pct
+from stepguard.looks import MARGINS, PLAN, PRIOR, Margins, Prior
 from stepguard.noise import prior_of
+from stepguard.power import smallest_detectable_pct
 from stepguard.terms import NOT_CALIBRATED, WIDEST_PCT, Terms, terms_of, widened
 from stepguard.versus import judge_turns
 
