@@ -1,11 +1,14 @@
 """Workload factories of known truth for the engine's tests: what each does is in its docstring."""
 
+import gc
 import os
 import signal
 import time
 
 import torch
 import torch.distributed as dist
+
+COLLECT_S = 0.5
 
 
 class Linear:
@@ -140,6 +143,31 @@ class Uneven:
         if self.gradient_sync:
             dist.all_reduce(self.value)
             time.sleep(0.020)
+
+
+class Littered:
+    """Reduces a value over all ranks in every step. Rank 1 collects its garbage for COLLECT_S."""
+
+    tokens_per_step = 1
+
+    def __init__(self):
+        self.value = torch.zeros(5)
+        if os.environ["RANK"] == "1":
+            gc.callbacks.append(self.collected)
+
+    @staticmethod
+    def collected(phase, info):
+        """Called by the collector when it begins and when it ends."""
+        if phase == "start" and info["generation"] == 2:
+            time.sleep(COLLECT_S)
+
+    def step(self):
+        dist.all_reduce(self.value)
+
+
+def littered(*, device):
+    """See Littered."""
+    return Littered()
 
 
 def together(*, device):

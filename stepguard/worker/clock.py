@@ -4,6 +4,10 @@ On a GPU a step's end is known only to the device, so CUDA events are recorded a
 read after the block; the host clock brackets the block, synchronize to synchronize. Neither is
 touched inside the block. Timestamps are time.perf_counter_ns (CLOCK_MONOTONIC on Linux), which the
 host shares: it finds the telemetry of a block by them.
+
+Several ranks line up as the last thing before a block. What one of them still did after that, its
+garbage collection say, the others would wait for in their first exchange: on two H200s up to 83 ms
+in a block of 2.1 s, 4 %.
 """
 
 import gc
@@ -69,13 +73,20 @@ class CudaClock:
         """Wait for the device."""
         torch.cuda.synchronize()
 
-    def block(self, step: Step, steps: int, before_step: Callable[[int], None]) -> dict[str, Any]:
+    def block(
+        self,
+        step: Step,
+        steps: int,
+        before_step: Callable[[int], None],
+        line_up: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
         """Run ``steps`` steps; their times in ms, by events and by the host's clock."""
         while len(self._events) < steps + 1:
             self._events.append(torch.cuda.Event(enable_timing=True))
         events = self._events[: steps + 1]
         with quiet_gc():
             torch.cuda.synchronize()
+            line_up()
             began = time.perf_counter_ns()
             events[0].record()
             first_enqueued = began
@@ -104,10 +115,17 @@ class HostClock:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
-    def block(self, step: Step, steps: int, before_step: Callable[[int], None]) -> dict[str, Any]:
+    def block(
+        self,
+        step: Step,
+        steps: int,
+        before_step: Callable[[int], None],
+        line_up: Callable[[], None] = lambda: None,
+    ) -> dict[str, Any]:
         """Run ``steps`` steps; their times in ms."""
         stamps = [0] * (steps + 1)
         with quiet_gc():
+            line_up()
             stamps[0] = time.perf_counter_ns()
             for index in range(steps):
                 before_step(index)

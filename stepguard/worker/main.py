@@ -118,8 +118,9 @@ class Session:
 
     def do_block(self, steps: int) -> dict[str, Any]:
         """One block, and what would show that it was not steady."""
-        self.channel.barrier()
-        return self.clock.block(self.workload.step, steps, self.note.step) | self._steadiness()
+        barrier = self.channel.barrier
+        timed = self.clock.block(self.workload.step, steps, self.note.step, barrier)
+        return timed | self._steadiness()
 
     def do_alternate(self, ways: list[str], order: list[int], steps: int) -> dict[str, Any]:
         """Segments of steps, run the ways that ``order`` says; each one's step time."""
@@ -131,7 +132,6 @@ class Session:
             steppers = [WAYS[way](self.workload, synchronize) for way in ways]
         except ValueError as error:
             raise BadWorkload(str(error)) from None
-        self.channel.barrier()
         began_ns = time.perf_counter_ns()
         segments_ms = alternate(steppers, order, steps, synchronize, self.channel.barrier)
         ended_ns = time.perf_counter_ns()

@@ -1,8 +1,11 @@
-"""One rank alone beside two real ones: measured after them, held apart, no failure if it fails."""
+"""Real ranks: two that begin a block together, and one alone beside them, which is measured after
+them, held apart, and no failure if it fails.
+"""
 
 from pathlib import Path
 
 import pytest
+from factories import COLLECT_S
 
 from stepguard import Case
 from stepguard.host.measure import Bench, measure
@@ -50,6 +53,14 @@ def test_the_figures_are_of_both(pair):
     wanted = 100 * pair.one_rank.step_ms / values["step_ms"]
     assert values["scaling_efficiency_pct"] == pytest.approx(wanted)
     assert values["tokens_per_s"] == pytest.approx(2 / values["step_ms"] * 1e3)
+
+
+def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench):
+    """Half a second of garbage on rank 1: rank 0 does not wait for it in its first exchange."""
+    found = measured(bench, "littered")
+    assert not found.faults, found.faults
+    (first,) = found.launches
+    assert min(block.step_ms[0] for block in first.blocks) < 1e3 * COLLECT_S / 2
 
 
 def test_a_rank_that_cannot_run_alone_breaks_nothing_and_is_named(bench):

@@ -17,7 +17,7 @@ from making import PROPERTY
 from stepguard.site import Site
 from stepguard.trace.steps import read_steps
 from stepguard.worker import note
-from stepguard.worker.clock import HostClock, quiet_gc
+from stepguard.worker.clock import CudaClock, HostClock, quiet_gc
 from stepguard.worker.compiler import unique_graphs
 from stepguard.worker.counters import count
 from stepguard.worker.eager import OperatorCounter
@@ -200,6 +200,32 @@ def test_a_block_runs_its_steps_in_order(steps):
     assert sum(block["step_ms"]) == pytest.approx(block["wall_ms"])
     assert block["wall_ms"] == (block["ended_ns"] - block["began_ns"]) / 1e6
     assert block["events_ms"] == block["wall_ms"] and block["enqueue_ms"] is None
+
+
+class Event:
+    """A CUDA event's stand-in, which tells when it is recorded."""
+
+    def __init__(self, seen):
+        self.record = lambda: seen.append("record")
+
+    def elapsed_time(self, other):
+        """In ms."""
+        return 1.0
+
+
+@pytest.mark.parametrize("clock", [HostClock, CudaClock])
+def test_ranks_line_up_as_the_last_thing_before_a_block(clock, monkeypatch):
+    """What takes one rank longer than the other before a block is in neither's time."""
+    seen = []
+    monkeypatch.setattr(gc, "collect", lambda: seen.append("collect"))
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(seen))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("synchronize"))
+    clock().block(
+        lambda: seen.append("step"), 1, lambda index: None, lambda: seen.append("line up")
+    )
+    host = ["collect", "line up", "step"]
+    cuda = ["collect", "synchronize", "line up", "record", "step", "record", "synchronize"]
+    assert seen == (host if clock is HostClock else cuda)
 
 
 def test_no_garbage_collection_inside_a_block():
