@@ -28,10 +28,10 @@ def wants_pairs(verdict: Verdict, comparison: Comparison) -> bool:
     step = decision(comparison)
     if wants_more(comparison) or step is None:
         return wants_more(comparison)
-    return any(
-        step.status not in (Status.SLOWER, found.status)
+    return step.status is not Status.SLOWER and any(
+        step.status is not found.status
         and wants_more(comparison, found.metric)
-        and not _excluded(found.change_pct, decision(comparison, found.metric))
+        and not _excluded(found, decision(comparison, found.metric), comparison)
         for found in verdict.metrics
         if _is_moved_time(found)
     )
@@ -83,7 +83,7 @@ def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -
         return replace(found, status=by_pairs.status, note=note)
     if by_pairs.status is Status.INCONCLUSIVE:
         return replace(found, note=f"unconfirmed: the pairs do not decide, {words}")
-    if not _excluded(found.change_pct, its):
+    if not _excluded(found, its, comparison):
         note = f"unconfirmed: the pairs do not exclude what the baseline says, {words}"
         return replace(found, note=note)
     if not own:  # it may have been slow there already
@@ -92,13 +92,17 @@ def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -
     return replace(found, status=Status.SAME, reason=Reason.MACHINE_MOVED, note=note)
 
 
-def _excluded(change_pct: float | None, by_pairs: Decision | None) -> bool:
-    """Whether the pairs' interval leaves no room for the change that the screen saw: with wide
-    margins `same` may still be most of it.
+def _excluded(found: MetricVerdict, by_pairs: Decision | None, comparison: Comparison) -> bool:
+    """Whether the pairs' interval leaves no room for the change that the screen saw, and some for
+    none: with wide margins `same` may still be most of it, and what lies wholly beyond what is
+    ignored is the code's, were it ever so far from what the screen saw.
     """
-    if change_pct is None or by_pairs is None:
+    if found.change_pct is None or by_pairs is None:
         return False
-    return by_pairs.high_pct < change_pct if change_pct > 0 else by_pairs.low_pct > change_pct
+    nothing = comparison.margins.ignore_pct
+    if found.change_pct > 0:
+        return by_pairs.high_pct < found.change_pct and by_pairs.low_pct <= nothing
+    return by_pairs.low_pct > found.change_pct and by_pairs.high_pct >= -nothing
 
 
 def same_code(verdict: Verdict, how: str) -> Verdict:

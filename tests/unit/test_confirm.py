@@ -219,6 +219,25 @@ def test_the_mean_is_always_asked():
     assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER: ")
 
 
+@pytest.mark.parametrize("pairs", [4, 5])
+def test_a_median_beyond_what_is_ignored_is_not_the_machine(pairs):
+    """The code's median is 4 % slower and the machine adds some: the pairs exclude what the screen
+    saw of it, and SLOWER wants six. Neither a pass nor the end.
+    """
+    now = evidence(launches=median_slower(250.0, 261.75)[:3])
+    before = judge(now, FIVE)
+    medians = [250.0 * math.exp(0.04 + one) for one in SPREAD]
+    code = beside(0.0, spread=SPREAD[:pairs], head={"launches": median_slower(250.0, *medians)})
+    code = replace(code, head=replace(code.head, launches=code.head.launches[:pairs]))
+    its = decision(code, "step_ms_median")
+    assert decision(replace(code, out_of_time=True)).status is Status.SAME
+    assert its.high_pct < metric(before, "step_ms_median").change_pct
+    assert its.status is Status.INCONCLUSIVE
+    assert wants_pairs(before, code)
+    after = confirmed(before, replace(code, out_of_time=True), HOW)
+    assert (after.status, after.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
+
+
 @pytest.mark.parametrize(
     ("pairs", "more"),
     [
