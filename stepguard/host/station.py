@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.case import Case
-from stepguard.evidence import Counts, Fault, counts_of
+from stepguard.evidence import Counts, Fault
 from stepguard.fingerprint import Fingerprint
 from stepguard.host.blocks import Annotate, Ask, block_limit_s, undisturbed
 from stepguard.host.diagnosis import LaunchFailed
@@ -30,10 +30,13 @@ from stepguard.host.telemetry import Telemetry, fit_telemetry
 from stepguard.host.ticker import Ticker
 from stepguard.host.torchrun import LaunchSpec
 from stepguard.host.warmup import Protocol, WarmUp
+from stepguard.rank_counts import counts_of
 from stepguard.verdict import Reason
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
+# Also where nothing compiles: whoever asks for it in a step first would lose what it did before it
+# was told to keep more than 64 compilations (worker/compiler.py).
 COMPILER = ("torch._dynamo", "torch._inductor")
 
 Answers = list[dict[str, Any]]  # of every rank, in rank order
@@ -91,9 +94,6 @@ class Station:
         self._stack = stack  # closes every group at the end, whatever happens
         self.prepared: Answers = []
         self.counts: Counts | None = None
-        # What of it is to be imported early. It takes as long as torch itself: on a CPU, where most
-        # workloads do without, the first launch tells.
-        self._compiler: tuple[str, ...] = COMPILER if case.device == "cuda" else ()
 
     @functools.cached_property
     def own_files(self) -> Held:
@@ -108,7 +108,7 @@ class Station:
         name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
         spec = LaunchSpec(
             device=self.case.device,
-            preload=(self.case.workload.partition(":")[0], *self._compiler),
+            preload=(self.case.workload.partition(":")[0], *COMPILER),
             world_size=1 if alone else self.case.world_size,
             root=self.bench.root,
             folder=self.bench.folder / self.case.slug / name,
@@ -164,8 +164,6 @@ class Station:
     def _check(self, group: WorkerGroup, told: Answers, during: str) -> None:
         factory = self.case.workload.partition(":")[0]
         check_sources(group.spec, told, during, self.own_files, factory)
-        there = told[0].get("installed", {})
-        self._compiler = tuple(name for name in COMPILER if name in there)
 
     def warm_up(
         self,
