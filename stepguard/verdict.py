@@ -113,10 +113,25 @@ class MetricVerdict:
         return next((site for site in self.sites if site.file), None)
 
 
+# Of counters that moved together: first what others follow from, last what follows from anything.
+_CAUSES = ("flops_per_step", "collectives_per_step", "collective_bytes_per_step")
+_FOLLOWS = ("operator_calls_per_step", "compiled_operator_calls_per_step")
+
+
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
-    """The worst gated metric, if there is one: of equals the one that names a line."""
+    """The worst gated metric, if there is one: of equals the one that says most of the cause. That
+    is another amount of work or of exchange, else what names a line; operators move with all of it.
+    """
     gated = [metric for metric in metrics if metric.gated]
-    return min(gated, key=lambda m: (m.rank, m.place is None), default=None)
+    return min(gated, key=lambda m: (m.rank, *_tells(m)), default=None)
+
+
+def _tells(found: MetricVerdict) -> tuple[int, bool, bool]:
+    """How much a metric says of the cause; smaller is more."""
+    if found.status is not Status.CHANGED:
+        return 0, found.place is None, False
+    cause = _CAUSES.index(found.metric) if found.metric in _CAUSES else len(_CAUSES)
+    return cause, found.place is None, found.metric in _FOLLOWS
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,11 @@ def test_two_ranks_count_the_same_again(verdicts):
 
 @pytest.mark.parametrize("name", CAUGHT)
 def test_every_plant_is_caught(verdicts, name):
-    """The gate fails, and its headline names a metric."""
+    """The gate fails, and its headline names the metric that says what was planted: operators and
+    candidates for a sync move as well.
+    """
     assert verdicts[name].status is Status.CHANGED
+    assert verdicts[name].worst.metric == CALLS
     assert str(told(verdicts[name])["headline"]).count(" -> ") == 1
 
 
