@@ -42,6 +42,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # metric -> the places that its count is made of; only in the newest, too
     sites: dict[str, list[Site]] = {}
     differences_pct: dict[str, RecordedDifference] = {}
+    # metric -> what each rank counted, where ranks differ; unset for one rank, and in old files
+    by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

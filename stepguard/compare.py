@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import msgspec
+
 from stepguard.baseline_model import Recording
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS, format_value
@@ -33,7 +35,7 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
     if old is None:
         reason = Reason.METRIC_NOT_RECORDED
         return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
-    found = _compare_counter(name, old, new, gated)
+    found = _compare_ranks(name, evidence, recordings[-1], _compare_counter(name, old, new, gated))
     note = _moved(name, evidence, recordings[-1])
     if found.reason is Reason.EQUAL and note and metric.parts:
         # As many operators, but other ones: an improvement would hide what was added beside it.
@@ -41,7 +43,7 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
     sites = _moved_sites(name, evidence, recordings[-1], new < old)
     if found.reason is Reason.EQUAL:  # still worth saying: one stands elsewhere now
         return replace(found, sites=sites)
-    return replace(found, note=note, sites=sites)
+    return replace(found, note=", ".join(filter(None, (found.note, note))), sites=sites)
 
 
 def straggler(evidence: Evidence) -> str:
@@ -140,6 +142,26 @@ def _compare_counter(name: str, old: float, new: float, gated: bool) -> MetricVe
     if new <= old * (1 + metric.slack_pct / 100):
         return _verdict(name, Status.SAME, Reason.WITHIN_LIMIT, old, new, gated)
     return _verdict(name, Status.CHANGED, Reason.COUNTER_ROSE, old, new, gated)
+
+
+def _compare_ranks(
+    name: str, evidence: Evidence, recording: Recording, busiest: MetricVerdict
+) -> MetricVerdict:
+    """The verdict on the rank that counted most, unless that hides what another rank counts."""
+    ranks = int(evidence.case["world_size"])
+    if ranks == 1 or recording.by_rank is msgspec.UNSET:
+        return busiest
+    assert evidence.counts is not None and busiest.new is not None
+    then = recording.by_rank.get(name) or [recording.counters[name]] * ranks
+    now = evidence.counts.by_rank.get(name) or [int(busiest.new)] * ranks
+    each = [
+        (_compare_counter(name, old, new, busiest.gated), rank)
+        for rank, (old, new) in enumerate(zip(then, now, strict=True))
+    ]
+    worst, rank = min(each, key=lambda one: one[0].status.rank)
+    if worst.status.rank >= busiest.status.rank:
+        return busiest
+    return replace(worst, note=f"on rank {rank}")
 
 
 def _verdict(

@@ -100,6 +100,7 @@ class Counts:
     unstable: dict[str, str] = field(default_factory=dict)
     detail: dict[str, dict[str, int]] = field(default_factory=dict)  # metric -> what -> count
     sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)  # metric -> where
+    by_rank: dict[str, tuple[int, ...]] = field(default_factory=dict)  # where the ranks differ
     information: dict[str, float] = field(default_factory=dict)  # beside the counts, never judged
     wall_s: float = 0.0
 
@@ -227,29 +228,6 @@ class Evidence:
         if self.fingerprint is None or not self.fingerprint.floor_flops:
             return None
         return self.floor_flops_per_step / self.fingerprint.floor_flops * 1e3
-
-
-def counts_of(ranks: Sequence[dict[str, Any]], wall_s: float) -> Counts:
-    """One Counts out of every rank's: of each metric the rank that counted most, and its parts.
-
-    What is unstable on one rank is unstable. Information is rank 0's.
-    """
-    told = [msgspec.convert(rank, Counts) for rank in ranks]
-    unstable = {
-        name: f"rank {rank}: {reason}" if len(told) > 1 else reason
-        for rank, counts in enumerate(told)
-        for name, reason in counts.unstable.items()
-    }
-    names = {name: None for counts in told for name in counts.values if name not in unstable}
-    most = {name: max(told, key=lambda c: c.values.get(name, -1)) for name in names}
-    return Counts(
-        values={name: counts.values[name] for name, counts in most.items()},
-        unstable=unstable,
-        detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
-        sites={name: c.sites[name] for name, c in most.items() if name in c.sites},
-        information=told[0].information,
-        wall_s=wall_s,
-    )
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -3,6 +3,8 @@
 Whether it may be recorded is host/baseline.py's to say.
 """
 
+import msgspec
+
 from stepguard.baseline_model import RecordedDifference, Recording
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS
@@ -18,6 +20,7 @@ def summary_of(evidence: Evidence) -> Recording:
     timed = evidence.case["device"] == "cuda"
     counted = evidence.counts.detail if evidence.counts else {}
     found = evidence.counts.sites if evidence.counts else {}
+    ranks = evidence.counts.by_rank if evidence.counts else {}
     differences = {one.name: paired(one.pairs_ms) for one in evidence.differences}
     return Recording(
         date=evidence.date,
@@ -49,4 +52,7 @@ def summary_of(evidence: Evidence) -> Recording:
             )
             for name, measured in differences.items()
         },
+        by_rank={name: list(counts) for name, counts in ranks.items()}
+        if evidence.case["world_size"] > 1
+        else msgspec.UNSET,
     )

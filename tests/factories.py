@@ -145,6 +145,30 @@ class Uneven:
             time.sleep(0.020)
 
 
+class Logging:
+    """Reduces a value in every step, and the ranks that log read it."""
+
+    tokens_per_step = 1
+
+    def __init__(self, ranks):
+        self.value, self.logs = torch.zeros(5), int(os.environ["RANK"]) in ranks
+
+    def step(self):
+        dist.all_reduce(self.value)
+        if self.logs:
+            self.last = self.value[0].item()
+
+
+def rank_0_logs(*, device):
+    """See Logging."""
+    return Logging((0,))
+
+
+def all_ranks_log(*, device):
+    """See Logging: the condition was lost."""
+    return Logging((0, 1))
+
+
 class Littered:
     """Reduces a value over all ranks in every step. Rank 1 collects its garbage for COLLECT_S."""
 
@@ -168,6 +192,18 @@ class Littered:
 def littered(*, device):
     """See Littered."""
     return Littered()
+
+
+class Deaf(Uneven):
+    """Has the attribute, and exchanges whatever it says."""
+
+    def step(self):
+        dist.all_reduce(self.value)
+
+
+def deaf(*, device):
+    """See Deaf."""
+    return Deaf()
 
 
 def together(*, device):

@@ -2,16 +2,19 @@
 them, held apart, and no failure if it fails.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from factories import COLLECT_S
 
 from stepguard import Case
+from stepguard.baseline_model import Entry, Epoch
 from stepguard.host.measure import Bench, measure
 from stepguard.host.revision import Revision
 from stepguard.judge import judge
-from stepguard.verdict import Status
+from stepguard.recording import summary_of
+from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,6 +64,22 @@ def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench):
     assert not found.faults, found.faults
     (first,) = found.launches
     assert min(block.step_ms[0] for block in first.blocks) < 1e3 * COLLECT_S / 2
+
+
+def test_a_cost_that_only_idle_ranks_gain_is_found(bench):
+    """Rank 0 alone logged, now all do: no rank counts more than rank 0 did, and the other one waits
+    in every step.
+    """
+    before, after = measured(bench, "rank_0_logs"), measured(bench, "all_ranks_log")
+    gates = ("sync_candidates_per_step",)
+    after = replace(after, case=before.case, gates=gates)
+    epoch = Epoch(reason="first", recordings=[summary_of(before)])
+    known = Entry(case=before.case, epochs=[epoch])
+    verdict = judge(after, known)
+    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
+    assert (verdict.worst.old, verdict.worst.new) == (0, 1)
+    assert verdict.worst.note.startswith("on rank 1")
+    assert judge(replace(before, gates=gates), known).status is Status.SAME
 
 
 def test_a_rank_that_cannot_run_alone_breaks_nothing_and_is_named(bench):

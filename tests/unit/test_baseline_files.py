@@ -281,7 +281,11 @@ def test_a_number_too_large_is_refused(path, key, number):
     refused(path)
 
 
-LATER = ("sites", "differences_pct")  # an older file has no such fields
+LATER = {
+    "sites": {},
+    "differences_pct": {},
+    "by_rank": msgspec.UNSET,
+}  # an older file has none of these
 
 
 @pytest.mark.parametrize("field", [f for f in Recording.__struct_fields__ if f not in LATER])
@@ -297,9 +301,28 @@ def test_a_missing_field_is_refused(path, field):
 def test_a_file_from_before_a_field_is_read(path, field):
     """What was not recorded then is empty; a gate that needs it says that it is not recorded."""
     document = plain()
-    del document["cases"][CASE_ID]["epochs"][0]["recordings"][0][field]
+    document["cases"][CASE_ID]["epochs"][0]["recordings"][0].pop(field, None)
     path.write_text(json.dumps(document))
-    assert getattr(load(path).cases[CASE_ID].epochs[0].recordings[0], field) == {}
+    assert getattr(load(path).cases[CASE_ID].epochs[0].recordings[0], field) == LATER[field]
+
+
+@pytest.mark.parametrize(
+    "by_rank", [{"flops_per_step": [1]}, {"flops_per_step": []}, {"nonsense": [1, 2]}]
+)
+def test_counts_of_other_ranks_than_the_cases_are_refused(path, by_rank):
+    """One for each of its two ranks, of a counter that is recorded."""
+    document = plain()
+    entry = document["cases"][CASE_ID]
+    entry["case"]["world_size"] = 2
+    recorded = entry["epochs"][0]["recordings"][0]
+    path.write_text(json.dumps(document))
+    load(path)
+    recorded["by_rank"] = {"flops_per_step": [1, recorded["counters"]["flops_per_step"]]}
+    path.write_text(json.dumps(document))
+    load(path)
+    recorded["by_rank"] = by_rank
+    path.write_text(json.dumps(document))
+    refused(path, "by_rank", "git checkout")
 
 
 @pytest.mark.parametrize("depth", ["machine", "cases", "step_ms"])

@@ -12,9 +12,10 @@ from scipy import stats
 
 from stepguard.baseline_model import RecordedDifference
 from stepguard.compare import compare
-from stepguard.evidence import Counts, Difference, counts_of
+from stepguard.evidence import Counts, Difference
 from stepguard.explain import evidence_lines
 from stepguard.judge import judge
+from stepguard.rank_counts import counts_of
 from stepguard.site import Site
 from stepguard.statistics import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.verdict import Reason, Status, Verdict
@@ -342,26 +343,36 @@ def test_of_each_metric_the_highest_rank_counts(values):
     }
 
 
-def test_parts_and_places_are_those_of_the_highest_rank():
-    """Rank 1 syncs once more than rank 0: its detail and its site; rank 0's for the others."""
-    sites = [{SYNCS: [vars(site)]} for site in (LOSS, NORM)]
+def test_parts_are_those_of_the_highest_rank_and_places_those_of_all():
+    """Rank 0 logs and rank 1 does something else: what each counted stands beside the most."""
     ranks = [
-        rank({SYNCS: 1, "memsets": 3}, detail={SYNCS: {"x": 1}, "memsets": {"y": 3}}),
-        rank({SYNCS: 2, "memsets": 1}, detail={SYNCS: {"x": 2}, "memsets": {"y": 1}}),
+        rank({"calls": 3, SYNCS: 1, "even": 5}, detail={"calls": {"x": 2, "y": 1}}),
+        rank({"calls": 4, SYNCS: 2, "even": 5}, detail={"calls": {"x": 4}}),
     ]
-    for of_rank, places in zip(ranks, sites, strict=True):
-        of_rank |= {"sites": places, "information": {"share": float(ranks.index(of_rank))}}
+    for of_rank, place, often in zip(ranks, (LOSS, NORM), (1, 2), strict=True):
+        here = vars(replace(place, count=often))
+        of_rank |= {"sites": {SYNCS: [here, vars(replace(place, text="all", allowed="known"))]}}
+        of_rank |= {"information": {"share": float(ranks.index(of_rank))}}
     counts = counts_of(ranks, 2.5)
-    assert counts.values == {SYNCS: 2, "memsets": 3}
-    assert counts.detail == {SYNCS: {"x": 2}, "memsets": {"y": 3}}
-    assert counts.sites == {SYNCS: (NORM,)}
+    assert counts.values == {"calls": 4, SYNCS: 2, "even": 5}
+    assert counts.by_rank == {"calls": (3, 4), SYNCS: (1, 2)}
+    assert counts.detail == {"calls": {"x": 4}}
+    counted = [(place.text, place.count) for place in counts.sites[SYNCS] if not place.allowed]
+    assert counted == [(LOSS.text, 1), (NORM.text, 2)]
     assert (counts.information, counts.wall_s) == ({"share": 0.0}, 2.5)
 
 
-def test_of_equal_ranks_the_first_tells():
-    """Parts of rank 0 where the ranks agree, so that reports do not change from run to run."""
-    ranks = [rank({"a": 1}, detail={"a": {f"rank {number}": 1}}) for number in (0, 1)]
-    assert counts_of(ranks, 1.0).detail == {"a": {"rank 0": 1}}
+def test_equal_ranks_are_one_of_them():
+    """Parts and places are those of the first, so that reports do not change from run to run."""
+    first, second = (replace(LOSS, line=line) for line in (10, 20))
+    ranks = [
+        rank({"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: [vars(place)]})
+        for name, place in (("x", first), ("y", second))
+    ]
+    counts = counts_of(ranks, 1.0)
+    assert counts.values == {"a": 1, SYNCS: 1} and counts.by_rank == {}
+    assert counts.detail == {"a": {"x": 1}}
+    assert counts.sites == {SYNCS: (first,)}
 
 
 @pytest.mark.parametrize("odd", [0, 1, 2])

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from making import PROPERTY
 
-from stepguard.evidence import counts_of
+from stepguard.rank_counts import counts_of
 from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.steps import read_steps
 from stepguard.worker import profiled
