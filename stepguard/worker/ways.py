@@ -10,6 +10,8 @@ no_gradient_sync  ranks exchange nothing; their replicas diverge, so nothing may
 from collections.abc import Callable
 from typing import Any
 
+from torch.profiler import ProfilerActivity, profile
+
 Step = Callable[[], object]
 Synchronize = Callable[[], None]
 
@@ -42,7 +44,19 @@ def _no_gradient_sync(workload: Any, synchronize: Synchronize) -> Step:
         finally:
             workload.gradient_sync = True
 
+    if calls := _exchanges(run):
+        raise ValueError(
+            f"with gradient_sync False the step still calls {', '.join(calls)}: it would be "
+            "compared with itself, and its exchange be measured as nothing"
+        )
     return run
+
+
+def _exchanges(step: Step) -> list[str]:
+    """What a step calls to exchange with other ranks, by its profile, DDP's own calls included."""
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        step()
+    return sorted({event.name for event in record.events() if event.name.startswith("c10d::")})
 
 
 WAYS: dict[str, Callable[[Any, Synchronize], Step]] = {

@@ -70,6 +70,20 @@ def test_a_workload_that_cannot_do_without_exchange_is_broken(bench):
     assert "Pair has no attribute gradient_sync" in verdict.message
 
 
+def test_a_workload_that_exchanges_all_the_same_is_broken(bench):
+    """An attribute that nothing reads would measure no difference: a gain, and a green one."""
+    verdict = judge(measure(two_ranks("deaf"), bench), None)
+    assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.BAD_WORKLOAD)
+    assert "still calls c10d::allreduce_: it would be compared with itself" in verdict.message
+
+
+def test_the_training_step_can_do_without_exchange(bench):
+    """DDP's buckets and the loss: none is exchanged where the attribute says so."""
+    found = measure(two_ranks("ranks"), bench)
+    assert not found.faults, found.faults
+    assert len(found.differences) == 1
+
+
 def test_the_plan_has_a_launch_for_it_where_it_is_gated():
     """One of its own, before the timed launches, which count and time as ever."""
     case = two_ranks("uneven", device="cuda", launches=2)
