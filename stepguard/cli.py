@@ -114,6 +114,8 @@ def _run(options: argparse.Namespace) -> int:
     device = str(params.pop("device", None) or options.device or ("cuda" if gpus else "cpu"))
     default = 3 if device == "cuda" else 1
     launches = default if options.launches is None else options.launches
+    if options.gpus < 1:
+        raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     case = Case(
         "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
     )
@@ -146,6 +148,11 @@ def _nodes(options: argparse.Namespace, root: Path, gpus: tuple[Gpu, ...]) -> No
         raise UsageError("--nnodes and --rdzv-endpoint go together; see docs/several-nodes.md")
     if options.nnodes == 1:
         return None
+    if options.gpus % options.nnodes:
+        raise UsageError(
+            f"--gpus {options.gpus}: {options.nnodes} nodes cannot share them equally; write "
+            f"--gpus {options.nnodes} or a multiple"
+        )
     return gather(options.nnodes, options.rdzv_endpoint, root, gpus, dict(os.environ), _say)
 
 

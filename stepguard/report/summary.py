@@ -116,4 +116,5 @@ def colour(status: Status | None) -> Markup:
 
 
 def _may_judge_times(case: Case) -> bool:
-    return case.device != "cpu" or any(METRICS[name].kind == "time" for name in case.gates)
+    kinds = {METRICS[name].kind for name in case.gates}
+    return case.device != "cpu" or bool(kinds & {"time", "difference"})

@@ -76,7 +76,13 @@ def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
     calls = [step.collectives.total() for step in steps]
     tally.add("collectives_per_step", calls, dict(first.collective_sizes))
     if any(step.unsized_collectives for step in steps):
-        tally.missing("the trace tells no size of some collectives", "collective_bytes_per_step")
+        unknown = sorted(name for name in first.collective_sizes if "unknown size" in name)
+        tally.missing(
+            f"the trace tells no size of {', '.join(unknown) or 'some collectives'} (gloo: of one "
+            "length and several types); take the metric out of the case's gates, or use another "
+            "length",
+            "collective_bytes_per_step",
+        )
         return
     payload = [step.collective_bytes.total() for step in steps]
     tally.add("collective_bytes_per_step", payload, dict(first.collective_bytes))

@@ -43,3 +43,19 @@ def test_run_wants_both_options(options, capsys):
     """Status 2: with one of them the other nodes would be left out in silence."""
     assert cli.main(["run", "factories:linear", "--device", "cpu", *options]) == 2
     assert "--nnodes and --rdzv-endpoint go together" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("gpus", "nodes"), [("1", "2"), ("3", "2"), ("2", "3")])
+def test_ranks_that_nodes_cannot_share_are_refused_before_anybody_waits(gpus, nodes, capsys):
+    """Status 2 at once: one rank of two nodes would leave the second one idle in silence."""
+    options = ["--gpus", gpus, "--nnodes", nodes, "--rdzv-endpoint", "127.0.0.1:9"]
+    assert cli.main(["run", "factories:linear", "--device", "cpu", *options]) == 2
+    said = f"--gpus {gpus}: {nodes} nodes cannot share them equally; write --gpus {nodes} or"
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gpus", ["0", "-1"])
+def test_no_ranks_are_refused(gpus, capsys):
+    """Status 2, and the option is named."""
+    assert cli.main(["run", "factories:linear", "--device", "cpu", "--gpus", gpus]) == 2
+    assert f"--gpus {gpus}: at least 1 is needed" in capsys.readouterr().err
