@@ -21,6 +21,8 @@ from stepguard.verdict import Reason
 from stepguard.worker import note
 from stepguard.worker.lifeline import pids_by_token
 
+SHOWN_STACKS = 2  # ranks; the others stand where one of these does, as a rule
+_WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
 STACKS_S = 0.5  # for faulthandler to write every stack
 # Causes before what may follow from them, where several nodes report.
@@ -68,7 +70,7 @@ class Scene:
 
 
 def no_answer(scene: Scene) -> Fault:
-    """A deadline passed: where every rank stands, with rank 0's stack."""
+    """A deadline passed: where every rank stands, with the stacks of those that say most."""
     started = [pid for pid in pids_by_token(scene.token) if pid != scene.agent.pid]
     for pid in scene.pids.values() or started:
         with contextlib.suppress(ProcessLookupError):
@@ -76,8 +78,19 @@ def no_answer(scene: Scene) -> Fault:
     time.sleep(STACKS_S)
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     message = f"no answer {scene.waited_s:.0f} s into the launch: {positions(scene)}"
-    detail = scene.stderr_tail(scene.ranks[0]) if scene.pids or started else scene.agent_log()
+    detail = _stacks(scene) if scene.pids or started else scene.agent_log()
     return Fault(code.name, message, detail, scene.during)
+
+
+def _stacks(scene: Scene) -> str:
+    """What ranks wrote last, which are their stacks: first of those that did not do their part yet.
+    A rank that only waits for the others' answers has.
+    """
+    tails = [(rank, tail) for rank in scene.ranks if (tail := scene.stderr_tail(rank))]
+    tails.sort(key=lambda one: bool(_WAITS.search(one[1])))
+    if len(scene.ranks) == 1:
+        return "".join(tail for _, tail in tails)
+    return "\n".join(f"rank {rank}:\n{tail}" for rank, tail in tails[:SHOWN_STACKS])
 
 
 def positions(scene: Scene) -> str:

@@ -108,6 +108,19 @@ def test_a_hang_carries_the_stack(run_of, name):
     assert re.search(rf'File ".*{source}", line \d+ in ', detail), detail
 
 
+@pytest.mark.parametrize("name", ["pair-hang", "pair-leave-hang"])
+def test_the_rank_that_holds_up_the_others_is_shown(run_of, name):
+    """Rank 1 sleeps and rank 0 waits for it: both stacks. Rank 1 left early, and only waits for
+    the others' answers: rank 0's comes first.
+    """
+    detail = run_of(name).verdicts()[name]["detail"]
+    assert detail.startswith("rank 0:\n") and "\nrank 1:\n" in detail
+    of_0, _, of_1 = detail.partition("\nrank 1:\n")
+    assert re.search(r'factories.py", line \d+ in step', of_0), of_0
+    frame = "fail" if name == "pair-hang" else "gather"
+    assert re.search(rf'\.py", line \d+ in {frame}', of_1), of_1
+
+
 @pytest.mark.parametrize("name", [name for name in EXPECTED if name.startswith(("raise", "oom"))])
 def test_what_was_raised_carries_its_trace(run_of, name):
     """The block shows the workload's own traceback, the message's second line included."""
