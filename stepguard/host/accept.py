@@ -52,7 +52,7 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     status = judge(evidence, entry).status
-    if not recording.times_ms and status is Status.SAME:
+    if not recording.times_ms and status is Status.SAME and not _lacks_ranks(entry, recording):
         return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
     done, epochs = _place(evidence, recording, entry, status, reason, where)
     fresh = Entry(case=evidence.case, epochs=epochs)
@@ -60,6 +60,13 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
     return f"{evidence.case_id}: {done} in {path}"
+
+
+def _lacks_ranks(entry: Entry | None, recording: Recording) -> bool:
+    """Whether what is held comes from before counters were kept rank by rank."""
+    if entry is None or recording.by_rank is msgspec.UNSET:
+        return False
+    return entry.epochs[-1].recordings[-1].by_rank is msgspec.UNSET
 
 
 def _place(

@@ -117,7 +117,7 @@ def test_a_mistake_in_the_call_shows_no_traceback(real, name):
         (("nofactory",), "write 'package.module:factory'"),
         (("a.b:c", "batch"), "'batch': write key=value"),
         (("a.b:c", "n=1", "n=2"), "n is given twice"),
-        (("a.b:c", "--gpus", "0"), "Case.world_size 0: at least 1"),
+        (("a.b:c", "--gpus", "0"), "--gpus 0: at least 1"),
         (("a.b:c", "device=tpu"), "Case.device 'tpu': 'cuda' or 'cpu'"),
         (("a.b:c", "--device", "cuda", "--launches", "1"), "at least 2 on a GPU"),
         (("a.b:c", "lr=NaN"), "lr"),

@@ -4,6 +4,7 @@ import errno
 import os
 from dataclasses import replace
 
+import msgspec
 import pytest
 from making import (
     CASE_ID,
@@ -287,6 +288,24 @@ def test_cpu_counters_that_are_equal_add_nothing(path):
     recorded = content.cases["forward[nano-cpu]"].epochs[0].recordings[0]
     assert content.machine == "CPU"
     assert recorded.times_ms == {} and recorded.information == {}
+
+
+def test_what_does_not_know_its_ranks_is_recorded_once_more(path):
+    """Equal by the most that a rank counted, and each rank's counts are new."""
+    ranks = cpu_evidence().case | {"world_size": 2}
+    found = cpu_evidence(case=ranks)
+    accept(path, found, "")
+    content = load(path)
+    entry = content.cases[found.case_id]
+    (recorded,) = entry.epochs[0].recordings
+    assert recorded.by_rank == {}
+    old = msgspec.structs.replace(recorded, by_rank=msgspec.UNSET)
+    epoch = msgspec.structs.replace(entry.epochs[0], recordings=[old])
+    older = msgspec.structs.replace(entry, epochs=[epoch])
+    save(path, msgspec.structs.replace(content, cases={found.case_id: older}))
+    assert "by_rank" not in path.read_text()
+    assert "recording 2 of its epoch" in accept(path, replace(found, date="run 2"), "")
+    assert "nothing to add" in accept(path, replace(found, date="run 3"), "")
 
 
 def test_cpu_counters_that_moved_need_a_reason(path):
