@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.profiler import ProfilerActivity, profile
 
+EXCHANGES = ("c10d::", "_c10d_functional::")
+
 Step = Callable[[], object]
 Synchronize = Callable[[], None]
 
@@ -56,7 +58,7 @@ def _exchanges(step: Step) -> list[str]:
     """What a step calls to exchange with other ranks, by its profile, DDP's own calls included."""
     with profile(activities=[ProfilerActivity.CPU]) as record:
         step()
-    return sorted({event.name for event in record.events() if event.name.startswith("c10d::")})
+    return sorted({e.name for e in record.events() if e.name.startswith(EXCHANGES)})
 
 
 WAYS: dict[str, Callable[[Any, Synchronize], Step]] = {
