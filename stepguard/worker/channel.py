@@ -52,6 +52,14 @@ class Channel:
         dist.gather_object(value, target, dst=0, group=self._group)
         return gathered if self.rank == 0 else []
 
+    def any(self, value: bool) -> bool:
+        """Whether it holds on any rank; the answer is the same on every one."""
+        if self._group is None:
+            return value
+        told = [False] * self.world_size
+        dist.all_gather_object(told, value, group=self._group)
+        return any(told)
+
     def barrier(self) -> None:
         """Line the ranks up before a block, without touching the GPUs."""
         if self._group is not None:

@@ -29,6 +29,7 @@ def count(
     progress: Callable[[str], None],
     phases: Phases | None = None,
     world_size: int = 1,
+    any_rank: Callable[[bool], bool] = bool,
 ) -> dict[str, Any]:
     """Every counter of a workload whose step has run at least once."""
     tally, phases = Tally(), phases or Phases(lambda name: None)
@@ -41,7 +42,7 @@ def count(
         progress("count: memory")
         count_memory(tally, step, device, phases, world_size)
         progress("count: profiled steps")
-        count_profiled(tally, step, device, phases, world_size)
+        count_profiled(tally, step, device, phases, world_size, any_rank)
     count_recompiles(tally, recompiles)
     progress("count: eager operators")
     count_eager(tally, step, device, phases)

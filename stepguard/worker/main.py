@@ -154,8 +154,8 @@ class Session:
             self.note.command(text)
             self.channel.reply({"progress": text})
 
-        step, world_size = self.workload.step, self.channel.world_size
-        return count(step, self.device, progress, self.phases, world_size)
+        step, channel = self.workload.step, self.channel
+        return count(step, self.device, progress, self.phases, channel.world_size, channel.any)
 
     def do_park(self) -> dict[str, Any]:
         """Hand cached memory back to the driver."""

@@ -23,16 +23,24 @@ MARK = "stepguard.step"
 
 
 def count_profiled(
-    tally: Tally, step: Step, device: torch.device, phases: Phases, world_size: int = 1
+    tally: Tally,
+    step: Step,
+    device: torch.device,
+    phases: Phases,
+    world_size: int = 1,
+    any_rank: Callable[[bool], bool] = bool,
 ) -> None:
     """Everything that a trace of ACTIVE_STEPS steps tells: operators everywhere; collectives with
     several ranks; launches, copies, memsets and host syncs on a GPU.
+
+    All ranks profile again if ``any_rank`` has to: one that ran more steps than the others would
+    wait in its exchange for ever.
     """
     gpu = device.type == "cuda"
     listener = SyncListener(phases) if gpu else None
     for _ in range(TRIES):
         steps, seen = profile_steps(step, device, phases, listener, world_size > 1)
-        if not any(calls.lost_copies for calls in steps):
+        if not any_rank(any(calls.lost_copies for calls in steps)):
             break
     first = steps[0]
     tally.add(

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,13 +17,14 @@ from making import PROPERTY
 
 from stepguard.site import Site
 from stepguard.trace.steps import read_steps
-from stepguard.worker import note
+from stepguard.worker import note, profiled
 from stepguard.worker.clock import CudaClock, HostClock, quiet_gc
 from stepguard.worker.compiler import unique_graphs
 from stepguard.worker.counters import count
 from stepguard.worker.eager import OperatorCounter
 from stepguard.worker.lifeline import die_with_parent, kill_by_token, pids_by_token
 from stepguard.worker.note import Note
+from stepguard.worker.phases import Phases
 from stepguard.worker.profiled import MARK
 from stepguard.worker.syncs import by_place
 from stepguard.worker.tally import ACTIVE_STEPS, Tally
@@ -239,6 +241,32 @@ def test_no_garbage_collection_inside_a_block():
 
 
 # The counters
+
+
+@pytest.mark.parametrize(
+    ("lost", "elsewhere", "profiles"),
+    [
+        ([0], [False], 1),
+        ([0, 0], [True, False], 2),
+        ([1, 0], [False, False], 2),
+        ([1] * 3, [0] * 3, 3),
+    ],
+)
+def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, elsewhere, profiles):
+    """A rank whose own trace is whole takes part: its steps have the others' exchanges."""
+    found = read_steps([{"name": MARK, "cat": "user_annotation", "ts": 0, "dur": 1}], MARK, 1)
+    taken = iter([[replace(found[0], lost_copies=count)] for count in lost])
+    monkeypatch.setattr(profiled, "profile_steps", lambda *rest: (next(taken), []))
+    others = iter(elsewhere)
+    asked = []
+
+    def any_rank(own):
+        asked.append(own)
+        return own or bool(next(others))
+
+    step, cpu = lambda: None, torch.device("cpu")
+    profiled.count_profiled(Tally(), step, cpu, Phases(lambda name: None), 1, any_rank)
+    assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None
 
 
 def test_a_count_that_differs_between_steps_is_no_value():
