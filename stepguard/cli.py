@@ -22,7 +22,7 @@ from stepguard.doctor import examine
 from stepguard.host import baseline
 from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
-from stepguard.host.nodes import Nodes, NodesError, gather, per_node
+from stepguard.host.nodes import Nodes, NodesError, gather
 from stepguard.host.resolve import TreeError
 from stepguard.host.store import StoreError, root_of
 from stepguard.host.suite import Result, Suite
@@ -122,8 +122,6 @@ def _run(options: argparse.Namespace) -> int:
     shell.refuse_target(options.json)
     root = root_of(Path.cwd())
     nodes = _nodes(options, root, gpus)
-    if nodes:
-        per_node(case, nodes)
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     suite = Suite(root, root / "baselines", gpus, typed, nodes=nodes)
     live = _live(suite)

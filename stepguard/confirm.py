@@ -25,15 +25,19 @@ def wants_pairs(verdict: Verdict, comparison: Comparison) -> bool:
     """Whether a confirmation needs another pair: the step is not decided yet, or it is not what
     the screen says of another time, and the pairs still leave room for that.
     """
+    if wants_more(comparison):
+        return True
     step = decision(comparison)
-    if wants_more(comparison) or step is None:
-        return wants_more(comparison)
-    return step.status is not Status.SLOWER and any(
-        step.status is not found.status
-        and wants_more(comparison, found.metric)
-        and not _excluded(found, decision(comparison, found.metric), comparison)
-        for found in verdict.metrics
-        if _is_moved_time(found)
+    return (
+        step is not None
+        and step.status is not Status.SLOWER
+        and any(
+            step.status is not found.status
+            and wants_more(comparison, found.metric)
+            and not _excluded(found, decision(comparison, found.metric), comparison)
+            for found in verdict.metrics
+            if _is_moved_time(found)
+        )
     )
 
 
