@@ -1,42 +1,56 @@
 """Two real ranks, end to end: what is planted between them is caught by its counter and named.
 
-What is measured are clones of this repository, planted by benchmarks/planted_ranks.py, which does
-the same on GPUs.
+What is measured are clones of this repository, planted by benchmarks/planted_ranks.py, which judges
+them beside HEAD, on GPUs too. Here they are judged against a recording.
 """
+
+from functools import partial
 
 import pytest
 
-from benchmarks.planted_ranks import PLANTS, Work, against, case_of, clone, told
+from benchmarks.planted_ranks import PLANTS, bench_of, case_of, clone, told
+from stepguard.baseline_model import Entry, Epoch
+from stepguard.evidence import Evidence
 from stepguard.explain import block
+from stepguard.host.accept import recording_of
+from stepguard.host.measure import measure
+from stepguard.judge import judge
 from stepguard.verdict import Status, Verdict
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
 CAUGHT = [name for name, plant in PLANTS.items() if plant.edits]
+CASE = case_of("cpu", 2, "nothing")
+
+
+def measured(folder, name, where=".") -> Evidence:
+    """The step of two gloo ranks in a clone with that plant."""
+    tree = clone(folder / where, name, 2, 0.0)
+    return measure(CASE, bench_of(CASE, tree, folder, folder / "cache"))
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory):
-    """A place to measure the step of two gloo ranks in."""
-    return Work(tmp_path_factory.mktemp("work"), case_of("cpu", 2))
+def folder(tmp_path_factory):
+    """A place for clones, with one compile cache."""
+    return tmp_path_factory.mktemp("work")
 
 
 @pytest.fixture(scope="module")
-def clean(work):
+def clean(folder) -> Evidence:
     """Without a plant."""
-    return work.evidence(clone(work.folder / "clean", "nothing", 2, 0.0))
+    return measured(folder, "nothing", "clean")
 
 
 @pytest.fixture(scope="module")
-def verdicts(work, clean) -> dict[str, Verdict]:
+def verdicts(folder, clean) -> dict[str, Verdict]:
     """By plant: the verdict against a recording of the clean step."""
-    names = ["nothing", *CAUGHT]
-    return {name: against(work.evidence(clone(work.folder, name, 2, 0.0)), clean) for name in names}
+    recorded = Epoch(reason="clean", recordings=[recording_of(clean)])
+    judged = partial(judge, entry=Entry(case=clean.case, epochs=[recorded]))
+    return {name: judged(measured(folder, name)) for name in ["nothing", *CAUGHT]}
 
 
 def moved(verdict: Verdict) -> dict[str, list[float | None]]:
     """The gated metrics that moved, with both values."""
-    found = told(verdict)["moved"]
-    assert isinstance(found, dict)
+    found: dict[str, list[float | None]] = told(verdict)["moved"]
     return found
 
 
