@@ -12,15 +12,17 @@ from stepguard.site import Site
 
 
 class Status(Enum):
-    """The verdicts, worst first."""
+    """The verdicts, worst first. Of a case's metrics one that is known to have moved decides before
+    one of which nothing is known: it is what there is to look at, and to confirm.
+    """
 
     BROKEN = "BROKEN"
     UNFIT = "UNFIT"
     NOT_COMPARABLE = "NOT COMPARABLE"
-    NO_BASELINE = "NO BASELINE"
-    INCONCLUSIVE = "INCONCLUSIVE"
     SLOWER = "SLOWER"
     CHANGED = "CHANGED"
+    NO_BASELINE = "NO BASELINE"
+    INCONCLUSIVE = "INCONCLUSIVE"
     FASTER = "FASTER"
     SAME = "same"
 

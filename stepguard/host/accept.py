@@ -22,7 +22,7 @@ from stepguard.host.baseline import BaselineError, load_for, machine_of, save
 from stepguard.judge import comparable, drifted, judge
 from stepguard.recording import summary_of
 from stepguard.statistics import DEFAULT_LIMIT_PCT
-from stepguard.verdict import Status
+from stepguard.verdict import Status, Verdict
 
 
 class Refused(BaselineError):
@@ -51,10 +51,11 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where
     entry = content.cases.get(evidence.case_id)
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
-    status = judge(evidence, entry).status
-    if not recording.times_ms and status is Status.SAME and not _lacks_ranks(entry, recording):
+    verdict = judge(evidence, entry)
+    same = verdict.status is Status.SAME
+    if not recording.times_ms and same and not _lacks_ranks(entry, recording):
         return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
-    done, epochs = _place(evidence, recording, entry, status, reason, where)
+    done, epochs = _place(evidence, recording, entry, verdict, reason, where)
     fresh = Entry(case=evidence.case, epochs=epochs)
     if not dry:
         cases = content.cases | {evidence.case_id: fresh}
@@ -73,7 +74,7 @@ def _place(
     evidence: Evidence,
     recording: Recording,
     entry: Entry | None,
-    status: Status,
+    verdict: Verdict,
     reason: str,
     where: str,
 ) -> tuple[str, list[Epoch]]:
@@ -82,8 +83,11 @@ def _place(
         return "first recording", [_opened(reason or "first recording", recording)]
     if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
         raise Refused(f"{evidence.case_id}: this evidence ({recording.date}) is already recorded")
-    if status is Status.INCONCLUSIVE:
-        raise Refused(f"{evidence.case_id}: not recorded, {status.value}: measure again")
+    undecided = [m.metric for m in verdict.metrics if m.gated and m.status is Status.INCONCLUSIVE]
+    if undecided:
+        what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
+        raise Refused(f"{evidence.case_id}: not recorded, {what}: measure again")
+    status = verdict.status
     last = entry.epochs[-1]
     known = comparable(last, evidence)
     drift = drifted(evidence, known) if known else _other_software(recording, last, reason)

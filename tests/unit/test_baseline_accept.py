@@ -224,6 +224,18 @@ def test_unsound_evidence_is_refused(path, changes, match, reason):
     refused(path, found, reason, match)
 
 
+def test_a_metric_that_is_not_known_is_refused(path):
+    """A new level of one time is no reason to record another, which nobody knows."""
+    for number in range(5):
+        accept(path, run(number), "")
+    wall = {"wall_ms": (2625.0,), "events_ms": (2625.0,)}
+    blocks = [block(step_ms=(ms,) * 10, **wall) for ms in (248.9, 251.1)]
+    launches = tuple(launch(index=n, blocks=(one,) * 3) for n, one in enumerate(blocks, start=1))
+    found = run(7, launches=launches, planned_launches=2)
+    assert judge(found, load(path).cases[CASE_ID]).status is Status.SLOWER
+    refused(path, found, "why", match="not recorded, step_ms_median")
+
+
 def test_times_alone_can_be_recorded(path):
     """A case that gates no counter is measured without a counting pass, and recorded so."""
     found = run(1, counts=None, gates=("step_ms",))

@@ -219,6 +219,18 @@ def test_the_mean_is_always_asked():
     assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER: ")
 
 
+@pytest.mark.parametrize(("code", "status"), [(0.0, Status.INCONCLUSIVE), (2.0, Status.SLOWER)])
+def test_noise_of_one_metric_does_not_hide_another(code, status):
+    """The mean is slower and nothing is known of the median: SLOWER, and the pairs are asked. If it
+    was the machine the median is still not known, and nothing passes.
+    """
+    before = judge(evidence(launches=timed((262.5, 240), (262.5, 262), (262.5, 285))), FIVE)
+    assert metric(before, "step_ms_median").status is Status.INCONCLUSIVE
+    assert before.status is Status.SLOWER and to_confirm(before).metric == "step_ms"
+    after = confirmed(before, beside(code), HOW)
+    assert after.status is status and after.outcome != "passed"
+
+
 @pytest.mark.parametrize("pairs", [4, 5])
 def test_a_median_beyond_what_is_ignored_is_not_the_machine(pairs):
     """The code's median is 4 % slower and the machine adds some: the pairs exclude what the screen
