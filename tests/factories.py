@@ -83,8 +83,8 @@ def fail(how):
     if how == "agent":
         os.kill(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL)
         time.sleep(3600)
-    if how == "exit":
-        os._exit(0)
+    if how in ("exit", "status"):
+        os._exit(0 if how == "exit" else 3)
 
 
 def faulty(*, how, at_step=1, rank=None, device):
@@ -123,6 +123,24 @@ class Pair(Faulty):
 def pair(*, how, at_step=1, rank=None, device):
     """See Pair. A rank that is to "leave" is one reduction short when its block ends."""
     return Pair(device, how, at_step, rank)
+
+
+class Absorbed(Faulty):
+    """Where another rank fails this one hears nothing of it, as one that waits in NCCL."""
+
+    def step(self):
+        super().step()
+        if self.at_step < 0 and self.steps == FAILS_AT_STEP:
+            self.on_phase("all_reduce")
+            time.sleep(3600)
+
+
+FAILS_AT_STEP = 9
+
+
+def absorbed(*, how, rank, device):
+    """See Absorbed."""
+    return Absorbed(device, how, FAILS_AT_STEP, rank)
 
 
 class Uneven:

@@ -11,7 +11,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,16 +124,12 @@ def lost_worker(scene: Scene) -> Fault:
     if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
         return _agent_died(scene)
     dead = [rank for rank, pid in scene.pids.items() if not alive(pid)]
-    told = {rank for rank, _ in failed}
-    killed = [r for r in dead if r not in told and _exit_signal(scene, r, wait=bool(told))]
-    left = [r for r in dead if r not in told and told and not killed and _left(scene, r)]
-    if failed and not killed and not left:
+    cause = _silent_death(scene, dead, {rank for rank, _ in failed})
+    if failed and not cause:
         return _raised(scene, *failed[0])
     if dead:
-        first = (killed or left or dead)[0]
-        how = _exit_signal(scene, first)
-        ended = "ended by itself" if left else f"was killed{how and f' by {how}'}"
-        message = f"rank {first} {ended} in {scene.position(first)}"
+        first, how = cause or (dead[0], "was killed")
+        message = f"rank {first} {how} in {scene.position(first)}"
         return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
     if not scene.pids:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
@@ -158,29 +154,36 @@ def _error_files(scene: Scene) -> list[tuple[int, dict[str, Any]]]:
     return sorted(found, key=lambda item: item[1]["at_ns"])  # the first to fail is the cause
 
 
-def _exit_signal(scene: Scene, rank: int, wait: bool = False) -> str:
-    """The signal that ended a rank, as torch elastic logs it ("exitcode: -9"), if one did.
+def _silent_death(scene: Scene, dead: Sequence[int], told: Set[int]) -> tuple[int, str] | None:
+    """The rank that ended without an error and was the first to, and how; None if none was.
 
-    Not SIGTERM: with it torch elastic ends the ranks that are left when one has failed.
+    Torch elastic logs every exit status but 0 ("exitcode: -9"), and names the ranks that it ends
+    itself, the victims. A rank that it does neither report nor name ended with status 0; where
+    others tell of an error, that is only sure once it has reported them.
     """
-    pattern = re.compile(rf"exitcode *: (-?\d+)\)?[^\n]*\(pid: {scene.pids[rank]}\)")
-    until = time.monotonic() + (ELASTIC_LOG_S if wait else 0.0)
-    while not (found := pattern.search(scene.agent_log(lines=200))):
-        if time.monotonic() >= until:
-            return ""
+    silent = [rank for rank in dead if rank not in told]
+    codes, log = _exit_codes(scene, silent)
+    for rank, code in sorted(codes.items(), key=lambda item: item[1]):  # signals first
+        if code != -signal.SIGTERM:  # with which it ends the ranks that are left
+            by = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
+            return rank, by or f"ended by itself with status {code}"
+    reported = not told or "Root Cause" in log
+    left = [rank for rank in silent if not re.search(rf"\b{scene.pids[rank]}\b", log)]
+    return (left[0], "ended by itself") if left and reported else None
+
+
+def _exit_codes(scene: Scene, ranks: Sequence[int]) -> tuple[dict[int, int], str]:
+    """By rank, the status that torch elastic logs, if it does in time; and its log."""
+    until = time.monotonic() + ELASTIC_LOG_S
+    while True:
+        log, found = scene.agent_log(lines=200), {}
+        for rank in ranks:
+            pattern = rf"exitcode *: (-?\d+)\)?[^\n]*\(pid: {scene.pids[rank]}\)"
+            if match := re.search(pattern, log):
+                found[rank] = int(match[1])
+        if found or not ranks or time.monotonic() >= until:
+            return found, log
         time.sleep(0.05)
-    number = -int(found[1])
-    return signal.Signals(number).name if number > 0 and number != signal.SIGTERM else ""
-
-
-def _left(scene: Scene, rank: int) -> bool:
-    """Whether a rank ended by itself, without an error: the others then raise, being its victims.
-
-    Torch elastic reports every rank that failed and names those that it ends; such a one it does
-    neither report nor name.
-    """
-    log = scene.agent_log(lines=200)
-    return "Root Cause" in log and not re.search(rf"\b{scene.pids[rank]}\b", log)
 
 
 def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:

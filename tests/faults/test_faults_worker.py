@@ -34,10 +34,14 @@ OTHERS = {
     "none": ("BAD_WORKLOAD", r"rank 0 in prepare: factories:returns_none returned NoneType"),
     "tokens": ("BAD_WORKLOAD", r"rank 0 in prepare: .* returned Bare without tokens_per_step"),
     "agent": ("AGENT_DIED", r"(torchrun|launcher) .* rank 0 .* block, step \d+"),
-    "exit": ("KILLED", r"rank 0 .* in block, step \d+, phase backward"),
+    "exit": ("KILLED", r"rank 0 ended by itself in block, step \d+, phase backward"),
+    "status": ("KILLED", r"rank 0 ended by itself with status 3 in block, step \d+"),
     "pair-raise": ("RAISED", r"rank 1 in first step, phase backward: ValueError: planted"),
     "pair-kill": ("KILLED", r"rank 1 was killed by SIGKILL in first step, phase backward"),
     "pair-exit": ("KILLED", r"rank 1 ended by itself in block, step \d+, phase backward"),
+    "absorbed-exit": ("KILLED", r"rank 1 ended by itself in .*step \d+, phase backward"),
+    "absorbed-status": ("KILLED", r"rank 1 ended by itself with status 3 in .*phase backward"),
+    "absorbed-kill": ("KILLED", r"rank 1 was killed by SIGKILL in .*step \d+, phase backward"),
     "pair-leave-hang": (
         "NO_ANSWER",
         r"no answer \d+ s into the launch: rank 0 in block, step \d+, phase all_reduce; rank 1 "
@@ -66,9 +70,11 @@ def runs(gate_run):
     """Three runs of faulty cases side by side, each with a sound case at its end."""
     raising = faults("raise") + case("none", "factories:returns_none")
     raising += case("tokens", "factories:without_tokens") + case("agent", how="agent", at_step=9)
-    raising += case("exit", how="exit", at_step=9)
+    raising += case("exit", how="exit", at_step=9) + case("status", how="status", at_step=9)
     dying = faults("kill") + faults("oom") + case("pair-raise", world_size=2, how="raise", rank=1)
     dying += case("pair-kill", world_size=2, how="kill", rank=1)
+    for how in ("exit", "status", "kill"):
+        dying += case(f"absorbed-{how}", "factories:absorbed", world_size=2, how=how, rank=1)
     dying += case("pair-exit", PAIR, world_size=2, how="exit", rank=1, at_step=9)
     hanging = case("pair-leave-hang", PAIR, world_size=2, how="leave", rank=1, at_step=9)
     hanging += case("pair-hang", PAIR, world_size=2, how="hang", rank=1, at_step=9)
