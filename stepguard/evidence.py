@@ -178,6 +178,13 @@ class Evidence:
         """Every counted single step of every launch."""
         return [ms for launch in self.launches for block in launch.blocks for ms in block.step_ms]
 
+    @property
+    def timed_steps(self) -> range:
+        """From the first step that any launch timed to the last, counted like ``Block.ran``."""
+        blocks = [block for launch in self.launches for block in launch.blocks]
+        first = min((block.ran or 0 for block in blocks), default=0)
+        return range(first, max(((block.ran or 0) + block.steps for block in blocks), default=0))
+
     def values(self) -> dict[str, float]:
         """Every metric that this evidence has, by name."""
         found: dict[str, float] = dict(self.counts.values) if self.counts else {}

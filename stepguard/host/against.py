@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
+from stepguard.evidence import Evidence
 from stepguard.host.nodes import spread
 from stepguard.host.resolve import TreeError, commit_for_confirmation
 from stepguard.host.revision import Revision
@@ -53,9 +54,10 @@ def compare_with(
     budget_s: float,
     more: Callable[[Comparison], bool] = wants_more,
     terms: TermsOf | None = None,
+    steps: range = range(0),
 ) -> Comparison:
-    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``; what was measured of both,
-    to be judged by ``terms``.
+    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``, over ``steps`` at the least;
+    what was measured of both, to be judged by ``terms``.
     """
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
@@ -66,26 +68,26 @@ def compare_with(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s, terms)
+    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s, terms, steps)
 
 
 def confirm(
     case: Case,
     bench: Bench,
     verdict: Verdict,
+    evidence: Evidence,
     recorded: str,
     progress: Progress,
     budget_s: float,
     terms: TermsOf | None = None,
-    changed: bool = False,
 ) -> tuple[Verdict, Comparison | None]:
     """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
-    measured then. A verdict that no time decided is returned as it is. ``changed``: the tree was
-    edited while the screen measured it, so that nobody knows what was measured.
+    measured then. A verdict that no time decided is returned as it is. The pairs time the steps
+    that the screen's ``evidence`` timed: what slows a step down later on is in both.
     """
     if to_confirm(verdict) is None:
         return verdict, None
-    if changed:
+    if Reason.TREE_CHANGED.value in evidence.dirty:  # nobody knows what was measured
         return unconfirmed(verdict, Reason.TREE_CHANGED.value), None
     if spread(case, bench.nodes):
         return unconfirmed(verdict, "the baseline's tree would be on one of the nodes only"), None
@@ -106,6 +108,7 @@ def confirm(
                 budget_s,
                 lambda found: wants_pairs(verdict, found),
                 terms,
+                evidence.timed_steps,
             )
     except TreeError as error:
         return unconfirmed(verdict, str(error)), None

@@ -21,6 +21,8 @@ class Turn:
     # Interleaving takes the drift out, so that the warm-up need not wait for the last of it.
     warmup: Protocol
     ahead: int = 2  # pairs that import while one is built; few cores have enough to do with one
+    # No block begins before these steps, and the last block does not end before they do.
+    steps: range = range(0)
 
     def as_dict(self) -> dict[str, float]:
         """What the noise of pairs depends on: a calibration holds for a turn like this."""
@@ -132,11 +134,14 @@ class Live:
         """Untimed steps, then a timed block of those steps that ``other`` timed in its block of
         this number, if it has; measured again where the machine was disturbed.
         """
-        number, begin = len(self.blocks), self.ran + self.lead
+        number, wanted = len(self.blocks), self.turn.steps
+        begin = max(self.ran + self.lead, wanted.stop - self.steps if number else wanted.start)
         if other and len(other.blocks) > number:
             begin = max(begin, other.blocks[number].ran or 0)
         elif other:
             begin = max(begin, other.ran + self.lead)
+        if wanted:
+            self.progress(f"{self.label}: {begin - self.ran} steps that are not timed")
         self._run(begin - self.ran)
         annotate = self.side.station.annotate()
         while True:

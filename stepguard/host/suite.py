@@ -142,9 +142,9 @@ class Suite:
         # The first of the epoch: what was recorded since is `same` by the limit, not by pairs, and
         # may have crept.
         recorded = recordings[0].commit if recordings else ""
-        share_s, changed = self.budget.share_s(), CHANGED in evidence.dirty
+        share_s = self.budget.share_s()
         found, comparison = confirm(
-            case, self._bench, verdict, recorded, progress, share_s, terms, changed
+            case, self._bench, verdict, evidence, recorded, progress, share_s, terms
         )
         return waive(found, evidence, self.waivers, today()), comparison
 

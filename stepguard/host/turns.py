@@ -13,6 +13,7 @@ one's ranks import, and the torchruns of the one after it.
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from stepguard.case import Case
@@ -46,15 +47,17 @@ def measure_turns(
     wants_more: Callable[[Comparison], bool],
     budget_s: float,
     terms: TermsOf | None = None,
+    steps: range = range(0),
 ) -> Comparison:
     """Pairs of ``benches`` (HEAD's tree, the other one), until ``wants_more`` says that it is
     enough or ``budget_s`` seconds are over; the pair that runs then is completed.
 
     ``terms`` says by what they are judged, once HEAD's side told on what it runs; without it, the
-    case's margins and the usual prior do. Never raises for what a workload, a worker or the machine
+    case's margins and the usual prior do. The blocks of a pair begin and end with ``steps`` at the
+    least, counted from the first. Never raises for what a workload, a worker or the machine
     does: that is a fault in the evidence of the side that it befell.
     """
-    run = _Turns(case, benches, against, progress, terms)
+    run = _Turns(case, benches, against, progress, terms, steps)
     with run.stack:
         run.measure(wants_more, budget_s)
     return run.comparison()
@@ -68,10 +71,11 @@ class _Turns:
         against: str,
         progress: Callable[[str], None],
         terms: TermsOf | None,
+        steps: range,
     ) -> None:
         self.case, self.against = case, against
         self.terms = terms or (lambda evidence: Terms(case.margins))
-        self.progress, self.turn = Ticker(progress), TURNS[case.device]
+        self.progress, self.turn = Ticker(progress), replace(TURNS[case.device], steps=steps)
         self.began, self.date = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self.stack = contextlib.ExitStack()
         self.sides = [

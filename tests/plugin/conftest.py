@@ -144,10 +144,11 @@ class Gate:
         self.turn_fields[case.id] = {"pct": pct} | fields
 
     def measure_turns(
-        self, case, benches, against, progress, wants_more, budget_s, terms
+        self, case, benches, against, progress, wants_more, budget_s, terms, steps
     ) -> Comparison:
         """In place of stepguard.host.turns.measure_turns."""
         self.turns.append((case.id, benches[1].revision.commit, budget_s))
+        self.turn_steps = steps
         progress("pair 1 head: block 1/2 of 4 steps")
         fields = dict(self.turn_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)

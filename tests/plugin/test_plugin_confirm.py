@@ -38,6 +38,8 @@ def test_slower_code_is_confirmed(gate, h200):
     result.assert_outcomes(failed=1)
     (commit,) = {commit for _, commit, _ in gate.turns}
     assert commit == gate.git("rev-parse", "HEAD~1").strip()
+    assert gate.turn_steps == gate.evidence(case).timed_steps
+    assert len(gate.turn_steps) > 0
     how = f"the recording's own commit, {commit[:12]} beside it"
     result.stdout.fnmatch_lines(
         [

@@ -53,8 +53,8 @@ def test_markdown_tells_the_worst_first(mixed):
     mixed.run("--perf-report=report.md")
     text = (mixed.path / "report.md").read_text()
     rows = [line for line in text.splitlines() if line.startswith("| linear[")]
-    assert [row.split("[")[1].split("]")[0] for row in rows] == ["broken", "new", "changed", "same"]
-    assert "1 BROKEN, 1 NO BASELINE, 1 CHANGED, 1 same" in text
+    assert [row.split("[")[1].split("]")[0] for row in rows] == ["broken", "changed", "new", "same"]
+    assert "1 BROKEN, 1 CHANGED, 1 NO BASELINE, 1 same" in text
     assert text.count("<details>") == text.count("</details>") == 3
     assert "flops_per_step 1,000 -> 2,000" in text
 

@@ -7,7 +7,7 @@ from stepguard.evidence import Fault
 
 
 def test_the_summary_is_ordered_worst_first(gate, h200):
-    """Table and explanations go from BROKEN over NO BASELINE and CHANGED to FASTER and same."""
+    """Table and explanations go from BROKEN over SLOWER and NO BASELINE to FASTER and same."""
     gate.gpus = [h200]
     cases = {name: gate.cuda(name) for name in ("a-same", "b-faster", "c-slower", "d-new", "e-bad")}
     gate.suite(*cases.values())
@@ -22,15 +22,15 @@ def test_the_summary_is_ordered_worst_first(gate, h200):
             "*= performance =*",
             "case *verdict",
             "linear?e-bad? *BROKEN",
-            "linear?d-new? *NO BASELINE",
             "linear?c-slower? *12.000*10.000*+20.00*4.00*SLOWER",
+            "linear?d-new? *NO BASELINE",
             "linear?b-faster? *FASTER",
             "linear?a-same? *same",
-            "1 BROKEN, 1 NO BASELINE, 1 SLOWER, 1 FASTER, 1 same",
+            "1 BROKEN, 1 SLOWER, 1 NO BASELINE, 1 FASTER, 1 same",
             "linear?e-bad?: BROKEN: rank 0 was killed",
             "  look closer: .stepguard/runs/*/linear-e-bad/evidence.json",
-            "linear?d-new?: NO BASELINE: *",
             "linear?c-slower?: SLOWER: *",
+            "linear?d-new?: NO BASELINE: *",
             "linear?b-faster?: FASTER: *",
         ]
     )

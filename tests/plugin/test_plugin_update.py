@@ -244,8 +244,8 @@ def test_cases_that_moved_together_are_not_recorded(three):
     assert (three.baselines / "h200x1.json").read_bytes() == before
     result.stdout.fnmatch_lines(
         [
-            "linear?new? * NO BASELINE",
             "linear?a? * SLOWER",
+            "linear?new? * NO BASELINE",
             "not recorded, all 3 cases that can be compared moved together, step_ms by +5.00 to*",
         ]
     )

@@ -5,6 +5,7 @@ products and tokens are what may not differ. Turns are short and groups import n
 sake of the tests' own time.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -19,6 +20,7 @@ from repositories import commit, git, repository
 import stepguard.host.station
 import stepguard.host.turns
 from stepguard import Case
+from stepguard.evidence import Block, Evidence, Launch
 from stepguard.host.against import compare_with, confirm
 from stepguard.host.launch import LaunchSpec
 from stepguard.host.live import Turn
@@ -32,6 +34,7 @@ from stepguard.versus import judge_turns, wants_more
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 600
 SLEEP_S = 0.01
+LATE = 120
 GATES = ("step_ms", "flops_per_step")
 WORKLOAD = f"""
 import os
@@ -60,6 +63,20 @@ class Waiting(Work):  # hangs in the first step of a pair, and notes that it doe
         if folder.name.startswith("pair"):
             (folder / "waits").touch()
             time.sleep(3600)
+
+
+class Late(Work):  # slow from a step on that is behind all that pairs would time by themselves
+    done = 0
+
+    def step(self):
+        super().step()
+        self.done += 1
+        if self.done > {LATE}:
+            time.sleep({SLEEP_S} * (FACTOR - 1))
+
+
+def late(*, device):
+    return Late()
 
 
 def waiting(*, device):
@@ -277,20 +294,31 @@ def test_an_interrupt_leaves_nothing(root):
     assert_nothing_left(root)
 
 
+def ran_later():
+    """A screen's launch, that timed some steps behind LATE."""
+    steps, ms = 20, 1e3 * SLEEP_S
+    block = Block(steps, (steps * ms,), (steps * ms,), (ms,) * steps, ran=LATE + 1)
+    return Launch(1, (block,), 0.0, 0.0, LATE, "", 0.0)
+
+
 def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_path):
     """The recording's commit was squashed away: the merge base with main runs beside HEAD. With the
-    budget spent a pair cannot decide, so SLOWER stands, unconfirmed, and names what ran.
+    budget spent a pair cannot decide, so SLOWER stands, unconfirmed, and names what ran. The pair
+    times the screen's steps: what begins late there is slower here, too.
     """
     work = tmp_path / "clone"
     git(tmp_path, "clone", "-q", str(root), str(work))
     git(work, "checkout", "-q", "-b", "topic")
     commit(work, "topic", part="FACTOR = 5\nPRODUCTS = TOKENS = 2\n")
     here = replace(bench, root=work, revision=current(work, work / "baselines"))
-    case = Case("tiny", "work:slept", device="cpu", launches=1, gates=GATES)
+    case = Case("tiny", "work:late", device="cpu", launches=1, gates=GATES)
+    seen = Evidence(case.id, {}, "", "", (), "", 1, GATES, launches=(ran_later(),))
     moved = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT, 10.0, 50.0, 400.0, 4.0)
     verdict = Verdict(case.id, Status.SLOWER, Reason.BEYOND_LIMIT, metrics=(moved,), recordings=5)
     recorded = "f" * 40
-    after, found = confirm(case, here, verdict, recorded, lambda text: None, 0.0)
+    after, found = confirm(case, here, verdict, seen, recorded, lambda text: None, 0.0)
+    (ratio,) = found.log_ratios()
+    assert ratio > math.log(4 / 3)  # the factors are 5 and 3
     base = git(work, "rev-parse", "origin/main")
     assert found.base.commit == base and found.head.commit == git(work, "rev-parse", "topic")
     assert found.pairs == 1 and found.out_of_time

@@ -263,6 +263,22 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
         assert {block.ran for block in launch.blocks} <= begins
 
 
+@pytest.mark.parametrize("steps", [range(40, 90), range(0, 200), range(40, 41), range(0)])
+def test_blocks_reach_the_steps_that_are_asked_for(world, measure, steps):
+    """The first block begins with the first of them or later, the last one ends with the last or
+    later, on both sides alike; in between nothing is timed that would not be anyway.
+    """
+    found = measure(1, GPU, steps=steps)
+    plain = measure(1, GPU)
+    for side, other in ((found.head, plain.head), (found.base, plain.base)):
+        (launch,), (same,) = side.launches, other.launches
+        first, last = launch.blocks
+        assert first.ran == max(same.blocks[0].ran, steps.start)
+        reached = max(first.ran + same.blocks[1].ran - same.blocks[0].ran, steps.stop - last.steps)
+        assert (last.ran, last.steps) == (reached, same.blocks[1].steps)
+    assert found.log_ratios() == pytest.approx(plain.log_ratios())
+
+
 def test_who_is_not_steady_yet_goes_on(world, measure):
     """By the other side's windows at first; a compilation in them starts the series anew, and no
     timed block begins before it is over. The other one catches up.
