@@ -35,7 +35,7 @@ _SAYS = {
 
 def judge_turns(comparison: Comparison) -> Verdict:
     """The verdict on HEAD's tree against the other one."""
-    return problem(comparison) or _compared(comparison)
+    return _risen(comparison) or problem(comparison) or _compared(comparison)
 
 
 def problem(comparison: Comparison) -> Verdict | None:
@@ -138,6 +138,27 @@ def _other_work(comparison: Comparison) -> Verdict | None:
             message = f"{name} {then[name]:,} in {_named(comparison)}, now {now[name]:,}"
             return _verdict(comparison, Status.NOT_COMPARABLE, reason, message)
     return None
+
+
+def _risen(comparison: Comparison) -> Verdict | None:
+    """CHANGED, if counters that are known of both moved although others are not decided; as it is
+    against a stored baseline.
+    """
+    found = problem(comparison)
+    problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
+    undecided = all(one is None or one[0] is Status.INCONCLUSIVE for one in problems)
+    if found is None or found.status is not Status.INCONCLUSIVE or not undecided:
+        return None
+    head, base = comparison.head, [summary_of(comparison.base)]
+    counters = [name for name in head.gates if METRICS[name].kind == "counter"]
+    known = head.values().keys() & base[0].counters.keys()
+    metrics = (compare(name, head, base) for name in counters if name in known)
+    moved = tuple(metric for metric in metrics if metric.status is Status.CHANGED)
+    worst = worst_of(moved)
+    if worst is None:
+        return None
+    against = _named(comparison)
+    return Verdict(head.case_id, worst.status, worst.reason, metrics=moved, against=against)
 
 
 def _unknown_work(comparison: Comparison) -> Verdict | None:

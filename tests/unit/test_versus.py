@@ -287,10 +287,35 @@ def test_unstable_counters_do_not_pass(side):
     found = turns()
     counts = getattr(found, side).counts
     values = {name: value for name, value in counts.values.items() if name != COST}
-    moved = replace(getattr(found, side), counts=Counts(values, {COST: "5, then 6"}))
+    moved = replace(
+        getattr(found, side), counts=replace(counts, values=values, unstable={COST: "5, then 6"})
+    )
     found = replace(found, **{side: moved})
     assert decided(found) == (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)
     assert not wants_more(found)
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize(("more", "status"), [(1, Status.CHANGED), (0, Status.INCONCLUSIVE)])
+def test_a_counter_that_moved_is_told_though_another_is_unknown(side, more, status):
+    """As against a stored baseline: what is known to have moved, and nothing that passes."""
+    other = next(n for n in COUNTERS if METRICS[n].role == "cost" and n != COST)
+    found = turns()
+    found = replace(found, head=with_counts(found.head, **{COST: counted(found, COST) + more}))
+    counts = getattr(found, side).counts
+    values = {name: value for name, value in counts.values.items() if name != other}
+    moved = replace(
+        getattr(found, side), counts=replace(counts, values=values, unstable={other: "5, then 6"})
+    )
+    verdict = judge_turns(replace(found, **{side: moved}))
+    assert verdict.status is status and verdict.outcome != "passed"
+    if more:
+        assert [one.metric for one in verdict.metrics] == [COST]
+
+
+def counted(found, name):
+    """What the other tree's step counts."""
+    return found.base.counts.values[name]
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -359,8 +384,10 @@ DAMAGE = {
         "counts": replace(e.counts, values=e.counts.values | {"flops_per_step": 1})
     },
     "unstable": lambda e: {
-        "counts": Counts(
-            {k: v for k, v in e.counts.values.items() if k != COST}, {COST: "5, then 6"}
+        "counts": replace(
+            e.counts,
+            values={k: v for k, v in e.counts.values.items() if k != COST},
+            unstable={COST: "5, then 6"},
         )
     },
 }
