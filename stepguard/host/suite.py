@@ -133,6 +133,10 @@ class Suite:
     ) -> tuple[Verdict, Comparison | None]:
         """The screen's verdict, confirmed where a time decided it; and what was measured for it."""
         verdict = judge(evidence, entry)
+        if verdict.reason is Reason.NOT_RECORDED:
+            path = self.baseline_path(case)
+            path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
+            verdict = replace(verdict, message=f"{verdict.message} in {path}")
         waived = waive(verdict, evidence, self.waivers, today())
         if not self.confirms or entry is None or evidence.fingerprint is None:
             return waived, None

@@ -1,8 +1,14 @@
 """python -m stepguard baselines list, show; and the arguments that argparse refuses."""
 
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -34,6 +40,16 @@ def test_show_is_one_document_in_a_pipe(recorded):
         "linear[a]",
         "linear[b]",
     }
+
+
+def test_a_reader_that_has_seen_enough_is_no_crash():
+    """As with `| head -1`: no trace is printed, and the status is not 0."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "stepguard", "baselines", "list"]
+    done = subprocess.run(command, cwd=ROOT, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
 
 
 def test_show_is_a_table_on_a_terminal(recorded, monkeypatch):

@@ -135,7 +135,7 @@ def test_no_baseline_is_an_error(gate):
     result.stdout.fnmatch_lines(
         [
             "NO BASELINE *100%]",
-            "linear?nano?: NO BASELINE: no recording for this machine",
+            "linear?nano?: NO BASELINE: no recording for this machine in baselines/cpu.json",
             "  accept: *-m stepguard accept 'linear?nano?'",
         ]
     )
