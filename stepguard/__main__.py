@@ -1,19 +1,25 @@
 """python -m stepguard"""
 
 import os
+import select
 import sys
 
 from stepguard.cli import main
+
+
+def nobody_reads() -> bool:
+    """Whether whoever read what is printed, `head` say, has seen enough."""
+    output = select.poll()
+    output.register(1, 0)  # errors are always told
+    return bool(output.poll(0))
+
 
 try:
     status = main()
     sys.stdout.flush()
 except BrokenPipeError:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever read what was printed, `head` say, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        status = 1
-    else:
+    if not nobody_reads():
         raise
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for the flush at the interpreter's end
+    status = 1
 raise SystemExit(status)
