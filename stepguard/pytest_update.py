@@ -56,7 +56,7 @@ class Update:
                 f"{accept} --reason '...'"
             )
             return result
-        if result.verdict.reason is Reason.MACHINE_MOVED:
+        if any(found.reason is Reason.MACHINE_MOVED for found in result.verdict.metrics):
             self._refuse(
                 f"{result.case.id}: not recorded, the machine moved and not the code; if it is to "
                 f"be the level: {accept} --reason '...'"

@@ -31,6 +31,7 @@ _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
     r"|DistNetworkError|ncclRemoteError"
 )
+_BY_ITSELF = "ended by itself"
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
 ELASTIC_LOG_S = 2.0  # for torchrun to log how a rank ended
 
@@ -165,11 +166,20 @@ def _silent_death(scene: Scene, dead: Sequence[int], told: Set[int]) -> tuple[in
     codes, log = _exit_codes(scene, silent)
     for rank, code in sorted(codes.items(), key=lambda item: item[1]):  # signals first
         if code != -signal.SIGTERM:  # with which it ends the ranks that are left
-            by = f"was killed by {signal.Signals(-code).name}" if code < 0 else ""
-            return rank, by or f"ended by itself with status {code}"
+            return rank, _ended(code)
     reported = not told or "Root Cause" in log
     left = [rank for rank in silent if not re.search(rf"\b{scene.pids[rank]}\b", log)]
-    return (left[0], "ended by itself") if left and reported else None
+    return (left[0], _BY_ITSELF) if left and reported else None
+
+
+def _ended(code: int) -> str:
+    """How a process with that exit status ended; real-time signals have no names."""
+    if code >= 0:
+        return f"{_BY_ITSELF} with status {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"
 
 
 def _exit_codes(scene: Scene, ranks: Sequence[int]) -> tuple[dict[int, int], str]:
