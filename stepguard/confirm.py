@@ -6,7 +6,7 @@ from dataclasses import replace
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.metrics import METRICS
 from stepguard.pairs import Decision
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.versus import decision, problem, told, wants_more
 
 OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
@@ -124,11 +124,9 @@ def unconfirmed(verdict: Verdict, why: str) -> Verdict:
 
 def _with_times(verdict: Verdict, judged: Callable[[MetricVerdict], MetricVerdict]) -> Verdict:
     """The verdict with each of its moved times judged anew; what else moved keeps its say."""
-    metrics = tuple(judged(m) if _is_moved_time(m) else m for m in verdict.metrics)
-    worst = worst_of(metrics)
-    assert worst is not None
-    reason = Reason.MACHINE_MOVED if worst.status is Status.SAME else worst.reason
-    return replace(verdict, status=worst.status, reason=reason, metrics=metrics)
+    return verdict.with_metrics(
+        tuple(judged(m) if _is_moved_time(m) else m for m in verdict.metrics)
+    )
 
 
 def _is_moved_time(found: MetricVerdict) -> bool:

@@ -203,7 +203,8 @@ def pytest_runtest_makereport(
     if result is not None and not result.verdict.recorded:
         outcome = result.verdict.outcome
         text = item.config.stash[_RUN].block(result)
-    expected = hasattr(report, "wasxfail") and outcome == "failed"
+    known = outcome == "failed" and result is not None and not result.verdict.undecided
+    expected = hasattr(report, "wasxfail") and known
     if outcome != "passed" and (report.passed or report.skipped) and not expected:
         report.outcome, report.longrepr = "failed", text
         vars(report).pop("wasxfail", None)

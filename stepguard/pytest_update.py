@@ -56,7 +56,7 @@ class Update:
                 f"{accept} --reason '...'"
             )
             return result
-        if any(found.reason is Reason.MACHINE_MOVED for found in result.verdict.metrics):
+        if result.verdict.machine_moved:
             self._refuse(
                 f"{result.case.id}: not recorded, the machine moved and not the code; if it is to "
                 f"be the level: {accept} --reason '...'"

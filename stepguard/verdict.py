@@ -5,7 +5,7 @@ name each. `judge.py` holds the rules that choose among them.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from stepguard.site import Site
@@ -185,3 +185,31 @@ class Verdict:
     def worst(self) -> MetricVerdict | None:
         """The metric that decided, if one did."""
         return worst_of(self.metrics)
+
+    @property
+    def machine_moved(self) -> bool:
+        """Whether a time moved by the machine's doing, whatever else there is."""
+        return any(m.gated and m.reason is Reason.MACHINE_MOVED for m in self.metrics)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether nothing is known of a gated metric, though another one decided."""
+        return any(
+            m.gated and not m.waived_until and m.status.outcome == "error" for m in self.metrics
+        )
+
+    def with_metrics(self, metrics: tuple[MetricVerdict, ...]) -> "Verdict":
+        """The verdict with these metrics in place of its own, the worst of them deciding. That the
+        machine moved is the reason where all of them pass: it is told.
+        """
+        found = replace(self, metrics=metrics)
+        worst = worst_of(metrics)
+        assert worst is not None
+        told = worst.status is Status.SAME and found.machine_moved
+        until = min((m.waived_until for m in metrics if m.waived_until), default="")
+        return replace(
+            found,
+            status=worst.status,
+            reason=Reason.MACHINE_MOVED if told else worst.reason,
+            waived_until=until if worst.waived_until else "",
+        )

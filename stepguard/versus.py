@@ -246,15 +246,11 @@ def unproven(verdicts: Sequence[Verdict]) -> list[Verdict]:
     found = []
     for verdict, stands in zip(tried, kept, strict=True):
         if verdict.status is Status.SLOWER and not stands:
-            metrics = tuple(
-                replace(m, status=Status.INCONCLUSIVE, reason=Reason.UNPROVEN)
-                if m.metric == JUDGED_TIME
-                else m
-                for m in verdict.metrics
-            )
-            found.append(
-                replace(
-                    verdict, status=Status.INCONCLUSIVE, reason=Reason.UNPROVEN, metrics=metrics
-                )
-            )
+            metrics = tuple(_unproven(m) if m.metric == JUDGED_TIME else m for m in verdict.metrics)
+            found.append(verdict.with_metrics(metrics))
     return found
+
+
+def _unproven(found: MetricVerdict) -> MetricVerdict:
+    """Not known, so that no waiver covers it."""
+    return replace(found, status=Status.INCONCLUSIVE, reason=Reason.UNPROVEN, waived_until="")

@@ -18,7 +18,7 @@ from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge import measurement_problem
 from stepguard.metrics import METRICS, format_value
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 SCHEMA = 1
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
@@ -131,23 +131,13 @@ def waive(
         return replace(verdict, waivers=said)
     left = {name: _left(waiver, other) for name, waiver in mine.items()}
     metrics = tuple(_applied(found, left.get(found.metric), today) for found in verdict.metrics)
-    worst = worst_of(metrics)
-    assert worst is not None
-    until = min((m.waived_until for m in metrics if m.waived_until), default="")
     by_name = {metric.metric: metric for metric in verdict.metrics}
     said = tuple(
         _of_elsewhere(waiver, left[name], by_name.get(name), today, other)
         or _said(waiver, by_name.get(name), today)
         for name, waiver in mine.items()
     )
-    return replace(
-        verdict,
-        status=worst.status,
-        reason=worst.reason,
-        metrics=metrics,
-        waived_until=until if worst.waived_until else "",
-        waivers=said,
-    )
+    return replace(verdict.with_metrics(metrics), waivers=said)
 
 
 def _applied(found: MetricVerdict, waiver: Waiver | None, today: date) -> MetricVerdict:

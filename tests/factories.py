@@ -83,6 +83,9 @@ def fail(how):
     if how == "agent":
         os.kill(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL)
         time.sleep(3600)
+    if how == "term":
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(3600)
     if how in ("exit", "status"):
         os._exit(0 if how == "exit" else 3)
 
@@ -126,7 +129,14 @@ def pair(*, how, at_step=1, rank=None, device):
 
 
 class Absorbed(Faulty):
-    """Where another rank fails this one hears nothing of it, as one that waits in NCCL."""
+    """Where another rank fails this one hears nothing of it, as one that waits in NCCL; and when it
+    is told to end it leaves with a status, as one that saves its state first.
+    """
+
+    def __init__(self, device, how, at_step, rank):
+        super().__init__(device, how, at_step, rank)
+        if self.at_step < 0:
+            signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
 
     def step(self):
         super().step()

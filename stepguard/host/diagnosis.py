@@ -11,12 +11,13 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
+from stepguard.host.elastic_log import ElasticLog
 from stepguard.verdict import Reason
 from stepguard.worker import note
 from stepguard.worker.lifeline import pids_by_token
@@ -31,9 +32,11 @@ _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
     r"|DistNetworkError|ncclRemoteError"
 )
-_BY_ITSELF = "ended by itself"
+_FOLLOWING = (signal.SIGABRT, signal.SIGTERM)  # may end a rank because of another one
+Told = tuple[int, dict[str, Any]]  # a rank and the error that it wrote down
+Cause = tuple[int, str]  # a rank and how it ended
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
-ELASTIC_LOG_S = 2.0  # for torchrun to log how a rank ended
+ELASTIC_LOG_S = 5.0  # for torchrun to log how a rank ended; of status 0 it logs nothing
 
 
 class LaunchFailed(Exception):
@@ -125,11 +128,11 @@ def lost_worker(scene: Scene) -> Fault:
     if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
         return _agent_died(scene)
     dead = [rank for rank, pid in scene.pids.items() if not alive(pid)]
-    cause = _silent_death(scene, dead, {rank for rank, _ in failed})
+    cause = _silent_death(scene, dead, failed)
     if failed and not cause:
         return _raised(scene, *failed[0])
     if dead:
-        first, how = cause or (dead[0], "was killed")
+        first, how = cause or (dead[0], "was ended by torchrun")
         message = f"rank {first} {how} in {scene.position(first)}"
         return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
     if not scene.pids:
@@ -146,7 +149,7 @@ def _agent_died(scene: Scene) -> Fault:
     return Fault(Reason.AGENT_DIED.name, message, scene.agent_log(), scene.during)
 
 
-def _error_files(scene: Scene) -> list[tuple[int, dict[str, Any]]]:
+def _error_files(scene: Scene) -> list[Told]:
     found = []
     for rank in scene.ranks:
         with contextlib.suppress(OSError, ValueError):
@@ -155,44 +158,51 @@ def _error_files(scene: Scene) -> list[tuple[int, dict[str, Any]]]:
     return sorted(found, key=lambda item: item[1]["at_ns"])  # the first to fail is the cause
 
 
-def _silent_death(scene: Scene, dead: Sequence[int], told: Set[int]) -> tuple[int, str] | None:
-    """The rank that ended without an error and was the first to, and how; None if none was.
-
-    Torch elastic logs every exit status but 0 ("exitcode: -9"), and names the ranks that it ends
-    itself, the victims. A rank that it does neither report nor name ended with status 0; where
-    others tell of an error, that is only sure once it has reported them.
+def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[Told]) -> Cause | None:
+    """The rank that the others' ends follow from, and how it ended, if it told of no error. None if
+    there is none, or if what ``failed`` tell goes before: whoever was ended by a signal is the
+    cause, but NCCL aborts, and a rank may leave, because another one raised.
     """
-    silent = [rank for rank in dead if rank not in told]
-    codes, log = _exit_codes(scene, silent)
-    for rank, code in sorted(codes.items(), key=lambda item: item[1]):  # signals first
-        if code != -signal.SIGTERM:  # with which it ends the ranks that are left
-            return rank, _ended(code)
-    reported = not told or "Root Cause" in log
-    left = [rank for rank in silent if not re.search(rf"\b{scene.pids[rank]}\b", log)]
-    return (left[0], _BY_ITSELF) if left and reported else None
+    told = {rank for rank, _ in failed}
+    silent = {scene.pids[rank]: rank for rank in dead if rank not in told}
+    log = _elastic_log(scene, silent)
+    own = silent.keys() - log.victims
+    if not own:
+        return None
+    pid = log.first(own)
+    status = log.statuses.get(pid)
+    if status is None and failed and log.root is None:
+        return None  # it may have to be reported yet
+    killed = status is not None and status < 0 and -status not in _FOLLOWING
+    if not killed and not all(_LOST_PEER.search(described["traceback"]) for _, described in failed):
+        return None
+    return silent[pid], _ended(status, bool(log.victims))
 
 
-def _ended(code: int) -> str:
-    """How a process with that exit status ended; real-time signals have no names."""
-    if code >= 0:
-        return f"{_BY_ITSELF} with status {code}"
+def _ended(status: int | None, acted: bool) -> str:
+    """How a process with that status ended. Without one that was 0, unless torch elastic acted on
+    it: then it waits for its victims before it logs any.
+    """
+    if status is None:
+        return "was killed or ended with an error" if acted else "ended by itself"
+    if status > 0:
+        return f"ended by itself with status {status}"
     try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # real-time signals have no names
+        return f"was killed by signal {-status}"
 
 
-def _exit_codes(scene: Scene, ranks: Sequence[int]) -> tuple[dict[int, int], str]:
-    """By rank, the status that torch elastic logs, if it does in time; and its log."""
+def _elastic_log(scene: Scene, pids: Collection[int]) -> ElasticLog:
+    """torchrun's log, once it says how one of the processes ended, or that it ended them itself; as
+    it is when torchrun is gone, or after ELASTIC_LOG_S.
+    """
     until = time.monotonic() + ELASTIC_LOG_S
     while True:
-        log, found = scene.agent_log(lines=200), {}
-        for rank in ranks:
-            pattern = rf"exitcode *: (-?\d+)\)?[^\n]*\(pid: {scene.pids[rank]}\)"
-            if match := re.search(pattern, log):
-                found[rank] = int(match[1])
-        if found or not ranks or time.monotonic() >= until:
-            return found, log
+        over = scene.agent.poll() is not None or time.monotonic() >= until
+        log = ElasticLog.read(scene.agent_log(lines=5000))
+        if over or log.statuses.keys() & pids or log.victims >= set(pids):
+            return log
         time.sleep(0.05)
 
 

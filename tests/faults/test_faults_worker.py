@@ -42,6 +42,8 @@ OTHERS = {
     "absorbed-exit": ("KILLED", r"rank 1 ended by itself in .*step \d+, phase backward"),
     "absorbed-status": ("KILLED", r"rank 1 ended by itself with status 3 in .*phase backward"),
     "absorbed-kill": ("KILLED", r"rank 1 was killed by SIGKILL in .*step \d+, phase backward"),
+    "absorbed-term": ("KILLED", r"rank 1 was killed by SIGTERM in .*step \d+, phase backward"),
+    "absorbed-raise": ("RAISED", r"rank 1 in .*step \d+, phase backward: ValueError: planted"),
     "pair-leave-hang": (
         "NO_ANSWER",
         r"no answer \d+ s into the launch: rank 0 in block, step \d+, phase all_reduce; rank 1 "
@@ -73,7 +75,7 @@ def runs(gate_run):
     raising += case("exit", how="exit", at_step=9) + case("status", how="status", at_step=9)
     dying = faults("kill") + faults("oom") + case("pair-raise", world_size=2, how="raise", rank=1)
     dying += case("pair-kill", world_size=2, how="kill", rank=1)
-    for how in ("exit", "status", "kill"):
+    for how in ("exit", "status", "kill", "term", "raise"):
         dying += case(f"absorbed-{how}", "factories:absorbed", world_size=2, how=how, rank=1)
     dying += case("pair-exit", PAIR, world_size=2, how="exit", rank=1, at_step=9)
     hanging = case("pair-leave-hang", PAIR, world_size=2, how="leave", rank=1, at_step=9)

@@ -483,12 +483,23 @@ def test_only_claims_by_pairs_count():
 
 
 def test_a_counter_keeps_its_say():
-    """What is taken back is the time; a counter that rose stays CHANGED, and it does not pass."""
+    """What is taken back is the time; a counter that rose stays CHANGED, and decides."""
     found = turns(shifted(2.0))
     risen = with_counts(found.head, **{COST: found.head.counts.values[COST] + 1})
     slower = replace(judge_turns(replace(found, head=risen)), p_value=0.001)
     (taken,) = unproven([slower, *others(10)])
-    assert metric(taken, COST).status is Status.CHANGED and taken.status.outcome == "error"
+    assert metric(taken, COST).status is Status.CHANGED is taken.status
+    assert metric(taken, "step_ms").reason is Reason.UNPROVEN and taken.undecided
+
+
+def test_what_is_not_proven_is_not_waived():
+    """A waiver is of what is known to be slower; what is taken back does not pass by it."""
+    slower = replace(judge_turns(turns(shifted(2.0))), p_value=0.001)
+    metrics = (replace(metric(slower, "step_ms"), waived_until="2026-12-31"),)
+    waived = slower.with_metrics(metrics)
+    assert (waived.status, waived.outcome) == (Status.SLOWER, "passed")
+    (taken,) = unproven([waived, *others(10)])
+    assert (taken.status, taken.outcome) == (Status.INCONCLUSIVE, "error")
 
 
 # in words
