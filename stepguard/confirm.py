@@ -41,11 +41,18 @@ def wants_pairs(verdict: Verdict, comparison: Comparison) -> bool:
     )
 
 
-def confirmed(verdict: Verdict, comparison: Comparison, how: str, own: bool = True) -> Verdict:
+def confirmed(
+    verdict: Verdict,
+    comparison: Comparison,
+    how: str,
+    own: bool = True,
+    steps: range = range(0),
+) -> Verdict:
     """The screen's verdict, after its baseline's code ran beside HEAD on this very machine.
 
     ``how`` says which commit that was; ``own`` whether it was the recording's own, and not one in
-    its place. The mean decides, as it does between two revisions: a median scatters two to three
+    its place; ``steps`` which ones the screen timed: it is not the machine unless the pairs timed
+    all of them. The mean decides, as it does between two revisions: a median scatters two to three
     times as much (pair sd 0.56 % beside 0.17 %, H200), and rarely comes to a `same` of its own. It
     is heard where its pairs say SLOWER, and the machine moved it only if they exclude what the
     screen saw of it. Where the pairs cannot say, the screen's word stands, unconfirmed; but a step
@@ -57,10 +64,22 @@ def confirmed(verdict: Verdict, comparison: Comparison, how: str, own: bool = Tr
         return replace(verdict, status=failed.status, reason=failed.reason, message=message)
     if failed is not None:
         return unconfirmed(verdict, f"{failed.status.value}, {failed.message}")
-    return _with_times(verdict, lambda m: _judged(m, comparison, how, own))
+    excuse = _no_machine(comparison, own, steps)
+    return _with_times(verdict, lambda m: _judged(m, comparison, how, excuse))
 
 
-def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -> MetricVerdict:
+def _no_machine(comparison: Comparison, own: bool, steps: range) -> str:
+    """Why the pairs, if they saw no difference, do not say that it was the machine."""
+    for side in (comparison.head, comparison.base):
+        blocks = [block for launch in side.launches for block in launch.blocks]
+        if missed := set(steps).difference(*(block.timed_steps for block in blocks)):
+            return f"the pairs did not time {len(missed)} of the steps that moved"
+    return "" if own else "like that other commit"  # it may have been slow there already
+
+
+def _judged(
+    found: MetricVerdict, comparison: Comparison, how: str, no_machine: str
+) -> MetricVerdict:
     """A time that the screen says has moved, by the pairs."""
     step, its = decision(comparison), decision(comparison, found.metric)
     if step is None or its is None:
@@ -90,8 +109,8 @@ def _judged(found: MetricVerdict, comparison: Comparison, how: str, own: bool) -
     if not _excluded(found, its, comparison):
         note = f"unconfirmed: the pairs do not exclude what the baseline says, {words}"
         return replace(found, note=note)
-    if not own:  # it may have been slow there already
-        return replace(found, note=f"unconfirmed: like that other commit, {words}")
+    if no_machine:
+        return replace(found, note=f"unconfirmed: {no_machine}, {words}")
     note = f"the machine moved; {words}"
     return replace(found, status=Status.SAME, reason=Reason.MACHINE_MOVED, note=note)
 

@@ -44,6 +44,11 @@ class Block:
         """Step time of the slowest rank: its wall clock over the steps."""
         return max(self.wall_ms) / self.steps
 
+    @property
+    def timed_steps(self) -> range:
+        """Which steps of its launch it timed, counted like ``ran``."""
+        return range(self.ran or 0, (self.ran or 0) + self.steps)
+
     def no_time(self) -> str:
         """One sentence if a time is missing or not a positive finite number, else empty."""
         if self.steps < 1 or not self.wall_ms or not self.step_ms:
@@ -181,9 +186,9 @@ class Evidence:
     @property
     def timed_steps(self) -> range:
         """From the first step that any launch timed to the last, counted like ``Block.ran``."""
-        blocks = [block for launch in self.launches for block in launch.blocks]
-        first = min((block.ran or 0 for block in blocks), default=0)
-        return range(first, max(((block.ran or 0) + block.steps for block in blocks), default=0))
+        timed = [block.timed_steps for launch in self.launches for block in launch.blocks]
+        first = min((steps.start for steps in timed), default=0)
+        return range(first, max((steps.stop for steps in timed), default=0))
 
     def values(self) -> dict[str, float]:
         """Every metric that this evidence has, by name."""

@@ -114,4 +114,5 @@ def confirm(
         return unconfirmed(verdict, str(error)), None
     for sentence in sentences:
         progress(sentence)
-    return confirmed(verdict, comparison, chosen.how, chosen.own), comparison
+    steps = evidence.timed_steps
+    return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepguard.evidence import Block, Fault, Launch
 from stepguard.host.blocks import Ask, Tainted, block_limit_s, block_of, block_steps, keep
@@ -21,8 +21,14 @@ class Turn:
     # Interleaving takes the drift out, so that the warm-up need not wait for the last of it.
     warmup: Protocol
     ahead: int = 2  # pairs that import while one is built; few cores have enough to do with one
-    # No block begins before these steps, and the last block does not end before they do.
-    steps: range = range(0)
+    steps: range = range(0)  # that blocks have to time; empty: whichever come
+    # Untimed steps lie between the two blocks. With ``early`` both begin by so many steps earlier,
+    # so that a pair times what the one before it did not.
+    early: bool = False
+
+    def of_pair(self, number: int) -> "Turn":
+        """That of the pair of this number."""
+        return replace(self, early=number % 2 == 0)
 
     def as_dict(self) -> dict[str, float]:
         """What the noise of pairs depends on: a calibration holds for a turn like this."""
@@ -114,11 +120,16 @@ class Live:
         windows = other.warmup.windows if other and other.warmup else ()
         with self._blamed():
             self.warmup = self.side.station.warm_up(
-                self.ask, self.label, self.turn.warmup, windows=windows
+                self.ask,
+                self.label,
+                self.turn.warmup,
+                windows=windows,
+                most=self.turn.steps.start // 2,
             )
         self.ran = self.warmup.steps
         self.lead = max(1, round(self.turn.lead_s / self.warmup.step_s))
         self.steps = block_steps(self.turn.block_s, self.warmup.step_s)
+        self.steps = max(self.steps, (len(self.turn.steps) + 1) // 2)
         if other and other.blocks:  # it has ended
             self.lead, self.steps = other.lead, other.steps
         elif other:
@@ -134,15 +145,14 @@ class Live:
         """Untimed steps, then a timed block of those steps that ``other`` timed in its block of
         this number, if it has; measured again where the machine was disturbed.
         """
-        number, wanted = len(self.blocks), self.turn.steps
-        begin = max(self.ran + self.lead, wanted.stop - self.steps if number else wanted.start)
+        number, begin = len(self.blocks), self.ran + self.lead
+        if number == 0:
+            begin = max(begin, self.turn.steps.start - self.lead * self.turn.early)
         if other and len(other.blocks) > number:
             begin = max(begin, other.blocks[number].ran or 0)
         elif other:
             begin = max(begin, other.ran + self.lead)
-        if wanted:
-            self.progress(f"{self.label}: {begin - self.ran} steps that are not timed")
-        self._run(begin - self.ran)
+        self._lead(begin)
         annotate = self.side.station.annotate()
         while True:
             self.progress(f"{self.label}: block {number + 1}/2 of {self.steps} steps")
@@ -174,6 +184,13 @@ class Live:
             wall_s=time.monotonic() - self.began,
             discarded=tuple(self.discarded),
         )
+
+    def _lead(self, begin: int) -> None:
+        """Untimed steps up to that one, in pieces as long as a block at most."""
+        if begin - self.ran > self.steps:
+            self.progress(f"{self.label}: {begin - self.ran} steps that are not timed")
+        while self.ran < begin:
+            self._run(min(self.steps, begin - self.ran))
 
     def _run(self, steps: int) -> Answers:
         assert self.warmup is not None

@@ -32,6 +32,7 @@ class Pair:
     def __init__(self, number: int, sides: Sequence[Side], turn: Turn, held: bool = False) -> None:
         self.number = number
         self.progress = sides[HEAD].station.progress
+        turn = turn.of_pair(number)
         self.both = [Live(side, f"pair {number} {side.name}", turn, held) for side in sides]
 
     def release(self) -> None:
@@ -113,7 +114,7 @@ def one_after_the_other(
     """
     both: dict[int, Live] = {}
     for which in order[:2]:
-        live = Live(sides[which], f"pair {number} {sides[which].name}", turn)
+        live = Live(sides[which], f"pair {number} {sides[which].name}", turn.of_pair(number))
         other = both.get(1 - which)
         build_alone(live)
         live.warm_up(other)

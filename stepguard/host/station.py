@@ -172,15 +172,20 @@ class Station:
         protocol: Protocol,
         following: Callable[[], bool] = lambda: True,
         windows: Sequence[int] = (),
+        most: int = 0,
     ) -> WarmUp:
         """Windows of steps, those of ``windows`` first, until steady, or until the cap, and until
-        ``following`` is ready.
+        ``following`` is ready; of ``most`` steps in all, if that is not 0.
 
         The card is kept busy while the next launch still imports: a pause would cool it.
         """
         state, given = WarmUp(protocol), [*windows]
         while given or not state.done() or not following():
             steps = given.pop(0) if given else state.next_steps()
+            if most and state.steps:
+                if state.steps >= most:
+                    break
+                steps = min(steps, most - state.steps)
             self.progress(f"{label}: warm-up")
             state.add(ask("block", steps=steps, limit_s=block_limit_s(steps, state.step_s)))
         return state

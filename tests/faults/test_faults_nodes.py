@@ -92,7 +92,7 @@ def test_two_nodes_count_what_two_ranks_of_one_count(finished, gate_run):
     assert found["collectives_per_step"] > 1
     assert found == metrics(one, "counted")
     text = (run.folder / "run.json").read_text()
-    assert text.count("cpu-2-nodes.json\"\n") == len(EXPECTED) + 1
+    assert text.count('cpu-2-nodes.json"\n') == len(EXPECTED) + 1
 
 
 def test_each_node_ran_its_own_rank(finished):

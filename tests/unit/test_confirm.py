@@ -132,6 +132,17 @@ def test_wide_margins_do_not_call_the_code_the_machine(screen, code):
     assert note.startswith("unconfirmed: the pairs do not exclude what the baseline says")
 
 
+@pytest.mark.parametrize(
+    ("steps", "status"), [(range(3, 10), Status.SAME), (range(3, 11), Status.SLOWER)]
+)
+def test_the_machine_moved_only_where_its_steps_were_timed(steps, status):
+    """What the screen timed and the pairs did not may be what is slower; theirs are 0 to 9."""
+    after = confirmed(screened(5.0), beside(0.0), HOW, steps=steps)
+    assert after.status is status
+    missed = "unconfirmed: the pairs did not time 1 of the steps that moved"
+    assert metric(after, "step_ms").note.startswith(missed) is (status is Status.SLOWER)
+
+
 def test_the_same_commit_is_the_machine():
     """The recording is of this very code: `same`, told, without a measurement."""
     verdict = same_code(screened(5.0), HOW)

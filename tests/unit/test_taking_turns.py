@@ -44,6 +44,7 @@ class World:
         self.slow_torchruns = {}  # the same of a held one's torchrun
         self.taints = []  # of the blocks to come, in order
         self.threads = {}
+        self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
         self.compiles = {}  # label: which of its blocks still compile, from the first on
 
     def asked(self, *labels):
@@ -78,7 +79,7 @@ def fake_group(world):
         def __init__(self, spec, elsewhere):
             assert elsewhere is None
             self.spec, self.pids, self.began, self.closed = spec, {}, 0.0, False
-            self.token = "token"
+            self.token, self.done = "token", 0
             self.label, self.held = spec.label, spec.held
             self.side = "head" if "head" in spec.folder.parts else "base"
             world.groups[self.key] = self
@@ -165,11 +166,14 @@ def fake_group(world):
 
         def block(self, steps):
             ms = world.step_ms[self.side]
+            begin, self.done = self.done, self.done + steps
+            seldom = world.every if self.side == "head" else 0
+            late = sum(seldom > 0 and (n + 1) % seldom == 0 for n in range(begin, self.done))
             self.run = min(getattr(self, "run", 0) + 1, world.compiles.get(self.key, 0))
             single = {"step_ms": [ms] * steps, "enqueue_ms": None, "began_ns": 1, "ended_ns": 2}
             return single | {
-                "wall_ms": ms * steps,
-                "events_ms": ms * steps,
+                "wall_ms": ms * steps + 2000.0 * late,
+                "events_ms": ms * steps + 2000.0 * late,
                 "compiled_graphs": self.run,
             }
 
@@ -263,20 +267,33 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
         assert {block.ran for block in launch.blocks} <= begins
 
 
-@pytest.mark.parametrize("steps", [range(40, 90), range(0, 200), range(40, 41), range(0)])
-def test_blocks_reach_the_steps_that_are_asked_for(world, measure, steps):
-    """The first block begins with the first of them or later, the last one ends with the last or
-    later, on both sides alike; in between nothing is timed that would not be anyway.
+@pytest.mark.parametrize("steps", [range(40, 90), range(30, 200), range(40, 41), range(0)])
+def test_blocks_time_the_steps_that_are_asked_for(world, measure, steps):
+    """All of them, on both sides alike: what lies between a pair's two blocks the next pair times.
+    Where none are asked for it is as short as ever.
     """
-    found = measure(1, GPU, steps=steps)
-    plain = measure(1, GPU)
+    found, plain = measure(2, GPU, steps=steps), measure(2, GPU)
     for side, other in ((found.head, plain.head), (found.base, plain.base)):
-        (launch,), (same,) = side.launches, other.launches
-        first, last = launch.blocks
-        assert first.ran == max(same.blocks[0].ran, steps.start)
-        reached = max(first.ran + same.blocks[1].ran - same.blocks[0].ran, steps.stop - last.steps)
-        assert (last.ran, last.steps) == (reached, same.blocks[1].steps)
+        blocks = [block for launch in side.launches for block in launch.blocks]
+        assert set(steps) <= {step for block in blocks for step in block.timed_steps}
+        for block in blocks[1:2]:  # of the first pair, all but the lead between its blocks
+            assert block.timed_steps.stop >= steps.stop
+        if not steps:
+            assert [x.blocks for x in side.launches] == [x.blocks for x in other.launches]
+    for head, base in zip(found.head.launches, found.base.launches, strict=True):
+        assert [b.timed_steps for b in head.blocks] == [b.timed_steps for b in base.blocks]
     assert found.log_ratios() == pytest.approx(plain.log_ratios())
+
+
+@pytest.mark.parametrize("every", range(24, 61))
+def test_work_of_every_so_many_steps_is_in_pairs_if_it_is_in_the_screen(world, measure, every):
+    """Two seconds of something every few steps, in HEAD alone: wherever the steps that a screen
+    timed hold it, so do those of a pair.
+    """
+    world.every, screen = every, range(21, 45)
+    found = measure(2, GPU, steps=screen)
+    held = any((step + 1) % every == 0 for step in screen)
+    assert (max(found.log_ratios()) > math.log(2) + 0.1) >= held
 
 
 def test_who_is_not_steady_yet_goes_on(world, measure):
