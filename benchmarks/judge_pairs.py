@@ -176,7 +176,7 @@ def main() -> None:
         memory.start()
         stack.callback(memory.over.set)
         revision = current(root, root / "baselines")
-        cache = options.cache or folder / "cache"
+        cache = options.cache.resolve() if options.cache else folder / "cache"
         kept = Document(options.out, {})
         bench = Bench(root, cache, folder / "runs", gpus, revision, "judge_pairs.py")
 

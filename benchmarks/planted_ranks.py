@@ -144,7 +144,7 @@ def main() -> None:
     kept: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        cache = options.cache or folder / "cache"
+        cache = options.cache.resolve() if options.cache else folder / "cache"
         for planted in options.only:
             if options.device == "cpu" and PLANTS[planted].slower_pct:
                 continue

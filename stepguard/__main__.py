@@ -15,8 +15,11 @@ def nobody_reads() -> bool:
 
 
 try:
-    status = main()
-    sys.stdout.flush()
+    try:
+        status = main()
+    finally:
+        if sys.stdout is not None:  # closed from the beginning
+            sys.stdout.flush()
 except BrokenPipeError:
     if not nobody_reads():
         raise

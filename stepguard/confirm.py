@@ -73,7 +73,7 @@ def _no_machine(comparison: Comparison, own: bool, steps: range) -> str:
     for side in (comparison.head, comparison.base):
         blocks = [block for launch in side.launches for block in launch.blocks]
         if missed := set(steps).difference(*(block.timed_steps for block in blocks)):
-            return f"the pairs did not time {len(missed)} of the steps that moved"
+            return f"the pairs did not time {len(missed)} of the steps that the run timed"
     return "" if own else "like that other commit"  # it may have been slow there already
 
 

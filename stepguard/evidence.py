@@ -46,8 +46,8 @@ class Block:
 
     @property
     def timed_steps(self) -> range:
-        """Which steps of its launch it timed, counted like ``ran``."""
-        return range(self.ran or 0, (self.ran or 0) + self.steps)
+        """Which steps of its launch it timed, counted like ``ran``; none if that is not known."""
+        return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
     def no_time(self) -> str:
         """One sentence if a time is missing or not a positive finite number, else empty."""
@@ -186,7 +186,8 @@ class Evidence:
     @property
     def timed_steps(self) -> range:
         """From the first step that any launch timed to the last, counted like ``Block.ran``."""
-        timed = [block.timed_steps for launch in self.launches for block in launch.blocks]
+        blocks = [block for launch in self.launches for block in launch.blocks]
+        timed = [block.timed_steps for block in blocks if block.timed_steps]
         first = min((steps.start for steps in timed), default=0)
         return range(first, max((steps.stop for steps in timed), default=0))
 

@@ -86,7 +86,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
         line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
         lines.append(line)
         lines += [f"    {happens(site)}" for site in metric.sites]
-        if metric.note and METRICS[metric.metric].kind == "time":
+        told = METRICS[metric.metric].kind == "time" or metric.status is Status.INCONCLUSIVE
+        if metric.note and told:
             lines.append(f"    {metric.note}")
         elif metric.note and not metric.sites:
             lines.append(f"    moved: {metric.note}")

@@ -76,7 +76,22 @@ def _risen(evidence: Evidence, entry: Entry | None) -> Verdict | None:
     counters = [name for name in _shown(evidence) if METRICS[name].kind == "counter"]
     found = (compare(name, evidence, recordings) for name in counters)
     moved = tuple(m for m in found if m.gated and m.status is Status.CHANGED)
-    return _compared(evidence, moved, recordings) if moved else None
+    return _compared(evidence, (*moved, *unknown(evidence)), recordings) if moved else None
+
+
+def unknown(evidence: Evidence) -> tuple[MetricVerdict, ...]:
+    """Gated metrics of which evidence that is whole otherwise says nothing, and why."""
+    unstable = evidence.counts.unstable if evidence.counts else {}
+    unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
+    why = {name: (Reason.COUNT_UNSTABLE, unstable[name]) for name in unstable}
+    if unsteady:
+        times = [name for name, metric in METRICS.items() if metric.kind == "time"]
+        why |= {name: (Reason.NOT_STEADY, unsteady) for name in times}
+    return tuple(
+        MetricVerdict(name, Status.INCONCLUSIVE, why[name][0], note=why[name][1])
+        for name in evidence.gates
+        if name in why
+    )
 
 
 def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:

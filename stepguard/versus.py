@@ -3,7 +3,7 @@
 In order, and the first that applies decides: the machine or HEAD's step failed; the other tree
 cannot run the case; the two do not do the same work; a measurement contradicts itself or is not
 whole; then counters to the unit, and the step time by its pairs (`pairs.py`), the worst metric
-deciding.
+deciding. Where something is undecided, a counter that is known to have moved is told all the same.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from dataclasses import replace
 from stepguard.compare import compare
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Evidence
-from stepguard.judge import measurement_problem
+from stepguard.judge import measurement_problem, unknown
 from stepguard.looks import PLAN
 from stepguard.metrics import METRICS
 from stepguard.pairs import Decision, benjamini_hochberg, decide
@@ -35,7 +35,10 @@ _SAYS = {
 
 def judge_turns(comparison: Comparison) -> Verdict:
     """The verdict on HEAD's tree against the other one."""
-    return _risen(comparison) or problem(comparison) or _compared(comparison)
+    found = problem(comparison)
+    if found is None:
+        return _compared(comparison)
+    return found if found.status is not Status.INCONCLUSIVE else _risen(comparison) or found
 
 
 def problem(comparison: Comparison) -> Verdict | None:
@@ -144,21 +147,19 @@ def _risen(comparison: Comparison) -> Verdict | None:
     """CHANGED, if counters that are known of both moved although others are not decided; as it is
     against a stored baseline.
     """
-    found = problem(comparison)
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
-    undecided = all(one is None or one[0] is Status.INCONCLUSIVE for one in problems)
-    if found is None or found.status is not Status.INCONCLUSIVE or not undecided:
+    if any(one and one[0] is not Status.INCONCLUSIVE for one in problems):
         return None
     head, base = comparison.head, [summary_of(comparison.base)]
     counters = [name for name in head.gates if METRICS[name].kind == "counter"]
     known = head.values().keys() & base[0].counters.keys()
     metrics = (compare(name, head, base) for name in counters if name in known)
     moved = tuple(metric for metric in metrics if metric.status is Status.CHANGED)
-    worst = worst_of(moved)
-    if worst is None:
+    if not moved:
         return None
-    against = _named(comparison)
-    return Verdict(head.case_id, worst.status, worst.reason, metrics=moved, against=against)
+    nothing = {one.metric: one for one in (*unknown(comparison.base), *unknown(head))}
+    blank = Verdict(head.case_id, Status.CHANGED, Reason.WORK_MOVED, against=_named(comparison))
+    return blank.with_metrics((*moved, *nothing.values()))
 
 
 def _unknown_work(comparison: Comparison) -> Verdict | None:
@@ -247,7 +248,8 @@ def unproven(verdicts: Sequence[Verdict]) -> list[Verdict]:
     for verdict, stands in zip(tried, kept, strict=True):
         if verdict.status is Status.SLOWER and not stands:
             metrics = tuple(_unproven(m) if m.metric == JUDGED_TIME else m for m in verdict.metrics)
-            found.append(verdict.with_metrics(metrics))
+            waivers = tuple(text for text in verdict.waivers if f" {JUDGED_TIME} up to" not in text)
+            found.append(replace(verdict.with_metrics(metrics), waivers=waivers))
     return found
 
 

@@ -96,7 +96,7 @@ def confirm(
         return unconfirmed(verdict, chosen.how), None
     if chosen.commit == bench.revision.commit and not bench.revision.dirty:
         return same_code(verdict, chosen.how), None
-    times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
+    times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
     sentences: list[str] = []
     try:
         with tree_of(bench.root, chosen.commit, sentences.append) as tree:
@@ -108,11 +108,10 @@ def confirm(
                 budget_s,
                 lambda found: wants_pairs(verdict, found),
                 terms,
-                evidence.timed_steps,
+                steps,
             )
     except TreeError as error:
         return unconfirmed(verdict, str(error)), None
     for sentence in sentences:
         progress(sentence)
-    steps = evidence.timed_steps
     return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison

@@ -32,7 +32,7 @@ _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
     r"|DistNetworkError|ncclRemoteError"
 )
-_FOLLOWING = (signal.SIGABRT, signal.SIGTERM)  # may end a rank because of another one
+_BY_TORCHRUN = "was ended by torchrun"
 Told = tuple[int, dict[str, Any]]  # a rank and the error that it wrote down
 Cause = tuple[int, str]  # a rank and how it ended
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
@@ -116,6 +116,8 @@ def first_cause(found: Sequence[Fault]) -> Fault:
     def rank(fault: Fault) -> int:
         if fault.code == Reason.RAISED.name and _LOST_PEER.search(fault.detail):
             return len(_CAUSES)
+        if _BY_TORCHRUN in fault.message:
+            return len(_CAUSES)
         return _CAUSES.index(fault.code) if fault.code in _CAUSES else len(_CAUSES) - 1
 
     return min(found, key=rank)
@@ -132,7 +134,7 @@ def lost_worker(scene: Scene) -> Fault:
     if failed and not cause:
         return _raised(scene, *failed[0])
     if dead:
-        first, how = cause or (dead[0], "was ended by torchrun")
+        first, how = cause or (dead[0], _BY_TORCHRUN)
         message = f"rank {first} {how} in {scene.position(first)}"
         return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
     if not scene.pids:
@@ -173,18 +175,19 @@ def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[Told]) -> 
     status = log.statuses.get(pid)
     if status is None and failed and log.root is None:
         return None  # it may have to be reported yet
-    killed = status is not None and status < 0 and -status not in _FOLLOWING
-    if not killed and not all(_LOST_PEER.search(described["traceback"]) for _, described in failed):
+    if not log.killed(pid) and not all(
+        _LOST_PEER.search(described["traceback"]) for _, described in failed
+    ):
         return None
-    return silent[pid], _ended(status, bool(log.victims))
+    return silent[pid], _ended(status, waits=bool(log.victims) and log.root is None)
 
 
-def _ended(status: int | None, acted: bool) -> str:
+def _ended(status: int | None, waits: bool) -> str:
     """How a process with that status ended. Without one that was 0, unless torch elastic acted on
-    it: then it waits for its victims before it logs any.
+    it and ``waits`` for its victims to end before it logs any.
     """
     if status is None:
-        return "was killed or ended with an error" if acted else "ended by itself"
+        return "was killed or ended with an error" if waits else "ended by itself"
     if status > 0:
         return f"ended by itself with status {status}"
     try:

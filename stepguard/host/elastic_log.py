@@ -6,11 +6,13 @@ like others, and of a rank that ended with status 0 nothing is.
 """
 
 import re
+import signal
 from collections.abc import Collection
 from dataclasses import dataclass
 
 _STATUS = re.compile(r"exitcode *: (-?\d+)\)?[^\n]*\(pid: (\d+)\)")
 _CLOSED = re.compile(r"Sending process (\d+) closing signal")
+_FOLLOWING = (signal.SIGABRT, signal.SIGTERM)  # NCCL aborts, torchrun and others terminate
 _ROOT = re.compile(r"Root Cause.*?\(pid: (\d+)\)", re.DOTALL)
 
 
@@ -32,11 +34,23 @@ class ElasticLog:
             int(root[1]) if root else None,
         )
 
+    def killed(self, pid: int) -> bool:
+        """Whether a signal ended it that no other rank's end brings about."""
+        status = self.statuses.get(pid, 0)
+        return status < 0 and -status not in _FOLLOWING
+
     def first(self, pids: Collection[int]) -> int:
-        """Of processes that ended by no doing of torchrun's the one that the others follow from:
-        that of the report, else one that a signal ended, else one with a status.
+        """Of processes that ended by no doing of torchrun's the one that the others follow from.
+
+        One that was killed; else that of the report, whose times are whole seconds; else one with a
+        status.
         """
         return min(
             pids,
-            key=lambda pid: (pid != self.root, pid not in self.statuses, self.statuses.get(pid)),
+            key=lambda pid: (
+                not self.killed(pid),
+                pid != self.root,
+                pid not in self.statuses,
+                self.statuses.get(pid),
+            ),
         )

@@ -31,7 +31,9 @@ class Turn:
         return replace(self, early=number % 2 == 0)
 
     def as_dict(self) -> dict[str, float]:
-        """What the noise of pairs depends on: a calibration holds for a turn like this."""
+        """What the noise of pairs depends on: a calibration holds for a turn like this. ``steps``
+        are no part of it: they only make blocks longer.
+        """
         return {
             "lead_s": self.lead_s,
             "block_s": self.block_s,

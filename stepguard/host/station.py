@@ -182,7 +182,7 @@ class Station:
         state, given = WarmUp(protocol), [*windows]
         while given or not state.done() or not following():
             steps = given.pop(0) if given else state.next_steps()
-            if most and state.steps:
+            if most:
                 if state.steps >= most:
                     break
                 steps = min(steps, most - state.steps)

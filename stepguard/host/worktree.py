@@ -11,8 +11,10 @@ what git knows is in such a tree: files that are ignored, or not added, are not 
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ from stepguard.host.store import FOLDER, keep_out_of_git
 CHECKOUT_LIMIT_S = 600.0
 LOCK_LIMIT_S = 60.0
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+COLLISION_PAUSES_S = (0.05, 0.2, 1.0)
+_COLLIDED = re.compile(r"failed to read .*worktrees/")
 # A hook, a monitor or a submodule is not what was asked for, and might outlive us.
 PLAIN = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "submodule.recurse=false")
 
@@ -179,17 +183,28 @@ def _remove(root: Path, path: Path) -> str:
             shutil.rmtree(path)
     except OSError as error:
         return f"{path} cannot be removed: {error.strerror}; rm -rf {str(path)!r}"
-    done = run_git(root, "worktree", "remove", "--force", "--force", str(path))
+    done = _worktree(root, "remove", "--force", "--force", str(path))
     if done is None or done.returncode != 0 and "is not a working tree" not in done.stderr:
         why = said(done.stderr) if done else "git did not answer"
         return f"git still lists the worktree {path}: {why}; git worktree prune"
     return ""
 
 
-def _check_out(named: Named, path: Path) -> None:
+def _worktree(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str] | None":
+    """git worktree; again while it trips over an entry that another process is just writing or
+    removing: git reads all of them, and locks none.
+    """
     plain = [part for setting in PLAIN for part in ("-c", setting)]
-    add = ("worktree", "add", "--quiet", "--detach", str(path), named.commit)
-    done = run_git(named.top, *plain, *add, limit_s=CHECKOUT_LIMIT_S)
+    for pause_s in (*COLLISION_PAUSES_S, None):
+        done = run_git(root, *plain, "worktree", *arguments, limit_s=CHECKOUT_LIMIT_S)
+        if pause_s is None or done is None or not _COLLIDED.search(done.stderr):
+            break
+        time.sleep(pause_s)
+    return done
+
+
+def _check_out(named: Named, path: Path) -> None:
+    done = _worktree(named.top, "add", "--quiet", "--detach", str(path), named.commit)
     if done is None:
         raise TreeError(
             f"{named.shown} was not checked out to {path} in {CHECKOUT_LIMIT_S:.0f} s: "

@@ -43,7 +43,7 @@ H200 = Gpu("GPU-11111111-2222", "NVIDIA H200", "580.65.06", 1980)
 def launch(index: int, step_ms: float) -> Launch:
     """A launch of one block of four equal steps."""
     wall = (4 * step_ms,)
-    block = Block(steps=4, wall_ms=wall, events_ms=wall, step_ms=(step_ms,) * 4)
+    block = Block(steps=4, wall_ms=wall, events_ms=wall, step_ms=(step_ms,) * 4, ran=9)
     return Launch(index, (block,), compile_s=1.0, warmup_s=5.0, warmup_steps=9, steady="", wall_s=9)
 
 

@@ -51,7 +51,9 @@ def test_a_pid_is_no_part_of_a_time():
     ("statuses", "root", "first"),
     [
         ({1: -6, 2: 3}, 2, 2),  # the report knows
-        ({1: 3, 2: -9}, None, 2),  # a signal before a status
+        ({1: -6, 2: -9}, 1, 2),  # but of what happens in one second the lower rank
+        ({1: -6, 2: 3}, None, 1),
+        ({1: 3, 2: -9}, 1, 2),  # killed before anything
         ({1: 3}, None, 1),  # a status before none
         ({}, None, 1),
     ],

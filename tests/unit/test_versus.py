@@ -310,7 +310,13 @@ def test_a_counter_that_moved_is_told_though_another_is_unknown(side, more, stat
     verdict = judge_turns(replace(found, **{side: moved}))
     assert verdict.status is status and verdict.outcome != "passed"
     if more:
-        assert [one.metric for one in verdict.metrics] == [COST]
+        assert {one.metric: one.status for one in verdict.metrics} == {
+            COST: Status.CHANGED,
+            other: Status.INCONCLUSIVE,
+        }
+        (moved,) = (one for one in verdict.metrics if one.metric == COST)
+        metrics = (replace(moved, waived_until="2026-12-31"), *verdict.metrics[1:])
+        assert verdict.undecided and verdict.with_metrics(metrics).outcome == "error"
 
 
 def counted(found, name):

@@ -1,5 +1,6 @@
 """The tree of another revision, with real repositories: what is checked out, and that it goes."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -269,6 +270,27 @@ def test_several_at_once(root):
     assert len({path for path, _ in found}) == 12
     assert sorted(text for _, text in found) == ["1\n"] * 6 + ["2\n"] * 6
     assert left(root) == []
+
+
+@pytest.mark.parametrize(("collisions", "made"), [(1, True), (3, True), (4, False)])
+def test_an_entry_that_another_process_writes_is_waited_for(root, monkeypatch, collisions, made):
+    """git reads every worktree's entry and locks none: half of one is no reason to give up."""
+    asked, real = [], worktree.run_git
+
+    def run_git(folder, *arguments, **options):
+        if "add" in arguments:
+            asked.append(arguments)
+            if len(asked) <= collisions:
+                why = "fatal: failed to read .git/worktrees/a/commondir: Success\n"
+                return subprocess.CompletedProcess(arguments, 128, "", why)
+        return real(folder, *arguments, **options)
+
+    monkeypatch.setattr(worktree, "run_git", run_git)
+    monkeypatch.setattr(worktree, "COLLISION_PAUSES_S", (0.0,) * 3)
+    refused = pytest.raises(TreeError, match="cannot be checked out to .*commondir: Success")
+    with contextlib.nullcontext() if made else refused, tree_of(root, "one") as tree:
+        assert (tree.root / "code.py").exists()
+    assert len(asked) == min(collisions + 1, 4) and left(root) == []
 
 
 def test_a_hook_does_not_run(root):
