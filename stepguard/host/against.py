@@ -56,7 +56,7 @@ def compare_with(
     terms: TermsOf | None = None,
     steps: range = range(0),
 ) -> Comparison:
-    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``, over ``steps`` at the least;
+    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``, timing all of ``steps``;
     what was measured of both, to be judged by ``terms``.
     """
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))

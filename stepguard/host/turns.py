@@ -53,9 +53,9 @@ def measure_turns(
     enough or ``budget_s`` seconds are over; the pair that runs then is completed.
 
     ``terms`` says by what they are judged, once HEAD's side told on what it runs; without it, the
-    case's margins and the usual prior do. The blocks of a pair begin and end with ``steps`` at the
-    least, counted from the first. Never raises for what a workload, a worker or the machine
-    does: that is a fault in the evidence of the side that it befell.
+    case's margins and the usual prior do. Pairs time all of ``steps``, counted from the first.
+    Never raises for what a workload, a worker or the machine does: that is a fault in the evidence
+    of the side that it befell.
     """
     run = _Turns(case, benches, against, progress, terms, steps)
     with run.stack:

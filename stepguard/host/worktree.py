@@ -23,7 +23,7 @@ from typing import TextIO
 
 from stepguard.host.interrupts import interrupts_held
 from stepguard.host.resolve import Named, TreeError, resolve, said, short
-from stepguard.host.revision import run_git
+from stepguard.host.revision import GIT_LIMIT_S, run_git
 from stepguard.host.store import FOLDER, keep_out_of_git
 
 CHECKOUT_LIMIT_S = 600.0
@@ -190,13 +190,15 @@ def _remove(root: Path, path: Path) -> str:
     return ""
 
 
-def _worktree(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str] | None":
+def _worktree(
+    root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
+) -> "subprocess.CompletedProcess[str] | None":
     """git worktree; again while it trips over an entry that another process is just writing or
     removing: git reads all of them, and locks none.
     """
     plain = [part for setting in PLAIN for part in ("-c", setting)]
     for pause_s in (*COLLISION_PAUSES_S, None):
-        done = run_git(root, *plain, "worktree", *arguments, limit_s=CHECKOUT_LIMIT_S)
+        done = run_git(root, *plain, "worktree", *arguments, limit_s=limit_s)
         if pause_s is None or done is None or not _COLLIDED.search(done.stderr):
             break
         time.sleep(pause_s)
@@ -204,7 +206,8 @@ def _worktree(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str] 
 
 
 def _check_out(named: Named, path: Path) -> None:
-    done = _worktree(named.top, "add", "--quiet", "--detach", str(path), named.commit)
+    add = ("add", "--quiet", "--detach", str(path), named.commit)
+    done = _worktree(named.top, *add, limit_s=CHECKOUT_LIMIT_S)
     if done is None:
         raise TreeError(
             f"{named.shown} was not checked out to {path} in {CHECKOUT_LIMIT_S:.0f} s: "
