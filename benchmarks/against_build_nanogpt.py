@@ -22,7 +22,6 @@ status 1 says that something is missing from it.
 
 import argparse
 import hashlib
-import shlex
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -35,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 import numpy as np  # noqa: E402
 
 from benchmarks.against_comparison import COMPARISONS, DATA, Comparison, result_table  # noqa: E402
-from benchmarks.documents import Document, default_path, machine  # noqa: E402
+from benchmarks.documents import Document, command_line, default_path, machine  # noqa: E402
 from benchmarks.turn_groups import GroupError  # noqa: E402
 from model.manifest import verify  # noqa: E402
 from stepguard.cli import parse_params  # noqa: E402
@@ -178,7 +177,7 @@ def main() -> int:
         options.out,
         {
             "benchmark": "against_build_nanogpt",
-            "command": shlex.join(["python", *sys.argv]),
+            "command": command_line(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": current(ROOT, ROOT / "baselines").commit,
             "machine": machine(options.device, options.ranks),

@@ -23,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch  # noqa: E402
 from scipy.special import stdtrit  # noqa: E402
 
+from benchmarks.documents import command_line  # noqa: E402
 from model.workloads import train_step  # noqa: E402
 from stepguard.cli import parse_params  # noqa: E402
 from stepguard.worker.clock import CudaClock, HostClock  # noqa: E402
@@ -87,7 +88,7 @@ def main() -> None:
         json.dumps(
             {
                 "benchmark": "bare_loop",
-                "command": " ".join(["python", *sys.argv]),
+                "command": command_line(),
                 "device": device,
                 "torch": torch.__version__,
                 "params": params,

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import clone_head, only_case, plant, share_cache  # noqa: E402
-from benchmarks.documents import Document  # noqa: E402
+from benchmarks.documents import Document, command_line  # noqa: E402
 
 CASE = "test_train_step and 124m-bf16"
 PLANTS = {"as it is": None, "every step": 1, "every tenth step": 10}
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--only", choices=list(PLANTS), help="one kind only")
     options = parser.parse_args()
     kept: list[dict[str, object]] = []
-    document = Document(options.out, {"command": " ".join(["python", *sys.argv])})
+    document = Document(options.out, {"command": command_line()})
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for kind, every in PLANTS.items():

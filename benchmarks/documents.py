@@ -3,6 +3,8 @@
 import json
 import os
 import platform
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,11 @@ class Document:
         fresh = self.path.with_name(self.path.name + ".new")
         fresh.write_text(json.dumps(self.content, indent=1, allow_nan=False) + "\n", "utf-8")
         fresh.replace(self.path)
+
+
+def command_line() -> str:
+    """This command, as a shell takes it."""
+    return shlex.join(["python", *sys.argv])
 
 
 def default_path(name: str) -> Path:

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import clone_head, commit_all, plant  # noqa: E402
-from benchmarks.documents import Document  # noqa: E402
+from benchmarks.documents import Document, command_line  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard import Case  # noqa: E402
 from stepguard.comparison import Comparison  # noqa: E402
@@ -142,7 +142,7 @@ def document(
     logs = "\n".join(path.read_text() for path in folder.glob("runs/head/**/stdout.log"))
     planted = [float(ms) for ms in re.findall(r"planted ([\d.]+) ms", logs)]
     return {
-        "command": " ".join(["python", *sys.argv]),
+        "command": command_line(),
         "plant_pct": options.plant_pct,
         "planted_ms": planted,
         "memory_gib": options.memory_gib,

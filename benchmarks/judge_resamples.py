@@ -29,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np  # noqa: E402
 
+from benchmarks.documents import command_line  # noqa: E402
 from benchmarks.judge_simulation import BUDGET, binomial_bounds, run  # noqa: E402
 from benchmarks.turns import half_width  # noqa: E402
 from stepguard.looks import PLAN, PRIOR, Prior  # noqa: E402
@@ -150,7 +151,7 @@ def main() -> None:
         print(f"about a true {percent:g} %: {len(noise)} pairs, {pair_s:.1f} s of GPU time each")
         show(found)
     if options.out:
-        record = {"command": " ".join(["python", *sys.argv]), "prior": asdict(prior)}
+        record = {"command": command_line(), "prior": asdict(prior)}
         record |= {"planted": kept, "about": about}
         options.out.write_text(json.dumps(record, indent=1) + "\n")
 

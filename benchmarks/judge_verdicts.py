@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import only_case, share_cache  # noqa: E402
-from benchmarks.documents import Document  # noqa: E402
+from benchmarks.documents import Document, command_line  # noqa: E402
 from benchmarks.judge_pairs import as_data, clone  # noqa: E402
 from stepguard.comparison import from_json  # noqa: E402
 
@@ -64,7 +64,7 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     kept: list[dict[str, object]] = []
-    document = Document(options.out, {"command": " ".join(["python", *sys.argv])})
+    document = Document(options.out, {"command": command_line()})
     for percent in options.plant_pct:
         with tempfile.TemporaryDirectory() as name:
             tree = clone(Path(name), percent / 100 * options.step_ms, 0.0)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import clone_head, commit_all, only_case, share_cache  # noqa: E402
-from benchmarks.documents import Document  # noqa: E402
+from benchmarks.documents import Document, command_line  # noqa: E402
 from benchmarks.judge_pairs import as_data  # noqa: E402
 from stepguard.comparison import from_json  # noqa: E402
 
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     kept: list[dict[str, object]] = []
-    document = Document(options.out, {"command": " ".join(["python", *sys.argv])})
+    document = Document(options.out, {"command": command_line()})
     with tempfile.TemporaryDirectory() as name:
         for what in options.only:
             tree = clone(Path(name), what, options.share, options.baseline, options.case)

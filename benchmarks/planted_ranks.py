@@ -11,7 +11,6 @@ judged and no rank is slowed.
 """
 
 import argparse
-import shlex
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import clone_head, plant  # noqa: E402
-from benchmarks.documents import Document, machine  # noqa: E402
+from benchmarks.documents import Document, command_line, machine  # noqa: E402
 from benchmarks.judge_pairs import as_data  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard import Case, default_gates  # noqa: E402
@@ -134,7 +133,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     content = {
-        "command": shlex.join(["python", *sys.argv]),
+        "command": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": current(ROOT, ROOT / "baselines").commit,
         "machine": machine(options.device, options.ranks),

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch  # noqa: E402
 
-from benchmarks.documents import Document  # noqa: E402
+from benchmarks.documents import Document, command_line  # noqa: E402
 from benchmarks.turns import half_width, mirrored, table  # noqa: E402
 from model.workloads import train_step  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
@@ -120,7 +120,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     while spent_s < options.warm_up_s:
         spent_s += window_ms() * options.window / 1e3
     facts = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": command_line(),
         "device": torch.cuda.get_device_name() if cuda else "CPU",
         "torch": torch.__version__,
         "params": params,

@@ -13,6 +13,20 @@ def mirrored(names: Sequence[str], series: int) -> list[str]:
     return list(names) if series % 2 == 0 else list(reversed(names))
 
 
+def balanced(names: Sequence[str], series: int) -> list[str]:
+    """The order of a series of an even number of names, so that position cancels, not only drift.
+
+    Over as many series as names each stands once in each place, and follows each other once: the
+    square of E. J. Williams, Experimental designs balanced for the estimation of residual effects
+    of treatments, 1949. Raises ValueError for an odd number, which has no such square.
+    """
+    count = len(names)
+    if count % 2:
+        raise ValueError(f"{count} names: an even number is needed")
+    first = [(at + 1) // 2 if at % 2 else (count - at // 2) % count for at in range(count)]
+    return [names[(at + series) % count] for at in first]
+
+
 def slowest(rank_ms: Sequence[float]) -> float:
     """A step ends when its slowest rank has."""
     if not rank_ms:

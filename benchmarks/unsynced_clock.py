@@ -2,7 +2,7 @@
 
 A GPU works through a queue. A host clock read before the queue has drained says how long it took to
 fill, and a removed synchronize() then looks like a faster step. Six ways to run one
-data-parallel step take turns in blocks, in mirrored order:
+data-parallel step take turns in blocks; over six series each stands once in each place:
 
     P   pinned inputs, non-blocking copies, no host sync      PS  P and synchronize() each step
     U   pageable inputs, blocking .to(device)                 US  U and synchronize() each step
@@ -22,7 +22,6 @@ that what was measured is not lost; exit status 1 says that something is missing
 
 import argparse
 import json
-import shlex
 import sys
 import tempfile
 import time
@@ -35,7 +34,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks import ranks  # noqa: E402
 from benchmarks import unsynced_clock_report as report  # noqa: E402
-from benchmarks.documents import Document, default_path, machine  # noqa: E402
+from benchmarks.documents import Document, command_line, default_path, machine  # noqa: E402
 from stepguard.cli import parse_params  # noqa: E402
 from stepguard.host.revision import current  # noqa: E402
 from stepguard.trace.gpu_time import read_gpu_time  # noqa: E402
@@ -167,7 +166,7 @@ def main() -> int:
         options.out,
         {
             "benchmark": "unsynced_clock",
-            "command": shlex.join(["python", *sys.argv]),
+            "command": command_line(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": current(ROOT, ROOT / "baselines").commit,
             "machine": machine(options.device, options.ranks),

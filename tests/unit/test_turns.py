@@ -1,12 +1,22 @@
 """Orders, intervals and tables of comparisons in turns; the pictures that they are drawn as."""
 
+import itertools
 import math
 from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks.bars import grouped_bars
-from benchmarks.turns import clock_text, half_width, mirrored, ratio, shares, slowest, table
+from benchmarks.turns import (
+    balanced,
+    clock_text,
+    half_width,
+    mirrored,
+    ratio,
+    shares,
+    slowest,
+    table,
+)
 
 
 def test_every_other_series_runs_backwards():
@@ -15,6 +25,23 @@ def test_every_other_series_runs_backwards():
     ran = mirrored(names, 0) + mirrored(names, 1)
     at = {name: sum(i for i, one in enumerate(ran) if one == name) for name in names}
     assert ran == ["P", "PS", "U", "U", "PS", "P"] and len(set(at.values())) == 1
+
+
+@pytest.mark.parametrize("count", [2, 4, 6, 8])
+def test_each_place_and_each_neighbour_once(count):
+    """As many series as names: everyone stands in every place once, and follows everyone once."""
+    names = [f"v{i}" for i in range(count)]
+    square = [balanced(names, series) for series in range(count)]
+    assert all(sorted(order) == names for order in square)
+    assert all(sorted(column) == names for column in zip(*square, strict=True))
+    followed = [pair for order in square for pair in itertools.pairwise(order)]
+    assert len(set(followed)) == len(followed) == count * (count - 1)
+
+
+def test_an_odd_number_has_no_balanced_order():
+    """Refused, with the number."""
+    with pytest.raises(ValueError, match="3 names"):
+        balanced(["P", "PS", "U"], 0)
 
 
 def test_the_slowest_rank_is_the_step():
