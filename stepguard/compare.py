@@ -35,11 +35,11 @@ def compare(name: str, evidence: Evidence, recordings: list[Recording]) -> Metri
     if old is None:
         reason = Reason.METRIC_NOT_RECORDED
         return _verdict(name, Status.NO_BASELINE, reason, None, new, gated=gated)
-    found = _compare_ranks(name, evidence, recordings[-1], _compare_counter(name, old, new, gated))
-    note = _moved(name, evidence, recordings[-1])
+    found, note = _compare_counter(name, old, new, gated), _moved(name, evidence, recordings[-1])
     if found.reason is Reason.EQUAL and note and metric.parts:
         # As many operators, but other ones: an improvement would hide what was added beside it.
         found = replace(found, status=Status.CHANGED, reason=Reason.WORK_MOVED)
+    found = _compare_ranks(name, evidence, recordings, found)
     sites = _moved_sites(name, evidence, recordings[-1], new < old)
     if found.reason is Reason.EQUAL:  # still worth saying: one stands elsewhere now
         return replace(found, sites=sites)
@@ -145,23 +145,49 @@ def _compare_counter(name: str, old: float, new: float, gated: bool) -> MetricVe
 
 
 def _compare_ranks(
-    name: str, evidence: Evidence, recording: Recording, busiest: MetricVerdict
+    name: str, evidence: Evidence, recordings: list[Recording], busiest: MetricVerdict
 ) -> MetricVerdict:
-    """The verdict on the rank that counted most, unless that hides what another rank counts."""
+    """The verdict on the rank that counted most, unless that hides what another rank counts; and
+    which ranks it is of, where it is not of all.
+    """
     ranks = int(evidence.case["world_size"])
-    if ranks == 1 or recording.by_rank is msgspec.UNSET:
+    if ranks == 1:
         return busiest
     assert evidence.counts is not None and busiest.new is not None
-    then = recording.by_rank.get(name) or [recording.counters[name]] * ranks
+    then = _recorded_ranks(name, recordings, ranks)
     now = evidence.counts.by_rank.get(name) or [int(busiest.new)] * ranks
     each = [
-        (_compare_counter(name, old, new, busiest.gated), rank)
-        for rank, (old, new) in enumerate(zip(then, now, strict=True))
+        _compare_counter(name, old, new, busiest.gated) for old, new in zip(then, now, strict=True)
     ]
-    worst, rank = min(each, key=lambda one: one[0].status.rank)
-    if worst.status.rank >= busiest.status.rank:
-        return busiest
-    return replace(worst, note=f"on rank {rank}")
+    worst = min(each, key=lambda one: one.status.rank)
+    found = worst if worst.status.rank < busiest.status.rank else busiest
+    if found.status is Status.SAME:
+        return found
+    its = [rank for rank, one in enumerate(each) if one.status is found.status]
+    failing = [each[rank] for rank in its if found.status is Status.CHANGED]
+    pairs = tuple((one.old or 0, one.new or 0) for one in failing)
+    return replace(found, note=_on(its, ranks), failing_ranks=pairs)
+
+
+def _recorded_ranks(name: str, recordings: list[Recording], ranks: int) -> list[int]:
+    """What each rank counted in the newest recording; its lowest of the epoch where there is slack.
+
+    Recordings from before ranks were kept apart are left out; the newest of a file never is one.
+    """
+    counts = [
+        recording.by_rank.get(name) or [recording.counters[name]] * ranks
+        for recording in recordings
+        if recording.by_rank is not msgspec.UNSET and name in recording.counters
+    ] or [[recordings[-1].counters[name]] * ranks]
+    lowest = [min(each) for each in zip(*counts, strict=True)]
+    return lowest if METRICS[name].slack_pct else counts[-1]
+
+
+def _on(its: list[int], ranks: int) -> str:
+    """ "on rank 1", "on ranks 0, 2"; nothing where it is all of them or none by itself."""
+    if len(its) in (0, ranks):
+        return ""
+    return f"on rank{'s' if len(its) > 1 else ''} {', '.join(map(str, its))}"
 
 
 def _verdict(

@@ -15,7 +15,7 @@ import msgspec
 from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS
 from stepguard.site import Site
-from stepguard.statistics import paired
+from stepguard.statistics import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.verdict import Reason
 
 SCHEMA = 1
@@ -130,6 +130,14 @@ class Difference:
             if not (math.isfinite(ms) and ms > 0):
                 return f"{self.name} has a time of {ms!r} ms"
         return ""
+
+    def contradiction(self) -> str:
+        """One sentence if the plain way, which does less, takes longer beyond doubt, else empty."""
+        found = paired(self.pairs_ms)
+        if not found.mean_pct + found.half_width_pct < -DIFFERENCE_LIMIT_PCT:
+            return ""
+        size = f"{found.mean_pct:.2f} +- {found.half_width_pct:.2f} % of a step"
+        return f"{self.name} is {size}: the step without it takes longer, so it does other work"
 
     @property
     def rank_skew_pct(self) -> float:

@@ -11,8 +11,10 @@ from stepguard.baseline_model import Entry, Epoch, Recording
 from stepguard.compare import compare, screen_of
 from stepguard.evidence import Evidence, Launch
 from stepguard.metrics import METRICS
-from stepguard.statistics import DEFAULT_LIMIT_PCT
+from stepguard.statistics import DEFAULT_LIMIT_PCT, DIFFERENCE_LIMIT_PCT
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
+
+DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move in an epoch
 
 _UNFIT = {
     Reason.FOREIGN_PROCESS,
@@ -148,6 +150,8 @@ def _contradiction(evidence: Evidence) -> Problem | None:
     for difference in evidence.differences:
         if message := difference.no_time():
             return Status.BROKEN, Reason.NOTHING_MEASURED, message, ""
+        if f"{difference.name}_pct" in evidence.gates and (message := difference.contradiction()):
+            return Status.BROKEN, Reason.CONTRADICTION, message, ""
     floor, found = evidence.floor_ms(), evidence.values()["step_ms"]
     if floor is not None and found < floor:
         message = f"{found:.3f} ms a step, but the GPU's peak allows no less than {floor:.3f} ms"
@@ -238,4 +242,10 @@ def drifted(evidence: Evidence, recordings: list[Recording]) -> str:
         found = screen_of(name, evidence, recordings[:1])
         if found is not None and abs(found.change_pct) > DEFAULT_LIMIT_PCT:
             return f"{name} is {found.change_pct:+.2f} % from the epoch's first recording"
+    values = evidence.values()
+    for name in (name for name in evidence.gates if METRICS[name].kind == "difference"):
+        first = recordings[0].differences_pct.get(name)
+        moved = values[name] - first.mean if first and name in values else 0.0
+        if abs(moved) > DRIFT_POINTS:
+            return f"{name} is {moved:+.2f} points from the epoch's first recording"
     return ""

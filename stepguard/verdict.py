@@ -76,6 +76,7 @@ class Reason(Enum):
     METRIC_MISSING = "a gated metric was not measured"
     FASTER_THAN_PHYSICS = "faster than the hardware can be"
     CLOCKS_DISAGREE = "wall clock and CUDA events disagree"
+    CONTRADICTION = "two measurements contradict each other"
     RAISED = "the workload raised"
     BAD_WORKLOAD = "the factory is not one, or returned no workload"
     TREE_CHANGED = "the tree changed while it was measured"
@@ -103,6 +104,7 @@ class MetricVerdict:
     sites: tuple[Site, ...] = ()  # where
     gated: bool = True
     waived_until: str = ""  # the last day on which it passes all the same, ISO 8601
+    failing_ranks: tuple[tuple[float, float], ...] = ()  # old and new of each rank that fails
 
     @property
     def rank(self) -> float:

@@ -140,7 +140,17 @@ def _other_work(comparison: Comparison) -> Verdict | None:
         if name in now and name in then and now[name] != then[name]:
             message = f"{name} {then[name]:,} in {_named(comparison)}, now {now[name]:,}"
             return _verdict(comparison, Status.NOT_COMPARABLE, reason, message)
+        here, there = (_by_rank(side, name) for side in (comparison.head, comparison.base))
+        if here != there:  # as much on the busiest rank, and another does less or more
+            message = f"{name} by rank {there} in {_named(comparison)}, now {here}"
+            return _verdict(comparison, Status.NOT_COMPARABLE, reason, message)
     return None
+
+
+def _by_rank(evidence: Evidence, name: str) -> str:
+    """The counts of ranks that differ, as text; empty where they are equal."""
+    each = evidence.counts.by_rank.get(name, ()) if evidence.counts else ()
+    return ", ".join(f"{count:,}" for count in each)
 
 
 def _risen(comparison: Comparison) -> Verdict | None:

@@ -58,16 +58,23 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return False
         if self.limit_pct is not None:
             return found.change_pct is not None and 0 < found.change_pct <= self.limit_pct
-        if self.value is None or found.new is None:
-            return False
-        if METRICS[self.metric].role == "work":  # equal totals are of other operators then
-            return found.new == self.value and found.new != found.old
-        return found.new <= self.value <= self.most(found)
+        return self.value is not None and found.new is not None and self.missed(found) is None
 
-    def most(self, found: MetricVerdict) -> float:
+    def missed(self, found: MetricVerdict) -> float | None:
+        """What a rank counts that fails and is not covered, or None."""
+        each = found.failing_ranks or ((found.old or 0, found.new or 0),)
+        return next((new for old, new in each if not self._covers_count(old, new)), None)
+
+    def _covers_count(self, old: float, new: float) -> bool:
+        assert self.value is not None
+        if METRICS[self.metric].role == "work":  # equal totals are of other operators then
+            return new == self.value and new != old
+        return new <= self.value <= self.most(old)
+
+    def most(self, old: float) -> float:
         """The largest ``value`` that is a limit still, beside what is recorded."""
         little = LITTLE_BYTES if METRICS[self.metric].unit == "B" else LITTLE_CALLS
-        return max(2 * (found.old or 0), little)
+        return max(2 * old, little)
 
 
 def beyond_pct(limit_pct: float, held_pct: float) -> float:
@@ -202,12 +209,13 @@ def _said(waiver: Waiver, found: MetricVerdict | None, today: date) -> str:
     if waiver.expires < today:
         return f"EXPIRED: {waiver.told()}"
     if waiver.value is not None and METRICS[waiver.metric].role == "cost":
-        if waiver.value > (most := waiver.most(found)):
+        if waiver.value > (most := waiver.most(found.old or 0)):
             return f"TOO WIDE, at most {format_value(found.metric, most)}: {waiver.told()}"
     if not waiver.covers(found):
-        now = format_value(found.metric, found.new)
+        count = found.new if waiver.value is None else waiver.missed(found)
+        now = format_value(found.metric, count)
         if METRICS[waiver.metric].role == "work":
-            moved = f"it is {now} now" if found.new != found.old else "its total has not moved"
+            moved = f"it is {now} now" if count != waiver.value else "its total has not moved"
             return f"not what was waived, {moved}: {waiver.told()}"
         if waiver.limit_pct is not None and found.change_pct is not None:
             now = f"{found.change_pct:+.2f} %"

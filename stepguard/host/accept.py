@@ -53,7 +53,7 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     verdict = judge(evidence, entry)
     same = verdict.status is Status.SAME
-    if not recording.times_ms and same and not _lacks_ranks(entry, recording):
+    if not recording.times_ms and same:
         return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
     done, epochs = _place(evidence, recording, entry, verdict, reason, where)
     fresh = Entry(case=evidence.case, epochs=epochs)
@@ -61,13 +61,6 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
     return f"{evidence.case_id}: {done} in {path}"
-
-
-def _lacks_ranks(entry: Entry | None, recording: Recording) -> bool:
-    """Whether what is held comes from before counters were kept rank by rank."""
-    if entry is None or recording.by_rank is msgspec.UNSET:
-        return False
-    return entry.epochs[-1].recordings[-1].by_rank is msgspec.UNSET
 
 
 def _place(
@@ -117,6 +110,8 @@ def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
     old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
     if old_flops and flops and old_flops != flops:
         moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
+    elif _ranks_of(older) != _ranks_of(recording):
+        moves.append(f"flops_per_step by rank {_ranks_of(older)} -> {_ranks_of(recording)}")
     for name in recording.times_ms.keys() & older.times_ms.keys():
         change = 100 * (fmean(recording.times_ms[name]) / fmean(older.times_ms[name]) - 1)
         if change > DEFAULT_LIMIT_PCT:
@@ -124,6 +119,12 @@ def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
     if not moves or reason:
         return ""
     return f"against the recordings of other software: {', '.join(sorted(moves))}"
+
+
+def _ranks_of(recording: Recording) -> list[int]:
+    """FLOPs of each rank; empty where ranks are equal, or not kept apart."""
+    ranks = {} if recording.by_rank is msgspec.UNSET else recording.by_rank
+    return ranks.get("flops_per_step", [])
 
 
 def _opened(reason: str, recording: Recording) -> Epoch:

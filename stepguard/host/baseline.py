@@ -158,6 +158,12 @@ def _no_constant(name: str) -> NoReturn:
 
 def _check_entry(path: Path, case_id: str, entry: Entry) -> None:
     where = f"{path}: {case_id}"
+    newest = [recording for epoch in entry.epochs[-1:] for recording in epoch.recordings[-1:]]
+    if entry.case.get("world_size", 1) != 1 and any(r.by_rank is msgspec.UNSET for r in newest):
+        raise BaselineError(
+            f"{where}: the newest recording lacks by_rank, without which a rank hides behind the "
+            f"busiest; {restore(path)}"
+        )
     for recording in (r for epoch in entry.epochs for r in epoch.recordings):
         for name, values in recording.times_ms.items():
             if name not in METRICS or METRICS[name].kind != "time":

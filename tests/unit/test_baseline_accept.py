@@ -4,7 +4,6 @@ import errno
 import os
 from dataclasses import replace
 
-import msgspec
 import pytest
 from making import (
     CASE_ID,
@@ -302,22 +301,44 @@ def test_cpu_counters_that_are_equal_add_nothing(path):
     assert recorded.times_ms == {} and recorded.information == {}
 
 
-def test_what_does_not_know_its_ranks_is_recorded_once_more(path):
-    """Equal by the most that a rank counted, and each rank's counts are new."""
+def test_a_difference_that_creeps_needs_a_reason(path):
+    """Each step is `same`; a point of a step from the epoch's first recording is told."""
+
+    def creeping(number, pct):
+        pairs = ((100.0, 100.0 + pct),) * 6
+        found = run(number, differences=(Difference("sync_overhead", pairs),))
+        return replace(found, gates=(*found.gates, "sync_overhead_pct"))
+
+    for number, pct in enumerate((0.2, 0.6, 1.0), 1):
+        accept(path, creeping(number, pct), "")
+    refused(
+        path, creeping(4, 1.4), match="sync_overhead_pct is .1.20 points from the epoch's first"
+    )
+    assert "epoch 2" in accept(path, creeping(4, 1.4), "one more sync is meant")
+
+
+def test_what_does_not_know_its_ranks_is_refused(path):
+    """Without by_rank in the newest recording a rank could hide behind the busiest: restore it."""
     ranks = cpu_evidence().case | {"world_size": 2}
     found = cpu_evidence(case=ranks)
     accept(path, found, "")
-    content = load(path)
-    entry = content.cases[found.case_id]
-    (recorded,) = entry.epochs[0].recordings
-    assert recorded.by_rank == {}
-    old = msgspec.structs.replace(recorded, by_rank=msgspec.UNSET)
-    epoch = msgspec.structs.replace(entry.epochs[0], recordings=[old])
-    older = msgspec.structs.replace(entry, epochs=[epoch])
-    save(path, msgspec.structs.replace(content, cases={found.case_id: older}))
-    assert "by_rank" not in path.read_text()
-    assert "recording 2 of its epoch" in accept(path, replace(found, date="run 2"), "")
-    assert "nothing to add" in accept(path, replace(found, date="run 3"), "")
+    assert '"by_rank": {}' in path.read_text()
+    path.write_text(path.read_text().replace('"by_rank": {},', ""))
+    with pytest.raises(BaselineError, match="lacks by_rank.*git checkout"):
+        accept(path, replace(found, date="run 2"), "")
+
+
+def test_other_ranks_under_other_software_need_a_reason(path):
+    """As much on the busiest rank, and another one does less: not the level of then."""
+    case = cpu_evidence().case | {"world_size": 2}
+    first = cpu_evidence(case=case)
+    accept(path, first, "")
+    flops = first.counts.values["flops_per_step"]
+    less = replace(first.counts, by_rank={"flops_per_step": (flops, flops // 2)})
+    other = replace(first.fingerprint, torch="9.9.9")
+    later = replace(first, date="run 2", counts=less, fingerprint=other)
+    refused(path, later, match="flops_per_step by rank")
+    assert "first under this software" in accept(path, replace(later, counts=first.counts), "")
 
 
 def test_cpu_counters_that_moved_need_a_reason(path):

@@ -316,7 +316,7 @@ def test_counts_of_other_ranks_than_the_cases_are_refused(path, by_rank):
     entry["case"]["world_size"] = 2
     recorded = entry["epochs"][0]["recordings"][0]
     path.write_text(json.dumps(document))
-    load(path)
+    refused(path, "lacks by_rank", "git checkout")
     recorded["by_rank"] = {"flops_per_step": [1, recorded["counters"]["flops_per_step"]]}
     path.write_text(json.dumps(document))
     load(path)

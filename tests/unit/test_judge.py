@@ -25,10 +25,11 @@ from making import (
     launch,
     one_recording,
     recording,
+    two_rank_evidence,
     with_counts,
 )
 
-from stepguard.evidence import Counts, Fault
+from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge import judge, measurement_problem, wants_more
 from stepguard.metrics import METRICS
 from stepguard.verdict import Reason, Status
@@ -436,6 +437,26 @@ def test_one_odd_rank_is_enough():
     verdict = judge(with_block(odd), FIVE)
     assert decided(verdict) == (Status.BROKEN, Reason.CLOCKS_DISAGREE)
     assert "rank 1" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("pairs", "broken"),
+    [
+        (((300.0, 250.0),) * 6, True),
+        (((250.0, 249.0),) * 6, False),  # 0.4 %
+        (((300.0, 250.0), (250.0, 252.0)), False),  # the interval says nothing
+        (((250.0, 260.0),) * 6, False),
+    ],
+)
+def test_less_work_cannot_take_longer(pairs, broken):
+    """A step without exchange that is slower than with it does other work: BROKEN, if gated."""
+    found = two_rank_evidence(differences=(Difference("exposed_comm", pairs),))
+    gated = replace(found, gates=(*found.gates, "exposed_comm_pct"))
+    verdict = judge(gated, None)
+    assert (verdict.reason is Reason.CONTRADICTION) is broken
+    assert judge(found, None).reason is Reason.NOT_RECORDED
+    if broken:
+        assert "exposed_comm is -16.67 +- 0.00 % of a step" in verdict.message
 
 
 @pytest.mark.parametrize(

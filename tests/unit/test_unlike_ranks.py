@@ -1,6 +1,7 @@
 """Counts of ranks that do not do the same: none of them may hide behind the busiest."""
 
 from dataclasses import replace
+from datetime import date
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from stepguard.judge import judge
 from stepguard.metrics import METRICS
 from stepguard.recording import summary_of
 from stepguard.verdict import Reason, Status
+from stepguard.waivers import Waiver, waive
 
 SYNCS, FLOPS = "host_syncs_per_step", "flops_per_step"
 
@@ -40,7 +42,8 @@ def verdict(name, then, now, **changes):
         (SYNCS, (1, 1), (1, 0), Status.FASTER, (1, 0), "on rank 1"),
         (SYNCS, (1, 0), (0, 1), Status.CHANGED, (0, 1), "on rank 1"),
         (SYNCS, (5, 1), (4, 3), Status.CHANGED, (1, 3), "on rank 1"),
-        (SYNCS, (1, 0), (2, 0), Status.CHANGED, (1, 2), ""),
+        (SYNCS, (1, 0), (2, 0), Status.CHANGED, (1, 2), "on rank 0"),
+        (SYNCS, (1, 0), (2, 1), Status.CHANGED, (1, 2), ""),
         (FLOPS, (8, 8), (8, 1), Status.CHANGED, (8, 1), "on rank 1"),
         (FLOPS, (8, 1), (8, 8), Status.CHANGED, (1, 8), "on rank 1"),
     ],
@@ -59,10 +62,62 @@ def test_slack_is_each_ranks():
     assert verdict(name, (1000, 900), (1000, 945)).reason is Reason.COUNTER_ROSE
 
 
-def test_a_recording_that_does_not_know_its_ranks_is_compared_by_the_most():
-    """An older file has no counts by rank."""
-    found = verdict(SYNCS, (1, 0), (1, 1), by_rank=msgspec.UNSET)
-    assert found.status is Status.SAME
+def test_small_rises_on_any_rank_do_not_add_up():
+    """A rank's count with slack is compared with its lowest of the epoch, like the busiest's."""
+    name = "launches_per_step"
+    past = [summary_of(counted(name, 1700, each)) for each in (1000, 1015, 1030)]
+    now = counted(name, 1700, 1040)
+    found = judge(now, entry(case=now.case, epochs=[epoch(recordings=past)])).worst
+    assert (found.reason, found.old, found.new) == (Reason.COUNTER_ROSE, 1000, 1040)
+
+
+def test_recordings_from_before_ranks_were_kept_apart_are_left_out():
+    """The newest knows its ranks, or its file is refused."""
+    older = msgspec.structs.replace(summary_of(counted(SYNCS, 1, 1)), by_rank=msgspec.UNSET)
+    past = [older, summary_of(counted(SYNCS, 1, 0))]
+    now = counted(SYNCS, 1, 1)
+    found = judge(now, entry(case=now.case, epochs=[epoch(recordings=past)])).worst
+    assert (found.status, found.note) == (Status.CHANGED, "on rank 1")
+
+
+@pytest.mark.parametrize("now", [(4, 10), (4, 9)])
+def test_what_falls_on_one_rank_hides_no_other_parts_on_another(now):
+    """Ten copies of two kinds in place of ten: CHANGED, also where another rank has fewer."""
+    name = "copies_per_step"
+
+    def copies(each, parts):
+        found = counted(name, *each)
+        return replace(found, counts=replace(found.counts, detail={name: parts}))
+
+    before, after = copies((10, 10), {"HtoD": 10}), copies((10, now[1]), {"HtoD": 4, "DtoH": 6})
+    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    found = judge(after, known).worst
+    assert (found.status, found.reason) == (Status.CHANGED, Reason.WORK_MOVED)
+
+
+@pytest.mark.parametrize(
+    ("name", "then", "now", "value", "passes"),
+    [
+        (FLOPS, (800, 800), (810, 800), 810, True),
+        (FLOPS, (800, 800), (810, 10), 810, False),
+        (FLOPS, (800, 800), (801, 810), 810, False),
+        (FLOPS, (800, 400), (800, 410), 410, True),
+        (SYNCS, (0, 0), (2, 0), 2, True),
+        (SYNCS, (0, 0), (2, 3), 2, False),
+        (SYNCS, (200, 0), (201, 180), 201, False),  # more than is little beside 0
+    ],
+)
+def test_a_waiver_is_of_every_rank_that_fails(name, then, now, value, passes):
+    """A rank that moved otherwise, or further, than was waived is not covered by another one."""
+    before, after = counted(name, *then), counted(name, *now)
+    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    until = date(2026, 12, 31)
+    one = Waiver(
+        case=after.case_id, metric=name, value=value, reason="known", expires=until, who="A. A."
+    )
+    found = waive(judge(after, known), after, [one], date(2026, 11, 22))
+    assert (found.outcome == "passed") is passes
+    assert any("waived: " in text for text in found.waivers) is passes
 
 
 @PROPERTY

@@ -203,6 +203,16 @@ def test_other_flops_are_not_comparable(ratio):
     assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in verdict.message
 
 
+def test_other_flops_of_any_rank_are_not_comparable():
+    """As much on the busiest rank, and nothing on another: no gain either."""
+    found = turns()
+    flops = found.head.counts.values["flops_per_step"]
+    idle = replace(found.head.counts, by_rank={"flops_per_step": (flops, 0)})
+    verdict = judge_turns(replace(found, head=replace(found.head, counts=idle)))
+    assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
+    assert f"now {flops:,}, 0" in verdict.message
+
+
 def test_other_tokens_are_not_comparable():
     """Nor is a step of twice the tokens."""
     verdict = judge_turns(turns(head={"tokens_per_step": 2 * 131_072}))
