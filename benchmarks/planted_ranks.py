@@ -4,10 +4,10 @@
     python benchmarks/planted_ranks.py --gpus 2 --only "a slower rank" --out slower.json
 
 The DDP step of perf_tests/ is measured in a clone for each plant, whose sources are edited, beside
-the clone's own HEAD, as --perf-against does it; "nothing" has to be `same`. What moves a counter is
-judged by counters alone, which one pair is enough for; a slower rank by the step time too, in pairs
-until that is decided. Every verdict goes to --out as soon as it is known. On a CPU times are not
-judged and no rank is slowed.
+the clone's own HEAD, as --perf-against does it. What moves a counter is judged by counters alone,
+which one pair is enough for; a slower rank by the step time too, in pairs until that is decided.
+Every verdict goes to --out as soon as it is known; the exit status is 1 where a plant has passed,
+or where "nothing" has not. On a CPU times are not judged and no rank is slowed.
 """
 
 import argparse
@@ -23,8 +23,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.clones import clone_head, plant  # noqa: E402
-from benchmarks.documents import Document, command_line, machine  # noqa: E402
-from benchmarks.judge_pairs import as_data  # noqa: E402
+from benchmarks.documents import Document, command_line, default_path, machine  # noqa: E402
+from benchmarks.judge_pairs import as_data, stages  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard import Case, default_gates  # noqa: E402
 from stepguard.comparison import Comparison  # noqa: E402
@@ -102,10 +102,11 @@ def bench_of(case: Case, tree: Path, folder: Path, cache: Path) -> Bench:
     return Bench(tree, cache, folder / "runs" / tree.name, gpus, revision, "planted_ranks.py")
 
 
-def beside_head(case: Case, tree: Path, folder: Path, cache: Path) -> Comparison:
+def beside_head(case: Case, tree: Path, folder: Path, cache: Path, began: float) -> Comparison:
     """The tree as it is now beside its own HEAD, in pairs."""
+    bench = bench_of(case, tree, folder, cache)
     with tree_of(tree, "HEAD", lambda text: None) as base:
-        return compare_with(case, bench_of(case, tree, folder, cache), base, print, BUDGET_S)
+        return compare_with(case, bench, base, stages(began), BUDGET_S)
 
 
 def told(verdict: Verdict) -> dict[str, Any]:
@@ -122,16 +123,32 @@ def told(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Every plant beside HEAD; each verdict is kept."""
+def arguments() -> argparse.Namespace:
+    """What was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gpus", "--ranks", dest="ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--only", nargs="+", choices=list(PLANTS), default=list(PLANTS))
+    parser.add_argument("--only", nargs="+", choices=list(PLANTS), help="(every plant)")
     parser.add_argument("--step-ms", type=float, default=260.0, help="for 3 %% of it (%(default)s)")
     parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="(.stepguard/planted_ranks.json)")
     options = parser.parse_args()
+    options.out = options.out or default_path("planted_ranks.json")
+    if options.ranks < 2:
+        parser.error(f"--ranks is {options.ranks}; possible: 2 up")
+    if not options.out.resolve().parent.is_dir():
+        parser.error(f"{options.out}: there is no folder {options.out.resolve().parent}")
+    slowed = [name for name in options.only or () if PLANTS[name].slower_pct]
+    if options.device == "cpu" and slowed:
+        parser.error(f"--only {slowed[0]!r}: not on a CPU, where times are not judged")
+    every = [name for name in PLANTS if options.device != "cpu" or not PLANTS[name].slower_pct]
+    options.only = options.only or every
+    return options
+
+
+def main() -> int:
+    """Every plant beside HEAD; each verdict is kept."""
+    options = arguments()
     content = {
         "command": command_line(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -144,19 +161,30 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         cache = options.cache.resolve() if options.cache else folder / "cache"
-        for planted in options.only:
-            if options.device == "cpu" and PLANTS[planted].slower_pct:
-                continue
+        for index, planted in enumerate(options.only, 1):
             began = time.monotonic()
+            print(f"[{index}/{len(options.only)}] {planted}", flush=True)
             case = case_of(options.device, options.ranks, planted)
             tree = clone(folder, planted, options.ranks, options.step_ms)
-            compared = beside_head(case, tree, folder, cache)
+            compared = beside_head(case, tree, folder, cache, began)
             found = {"plant": planted} | told(judge_turns(compared))
             took = {"wall_s": round(time.monotonic() - began, 1)}
             kept.append(found | took | {"comparison": as_data(compared)})
             document.update(plants=kept)
             print(f"{planted}: {found['headline']}", flush=True)
+    wrong = [one["plant"] for one in kept if not as_expected(one["plant"], one["verdict"])]
+    for name in wrong:
+        print(f"NOT AS IT HAS TO BE: {name}", file=sys.stderr)
+    print(f"raw figures: {options.out}")
+    return 1 if wrong else 0
+
+
+def as_expected(planted: str, verdict: str) -> bool:
+    """Whether what is planted fails by name, and what is not passes."""
+    if planted == "nothing":
+        return verdict == Status.SAME.value
+    return verdict in (Status.SLOWER.value, Status.CHANGED.value)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

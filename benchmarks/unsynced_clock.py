@@ -17,7 +17,8 @@ After the timing come host and GPU time by phase, and a profile of each variant 
         --warm-up-s 0 size=nano batch=2 seq=64 precision=fp32 compile=false
 
 The default is 2 x 64 x 1024 tokens a GPU and a step. The JSON is written after every series, so
-that what was measured is not lost; exit status 1 says that something is missing from it.
+that what was measured is not lost, and not before the first; exit status 1 says that something is
+missing from it.
 """
 
 import argparse
@@ -38,6 +39,7 @@ from benchmarks.documents import Document, command_line, default_path, machine  
 from stepguard.cli import parse_params  # noqa: E402
 from stepguard.host.revision import current  # noqa: E402
 from stepguard.trace.gpu_time import read_gpu_time  # noqa: E402
+from stepguard.usage import UsageError  # noqa: E402
 
 GRACE_S = 180.0  # beyond --limit-s, until a group that hangs is ended
 
@@ -65,6 +67,10 @@ def arguments() -> argparse.Namespace:
     for name in ("ranks", "series", "steps", "profile_steps"):
         if getattr(options, name) < 1:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; possible: 1 up")
+    try:
+        options.params = {"lr": 0.0} | parse_params(options.params)  # a step stays the same
+    except UsageError as error:
+        parser.error(str(error))
     for path in filter(None, (options.out, options.markdown, options.svg)):
         if not path.resolve().parent.is_dir():
             parser.error(f"{path}: there is no folder {path.resolve().parent}")
@@ -99,7 +105,11 @@ def measure(options: argparse.Namespace, document: Document, folder: Path) -> st
     finally:
         ranks.end(group)
     take_over(document, folder)
-    return f"torchrun ended with status {group.returncode}" if group.returncode else ""
+    if not group.returncode:
+        return ""
+    raised = sorted(folder.glob("raised-*"))  # by rank
+    why = f": {raised[0].read_text()}" if raised else ""
+    return f"torchrun ended with status {group.returncode}{why}"
 
 
 def take_over(document: Document, folder: Path) -> None:
@@ -110,8 +120,9 @@ def take_over(document: Document, folder: Path) -> None:
     found = json.loads(path.read_text())
     if found.items() <= document.content.items():
         return
-    if found["series"]:
-        found["summary"] = report.summary(found["series"], found["tokens_per_step"])
+    if not found["series"]:
+        return
+    found["summary"] = report.summary(found["series"], found["tokens_per_step"])
     document.update(**found)
 
 
@@ -148,8 +159,8 @@ def shortcomings(content: dict[str, Any], fault: str) -> list[str]:
     """Why the document must not be taken for whole."""
     found = [fault] if fault else []
     if "summary" not in content:
-        found.append("no series was finished")
-    elif len(content["series"]) < 2:
+        return [*found, "no series was finished"]
+    if len(content["series"]) < 2:
         found.append("one series only: no interval")
     found += [f"no profile of {n}" for n in report.WHAT if n not in content.get("profiles", {})]
     found += [f"no phases of {n}" for n in report.WHAT if n not in content.get("phases", {})]
@@ -170,11 +181,10 @@ def main() -> int:
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "commit": current(ROOT, ROOT / "baselines").commit,
             "machine": machine(options.device, options.ranks),
-            "params": {"lr": 0.0} | parse_params(options.params),  # a step stays the same
+            "params": options.params,
             "steps_per_block": options.steps,
         },
     )
-    document.update()
     with tempfile.TemporaryDirectory(prefix="unsynced-clock-") as folder:
         try:
             fault = measure(options, document, Path(folder))
@@ -182,18 +192,24 @@ def main() -> int:
         except KeyboardInterrupt:
             fault = "interrupted"
     missing = shortcomings(document.content, fault)
-    document.update(missing=missing)
-    found = tables(document.content)
+    if "summary" in document.content:
+        document.update(missing=missing)
+        write(options, document.content)
+    for one in missing:
+        print(f"MISSING: {one}", file=sys.stderr)
+    return 1 if missing else 0
+
+
+def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    """The tables and the picture, to where they were asked for."""
+    found = tables(content)
     print("\n" + found)
     if options.markdown:
         options.markdown.write_text(found, encoding="utf-8")
-    if options.svg and "summary" in document.content:
-        title = f"{document.content['machine']['device']} x {options.ranks}: a training step"
-        options.svg.write_text(report.picture(document.content["summary"], title), "utf-8")
-    for one in missing:
-        print(f"MISSING: {one}", file=sys.stderr)
+    if options.svg:
+        title = f"{content['machine']['device']} x {options.ranks}: a training step"
+        options.svg.write_text(report.picture(content["summary"], title), "utf-8")
     print(f"raw figures: {options.out}")
-    return 1 if missing else 0
 
 
 if __name__ == "__main__":

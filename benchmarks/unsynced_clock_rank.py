@@ -248,7 +248,12 @@ def main() -> None:
     tie_rank()
     options = json.loads(sys.argv[1])
     join(options["device"])
-    bench = Bench(options)
+    try:
+        bench = Bench(options)
+    except Exception as error:  # told at the end, below what torchrun says of it
+        name = f"raised-{dist.get_rank()}"
+        Path(options["folder"], name).write_text(f"{type(error).__name__}: {error}")
+        raise
     bench.result |= {
         "fingerprint": fingerprint(bench.device),
         "variants": {name: asdict(variant) for name, variant in VARIANTS.items()},

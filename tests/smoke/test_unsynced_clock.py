@@ -72,11 +72,19 @@ def test_tables_and_picture_are_written(measured):
 
 
 def test_a_group_that_dies_is_no_result(tmp_path):
-    """A bad parameter ends the ranks: exit status 1, the reason shown, the document says so."""
+    """A bad parameter ends the ranks: exit status 1, the reason last, an older result untouched."""
+    (tmp_path / "clock.json").write_text('{"older": 1}')
     done, found = run(tmp_path, "--ranks", "1", "size=huge")
-    assert done.returncode == 1
-    assert "size is 'huge'" in done.stderr
-    assert any("torchrun ended" in one for one in found["missing"])
+    assert done.returncode == 1 and found == {"older": 1}
+    *_, fault, missing = done.stderr.splitlines()
+    assert fault.startswith("MISSING: torchrun ended with status 1: ")
+    assert "size is 'huge'" in fault and missing == "MISSING: no series was finished"
+
+
+def test_a_parameter_without_a_value_is_refused(tmp_path):
+    """A usage error, and nothing is started."""
+    done, found = run(tmp_path, "--ranks", "1", "size")
+    assert (done.returncode, found) == (2, {}) and "'size'" in done.stderr
 
 
 def test_too_few_gpus_are_refused_at_once(tmp_path):

@@ -40,6 +40,13 @@ def test_differences_are_paired_within_a_series():
     assert found["against_p_half_width_pct"] == pytest.approx(0.0)
 
 
+def test_rows_stand_in_the_order_of_the_variants():
+    """Whatever order the first series ran in."""
+    found = [dict(one, blocks=dict(reversed(one["blocks"].items()))) for one in two_series()]
+    assert list(found[0]["blocks"]) == ["UI", "P"]
+    assert list(report.summary(found, 1000)) == ["P", "UI"]
+
+
 def test_one_series_has_no_interval():
     """It says so, and JSON has no infinity."""
     found = report.summary(two_series()[:1], 1000)
