@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"stepguard: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("stepguard: interrupted, nothing recorded", file=sys.stderr)
+        print("stepguard: interrupted", file=sys.stderr)
         return 130
 
 

@@ -59,6 +59,7 @@ class Agent:
         self.monitor: Monitor | None = None
         self.store = Store(root)
         self.launches: dict[str, _Started] = {}
+        self.welcome = False  # whether the first node has taken this one
         self.over = ""  # why the first node wants no more of this one
         self.done = False
 
@@ -124,7 +125,9 @@ class Agent:
             shutil.rmtree(scratch, ignore_errors=True)
             raise
         self.launches[token] = _Started(spec, own, scratch, agent)
-        self.show(f"{folder[1]}, {spec.label}: ranks {spec.ranks[0]} to {spec.ranks[-1]}")
+        first, last = spec.ranks[0], spec.ranks[-1]
+        ranks = f"rank {first}" if first == last else f"ranks {first} to {last}"
+        self.show(f"{folder[1]}, {spec.label}: {ranks}")
         return {}
 
     def do_watch(self, token: str, pids: list[int]) -> dict[str, Any]:
@@ -171,6 +174,12 @@ class Agent:
             torchrun.end(started.agent, started.token, started.scratch)
         return {}
 
+    def do_welcome(self) -> dict[str, Any]:
+        """The first node has taken this one: key, software and GPUs are right."""
+        self.welcome = True
+        self.show(f"connected, {len(self.gpus)} GPUs; waiting for launches")
+        return {}
+
     def do_bye(self, why: str = "") -> dict[str, Any]:
         """The run is over, or refuses this node."""
         self.done, self.over = True, why
@@ -188,14 +197,17 @@ def serve(
     signal.signal(signal.SIGTERM, _leave)
     signal.signal(signal.SIGHUP, _leave)
     facts = describe(root, gpus)
+    agent = None
     try:
-        wire = connect(endpoint, key, CONNECT_LIMIT_S)
-        wire.send({"hello": as_message(facts)})
+        wire = connect(endpoint, key, CONNECT_LIMIT_S, show)
         agent = Agent(root, wire, gpus, show)
-        show(f"connected to {endpoint[0]}:{endpoint[1]} with {len(gpus)} GPUs")
+        wire.send({"hello": as_message(facts)})
         agent.serve()
     except WireError as error:
-        show(f"the first node is gone: {error}; nothing of it is left here")
+        if agent is not None and agent.welcome:
+            show(f"the first node is gone: {error}; nothing of it is left here")
+        else:
+            show(f"not connected: {error}")
         return 1
     if agent.over:
         show(f"refused: {agent.over}")

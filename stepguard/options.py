@@ -79,6 +79,10 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
     for name in ("benchmark_skip", "benchmark_disable"):
         if getattr(option, name, False):
             raise pytest.UsageError(f"{_flag(name)} would pass the performance cases unmeasured")
+    if option.perf_require_gpus < 0:
+        raise pytest.UsageError(
+            f"--perf-require-gpus={option.perf_require_gpus}: 0 asks for none, 1 up for so many"
+        )
     if gpus < option.perf_require_gpus:
         raise pytest.UsageError(
             f"--perf-require-gpus={option.perf_require_gpus}: this machine shows {gpus}; "
@@ -87,7 +91,12 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
     if option.perf_reason is not None:
         _refuse_bad_reason(option)
     _refuse_bad_revision(option, root, baselines)
-    if option.perf_nnodes < 1 or (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
+    if option.perf_nnodes < 1:
+        raise pytest.UsageError(
+            f"--perf-nnodes={option.perf_nnodes}: 1 is this node alone, 2 up with "
+            "--perf-rdzv-endpoint=HOST:PORT; see docs/several-nodes.md"
+        )
+    if (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
         raise pytest.UsageError(
             f"--perf-nnodes={option.perf_nnodes}: several nodes and --perf-rdzv-endpoint="
             "HOST:PORT go together; see docs/several-nodes.md"

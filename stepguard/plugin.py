@@ -81,7 +81,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Refuse what would pass unmeasured, skip what this machine is not for, set the timers."""
+    """Refuse what would pass unmeasured, set the timers."""
     config.stash[_RUN].kept.declared = {case.id for item in items if (case := _case_of(item))}
     config.stash[_RUN].kept.collected_well = not session.testsfailed
     if not hasattr(config, "workerinput"):
@@ -92,18 +92,21 @@ def pytest_collection_modifyitems(
         return
     run = config.stash[_RUN]
     run.refuse_bad_options()
-    run.gather_nodes()
     for item in ours:
         run.bridge.prepare(item)
-        case = _case_of(item)
-        if case is not None and (reason := run.unsuited(case)):
-            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """What is left after deselection is the plan."""
-    session.config.stash[_RUN].asked = sum(_asks_for_perf(item) for item in session.items)
-    session.config.stash[_RUN].plan([case for item in session.items if (case := _case_of(item))])
+    """What is left after deselection is the plan; skip what this machine is not for."""
+    run = session.config.stash[_RUN]
+    run.asked = sum(_asks_for_perf(item) for item in session.items)
+    ours = [(item, case) for item in session.items if (case := _case_of(item))]
+    if run.options_good:  # pytest comes here, too, after they were refused
+        run.gather_nodes([case for _, case in ours])
+    for item, case in ours:
+        if reason := run.unsuited(case):
+            item.add_marker(pytest.mark.skip(reason=reason))
+    run.plan([case for _, case in ours])
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -17,10 +17,11 @@ import pytest
 from stepguard import explain
 from stepguard.benchmark_bridge import WithBenchmark, WithoutBenchmark
 from stepguard.case import Case
+from stepguard.comparison import JUDGED_TIME, judged
 from stepguard.host.against import Budget
 from stepguard.host.baseline import BaselineError
 from stepguard.host.machine import Gpu, MachineError, visible_gpus
-from stepguard.host.nodes import Nodes, NodesError, gather, per_node, spread
+from stepguard.host.nodes import Nodes, NodesError, gather, per_node, refuse_to_spread, spread
 from stepguard.host.resolve import TreeError
 from stepguard.host.suite import Result, Suite
 from stepguard.host.worktree import tree_of
@@ -45,6 +46,7 @@ class PerfRun:
         self.kept = Baselines(config.option, config.args, self.baselines)
         self.selected: list[Case] = []
         self.asked = 0  # tests that have the perf fixture
+        self.options_good = False  # until they were checked
         self.began = False  # whether any test ran, or was skipped, not only collected
         self.skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
         self._update = Update(self)
@@ -86,16 +88,20 @@ class PerfRun:
             self.kept.check()
         except BaselineError as error:
             raise pytest.UsageError(str(error)) from None
+        self.options_good = True
 
-    def gather_nodes(self) -> None:
-        """Wait for the other nodes, where there are to be any. Raises UsageError without them."""
+    def gather_nodes(self, cases: list[Case]) -> None:
+        """Wait for the other nodes, where there are to be any. Raises UsageError without them, and,
+        before anybody waits, where these cases cannot be spread over so many.
+        """
         option = self.config.option
-        if option.perf_nnodes == 1 or option.collectonly or self.nodes:
+        if option.perf_nnodes == 1 or option.collectonly or not cases or self.nodes:
             return
         reporter = self.config.pluginmanager.getplugin("terminalreporter")
         show = reporter.write_line if reporter else print
         count, endpoint = option.perf_nnodes, option.perf_rdzv_endpoint
         try:
+            refuse_to_spread(cases, count, len(self.gpus()))
             self.nodes = gather(count, endpoint, self.root, self.gpus(), dict(os.environ), show)
         except (NodesError, ValueError) as error:
             raise pytest.UsageError(f"--perf-nnodes={count}: {error}") from None
@@ -121,7 +127,8 @@ class PerfRun:
         suite, live = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
-        live.begin(case.id, suite.budget.share_s() if suite.tree else None)
+        in_pairs = suite.tree is not None and JUDGED_TIME in judged(case)
+        live.begin(case.id, suite.budget.share_s() if in_pairs else None)
         try:
             result = suite.run(case, live.stage)
         finally:

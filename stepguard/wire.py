@@ -15,6 +15,7 @@ import secrets
 import select
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 Message = dict[str, Any]
@@ -151,19 +152,28 @@ class Wire:
             raise WireError(f"the connection broke: {error.strerror or error}") from None
 
 
-def connect(endpoint: tuple[str, int], key: bytes, limit_s: float) -> Wire:
+def connect(
+    endpoint: tuple[str, int],
+    key: bytes,
+    limit_s: float,
+    show: Callable[[str], None] = lambda text: None,
+) -> Wire:
     """A conversation with the node that listens there, which may start to do so a little later.
 
-    Raises WireError when there is none within ``limit_s`` seconds.
+    What it waits for is shown. Raises WireError when there is none within ``limit_s`` seconds.
     """
+    host, port = endpoint
     until = time.monotonic() + limit_s
-    problem = "nobody listens"
+    problem = told = "nobody listens"
     while time.monotonic() < until:
         with contextlib.suppress(WireError):
             try:
                 link = socket.create_connection(endpoint, timeout=min(SEND_LIMIT_S, limit_s))
             except OSError as error:
                 problem = error.strerror or str(error)
+                if problem != told:
+                    show(f"waiting up to {limit_s:.0f} s for {host}:{port} ({problem})")
+                    told = problem
                 time.sleep(0.2)
                 continue
             wire = Wire(link, key, first=False)
@@ -173,7 +183,6 @@ def connect(endpoint: tuple[str, int], key: bytes, limit_s: float) -> Wire:
             if wire.ready:
                 return wire
             wire.close()
-    host, port = endpoint
     raise WireError(f"{host}:{port}: no answer in {limit_s:.0f} s ({problem})")
 
 

@@ -5,6 +5,7 @@ refused when its software or its GPUs are not those of this node. A node that is
 nothing waits for it again, and every later launch that needs it fails by name.
 """
 
+import contextlib
 import itertools
 import select
 import socket
@@ -132,12 +133,29 @@ def per_node(case: Case, nodes: Nodes | None) -> int:
     shared = spread(case, nodes)
     if shared is None:
         return case.world_size
-    if case.world_size % shared.count:
+    return shared_out(case, shared.count)
+
+
+def shared_out(case: Case, count: int) -> int:
+    """The case's ranks on each of ``count`` nodes. Raises ValueError if that is no whole number."""
+    if case.world_size % count:
         raise ValueError(
-            f"{case.id} has {case.world_size} ranks, which {shared.count} nodes cannot share "
+            f"{case.id} has {case.world_size} ranks, which {count} nodes cannot share "
             "equally; deselect it, or use another number of nodes"
         )
-    return case.world_size // shared.count
+    return case.world_size // count
+
+
+def refuse_to_spread(cases: Sequence[Case], count: int, gpus: int) -> None:
+    """Raise ValueError, before anybody waits, if no case has several ranks or if ``count`` nodes
+    cannot share one out. A case that would not fit, had every node ``gpus`` GPUs, is skipped later.
+    """
+    several = [case for case in cases if case.world_size > 1]
+    if not several:
+        raise ValueError("no case of several ranks is selected, so there is nothing to spread")
+    for case in several:
+        if case.device == "cpu" or gpus * count >= case.world_size:
+            shared_out(case, count)
 
 
 def identity(case: Case, nodes: Nodes | None) -> dict[str, Any]:
@@ -169,8 +187,10 @@ def gather(
         raise NodesError(
             f"cannot listen on port {port}: {error.strerror}; choose another"
         ) from None
-    with listener, _Door(listener, key, here) as door:
-        show(f"waiting for {count - 1} other node{'s' if count > 2 else ''} at {endpoint}")
+    start = f"start on each: python -m stepguard node --endpoint {endpoint}"
+    with listener, _Door(listener, key, here, show) as door:
+        others = f"{count - 1} other node{'s' if count > 2 else ''}"
+        show(f"waiting up to {limit_s:.0f} s for {others}; {start}")
         until = time.monotonic() + limit_s
         while len(door.nodes) < count - 1:
             door.look(POLL_S)
@@ -178,7 +198,7 @@ def gather(
                 heard = f"; refused: {door.refused}" if door.refused else ""
                 raise NodesError(
                     f"{len(door.nodes)} of {count - 1} other nodes came in {limit_s:.0f} s{heard}; "
-                    f"start on each: python -m stepguard node --endpoint {endpoint}"
+                    + start
                 )
     for node in door.nodes:
         show(f"node {node.facts.label}: {len(node.facts.gpus)} GPUs")
@@ -188,8 +208,10 @@ def gather(
 class _Door:
     """Lets nodes in: whoever connects has HELLO_LIMIT_S to prove the key and say who it is."""
 
-    def __init__(self, listener: socket.socket, key: bytes, here: Facts) -> None:
-        self._listener, self._key, self._here = listener, key, here
+    def __init__(
+        self, listener: socket.socket, key: bytes, here: Facts, show: Callable[[str], None]
+    ) -> None:
+        self._listener, self._key, self._here, self._show = listener, key, here, show
         self._strangers: list[tuple[Wire, float]] = []  # and when they are shown out
         self.nodes: list[Node] = []
         self.refused = ""  # why the last one was not let in
@@ -205,7 +227,7 @@ class _Door:
                 wire = Wire(link, self._key, first=True)
                 self._strangers.append((wire, time.monotonic() + HELLO_LIMIT_S))
             except (OSError, WireError) as error:
-                self.refused = str(error)
+                self._refuse(str(error))
         for wire, until in self._strangers[:]:
             if not self._stays(wire, until):
                 self._strangers.remove((wire, until))
@@ -231,9 +253,18 @@ class _Door:
                 return True
             raise WireError(f"somebody connected and said nothing for {HELLO_LIMIT_S:.0f} s")
         except (WireError, ValueError) as error:
-            self.refused = str(error)
+            self._refuse(str(error))
+            if wire.ready:
+                with contextlib.suppress(WireError):
+                    wire.send({"id": -1, "do": "bye", "why": self.refused})
         wire.close()
         return False
+
+    def _refuse(self, why: str) -> None:
+        """Say it at once, and not again while the same keeps knocking."""
+        if why != self.refused:
+            self._show(f"refused who connected: {why}")
+        self.refused = why
 
     def _enter(self, wire: Wire, there: Facts) -> None:
         node = Node(wire, there)
@@ -242,4 +273,5 @@ class _Door:
             wire.send({"id": -1, "do": "bye", "why": refusal})
             wire.close()
             raise NodesError(f"{refusal}; the same commit and packages are needed on every node")
+        wire.send({"id": -1, "do": "welcome"})
         self.nodes.append(node)

@@ -1,8 +1,12 @@
 """python -m stepguard node, and run --nnodes: what is refused, in one line each."""
 
+import socket
+import threading
+
 import pytest
 
 from stepguard import cli, node
+from stepguard.host.nodes import NodesError, gather
 from stepguard.wire import KEY_VARIABLE
 
 KEY = "0123456789abcdef"
@@ -34,6 +38,28 @@ def test_an_agent_that_finds_nobody_says_so(monkeypatch, capsys):
     monkeypatch.setattr(node, "CONNECT_LIMIT_S", 0.3)
     assert cli.main(["node", "--endpoint", "127.0.0.1:9"]) == 1
     assert "no answer in 0 s (Connection refused)" in capsys.readouterr().err
+
+
+def test_an_agent_with_another_key_is_told_so(monkeypatch, capsys, tmp_path):
+    """At once, on both nodes: neither says that the other is gone, or waits its time out."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        endpoint = f"127.0.0.1:{listener.getsockname()[1]}"
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    shown, over = [], threading.Event()
+
+    def first_node():
+        with pytest.raises(NodesError):
+            gather(2, endpoint, tmp_path, (), {KEY_VARIABLE: KEY[::-1]}, shown.append, 5.0)
+        over.set()
+
+    threading.Thread(target=first_node, daemon=True).start()
+    assert cli.main(["node", "--endpoint", endpoint]) == 1
+    assert not over.is_set()
+    told = capsys.readouterr()
+    assert f"not connected: a message without proof: is {KEY_VARIABLE} the same" in (
+        told.err + told.out
+    )
+    assert over.wait(20) and any(KEY_VARIABLE in text for text in shown)
 
 
 @pytest.mark.parametrize(

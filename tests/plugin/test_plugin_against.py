@@ -53,6 +53,22 @@ def test_equal_trees_pass_without_a_baseline(gate, h200):
     assert (case_id, commit) == (case.id, gate.git("rev-parse", "old").strip())
 
 
+@pytest.mark.parametrize(
+    ("gates", "told"), [(("step_ms",), "up to about"), (("graph_breaks",), "about 1:50 left")]
+)
+def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, told):
+    """A case that gates counters alone takes one pair, and no half an hour."""
+    gate.gpus = [h200]
+    case = gate.cuda(gates=gates)
+    gate.suite(case)
+    gate.commit()
+    gate.git("tag", "old")
+    gate.commit()
+    gate.will_compare(case)
+    result = gate.run(OTHER)
+    result.stdout.fnmatch_lines([f"*linear?124m?: {told}*"])
+
+
 def test_no_stored_baseline_has_a_say(gate, h200):
     """A recording that would be SLOWER, or NOT COMPARABLE, changes nothing."""
     case = a_case(gate, h200)

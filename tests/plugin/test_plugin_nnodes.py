@@ -48,14 +48,20 @@ def test_one_node_waits_for_nobody(gate, gathering):
 
 
 @pytest.mark.parametrize(
-    "options", [("--perf-nnodes=2",), (ENDPOINT,), ("--perf-nnodes=0",), ("--perf-nnodes=-1",)]
+    ("options", "problem"),
+    [
+        (("--perf-nnodes=2",), "go together"),
+        ((ENDPOINT,), "go together"),
+        (("--perf-nnodes=0",), "1 is this node alone"),
+        (("--perf-nnodes=-1", ENDPOINT), "1 is this node alone"),
+    ],
 )
-def test_the_options_go_together(gate, gathering, options):
+def test_the_options_go_together(gate, gathering, options, problem):
     """One without the other, or no node at all, is exit 4, and nothing is measured."""
     gate.suite(gate.cpu(world_size=2))
     result = gate.run(*options)
     assert (result.ret, gate.measured, gathering["calls"]) == (4, [], [])
-    result.stderr.fnmatch_lines(["*--perf-nnodes=*--perf-rdzv-endpoint=*docs/several-nodes.md"])
+    result.stderr.fnmatch_lines([f"*--perf-nnodes=*{problem}*docs/several-nodes.md"])
 
 
 @pytest.mark.parametrize("problem", [NodesError("0 of 1 other nodes came"), ValueError("no key")])
@@ -90,10 +96,18 @@ def test_a_case_that_cannot_be_shared_out_is_exit_4(gate, gathering):
     gathering["nodes"] = Others(3)
     gate.suite(gate.cpu("odd", world_size=2), gate.cpu("one"), gate.cpu("even", world_size=3))
     result = gate.run("--perf-nnodes=3", ENDPOINT)
-    assert (result.ret, gate.measured) == (4, [])
+    assert (result.ret, gate.measured, gathering["calls"]) == (4, [], [])
     result.stderr.fnmatch_lines(["*linear[[]odd[]] has 2 ranks, which 3 nodes cannot share*"])
     gate.run("--perf-nnodes=3", ENDPOINT, "-k", "not odd")
     assert gate.measured == ["linear[one]", "linear[even]"]
+
+
+def test_nothing_to_spread_is_exit_4(gate, gathering):
+    """Cases of one rank alone would leave the other nodes waiting for nothing."""
+    gate.suite(gate.cpu("one"), gate.cpu("two", world_size=2))
+    result = gate.run("--perf-nnodes=2", ENDPOINT, "-k", "one")
+    assert (result.ret, gate.measured, gathering["calls"]) == (4, [], [])
+    result.stderr.fnmatch_lines(["*--perf-nnodes=2: no case of several ranks is selected*"])
 
 
 def test_gpus_are_counted_on_every_node(gate, gathering, h200):

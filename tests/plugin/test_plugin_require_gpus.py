@@ -46,6 +46,14 @@ def test_not_a_number_is_a_usage_error(gate, value):
     assert gate.run(f"--perf-require-gpus={value}").ret == 4
 
 
+def test_fewer_than_none_is_a_usage_error(gate):
+    """A variable that went wrong does not ask for nothing in silence."""
+    gate.suite(gate.cpu())
+    result = gate.run("--perf-require-gpus=-1")
+    assert (result.ret, gate.measured) == (4, [])
+    result.stderr.fnmatch_lines(["*--perf-require-gpus=-1: 0 asks for none*"])
+
+
 def test_gpu_cases_are_skipped_without_a_gpu(gate):
     """Without a GPU the GPU case is skipped with its reason, the CPU case is measured."""
     gate.suite(gate.cpu(), gate.cuda())

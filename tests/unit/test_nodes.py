@@ -14,7 +14,14 @@ from stepguard.host.baseline import file_name
 from stepguard.host.diagnosis import LaunchFailed, first_cause
 from stepguard.host.likeness import Facts, as_message, describe, digest_of, unlike
 from stepguard.host.machine import Gpu
-from stepguard.host.nodes import Nodes, NodesError, gather, identity, per_node
+from stepguard.host.nodes import (
+    Nodes,
+    NodesError,
+    gather,
+    identity,
+    per_node,
+    refuse_to_spread,
+)
 from stepguard.host.prepared import refuse_unlike_ranks
 from stepguard.host.telemetry import Telemetry, merged
 from stepguard.wire import WireError, connect
@@ -62,6 +69,8 @@ class Agents:
             while True:
                 wire.wait(0.1)
                 for message in wire.messages():
+                    if message["do"] == "welcome":
+                        continue
                     told = answer(message)
                     if told is not None:
                         wire.send({"id": message["id"], "answer": told})
@@ -149,6 +158,37 @@ def test_who_was_refused_is_told_when_time_is_up(root, port, agents):
     agents.start(describe(root, ()), key="another key, long enough")
     with pytest.raises(NodesError, match="refused: .*STEPGUARD_NODE_KEY"):
         gathered(root, port, limit_s=2.0)
+
+
+def test_a_refusal_is_said_at_once_and_once(root, port, agents):
+    """While the others are waited for, and not again for who keeps knocking."""
+    shown = []
+    for _ in range(3):
+        agents.start(describe(root, ()), key="another key, long enough")
+    with pytest.raises(NodesError):
+        gathered(root, port, limit_s=2.0, show=shown.append)
+    told = [text for text in shown if "refused" in text]
+    assert len(told) == 1 and "STEPGUARD_NODE_KEY the same on every node" in told[0]
+    assert "waiting up to 2 s for 1 other node; start on each: python -m stepguard" in shown[0]
+
+
+@pytest.mark.parametrize(
+    ("cases", "gpus", "problem"),
+    [
+        ([Case("a", "m:f", device="cpu")], 0, "no case of several ranks"),
+        ([Case("a", "m:f", device="cpu", world_size=2)], 0, "2 ranks, which 3 nodes cannot share"),
+        ([Case("a", "m:f", world_size=4)], 2, "4 ranks, which 3 nodes cannot share"),
+        ([Case("a", "m:f", world_size=4)], 1, ""),  # too many for such nodes: it is skipped
+        ([Case("a", "m:f", world_size=6), Case("b", "m:f")], 2, ""),
+    ],
+)
+def test_what_cannot_be_spread_is_refused_before_anybody_waits(cases, gpus, problem):
+    """It is arithmetic; how many GPUs the other nodes have is not known yet."""
+    if problem:
+        with pytest.raises(ValueError, match=problem):
+            refuse_to_spread(cases, 3, gpus)
+    else:
+        refuse_to_spread(cases, 3, gpus)
 
 
 def test_a_port_in_use_is_an_error(root):

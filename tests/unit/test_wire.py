@@ -144,6 +144,16 @@ def test_nobody_there_is_said_within_the_limit():
         connect(("127.0.0.1", port), KEY, 1.0)
 
 
+def test_what_is_waited_for_is_said_once():
+    """Who waits for a name that is wrong, or for a node that is not up, sees it at once."""
+    shown = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(WireError):
+        connect(("127.0.0.1", port), KEY, 1.0, shown.append)
+    assert shown == [f"waiting up to 1 s for 127.0.0.1:{port} (Connection refused)"]
+
+
 @pytest.mark.parametrize("text", ["", "host", "host:", ":29400", "host:0", "host:65536", "host:x"])
 def test_an_endpoint_is_a_host_and_a_port(text):
     """Anything else is refused with the form."""
