@@ -60,7 +60,7 @@ def calibrated(
         commit=head.commit,
         device_uuid=head.fingerprint.device_uuid,
         driver=head.fingerprint.driver,
-        software=head.fingerprint.software_key(),
+        software=head.software_key(),
         turn=turn,
         pairs=noise.pairs,
         degrees=float(noise.pairs - 1),

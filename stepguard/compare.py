@@ -164,7 +164,11 @@ def _compare_ranks(
     if found.status is Status.SAME:
         return found
     its = [rank for rank, one in enumerate(each) if one.status is found.status]
-    failing = [each[rank] for rank in its if found.status is Status.CHANGED]
+    if found.status is not Status.CHANGED:
+        return replace(found, note=_on(its, ranks))
+    failing = [each[rank] for rank in its]
+    if found.new == found.old:  # other parts, of as many: of which ranks, is not known
+        its, failing = [], [found, *failing]
     pairs = tuple((one.old or 0, one.new or 0) for one in failing)
     return replace(found, note=_on(its, ranks), failing_ranks=pairs)
 

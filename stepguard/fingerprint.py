@@ -16,10 +16,30 @@ STEERING = (
     "TORCH_COMPILE_",
 )
 
+# Of those that steer only what several ranks exchange. Not among them: how a host names its network
+# (NCCL_SOCKET_IFNAME, NCCL_IB_HCA), and what is only printed (NCCL_DEBUG).
+EXCHANGE = (
+    "NCCL_ALGO",
+    "NCCL_BUFFSIZE",
+    "NCCL_COLLNET_",
+    "NCCL_CROSS_NIC",
+    "NCCL_CUMEM_",
+    "NCCL_IB_DISABLE",
+    "NCCL_MAX_",
+    "NCCL_MIN_",
+    "NCCL_NET_GDR_",
+    "NCCL_NTHREADS",
+    "NCCL_NVLS_",
+    "NCCL_P2P_",
+    "NCCL_PROTO",
+    "NCCL_SHM_",
+    "TORCH_DISTRIBUTED_DEBUG",
+)
 
-def steers(variable: str) -> bool:
-    """Whether an environment variable changes what runs."""
-    return variable.startswith(STEERING)
+
+def steers(variable: str, ranks: int = 2) -> bool:
+    """Whether an environment variable changes what runs on so many ranks."""
+    return variable.startswith((*STEERING, *EXCHANGE) if ranks > 1 else STEERING)
 
 
 @dataclass(frozen=True)
@@ -41,20 +61,23 @@ class Fingerprint:
     floor_flops: float | None = None  # peak at the highest clock the card can run
     environment: dict[str, str] = field(default_factory=dict)  # TORCH_*, NCCL_* ... that were set
 
-    def software_key(self) -> dict[str, str]:
-        """Versions under which stored figures may be compared."""
+    def software_key(self, ranks: int) -> dict[str, str]:
+        """Versions under which stored figures of so many ranks may be compared."""
         torch = self.torch.partition("+")[0]
-        chosen = [
-            f"{key}={self.environment[key]}" for key in sorted(self.environment) if steers(key)
-        ]
+        known = sorted(self.environment.items())
+        chosen = [f"{key}={value}" for key, value in known if steers(key, ranks)]
         steered = {"environment": " ".join(chosen)} if chosen else {}
         if not self.cuda:  # a CPU: what a build brings along for GPUs does not matter there
             return {"torch": torch, "arch": self.arch} | steered
-        return {
-            "torch": torch,
-            "cuda": self.cuda,
-            "cudnn": self.cudnn,
-            "triton": self.triton,
-            "driver_branch": self.driver.partition(".")[0],
-            "arch": self.arch,
-        } | steered
+        return (
+            {
+                "torch": torch,
+                "cuda": self.cuda,
+                "cudnn": self.cudnn,
+                "triton": self.triton,
+                "driver_branch": self.driver.partition(".")[0],
+                "arch": self.arch,
+            }
+            | ({"nccl": self.nccl} if ranks > 1 else {})
+            | steered
+        )

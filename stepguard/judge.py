@@ -98,8 +98,7 @@ def unknown(evidence: Evidence) -> tuple[MetricVerdict, ...]:
 
 def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
     """The epoch's recordings that were made under the evidence's software, oldest first."""
-    assert evidence.fingerprint is not None
-    software = evidence.fingerprint.software_key()
+    software = evidence.software_key()
     return [recording for recording in epoch.recordings if recording.software == software]
 
 
@@ -230,9 +229,8 @@ def _flat(case: Mapping[str, object]) -> dict[str, object]:
 
 
 def _other_software(evidence: Evidence, epoch: Epoch) -> Verdict:
-    assert evidence.fingerprint is not None
     newest = epoch.recordings[-1].software
-    message = _differences(newest, evidence.fingerprint.software_key())
+    message = _differences(newest, evidence.software_key())
     return _without_comparison(evidence, Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE, message)
 
 

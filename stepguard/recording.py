@@ -26,7 +26,7 @@ def summary_of(evidence: Evidence) -> Recording:
         date=evidence.date,
         commit=evidence.commit,
         device_uuid=evidence.fingerprint.device_uuid,
-        software=evidence.fingerprint.software_key(),
+        software=evidence.software_key(),
         driver=evidence.fingerprint.driver,
         tokens_per_step=evidence.tokens_per_step,
         times_ms={

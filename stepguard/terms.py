@@ -72,9 +72,8 @@ def _prior(entry: CalibratedCase) -> Prior:
 
 def _stale(entry: CalibratedCase, evidence: Evidence, turn: Mapping[str, float]) -> str:
     """What is not as it was then; empty if all is."""
-    assert evidence.fingerprint is not None
     for what, then, now in (
-        ("", entry.software, evidence.fingerprint.software_key()),
+        ("", entry.software, evidence.software_key()),
         ("case.", entry.case, evidence.case),
         ("turn.", entry.turn, turn),
     ):

@@ -60,10 +60,10 @@ class Waiver(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             return found.change_pct is not None and 0 < found.change_pct <= self.limit_pct
         return self.value is not None and found.new is not None and self.missed(found) is None
 
-    def missed(self, found: MetricVerdict) -> float | None:
-        """What a rank counts that fails and is not covered, or None."""
+    def missed(self, found: MetricVerdict) -> tuple[float, float] | None:
+        """What a rank counted and counts now that fails and is not covered, or None."""
         each = found.failing_ranks or ((found.old or 0, found.new or 0),)
-        return next((new for old, new in each if not self._covers_count(old, new)), None)
+        return next((pair for pair in each if not self._covers_count(*pair)), None)
 
     def _covers_count(self, old: float, new: float) -> bool:
         assert self.value is not None
@@ -212,10 +212,11 @@ def _said(waiver: Waiver, found: MetricVerdict | None, today: date) -> str:
         if waiver.value > (most := waiver.most(found.old or 0)):
             return f"TOO WIDE, at most {format_value(found.metric, most)}: {waiver.told()}"
     if not waiver.covers(found):
-        count = found.new if waiver.value is None else waiver.missed(found)
+        missed = None if waiver.value is None else waiver.missed(found)
+        then, count = missed or (found.old, found.new)
         now = format_value(found.metric, count)
         if METRICS[waiver.metric].role == "work":
-            moved = f"it is {now} now" if count != waiver.value else "its total has not moved"
+            moved = f"it is {now} now" if count != then else "its total has not moved"
             return f"not what was waived, {moved}: {waiver.told()}"
         if waiver.limit_pct is not None and found.change_pct is not None:
             now = f"{found.change_pct:+.2f} %"

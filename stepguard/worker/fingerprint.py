@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from stepguard.fingerprint import STEERING
+from stepguard.fingerprint import EXCHANGE, STEERING
 
-_PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
+_PREFIXES = (*STEERING, *EXCHANGE, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
 _OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # set by every launch
 
 

@@ -19,7 +19,7 @@ def a_case(gate, h200, pct=0.0, **calibrated):
     case = gate.cuda()
     gate.suite(case)
     if calibrated:
-        software = gate.evidence(case).fingerprint.software_key()
+        software = gate.evidence(case).software_key()
         fields = {
             "case": case.as_dict(),
             "date": "2030-01-01T00:00:00+00:00",

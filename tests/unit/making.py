@@ -170,7 +170,7 @@ def one_recording(**changes):
 
 def entry_of(found, **changes):
     """A baseline of one recording of the counts of ``found``, by default at 250 ms a step."""
-    counters, software = dict(found.counts.values), found.fingerprint.software_key()
+    counters, software = dict(found.counts.values), found.software_key()
     recorded = recording(**{"counters": counters, "software": software} | changes)
     return entry(case=found.case, epochs=[epoch(recordings=[recorded])])
 

@@ -235,7 +235,7 @@ def test_geometric_mean_scales_and_lies_within(values, factor):
 
 def test_software_key_holds_versions_and_no_machine():
     """What must be equal for a comparison: versions, the driver's branch, no UUID and no name."""
-    assert FINGERPRINT.software_key() == {
+    versions = {
         "torch": "2.11.0",
         "cuda": "13.0",
         "cudnn": "91900",
@@ -243,15 +243,24 @@ def test_software_key_holds_versions_and_no_machine():
         "driver_branch": "580",
         "arch": "x86_64",
     }
+    assert FINGERPRINT.software_key(1) == versions
+    assert replace(FINGERPRINT, nccl="2.28.9").software_key(2) == versions | {"nccl": "2.28.9"}
 
 
 def test_steering_variables_are_part_of_the_software():
-    """Figures taken with TF32 forced on, say, are not compared with others; NCCL's are."""
-    plain = FINGERPRINT.software_key()
+    """Figures taken with TF32 forced on, say, are not compared with others."""
+    plain = FINGERPRINT.software_key(1)
     steered = replace(FINGERPRINT, environment={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_DEBUG": "INFO"})
-    assert steered.software_key() == plain | {"environment": "NVIDIA_TF32_OVERRIDE=1"}
+    assert steered.software_key(1) == plain | {"environment": "NVIDIA_TF32_OVERRIDE=1"}
     harmless = replace(FINGERPRINT, environment={"NCCL_DEBUG": "INFO"})
-    assert harmless.software_key() == plain
+    assert harmless.software_key(1) == plain and harmless.software_key(2) != steered.software_key(2)
+
+
+def test_what_steers_the_exchange_counts_where_there_is_one():
+    """NCCL without peer-to-peer is other software for two ranks, and nothing for one."""
+    alone = replace(FINGERPRINT, environment={"NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "a"})
+    assert alone.software_key(1) == FINGERPRINT.software_key(1)
+    assert alone.software_key(2)["environment"] == "NCCL_P2P_DISABLE=1"
 
 
 def test_a_block_with_the_times_of_other_steps_is_no_time():

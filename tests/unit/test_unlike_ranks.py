@@ -95,6 +95,27 @@ def test_what_falls_on_one_rank_hides_no_other_parts_on_another(now):
     assert (found.status, found.reason) == (Status.CHANGED, Reason.WORK_MOVED)
 
 
+def test_a_waiver_of_a_total_does_not_cover_other_parts():
+    """Rank 1 makes what was waived, and the busiest as much as ever, of other operators: fails."""
+
+    def operators(each, parts):
+        found = counted("operator_calls_per_step", *each)
+        return replace(found, counts=replace(found.counts, detail={found.gates[0]: parts}))
+
+    before, after = operators((10, 8), {"mm": 10}), operators((10, 9), {"mm": 4, "sort": 6})
+    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    verdict = judge(after, known)
+    found = waive(verdict, after, [waiver_of(after, value=9)], date(2026, 11, 22))
+    assert found.worst.note == "mm 10 -> 4, sort 0 -> 6" and found.outcome == "failed"
+    assert "its total has not moved" in found.waivers[0]
+
+
+def waiver_of(found, value):
+    """Of the one metric that the evidence gates."""
+    known = {"reason": "known", "expires": date(2026, 12, 31), "who": "A. A."}
+    return Waiver(case=found.case_id, metric=found.gates[0], value=value, **known)
+
+
 @pytest.mark.parametrize(
     ("name", "then", "now", "value", "passes"),
     [
@@ -111,11 +132,7 @@ def test_a_waiver_is_of_every_rank_that_fails(name, then, now, value, passes):
     """A rank that moved otherwise, or further, than was waived is not covered by another one."""
     before, after = counted(name, *then), counted(name, *now)
     known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
-    until = date(2026, 12, 31)
-    one = Waiver(
-        case=after.case_id, metric=name, value=value, reason="known", expires=until, who="A. A."
-    )
-    found = waive(judge(after, known), after, [one], date(2026, 11, 22))
+    found = waive(judge(after, known), after, [waiver_of(after, value)], date(2026, 11, 22))
     assert (found.outcome == "passed") is passes
     assert any("waived: " in text for text in found.waivers) is passes
 
