@@ -73,8 +73,8 @@ def _prior(entry: CalibratedCase) -> Prior:
 def _stale(entry: CalibratedCase, evidence: Evidence, turn: Mapping[str, float]) -> str:
     """What is not as it was then; empty if all is."""
     for what, then, now in (
-        ("", entry.software, evidence.software_key()),
         ("case.", entry.case, evidence.case),
+        ("", entry.software, evidence.software_key()),
         ("turn.", entry.turn, turn),
     ):
         for key in sorted(then.keys() | now.keys()):
