@@ -64,8 +64,13 @@ class Fingerprint:
     def software_key(self, ranks: int) -> dict[str, str]:
         """Versions under which stored figures of so many ranks may be compared."""
         torch = self.torch.partition("+")[0]
+        foreign = () if self.cuda else ("NCCL_",)  # ranks on CPUs exchange by gloo
         known = sorted(self.environment.items())
-        chosen = [f"{key}={value}" for key, value in known if steers(key, ranks)]
+        chosen = [
+            f"{key}={value}"
+            for key, value in known
+            if steers(key, ranks) and not key.startswith(foreign)
+        ]
         steered = {"environment": " ".join(chosen)} if chosen else {}
         if not self.cuda:  # a CPU: what a build brings along for GPUs does not matter there
             return {"torch": torch, "arch": self.arch} | steered

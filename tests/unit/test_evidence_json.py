@@ -261,6 +261,7 @@ def test_what_steers_the_exchange_counts_where_there_is_one():
     alone = replace(FINGERPRINT, environment={"NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "a"})
     assert alone.software_key(1) == FINGERPRINT.software_key(1)
     assert alone.software_key(2)["environment"] == "NCCL_P2P_DISABLE=1"
+    assert "environment" not in replace(alone, cuda="").software_key(2)  # gloo
 
 
 def test_a_block_with_the_times_of_other_steps_is_no_time():
