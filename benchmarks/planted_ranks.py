@@ -138,11 +138,11 @@ def arguments() -> argparse.Namespace:
         parser.error(f"--ranks is {options.ranks}; possible: 2 up")
     if not options.out.resolve().parent.is_dir():
         parser.error(f"{options.out}: there is no folder {options.out.resolve().parent}")
-    slowed = [name for name in options.only or () if PLANTS[name].slower_pct]
-    if options.device == "cpu" and slowed:
-        parser.error(f"--only {slowed[0]!r}: not on a CPU, where times are not judged")
-    every = [name for name in PLANTS if options.device != "cpu" or not PLANTS[name].slower_pct]
-    options.only = options.only or every
+    possible = [name for name in PLANTS if options.device != "cpu" or not PLANTS[name].slower_pct]
+    options.only = options.only or possible
+    for name in options.only:
+        if name not in possible:
+            parser.error(f"--only {name!r}: not on a CPU, where times are not judged")
     return options
 
 

@@ -118,9 +118,7 @@ def take_over(document: Document, folder: Path) -> None:
     if not path.is_file():
         return
     found = json.loads(path.read_text())
-    if found.items() <= document.content.items():
-        return
-    if not found["series"]:
+    if not found["series"] or found.items() <= document.content.items():
         return
     found["summary"] = report.summary(found["series"], found["tokens_per_step"])
     document.update(**found)

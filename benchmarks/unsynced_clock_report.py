@@ -36,7 +36,7 @@ def summary(
         raise ValueError("no series was finished, so there is nothing to compare")
     plain = [slowest(one["blocks"][PLAIN]["rank_ms"]) for one in series]
     found = {}
-    for name in (name for name in WHAT if name in series[0]["blocks"]):
+    for name in [name for name in WHAT if name in series[0]["blocks"]]:
         blocks = [one["blocks"][name] for one in series]
         true = [slowest(block["rank_ms"]) for block in blocks]
         true_ms = fmean(true)

@@ -45,6 +45,10 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # metric -> what each rank counted, where ranks differ; unset for one rank, and in old files
     by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
 
+    def unlike_ranks(self) -> dict[str, list[int]]:
+        """``by_rank``, empty where ranks were not kept apart."""
+        return {} if self.by_rank is msgspec.UNSET else self.by_rank
+
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Recordings at one level, oldest first."""

@@ -16,7 +16,7 @@ STEERING = (
     "TORCH_COMPILE_",
 )
 
-# Of those that steer only what several ranks exchange. Not among them: how a host names its network
+# What steers only how several GPUs exchange. Not among it: how a host names its network
 # (NCCL_SOCKET_IFNAME, NCCL_IB_HCA), and what is only printed (NCCL_DEBUG).
 EXCHANGE = (
     "NCCL_ALGO",
@@ -33,13 +33,13 @@ EXCHANGE = (
     "NCCL_P2P_",
     "NCCL_PROTO",
     "NCCL_SHM_",
-    "TORCH_DISTRIBUTED_DEBUG",
 )
+SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # whatever they exchange by
 
 
-def steers(variable: str, ranks: int = 2) -> bool:
-    """Whether an environment variable changes what runs on so many ranks."""
-    return variable.startswith((*STEERING, *EXCHANGE) if ranks > 1 else STEERING)
+def steers(variable: str) -> bool:
+    """Whether an environment variable may change what runs: on some number of ranks."""
+    return variable.startswith((*STEERING, *SEVERAL_RANKS, *EXCHANGE))
 
 
 @dataclass(frozen=True)
@@ -64,13 +64,11 @@ class Fingerprint:
     def software_key(self, ranks: int) -> dict[str, str]:
         """Versions under which stored figures of so many ranks may be compared."""
         torch = self.torch.partition("+")[0]
-        foreign = () if self.cuda else ("NCCL_",)  # ranks on CPUs exchange by gloo
+        steering: tuple[str, ...] = STEERING
+        if ranks > 1:
+            steering += SEVERAL_RANKS + (EXCHANGE if self.cuda else ())  # CPUs exchange by gloo
         known = sorted(self.environment.items())
-        chosen = [
-            f"{key}={value}"
-            for key, value in known
-            if steers(key, ranks) and not key.startswith(foreign)
-        ]
+        chosen = [f"{key}={value}" for key, value in known if key.startswith(steering)]
         steered = {"environment": " ".join(chosen)} if chosen else {}
         if not self.cuda:  # a CPU: what a build brings along for GPUs does not matter there
             return {"torch": torch, "arch": self.arch} | steered

@@ -108,10 +108,11 @@ def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
     older = last.recordings[-1]
     moves = []
     old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
+    old_ranks, ranks = (r.unlike_ranks().get("flops_per_step", []) for r in (older, recording))
     if old_flops and flops and old_flops != flops:
         moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
-    elif _ranks_of(older) != _ranks_of(recording):
-        moves.append(f"flops_per_step by rank {_ranks_of(older)} -> {_ranks_of(recording)}")
+    elif old_ranks != ranks:
+        moves.append(f"flops_per_step by rank {old_ranks} -> {ranks}")
     for name in recording.times_ms.keys() & older.times_ms.keys():
         change = 100 * (fmean(recording.times_ms[name]) / fmean(older.times_ms[name]) - 1)
         if change > DEFAULT_LIMIT_PCT:
@@ -119,12 +120,6 @@ def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
     if not moves or reason:
         return ""
     return f"against the recordings of other software: {', '.join(sorted(moves))}"
-
-
-def _ranks_of(recording: Recording) -> list[int]:
-    """FLOPs of each rank; empty where ranks are equal, or not kept apart."""
-    ranks = {} if recording.by_rank is msgspec.UNSET else recording.by_rank
-    return ranks.get("flops_per_step", [])
 
 
 def _opened(reason: str, recording: Recording) -> Epoch:

@@ -178,8 +178,7 @@ def _check_entry(path: Path, case_id: str, entry: Entry) -> None:
                 raise BaselineError(f"{where}: {name!r} is no counter; {restore(path)}")
             if any(site.count < 1 for site in sites):
                 raise BaselineError(f"{where}: {name} happens never somewhere; {restore(path)}")
-        ranks = {} if recording.by_rank is msgspec.UNSET else recording.by_rank
-        for name, counts in ranks.items():
+        for name, counts in recording.unlike_ranks().items():
             if name not in recording.counters or len(counts) != entry.case["world_size"]:
                 raise BaselineError(
                     f"{where}: by_rank of {name!r} has {len(counts)} ranks; {restore(path)}"

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from stepguard.fingerprint import EXCHANGE, STEERING
+from stepguard.fingerprint import STEERING
 
-_PREFIXES = (*STEERING, *EXCHANGE, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
+_PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
 _OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # set by every launch
 
 
