@@ -37,8 +37,8 @@ from benchmarks.against_comparison import COMPARISONS, DATA, Comparison, result_
 from benchmarks.documents import Document, command_line, default_path, machine  # noqa: E402
 from benchmarks.turn_groups import GroupError  # noqa: E402
 from model.manifest import verify  # noqa: E402
-from stepguard.cli import parse_params  # noqa: E402
-from stepguard.host.revision import current  # noqa: E402
+from stepguard.cli.main import parse_params  # noqa: E402
+from stepguard.git.revision import current  # noqa: E402
 
 SCRIPT = "train_gpt2.py"
 KNOWN_SHA256 = "6a033ddc2c4d092d291dc8825b75ad9e030659881ab0cd2d2935e392516d9226"

@@ -25,7 +25,7 @@ from scipy.special import stdtrit  # noqa: E402
 
 from benchmarks.documents import command_line  # noqa: E402
 from model.workloads import train_step  # noqa: E402
-from stepguard.cli import parse_params  # noqa: E402
+from stepguard.cli.main import parse_params  # noqa: E402
 from stepguard.worker.clock import CudaClock, HostClock  # noqa: E402
 
 WARM_UP_S = 20.0  # a card needs this long until its clocks have settled under the power cap

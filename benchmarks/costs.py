@@ -24,9 +24,9 @@ sys.path.insert(0, str(ROOT))
 
 from stepguard.case import Case  # noqa: E402
 from stepguard.evidence import Evidence  # noqa: E402
-from stepguard.host.machine import visible_gpus  # noqa: E402
-from stepguard.host.measure import Bench, measure  # noqa: E402
-from stepguard.host.revision import Revision  # noqa: E402
+from stepguard.git.revision import Revision  # noqa: E402
+from stepguard.gpu.nvml import visible_gpus  # noqa: E402
+from stepguard.measure.launches import Bench, measure  # noqa: E402
 
 TINY = {"size": "nano", "batch": 1, "seq": 16, "precision": "fp32", "compile": False}
 

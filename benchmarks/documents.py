@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepguard.host.machine import MachineError, visible_gpus
+from stepguard.gpu.nvml import MachineError, visible_gpus
 
 
 class Document:

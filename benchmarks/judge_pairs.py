@@ -31,13 +31,13 @@ from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard import Case  # noqa: E402
 from stepguard.comparison import Comparison  # noqa: E402
 from stepguard.evidence import Launch  # noqa: E402
-from stepguard.host.against import compare_with  # noqa: E402
-from stepguard.host.machine import visible_gpus  # noqa: E402
-from stepguard.host.revision import current  # noqa: E402
-from stepguard.host.station import Bench  # noqa: E402
-from stepguard.host.turns import TURNS  # noqa: E402
-from stepguard.host.worktree import tree_of  # noqa: E402
-from stepguard.versus import judge_turns  # noqa: E402
+from stepguard.git.revision import current  # noqa: E402
+from stepguard.git.worktree import tree_of  # noqa: E402
+from stepguard.gpu.nvml import visible_gpus  # noqa: E402
+from stepguard.judge.ab import judge_turns  # noqa: E402
+from stepguard.measure.ab import TURNS  # noqa: E402
+from stepguard.measure.confirm import compare_with  # noqa: E402
+from stepguard.measure.workers import Bench  # noqa: E402
 
 GATES = ("step_ms", "flops_per_step")
 

@@ -32,7 +32,8 @@ import numpy as np  # noqa: E402
 from benchmarks.documents import command_line  # noqa: E402
 from benchmarks.judge_simulation import BUDGET, binomial_bounds, run  # noqa: E402
 from benchmarks.turns import half_width  # noqa: E402
-from stepguard.looks import PLAN, PRIOR, Prior  # noqa: E402
+from stepguard.judge.sequential_plan import PLAN, Prior  # noqa: E402
+from stepguard.margins import PRIOR
 from stepguard.verdict import Status  # noqa: E402
 
 

@@ -21,8 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np  # noqa: E402
 from scipy.special import betaincinv  # noqa: E402
 
-from stepguard.looks import MARGINS, PLAN, PRIOR, Prior  # noqa: E402
-from stepguard.pairs import bounds  # noqa: E402
+from stepguard.judge.pairs import bounds  # noqa: E402
+from stepguard.judge.sequential_plan import PLAN, Prior  # noqa: E402
+from stepguard.margins import MARGINS, PRIOR
 from stepguard.verdict import Status  # noqa: E402
 
 BUDGET = PLAN[-1].pairs

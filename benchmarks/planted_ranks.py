@@ -28,15 +28,15 @@ from benchmarks.judge_pairs import as_data, stages  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
 from stepguard import Case, default_gates  # noqa: E402
 from stepguard.comparison import Comparison  # noqa: E402
-from stepguard.explain import evidence_lines, headline  # noqa: E402
-from stepguard.host.against import compare_with  # noqa: E402
-from stepguard.host.machine import visible_gpus  # noqa: E402
-from stepguard.host.revision import current  # noqa: E402
-from stepguard.host.station import Bench  # noqa: E402
-from stepguard.host.worktree import tree_of  # noqa: E402
+from stepguard.git.revision import current  # noqa: E402
+from stepguard.git.worktree import tree_of  # noqa: E402
+from stepguard.gpu.nvml import visible_gpus  # noqa: E402
+from stepguard.judge.ab import judge_turns  # noqa: E402
+from stepguard.measure.confirm import compare_with  # noqa: E402
+from stepguard.measure.workers import Bench  # noqa: E402
 from stepguard.metrics import METRICS  # noqa: E402
+from stepguard.report.words import evidence_lines, headline  # noqa: E402
 from stepguard.verdict import Status, Verdict  # noqa: E402
-from stepguard.versus import judge_turns  # noqa: E402
 
 BUDGET_S = 300.0  # of a plant's pairs
 SETTINGS = "    ddp = DdpSettings(\n        bucket_cap_mb,\n"

@@ -26,7 +26,7 @@ from benchmarks.documents import Document, command_line  # noqa: E402
 from benchmarks.turns import half_width, mirrored, table  # noqa: E402
 from model.workloads import train_step  # noqa: E402
 from perf_tests.parameters import NANO_STEP, SEED_STEP  # noqa: E402
-from stepguard.cli import parse_params  # noqa: E402
+from stepguard.cli.main import parse_params  # noqa: E402
 from stepguard.worker.clock import CudaClock, HostClock  # noqa: E402
 
 LEARNING, FROZEN = "learning", "frozen"

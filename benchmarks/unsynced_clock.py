@@ -36,10 +36,10 @@ sys.path.insert(0, str(ROOT))
 from benchmarks import ranks  # noqa: E402
 from benchmarks import unsynced_clock_report as report  # noqa: E402
 from benchmarks.documents import Document, command_line, default_path, machine  # noqa: E402
-from stepguard.cli import parse_params  # noqa: E402
-from stepguard.host.revision import current  # noqa: E402
+from stepguard.cli.main import parse_params  # noqa: E402
+from stepguard.cli.usage import UsageError  # noqa: E402
+from stepguard.git.revision import current  # noqa: E402
 from stepguard.trace.gpu_time import read_gpu_time  # noqa: E402
-from stepguard.usage import UsageError  # noqa: E402
 
 GRACE_S = 180.0  # beyond --limit-s, until a group that hangs is ended
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.bars import grouped_bars
 from benchmarks.turns import shares, slowest, table
-from stepguard.statistics import paired
+from stepguard.judge.limits import paired
 from stepguard.trace.calls import SYNC_CALLS
 from stepguard.trace.gpu_time import GpuTime
 from stepguard.trace.kernels import KERNEL_CLASSES, NCCL

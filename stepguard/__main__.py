@@ -4,7 +4,7 @@ import os
 import select
 import sys
 
-from stepguard.cli import main
+from stepguard.cli.main import main
 
 
 def nobody_reads() -> bool:

@@ -1,4 +1,4 @@
-"""What a baseline file holds, as frozen types. Reading and writing them is host/baseline.py's.
+"""What a baseline file holds, as frozen types. Reading and writing them is storage/baselines.py's.
 
 A file holds cases; a case holds epochs, oldest first; an epoch holds the recordings of one level.
 An accepted change of level opens an epoch, and only the last one is compared with.

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepguard.looks import MARGINS_PCT, Margins
+from stepguard.margins import MARGINS_PCT, Margins
 from stepguard.metrics import METRICS, default_gates
 
 Scalar = str | int | float | bool | None

@@ -7,7 +7,7 @@ import msgspec
 
 from stepguard.case import Case
 from stepguard.evidence import Evidence
-from stepguard.looks import Margins, Prior
+from stepguard.margins import Margins, Prior
 from stepguard.metrics import METRICS
 
 SCHEMA = 1

@@ -13,9 +13,9 @@ from typing import Any
 import msgspec
 
 from stepguard.fingerprint import Fingerprint
+from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.metrics import METRICS
 from stepguard.site import Site
-from stepguard.statistics import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.verdict import Reason
 
 SCHEMA = 1

@@ -1,14 +1,14 @@
 """What a baseline keeps of an evidence: its summary, as a recording. Pure.
 
-Whether it may be recorded is host/baseline.py's to say.
+Whether it may be recorded is storage/baselines.py's to say.
 """
 
 import msgspec
 
 from stepguard.baseline_model import RecordedDifference, Recording
 from stepguard.evidence import Evidence
+from stepguard.judge.limits import paired
 from stepguard.metrics import METRICS
-from stepguard.statistics import paired
 
 TIMES = ("step_ms", "step_ms_median")
 

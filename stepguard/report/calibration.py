@@ -3,11 +3,12 @@
 import math
 from collections.abc import Iterator
 
-from stepguard.host.calibrate import Calibration
-from stepguard.looks import MIN_PAIRS, Margins
-from stepguard.noise import Noise, Plan, plans_by_block, plans_by_pairs
+from stepguard.judge.noise import Noise, Plan, plans_by_block, plans_by_pairs
+from stepguard.judge.sequential_plan import MIN_PAIRS
+from stepguard.judge.terms import widened
+from stepguard.margins import Margins
+from stepguard.measure.calibrate import Calibration
 from stepguard.report.live import clock
-from stepguard.terms import widened
 
 HALF = 24  # columns of the picture on either side of zero
 CLOSE_SHARE = 0.1  # a plan that finds by so little less is no better one
@@ -87,7 +88,7 @@ def _by_block(plans: list[Plan], budget_s: float, noise: Noise) -> Iterator[str]
     if best.smallest_detectable_pct > (1 - CLOSE_SHARE) * now:
         yield "no other length finds one that is a tenth smaller"
     else:
-        constant = "TURNS in stepguard/host/turns.py"
+        constant = "TURNS in stepguard/measure/ab.py"
         yield f"blocks of {best.block_s:.1f} s would find smaller ones: {constant}"
 
 

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from stepguard import explain
-from stepguard.host.suite import Result
+from stepguard.measure.suite import Result
 from stepguard.report import table
+from stepguard.report import words as explain
 from stepguard.verdict import Status, Verdict
 
 SCHEMA = 1

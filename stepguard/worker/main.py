@@ -79,7 +79,7 @@ class Session:
 
     def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
         """Build the workload. What it says of itself, and what this rank runs on."""
-        from stepguard.worker import compiler
+        from stepguard.worker.count import compiler
         from stepguard.worker.fingerprint import fingerprint
 
         if self.device.type == "cuda":  # not before: a launch that waits must not hold a context
@@ -106,7 +106,7 @@ class Session:
 
     def do_first_step(self) -> dict[str, Any]:
         """The first step, compilation included, in seconds to synchronization."""
-        from stepguard.worker import compiler
+        from stepguard.worker.count import compiler
 
         self.clock.synchronize()
         began = time.perf_counter()
@@ -138,7 +138,7 @@ class Session:
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 
     def _steadiness(self) -> dict[str, int]:
-        from stepguard.worker.compiler import unique_graphs
+        from stepguard.worker.count.compiler import unique_graphs
 
         found = {"compiled_graphs": unique_graphs()}
         if self.device.type == "cuda":
@@ -148,7 +148,7 @@ class Session:
 
     def do_count(self) -> dict[str, Any]:
         """The counting pass."""
-        from stepguard.worker.counters import count
+        from stepguard.worker.count.counters import count
 
         def progress(text: str) -> None:
             self.note.command(text)

@@ -5,14 +5,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from counted import counted
+from counts import counted
 
-import stepguard.host.suite
-from stepguard import Case, cli
+import stepguard.measure.suite
+from stepguard import Case
+from stepguard.cli.main import main as cli
 from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Launch
 from stepguard.fingerprint import Fingerprint
-from stepguard.host.store import Store
+from stepguard.storage.runs import Store
 
 KNOWN_COUNTS = {
     "flops_per_step": 1000,
@@ -83,7 +84,7 @@ def shell(tmp_path, monkeypatch, capsys):
             revision = {"commit": bench.revision.commit, "dirty": bench.revision.dirty}
             return replace(evidence, case_id=case.id, case=case.as_dict(), **revision)
 
-        monkeypatch.setattr(stepguard.host.suite, "measure", measure)
+        monkeypatch.setattr(stepguard.measure.suite, "measure", measure)
 
     call.keep, call.path, call.made = keep, tmp_path, made
     call.keep_comparison = keep_comparison

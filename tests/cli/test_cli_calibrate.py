@@ -6,16 +6,18 @@ import re
 from dataclasses import replace
 
 import pytest
-from counted import counted
+from counts import counted
 
-from stepguard import Case, cli_calibrate
+from stepguard import Case
+from stepguard.cli.collect import cases_of
+from stepguard.cli.main import calibrate as cli_calibrate
 from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.fingerprint import Fingerprint
-from stepguard.host import calibrate, calibrations
-from stepguard.host.collect import cases_of
-from stepguard.host.machine import Gpu
-from stepguard.terms import widened
+from stepguard.gpu.nvml import Gpu
+from stepguard.judge.terms import widened
+from stepguard.measure import calibrate
+from stepguard.storage import calibrations
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65", 1980)
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01] * 4

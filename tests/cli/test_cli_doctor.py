@@ -4,8 +4,8 @@ from importlib import metadata
 
 import pytest
 
-from stepguard import doctor
-from stepguard.host.machine import Gpu, MachineError
+from stepguard.cli.main import doctor
+from stepguard.gpu.nvml import Gpu, MachineError
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)
 USABLE = {"version": "2.13.0", "cuda": "13.0", "usable": True, "gpus": 1}

@@ -5,9 +5,10 @@ import threading
 
 import pytest
 
-from stepguard import cli, node
-from stepguard.host.nodes import NodesError, gather
-from stepguard.wire import KEY_VARIABLE
+from stepguard.cli.main import main as cli
+from stepguard.launch import node
+from stepguard.launch.nodes import NodesError, gather
+from stepguard.launch.wire import KEY_VARIABLE
 
 KEY = "0123456789abcdef"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.cli import parse_params
+from stepguard.cli.main import parse_params
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = {
@@ -213,7 +213,7 @@ def test_an_interrupt(shell, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stepguard.host.suite.measure", interrupted)
+    monkeypatch.setattr("stepguard.measure.suite.measure", interrupted)
     done = shell("run", "factories:linear")
     assert done.status == 130
     assert "stepguard: interrupted" in done.err

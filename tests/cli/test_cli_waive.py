@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from stepguard.evidence import Block, Launch
-from stepguard.host.waivers import today
+from stepguard.storage.waivers import today
 
 LATER = "2030-01-01T00:00:01+00:00"
 WHY = ("--reason", "waits for torch", "--days", "30", "--who", "A. Author")

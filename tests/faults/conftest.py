@@ -20,7 +20,7 @@ LIMIT_S = 400.0  # of a run; three side by side on two cores take two minutes
 
 INNER_CONFTEST = """
 import json, os, time, types
-import stepguard.host.launch as launch
+import stepguard.launch.group as launch
 
 pytest_plugins = ["stepguard.plugin"]
 TOKENS = []

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from stepguard.host import launch
-from stepguard.host.diagnosis import LaunchFailed
-from stepguard.host.launch import WorkerGroup
-from stepguard.host.torchrun import LaunchSpec
+from stepguard.launch import group as launch
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.launch.group import WorkerGroup
+from stepguard.launch.torchrun import LaunchSpec
 from stepguard.worker.lifeline import pids_by_token
 
 
@@ -102,8 +102,8 @@ def test_it_ends_with_its_caller(tmp_path):
     script = f"""
 import time
 from pathlib import Path
-from stepguard.host.launch import WorkerGroup
-from stepguard.host.torchrun import LaunchSpec
+from stepguard.launch.group import WorkerGroup
+from stepguard.launch.torchrun import LaunchSpec
 folder = Path({str(tmp_path)!r})
 spec = LaunchSpec("cpu", (), 1, folder, folder / "launch", folder, "launch 1", 60.0, held=True)
 group = WorkerGroup(spec)

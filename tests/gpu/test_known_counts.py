@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stepguard import allow_sync
-from stepguard.worker.counters import count
+from stepguard.worker.count.counters import count
 from stepguard.worker.phases import Phases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -10,19 +10,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from counted import counted
+from counts import counted
 
-import stepguard.host.against
-import stepguard.host.measure
-import stepguard.host.suite
-import stepguard.pytest_run
+import stepguard.measure.confirm
+import stepguard.measure.launches
+import stepguard.measure.suite
+import stepguard.plugin.session
 from stepguard import Case
 from stepguard.comparison import Comparison, judged
 from stepguard.evidence import Block, Counts, Evidence, Launch
 from stepguard.fingerprint import Fingerprint
-from stepguard.host import baseline
-from stepguard.host.accept import accept
-from stepguard.host.machine import Gpu
+from stepguard.gpu.nvml import Gpu
+from stepguard.storage import baselines as baseline
+from stepguard.storage.accept import accept
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
@@ -128,7 +128,7 @@ class Gate:
         return replace(made, **({"counts": counts} | fields))
 
     def measure(self, case, bench, progress, wants_more=None) -> Evidence:
-        """In place of stepguard.host.measure.measure."""
+        """In place of stepguard.measure.launches.measure."""
         self.measured.append(case.id)
         progress("launch 1: start")
         progress("launch 1: block 1/3 of 4 steps")
@@ -146,7 +146,7 @@ class Gate:
     def measure_turns(
         self, case, benches, against, progress, wants_more, budget_s, terms, steps
     ) -> Comparison:
-        """In place of stepguard.host.turns.measure_turns."""
+        """In place of stepguard.measure.ab.measure_turns."""
         self.turns.append((case.id, benches[1].revision.commit, budget_s))
         self.turn_steps = steps
         progress("pair 1 head: block 1/2 of 4 steps")
@@ -179,8 +179,8 @@ class Gate:
 
     def measure_really(self) -> None:
         """From now on a case is measured by worker processes."""
-        real = stepguard.host.measure.measure
-        self._monkeypatch.setattr(stepguard.host.suite, "measure", real)
+        real = stepguard.measure.launches.measure
+        self._monkeypatch.setattr(stepguard.measure.suite, "measure", real)
 
     def record(self, *cases: Case) -> Path:
         """Give the cases a baseline: what measuring them gives now. The file of the last one."""
@@ -225,9 +225,9 @@ def no_worker(monkeypatch):
 def gate(pytester, monkeypatch):
     """A suite in a folder of its own, with made-up measurements; without a GPU at first."""
     made = Gate(pytester, monkeypatch)
-    monkeypatch.setattr(stepguard.pytest_run, "visible_gpus", lambda: list(made.gpus))
-    monkeypatch.setattr(stepguard.host.suite, "measure", made.measure)
-    monkeypatch.setattr(stepguard.host.against, "measure_turns", made.measure_turns)
+    monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
+    monkeypatch.setattr(stepguard.measure.suite, "measure", made.measure)
+    monkeypatch.setattr(stepguard.measure.confirm, "measure_turns", made.measure_turns)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-import stepguard.host.worktree
-import stepguard.pytest_run
+import stepguard.git.worktree
+import stepguard.plugin.session
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
-from stepguard.host.resolve import TreeError
+from stepguard.git.resolve import TreeError
 
 OTHER = "--perf-against=old"
 
@@ -335,7 +335,7 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch):
         yield
 
     a_case(gate, h200)
-    monkeypatch.setattr(stepguard.pytest_run, "tree_of", full)
+    monkeypatch.setattr(stepguard.plugin.session, "tree_of", full)
     result = gate.run(OTHER)
     result.assert_outcomes(errors=1)
     assert result.ret == 1 and gate.turns == []
@@ -348,7 +348,7 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch):
 def test_a_tree_that_cannot_be_removed_is_told(gate, h200, monkeypatch):
     """It is given up before the summary, which says what is left to do."""
     a_case(gate, h200)
-    monkeypatch.setattr(stepguard.host.worktree, "_remove", lambda *told: "planted: rm -rf it")
+    monkeypatch.setattr(stepguard.git.worktree, "_remove", lambda *told: "planted: rm -rf it")
     result = gate.run(OTHER)
     result.stdout.fnmatch_lines(["* performance =*", "planted: rm -rf it"])
 

@@ -86,7 +86,7 @@ def test_save_and_compare(recorded):
     assert "test_step[nano] (0001_first)" in words and "test_step[nano] (0002_second)" in words
 
 
-@pytest.mark.parametrize("timer", ["time.process_time", "stepguard.cuda_stamp.CudaStamp"])
+@pytest.mark.parametrize("timer", ["time.process_time", "stepguard.worker.cuda_stamp.CudaStamp"])
 def test_another_timer_does_not_replace_ours(recorded, timer):
     """--benchmark-timer changes no sample of a case."""
     recorded.run(f"--benchmark-timer={timer}", "--benchmark-json=bench.json")

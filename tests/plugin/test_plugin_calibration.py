@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from stepguard.calibration import CalibratedCase
-from stepguard.host import calibrations
-from stepguard.host.turns import TURNS
+from stepguard.judge.calibration import CalibratedCase
+from stepguard.measure.ab import TURNS
+from stepguard.storage import calibrations
 
 OTHER = "--perf-against=old"
 FILE = "baselines/calibration/h200x1.json"

@@ -5,11 +5,11 @@ import json
 
 import pytest
 
-import stepguard.host.against
-import stepguard.host.suite
+import stepguard.measure.confirm
+import stepguard.measure.suite
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
-from stepguard.host.resolve import TreeError
+from stepguard.git.resolve import TreeError
 
 MOVED = ["linear?124m?: same: step_ms 10.000 -> 11.000 *", "  step_ms: the machine moved*"]
 
@@ -143,7 +143,7 @@ def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch):
         yield
 
     recorded(gate, h200)
-    monkeypatch.setattr(stepguard.host.against, "tree_of", full)
+    monkeypatch.setattr(stepguard.measure.confirm, "tree_of", full)
     result = gate.run()
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(["  step_ms: unconfirmed: cannot be made: no space left; *"])
@@ -205,13 +205,13 @@ def test_the_budget_is_confirmations_too(gate, h200):
 def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
     """HEAD was the recording's commit when the run began: what was slow is not that code."""
     case = recorded(gate, h200, ahead=False, step_ms=15.0)
-    measure = stepguard.host.suite.measure
+    measure = stepguard.measure.suite.measure
 
     def edited(*arguments):
         (gate.path / "factories.py").write_text("# slow\n")
         return measure(*arguments)
 
-    monkeypatch.setattr(stepguard.host.suite, "measure", edited)
+    monkeypatch.setattr(stepguard.measure.suite, "measure", edited)
     result = gate.run()
     result.assert_outcomes(failed=1)
     assert not gate.turns and case

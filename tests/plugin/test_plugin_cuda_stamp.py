@@ -1,11 +1,11 @@
-"""stepguard.cuda_stamp.CudaStamp as anybody's pytest-benchmark timer, on a pretended device."""
+"""CudaStamp as anybody's pytest-benchmark timer, on a pretended device."""
 
 import json
 
 import pytest
 
 torch = pytest.importorskip("torch")
-TIMER = "--benchmark-timer=stepguard.cuda_stamp.CudaStamp"
+TIMER = "--benchmark-timer=stepguard.worker.cuda_stamp.CudaStamp"
 TEST = """
 def test_mine(benchmark):
     benchmark.pedantic(lambda: None, rounds=5, iterations=1)
@@ -53,7 +53,7 @@ def test_rounds_last_what_the_events_say(pytester, device):
 
 def test_the_later_event_is_waited_for(device):
     """a - b waits for a alone and gives seconds of device time from b to a."""
-    from stepguard.cuda_stamp import CudaStamp
+    from stepguard.worker.cuda_stamp import CudaStamp
 
     first, _, third = CudaStamp(), CudaStamp(), CudaStamp()
     assert third - first == pytest.approx(5e-3)

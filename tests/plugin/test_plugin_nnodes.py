@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-import stepguard.pytest_run
-from stepguard.host.likeness import describe
-from stepguard.host.nodes import NodesError
+import stepguard.plugin.session
+from stepguard.launch.likeness import describe
+from stepguard.launch.nodes import NodesError
 
 ENDPOINT = "--perf-rdzv-endpoint=127.0.0.1:29400"
 
@@ -36,7 +36,7 @@ def gathering(monkeypatch):
             raise found["nodes"]
         return found["nodes"]
 
-    monkeypatch.setattr(stepguard.pytest_run, "gather", gather)
+    monkeypatch.setattr(stepguard.plugin.session, "gather", gather)
     return found
 
 

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-import stepguard.pytest_run
-from stepguard.host.machine import MachineError
+import stepguard.plugin.session
+from stepguard.gpu.nvml import MachineError
 
 
 def test_too_few_gpus_is_a_usage_error(gate, h200):
@@ -166,7 +166,7 @@ def test_a_driver_that_does_not_answer_is_a_usage_error(gate, monkeypatch):
     def silent():
         raise MachineError("NVML does not answer: planted; try: nvidia-smi")
 
-    monkeypatch.setattr(stepguard.pytest_run, "visible_gpus", silent)
+    monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", silent)
     gate.suite(gate.cpu())
     gate.record(gate.cpu())
     result = gate.run()
@@ -181,6 +181,6 @@ def test_such_a_driver_does_not_stop_other_tests(gate, monkeypatch):
     def silent():
         raise MachineError("NVML does not answer")
 
-    monkeypatch.setattr(stepguard.pytest_run, "visible_gpus", silent)
+    monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", silent)
     gate.tests("def test_unit():\n    pass\n")
     assert gate.run().ret == 0

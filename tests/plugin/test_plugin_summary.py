@@ -81,7 +81,7 @@ def test_the_failure_block_says_what_moved(gate):
             "  look closer: .stepguard/runs/*/linear-nano/evidence.json",
         ]
     )
-    assert not any("stepguard/plugin.py" in line for line in result.outlines), "no traceback"
+    assert not any("stepguard/plugin/hooks.py" in line for line in result.outlines), "no traceback"
 
 
 def test_stages_are_shown_with_v_only(gate):

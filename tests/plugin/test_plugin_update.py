@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepguard.evidence import Fault
-from stepguard.host.waivers import today
+from stepguard.storage.waivers import today
 
 
 @pytest.fixture
@@ -152,7 +152,7 @@ def test_a_file_that_cannot_be_written_loses_nothing(committed, monkeypatch):
             raise OSError(28, "No space left on device")
         plain(source, target)
 
-    monkeypatch.setattr("stepguard.host.baseline.os.replace", full)
+    monkeypatch.setattr("stepguard.storage.baselines.os.replace", full)
     result = committed.run("--perf-update")
     assert result.ret == 1
     assert (committed.baselines / "cpu.json").read_bytes() == before
@@ -181,7 +181,7 @@ def test_a_tree_that_changes_while_it_is_measured_is_not_recorded(gate, monkeypa
         (gate.path / "test_perf.py").write_text((gate.path / "test_perf.py").read_text() + "\n")
         return measure(*arguments)
 
-    monkeypatch.setattr("stepguard.host.suite.measure", meddled)
+    monkeypatch.setattr("stepguard.measure.suite.measure", meddled)
     result = gate.run("--perf-update")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*the tree changed while it was measured*"])

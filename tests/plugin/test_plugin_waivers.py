@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepguard.host.waivers import today
+from stepguard.storage.waivers import today
 
 
 @pytest.fixture

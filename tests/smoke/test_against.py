@@ -15,21 +15,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from repositories import commit, git, repository
+from git_repositories import commit, git, repository
 
-import stepguard.host.station
-import stepguard.host.turns
+import stepguard.measure.ab
+import stepguard.measure.workers
 from stepguard import Case
 from stepguard.evidence import Block, Evidence, Launch
-from stepguard.host.against import compare_with, confirm
-from stepguard.host.launch import LaunchSpec
-from stepguard.host.live import Turn
-from stepguard.host.measure import Bench
-from stepguard.host.revision import current
-from stepguard.host.warmup import Protocol
-from stepguard.host.worktree import tree_of
+from stepguard.git.revision import current
+from stepguard.git.worktree import tree_of
+from stepguard.judge.ab import judge_turns, wants_more
+from stepguard.launch.group import LaunchSpec
+from stepguard.measure.confirm import compare_with, confirm
+from stepguard.measure.launches import Bench
+from stepguard.measure.paired_launch import Turn
+from stepguard.measure.warmup import Protocol
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.versus import judge_turns, wants_more
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 600
@@ -102,10 +102,11 @@ OLD = WORKLOAD.format("")
 NEW = WORKLOAD.format(", width=1") + "\n\ndef added(*, device):\n    return Work()\n"
 TURN = Turn(0.02, 0.2, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.2))
 SHORT = f"""
-from stepguard.host import station, turns
-from stepguard.host.launch import LaunchSpec
-from stepguard.host.live import Turn
-from stepguard.host.warmup import Protocol
+from stepguard.measure import workers as station
+from stepguard.measure import ab as turns
+from stepguard.launch.group import LaunchSpec
+from stepguard.measure.paired_launch import Turn
+from stepguard.measure.warmup import Protocol
 
 pytest_plugins = ["stepguard.plugin"]
 turns.TURNS = {{"cpu": {TURN!r}}}
@@ -148,9 +149,9 @@ def root(tmp_path_factory):
 def short(monkeypatch):
     """Short turns, groups that do not import the compiler, and no settings of the user's."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setattr(stepguard.host.turns, "TURNS", {"cpu": TURN})
+    monkeypatch.setattr(stepguard.measure.ab, "TURNS", {"cpu": TURN})
     monkeypatch.setattr(
-        stepguard.host.station,
+        stepguard.measure.workers,
         "LaunchSpec",
         lambda **fields: LaunchSpec(**fields | {"preload": ("work",)}),
     )

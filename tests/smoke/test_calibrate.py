@@ -5,11 +5,11 @@ import re
 from dataclasses import replace
 
 import pytest
-from repositories import commit, git, repository
+from git_repositories import commit, git, repository
 
-from stepguard import cli
-from stepguard.host import calibrations
-from stepguard.host.turns import TURNS
+from stepguard.cli.main import main as cli
+from stepguard.measure.ab import TURNS
+from stepguard.storage import calibrations
 
 WORK = """
 import torch

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
-from stepguard.host.measure import Bench, measure
-from stepguard.host.plan import plan
-from stepguard.host.revision import Revision
-from stepguard.judge import judge
+from stepguard.git.revision import Revision
+from stepguard.judge.screen import judge
+from stepguard.measure.launches import Bench, measure
+from stepguard.measure.plan import plan
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]

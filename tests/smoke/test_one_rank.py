@@ -10,9 +10,9 @@ from factories import COLLECT_S
 
 from stepguard import Case
 from stepguard.baseline_model import Entry, Epoch
-from stepguard.host.measure import Bench, measure
-from stepguard.host.revision import Revision
-from stepguard.judge import judge
+from stepguard.git.revision import Revision
+from stepguard.judge.screen import judge
+from stepguard.measure.launches import Bench, measure
 from stepguard.recording import summary_of
 from stepguard.verdict import Reason, Status
 

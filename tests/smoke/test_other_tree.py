@@ -8,12 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
-from repositories import commit, git, repository
+from git_repositories import commit, git, repository
 
 from stepguard import Case
-from stepguard.host.measure import Bench, measure
-from stepguard.host.revision import Revision
-from stepguard.host.worktree import tree_of
+from stepguard.git.revision import Revision
+from stepguard.git.worktree import tree_of
+from stepguard.measure.launches import Bench, measure
 
 N = 16
 FLOPS = 2 * N**3  # of one product

@@ -11,10 +11,10 @@ import pytest
 from benchmarks.planted_ranks import PLANTS, bench_of, case_of, clone, told
 from stepguard.baseline_model import Entry, Epoch
 from stepguard.evidence import Evidence
-from stepguard.explain import block
-from stepguard.host.accept import recording_of
-from stepguard.host.measure import measure
-from stepguard.judge import judge
+from stepguard.judge.screen import judge
+from stepguard.measure.launches import measure
+from stepguard.report.words import block
+from stepguard.storage.accept import recording_of
 from stepguard.verdict import Status, Verdict
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"

@@ -10,15 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from repositories import commit, git, repository
+from git_repositories import commit, git, repository
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 600
 CASE = 'Case("x", "perf_work:make", device="cpu", launches=1, gates=("flops_per_step",))'
 FILES = {
     "conftest": """
-from stepguard.host import station
-from stepguard.host.launch import LaunchSpec
+from stepguard.measure import workers as station
+from stepguard.launch.group import LaunchSpec
 
 pytest_plugins = ["stepguard.plugin"]
 station.LaunchSpec = lambda **fields: LaunchSpec(**fields | {"preload": ("perf_work",)})

@@ -1,0 +1,136 @@
+"""Is this machine fit to measure, which baseline would it use, what is missing?
+
+    python -m stepguard doctor
+
+torch is asked in a process of its own, so that what it says is what a worker will find.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.storage import baselines as baseline
+
+REQUIRED = (
+    "torch",
+    "pytest",
+    "pytest-benchmark",
+    "nvtx",
+    "tiktoken",
+    "numpy",
+    "scipy",
+    "msgspec",
+    "nvidia-ml-py",
+)
+OLDEST_TORCH = (2, 8)
+_ASK_TORCH = """
+import json, torch
+usable = torch.cuda.is_available()
+print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "usable": usable,
+    "gpus": torch.cuda.device_count() if usable else 0}))
+"""
+Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
+
+
+def examine(root: Path, baselines: Path) -> int:
+    """Print what is found, errors last; 1 if there is any."""
+    findings = [*_packages(), *_machine(baselines), *_tree(root)]
+    for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
+        print(f"{level:5}  {text}")
+    errors = sum(level == "ERROR" for level, _ in findings)
+    print(f"{errors} error{'s' if errors != 1 else ''}")
+    return 1 if errors else 0
+
+
+def _packages() -> Iterator[Finding]:
+    for name in REQUIRED:
+        try:
+            version = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            yield "ERROR", f"{name} is not installed; install it with: pip install {name}"
+            continue
+        if name == "torch" and tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
+            yield "ERROR", f"torch {version} is too old, 2.8 is the oldest supported"
+        else:
+            yield "ok", f"{name} {version}"
+
+
+def _machine(baselines: Path) -> Iterator[Finding]:
+    try:
+        gpus = visible_gpus()
+    except MachineError as error:
+        yield "ERROR", str(error)
+        return
+    torch = _ask_torch()
+    if isinstance(torch, str):
+        yield "ERROR", torch
+        return
+    if not gpus:
+        yield "note", "no GPU: the smoke cases run, their times are not gated"
+        yield _baseline(baselines / "cpu.json")
+        return
+    if not torch["usable"] or torch["gpus"] != len(gpus):
+        yield (
+            "ERROR",
+            f"the driver shows {len(gpus)} GPU(s), torch {torch['version']} (CUDA "
+            f"{torch['cuda']}) can use {torch['gpus']}; install a torch built for driver "
+            f"{gpus[0].driver}",
+        )
+    yield from _gpus(gpus, baselines)
+
+
+def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
+    for gpu in gpus:
+        yield "ok", f"{gpu.name}, {gpu.uuid}, driver {gpu.driver}"
+        try:
+            problem = Monitor([gpu]).preflight()
+        except MachineError as error:
+            problem = str(error)
+        if problem:
+            yield "ERROR", problem
+    if len({gpu.name for gpu in gpus}) > 1:
+        yield "ERROR", "GPUs of several kinds: choose one kind with CUDA_VISIBLE_DEVICES"
+    yield _baseline(baselines / baseline.file_name("cuda", gpus[0].name, 1))
+
+
+def _ask_torch() -> dict[str, object] | str:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK_TORCH],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "importing torch took more than 120 s"
+    if done.returncode != 0:
+        last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        return f"torch cannot be imported: {last[0]}"
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _baseline(path: Path) -> Finding:
+    try:
+        content = baseline.load(path)
+    except baseline.BaselineError as error:
+        return "ERROR", str(error)
+    if content is None:
+        return "note", f"{path}: none yet; record it with: pytest perf_tests --perf-update-new"
+    return "ok", f"{path}: {len(content.cases)} cases, {content.machine}"
+
+
+def _tree(root: Path) -> Iterator[Finding]:
+    from stepguard.git.revision import current
+
+    revision = current(root, root / "baselines")
+    if not revision.commit:
+        yield "note", f"{root} is no git repository: nothing can be recorded"
+    elif revision.dirty:
+        yield "note", f"{len(revision.dirty)} uncommitted changes: nothing can be recorded"
+    else:
+        yield "ok", f"commit {revision.commit[:10]}, clean"

@@ -1,0 +1,1 @@
+"""Revisions of the measured repository, and their trees."""

@@ -1,0 +1,263 @@
+"""The tree of another revision, checked out beside this one for as long as it is measured.
+
+.stepguard/trees/4f2a91c0d3e7-1b6c/         a worktree of git's, detached at the revision
+.stepguard/trees/4f2a91c0d3e7-1b6c.lock     held with flock by the process that uses it
+.stepguard/trees/lock                       held while trees are claimed and given up
+
+A process that dies lets go of its lock, however it dies, and the next one removes its tree. Only
+what git knows is in such a tree: files that are ignored, or not added, are not there.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from stepguard.git.resolve import Named, TreeError, resolve, said, short
+from stepguard.git.revision import GIT_LIMIT_S, run_git
+from stepguard.interrupts import interrupts_held
+from stepguard.storage.runs import FOLDER, keep_out_of_git
+
+CHECKOUT_LIMIT_S = 600.0
+LOCK_LIMIT_S = 60.0
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+COLLISION_PAUSES_S = (0.05, 0.2, 1.0)
+_COLLIDED = re.compile(r"failed to read .*worktrees/")
+# A hook, a monitor or a submodule is not what was asked for, and might outlive us.
+PLAIN = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "submodule.recurse=false")
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Another revision, checked out."""
+
+    rev: str  # as it was asked for
+    commit: str  # in full
+    root: Path  # what corresponds to the caller's root: launch from here
+    top: Path  # the whole checkout, of which root may be a folder
+    base: Path  # the caller's own repository
+
+
+@contextlib.contextmanager
+def tree_of(root: Path, rev: str, say: Say = lambda sentence: None) -> Iterator[Tree]:
+    """The tree of ``rev``, to be measured beside ``root``; gone at the end, however that comes.
+
+    ``say`` is told what a killed run had left and was removed, and what could not be removed.
+    Raises TreeError.
+    """
+    named = resolve(root, rev)
+    folder = root.resolve() / FOLDER / "trees"
+    with _alone(folder):
+        for sentence in _swept(root, folder):
+            say(sentence)
+        path, lock = _claim(folder, named)
+    try:
+        _check_out(named, path)
+        _check_complete(named, path)
+        below = path / named.below
+        if not below.is_dir():
+            raise TreeError(
+                f"{named.shown} has no folder {named.below!r}, which {root} is here: "
+                "choose a revision that has it"
+            )
+        yield Tree(rev, named.commit, below, path, named.top)
+    finally:
+        with interrupts_held():
+            _give_up(root, folder, path, lock, say)
+
+
+def sweep(root: Path) -> list[str]:
+    """Remove the trees that killed runs left; a sentence about each. Raises TreeError."""
+    folder = root.resolve() / FOLDER / "trees"
+    if not folder.is_dir():
+        return []
+    with _alone(folder):
+        return list(_swept(root, folder))
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """No other process claims, sweeps or gives up trees meanwhile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_out_of_git(folder.parent)
+        file = (folder / "lock").open("a")
+    except OSError as error:
+        raise TreeError(_not_made(folder, error)) from None
+    with file:
+        until = time.monotonic() + LOCK_LIMIT_S
+        while not _locked(file):
+            if time.monotonic() > until:
+                raise TreeError(
+                    f"{file.name} is held by another process for {LOCK_LIMIT_S:.0f} s: "
+                    f"fuser {file.name!r} names it"
+                )
+            time.sleep(0.02)
+        yield
+
+
+def _not_made(path: Path, error: OSError) -> str:
+    top = path.parents[1] if path.name == "trees" else path.parents[2]
+    return f"{path} cannot be made: {error.strerror}; make {top} writable or free some space"
+
+
+def _locked(file: TextIO) -> bool:
+    """Take the lock unless somebody has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
+    """A name for a tree, and its lock, held until the file is closed."""
+    path = folder / f"{short(named.commit)}-{secrets.token_hex(4)}"
+    try:
+        lock = path.with_suffix(".lock").open("x")
+        lock.write(f"{named.shown}, process {os.getpid()}")
+        lock.flush()
+    except OSError as error:
+        raise TreeError(_not_made(path, error)) from None
+    _locked(lock)
+    return path, lock
+
+
+def _swept(root: Path, folder: Path) -> Iterator[str]:
+    """Remove what nobody holds any more."""
+    for path in sorted(folder.glob("*.lock")):
+        try:
+            with path.open() as lock:
+                if not _locked(lock):
+                    continue
+                tree, whose = path.with_suffix(""), lock.read()
+                problem = _remove(root, tree)
+                if not problem:
+                    path.unlink()
+        except OSError as error:
+            yield f"{path} cannot be taken over: {error.strerror}"
+        else:
+            yield problem or f"{tree} removed: the run that made it was killed ({whose})"
+    for tree in sorted(folder.iterdir()):
+        if tree.is_dir() and not tree.with_suffix(".lock").exists():
+            yield _remove(root, tree) or f"{tree} removed: nobody holds it"
+
+
+def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, say: Say) -> None:
+    """Remove the tree and its lock; what is left after all is the next run's to remove."""
+    problem = _remove(root, path)
+    with lock:
+        try:
+            with _alone(folder):
+                if not problem:
+                    path.with_suffix(".lock").unlink(missing_ok=True)
+                lock.close()
+        except TreeError as error:
+            problem = str(error)
+    if problem:
+        say(problem)
+
+
+def _remove(root: Path, path: Path) -> str:
+    """Remove a tree, and its entry in the repository; a sentence if it cannot be.
+
+    Not by ``git worktree prune``: that would forget other worktrees too, if their disk is not
+    mounted at the moment. Twice --force, since git leaves an entry locked if it dies meanwhile.
+    """
+    try:
+        for parent, folders, _ in os.walk(path):
+            for name in folders:  # a workload may have taken its own folder's rights away
+                if not os.path.islink(inner := os.path.join(parent, name)):
+                    os.chmod(inner, 0o700)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+    except OSError as error:
+        return f"{path} cannot be removed: {error.strerror}; rm -rf {str(path)!r}"
+    done = _worktree(root, "remove", "--force", "--force", str(path))
+    if done is None or done.returncode != 0 and "is not a working tree" not in done.stderr:
+        why = said(done.stderr) if done else "git did not answer"
+        return f"git still lists the worktree {path}: {why}; git worktree prune"
+    return ""
+
+
+def _worktree(
+    root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
+) -> "subprocess.CompletedProcess[str] | None":
+    """git worktree; again while it trips over an entry that another process is just writing or
+    removing: git reads all of them, and locks none.
+    """
+    plain = [part for setting in PLAIN for part in ("-c", setting)]
+    for pause_s in (*COLLISION_PAUSES_S, None):
+        done = run_git(root, *plain, "worktree", *arguments, limit_s=limit_s)
+        if pause_s is None or done is None or not _COLLIDED.search(done.stderr):
+            break
+        time.sleep(pause_s)
+    return done
+
+
+def _check_out(named: Named, path: Path) -> None:
+    add = ("add", "--quiet", "--detach", str(path), named.commit)
+    done = _worktree(named.top, *add, limit_s=CHECKOUT_LIMIT_S)
+    if done is None:
+        raise TreeError(
+            f"{named.shown} was not checked out to {path} in {CHECKOUT_LIMIT_S:.0f} s: "
+            "see that its disk answers (df), and that git can reach what a partial clone lacks"
+        )
+    if done.returncode != 0:
+        raise TreeError(
+            f"{named.shown} cannot be checked out to {path}: {said(done.stderr)}; make room for it "
+            f"and see that {path.parent} and the repository are writable"
+        )
+
+
+def _check_complete(named: Named, path: Path) -> None:
+    """Raises TreeError if the caller's tree has what this one lacks: submodules, git-lfs files.
+
+    Without them it could be other work, quietly. Where both trees lack them, they are alike.
+    """
+    listed = _files(path, "--stage")
+    modules = [line.partition("\t")[2] for line in listed if line.startswith("160000 ")]
+    filled = [name for name in modules if _has_content(named.top / name)]
+    if filled:
+        raise TreeError(
+            f"{named.shown} has submodules, which are not checked out for another revision: "
+            f"{', '.join(filled)}; if the workload needs none: git submodule deinit {filled[0]}"
+        )
+    empty = [name for name in _files(path, "--", ":(attr:filter=lfs)") if _is_pointer(path / name)]
+    empty = [name for name in empty if not _is_pointer(named.top / name)]
+    if empty:
+        raise TreeError(
+            f"{named.shown} has git-lfs files whose content is not here: {', '.join(empty[:3])}; "
+            f"git lfs install && git lfs fetch origin {named.commit}"
+        )
+
+
+def _files(path: Path, *arguments: str) -> list[str]:
+    """What git lists of a tree; raises TreeError if it cannot, since that is not: nothing."""
+    done = run_git(path, "ls-files", "-z", *arguments, limit_s=CHECKOUT_LIMIT_S)
+    if done is None or done.returncode != 0:
+        why = said(done.stderr) if done else "no answer"
+        raise TreeError(f"git cannot list the files of {path}: {why}; git -C {str(path)!r} status")
+    return [entry for entry in done.stdout.split("\0") if entry]
+
+
+def _has_content(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def _is_pointer(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError:
+        return False

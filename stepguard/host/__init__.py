@@ -1,1 +1,0 @@
-"""What runs in the calling process: it starts worker groups, watches the machine, keeps files."""

@@ -1,0 +1,136 @@
+"""What must not become a recording: a level measured wrongly fails, or passes, every run after it.
+
+Pure: no I/O. Each rule says what it found, in values, and what to do; the empty string is consent.
+"""
+
+from collections.abc import Sequence
+
+from stepguard.baseline_model import Entry
+from stepguard.evidence import Block, Evidence
+from stepguard.judge.limits import (
+    DIFFERENCE_LIMIT_PCT,
+    launch_spread_limit_pct,
+    launch_spread_pct,
+    paired,
+)
+from stepguard.judge.screen import comparable, measurement_problem
+from stepguard.metrics import METRICS
+from stepguard.verdict import MetricVerdict, Status, Verdict
+
+COMMAND_LINE_RUN = "[run]"  # the ids that `python -m stepguard run` gives
+MIN_TIMED_LAUNCHES = 2  # on a GPU: one launch says nothing of how launches differ
+MIN_TOGETHER = 3  # cases; two that move alike may well have the same cause in the code
+ALIKE = 2.0  # the largest of moves that are alike is at most so many times the smallest
+
+
+def has_words(reason: str) -> bool:
+    """Whether a reason says anything: the "..." of a pasted command does not."""
+    return bool(reason.strip(" .'\""))
+
+
+def unfit_to_record(evidence: Evidence) -> str:
+    """Why this evidence is no level to compare with, whatever the baseline holds."""
+    problem = measurement_problem(evidence)
+    if problem is not None:
+        status, _, message, _ = problem
+        return f"{status.value}: {message}"
+    if evidence.case_id.endswith(COMMAND_LINE_RUN):
+        return "it is no case of the suite"
+    if not evidence.commit:
+        return "the tree is not a git repository"
+    if evidence.dirty:
+        more = f" and {len(evidence.dirty) - 1} more" if len(evidence.dirty) > 1 else ""
+        return (
+            "measured on a tree with uncommitted changes "
+            f"({evidence.dirty[0]}{more}); commit, then measure again"
+        )
+    return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
+
+
+def _disturbed(evidence: Evidence) -> str:
+    """A machine that spoilt as many blocks as it left whole was not fit for the others either."""
+    kept = [block for launch in evidence.launches for block in launch.blocks]
+    if tainted := [block for block in kept if block.tainted]:
+        return f"a block that counts was disturbed ({tainted[0].tainted}); measure again"
+    lost: list[Block] = [block for launch in evidence.launches for block in launch.discarded]
+    if lost and len(lost) >= len(kept):
+        return (
+            f"{len(lost)} blocks were disturbed ({lost[-1].tainted}) and {len(kept)} were not; "
+            "see: python -m stepguard doctor, then measure again"
+        )
+    return ""
+
+
+def _too_few(evidence: Evidence) -> str:
+    timed = evidence.case["device"] == "cuda" and _gated_times(evidence)
+    count = len(evidence.launches)
+    if timed and count < MIN_TIMED_LAUNCHES:
+        return f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}; give the case more launches"
+    return ""
+
+
+def _vague(evidence: Evidence) -> str:
+    for one in evidence.differences:
+        half = paired(one.pairs_ms).half_width_pct
+        if not half <= DIFFERENCE_LIMIT_PCT:
+            return (
+                f"{one.name} is known to {half:.2f} % of a step only, its limit is "
+                f"{DIFFERENCE_LIMIT_PCT} %; measure again"
+            )
+    return ""
+
+
+def _gated_times(evidence: Evidence) -> list[str]:
+    return [name for name in evidence.gates if METRICS[name].kind == "time"]
+
+
+def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
+    """Why launches that differ so much are no level: against those of the last epoch's recordings
+    under this software, or, where there are none, against what launches differ by elsewhere.
+    """
+    last = entry.epochs[-1:] if entry else []
+    recordings = [r for epoch in last for r in comparable(epoch, evidence)]
+    for name in _gated_times(evidence):
+        now = [getattr(launch, name) for launch in evidence.launches]
+        past = [r.times_ms[name] for r in recordings if r.times_ms.get(name)]
+        spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)
+        if spread > limit:
+            times = ", ".join(f"{ms:.3f}" for ms in now)
+            known = f"{len(past)} recording{'s' if len(past) != 1 else ''}"
+            return (
+                f"{name} of its launches is {times} ms, a standard deviation of {spread:.2f} %; "
+                f"after {known} at most {limit:.2f} % is believed; measure again on a quiet machine"
+            )
+    return ""
+
+
+def moved_together(verdicts: Sequence[Verdict], where: str = "") -> str:
+    """Why nothing of this run should be recorded: every case that can be compared became slower, or
+    faster, by a similar amount while it does the same work. Code seldom does that; a machine does.
+
+    A case whose counters moved is left out, since its code did change. ``where`` is how a command
+    is told of the folder of baselines.
+    """
+    times = [found for verdict in verdicts if (found := _plain_time(verdict))]
+    moves = [found.change_pct for found in times if found.change_pct is not None]
+    kinds = {found.status for found in times}
+    if len(moves) < MIN_TOGETHER or kinds not in ({Status.SLOWER}, {Status.FASTER}):
+        return ""
+    least, most = sorted(moves, key=abs)[0], sorted(moves, key=abs)[-1]
+    if abs(most) > ALIKE * abs(least):
+        return ""
+    return (
+        f"all {len(moves)} cases that can be compared moved together, step_ms by {least:+.2f} to "
+        f"{most:+.2f} % with equal counters: that is the machine rather than the code; measure "
+        "again on the machine that recorded, or, if the code did it: "
+        f"python -m stepguard accept{where} --reason '...'"
+    )
+
+
+def _plain_time(verdict: Verdict) -> MetricVerdict | None:
+    """The step time of a case whose step time was compared and whose counters are as they were."""
+    gated = [metric for metric in verdict.metrics if metric.gated]
+    counters = [metric for metric in gated if METRICS[metric.metric].kind == "counter"]
+    if any(metric.status is not Status.SAME for metric in counters):
+        return None
+    return next((m for m in gated if m.metric == "step_ms" and m.limit_pct is not None), None)

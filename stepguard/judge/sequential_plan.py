@@ -1,0 +1,45 @@
+"""When pairs of launches may decide, at which error, against what noise.
+
+Pairs are measured until they decide or there are no more. Looking several times costs error at
+every look: PLAN says how much. What the whole plan then errs by, at any standard deviation, is in
+`docs/judge.md`. Formulas: Smyth 2004 (moderated variance); the errors of looks add up (Bonferroni).
+"""
+
+from typing import NamedTuple
+
+ALPHA = 0.001  # of all looks together: SLOWER although nothing changed at all
+# Of all looks together: SLOWER although the true change is only the ignore margin, and `same`
+# although it is the matter margin.
+BETA = 0.05
+
+# Two modes of a launch put a pair above zero at most one time in four, so that six pairs agree by
+# chance 0.02 % of the time, but four do 0.4 %, however far apart the modes are.
+MIN_PAIRS = 6
+
+
+class Look(NamedTuple):
+    """A moment at which the pairs so far may decide; one-sided nominal levels."""
+
+    pairs: int
+    alpha: float  # of SLOWER and of FASTER, where nothing changed
+    beta: float  # of a bound, on either side: what is said of a margin
+
+
+# Each look is worth about 1.4 times the pairs of the one before. The levels are nominal: where the
+# true standard deviation is two to three times the prior's they are exceeded, most with few pairs.
+# They are chosen so that ALPHA and BETA still hold there, hence their sums are below them. To call
+# a step slower that did not change is much worse than to call one slower that changed by what we
+# ignore: at ALPHA for both, noise of 0.27 % would hide 0.5 %.
+PLAN = (
+    Look(4, 0.00005, 0.0055),  # alpha only for what is shown: under MIN_PAIRS
+    Look(6, 0.00005, 0.0055),
+    Look(8, 0.00008, 0.0055),
+    Look(12, 0.0001, 0.0055),
+    Look(17, 0.00012, 0.0055),
+    Look(24, 0.00014, 0.0055),
+)
+
+
+def look_at(pairs: int) -> Look:
+    """The latest look that ``pairs`` have reached; the first one before it is reached."""
+    return max((look for look in PLAN if look.pairs <= pairs), default=PLAN[0])

@@ -1,0 +1,1 @@
+"""A worker group under torchrun: its start, its channel, its end, and what ended it."""

@@ -1,0 +1,237 @@
+"""Why a launch failed: rank, command, step and phase, from what its processes left behind.
+
+Any rank may fail and only rank 0 can speak, so nothing is asked: error files, notes, torchrun's log
+and the processes' states are read. The first rank to fail is the cause; the others are its victims.
+"""
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from stepguard.evidence import Fault
+from stepguard.launch.elastic_log import ElasticLog
+from stepguard.verdict import Reason
+from stepguard.worker import note
+from stepguard.worker.lifeline import pids_by_token
+
+SHOWN_STACKS = 2  # ranks; the others stand where one of these does, as a rule
+_WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
+STDERR_TAIL_LINES = 40
+STACKS_S = 0.5  # for faulthandler to write every stack
+# Causes before what may follow from them, where several nodes report.
+_CAUSES = ("KILLED", "BAD_WORKLOAD", "OUT_OF_MEMORY", "RAISED", "AGENT_DIED", "NOT_STARTED")
+_LOST_PEER = re.compile(
+    r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
+    r"|DistNetworkError|ncclRemoteError"
+)
+_BY_TORCHRUN = "was ended by torchrun"
+Told = tuple[int, dict[str, Any]]  # a rank and the error that it wrote down
+Cause = tuple[int, str]  # a rank and how it ended
+LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
+ELASTIC_LOG_S = 5.0  # for torchrun to log how a rank ended; of status 0 it logs nothing
+
+
+class LaunchFailed(Exception):
+    """A launch that ended in a fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A launch that failed."""
+
+    folder: Path  # its notes, error files and logs
+    ranks: range  # those on this node
+    token: str
+    pids: Mapping[int, int]  # by rank, of those that said hello; empty before that
+    agent: "subprocess.Popen[bytes]"
+    during: str  # "launch 2, block"
+    waited_s: float
+
+    def position(self, rank: int) -> str:
+        """Where a rank was last: "block, step 12, phase backward"."""
+        return note.read(self.folder / f"note-{rank}")
+
+    def stderr_tail(self, rank: int) -> str:
+        """The last lines a rank wrote."""
+        logs = sorted((self.folder / "ranks").glob(f"*/attempt_0/{rank}/stderr.log"))
+        return _tail(logs[-1]) if logs else ""
+
+    def agent_log(self, lines: int = STDERR_TAIL_LINES) -> str:
+        """The last lines torchrun wrote."""
+        return _tail(self.folder / "agent.log", lines)
+
+
+def no_answer(scene: Scene) -> Fault:
+    """A deadline passed: where every rank stands, with the stacks of those that say most."""
+    started = [pid for pid in pids_by_token(scene.token) if pid != scene.agent.pid]
+    for pid in scene.pids.values() or started:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
+    time.sleep(STACKS_S)
+    code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
+    message = f"no answer {scene.waited_s:.0f} s into the launch: {positions(scene)}"
+    detail = _stacks(scene) if scene.pids or started else scene.agent_log()
+    return Fault(code.name, message, detail, scene.during)
+
+
+def _stacks(scene: Scene) -> str:
+    """What ranks wrote last, which are their stacks: first of those that did not do their part yet.
+    A rank that only waits for the others' answers has.
+    """
+    tails = [(rank, tail) for rank in scene.ranks if (tail := scene.stderr_tail(rank))]
+    tails.sort(key=lambda one: bool(_WAITS.search(one[1])))
+    if len(scene.ranks) == 1:
+        return "".join(tail for _, tail in tails)
+    return "\n".join(f"rank {rank}:\n{tail}" for rank, tail in tails[:SHOWN_STACKS])
+
+
+def positions(scene: Scene) -> str:
+    """Where every rank of this node was last."""
+    return "; ".join(f"rank {r} in {scene.position(r)}" for r in scene.ranks)
+
+
+def anything_ended(scene: Scene) -> bool:
+    """Whether a process of this node ended, or a rank wrote why it will."""
+    dead = any(not alive(pid) for pid in scene.pids.values())
+    return dead or scene.agent.poll() is not None or bool(_error_files(scene))
+
+
+def first_cause(found: Sequence[Fault]) -> Fault:
+    """Of the faults of several nodes the one that the others follow from: nobody's clock can tell,
+    but a rank that lost its peer says so.
+    """
+
+    def rank(fault: Fault) -> int:
+        if fault.code == Reason.RAISED.name and _LOST_PEER.search(fault.detail):
+            return len(_CAUSES)
+        if _BY_TORCHRUN in fault.message:
+            return len(_CAUSES)
+        return _CAUSES.index(fault.code) if fault.code in _CAUSES else len(_CAUSES) - 1
+
+    return min(found, key=rank)
+
+
+def lost_worker(scene: Scene) -> Fault:
+    """A process ended: which was the first, and how."""
+    time.sleep(LAST_WORDS_S)
+    failed = _error_files(scene)
+    if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
+        return _agent_died(scene)
+    dead = [rank for rank, pid in scene.pids.items() if not alive(pid)]
+    cause = _silent_death(scene, dead, failed)
+    if failed and not cause:
+        return _raised(scene, *failed[0])
+    if dead:
+        first, how = cause or (dead[0], _BY_TORCHRUN)
+        message = f"rank {first} {how} in {scene.position(first)}"
+        return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
+    if not scene.pids:
+        message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
+        detail = scene.agent_log() + scene.stderr_tail(scene.ranks[0])
+        return Fault(Reason.NOT_STARTED.name, message, detail, scene.during)
+    return _agent_died(scene)
+
+
+def _agent_died(scene: Scene) -> Fault:
+    rank = scene.ranks[0]
+    where = f"rank {rank} was in {scene.position(rank)}"
+    message = f"torchrun ended with {scene.agent.poll()} while {where}"
+    return Fault(Reason.AGENT_DIED.name, message, scene.agent_log(), scene.during)
+
+
+def _error_files(scene: Scene) -> list[Told]:
+    found = []
+    for rank in scene.ranks:
+        with contextlib.suppress(OSError, ValueError):
+            text = (scene.folder / f"error-{rank}.json").read_text()
+            found.append((rank, json.loads(text)))
+    return sorted(found, key=lambda item: item[1]["at_ns"])  # the first to fail is the cause
+
+
+def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[Told]) -> Cause | None:
+    """The rank that the others' ends follow from, and how it ended, if it told of no error. None if
+    there is none, or if what ``failed`` tell goes before: whoever was ended by a signal is the
+    cause, but NCCL aborts, and a rank may leave, because another one raised.
+    """
+    told = {rank for rank, _ in failed}
+    silent = {scene.pids[rank]: rank for rank in dead if rank not in told}
+    log = _elastic_log(scene, silent)
+    own = silent.keys() - log.victims
+    if not own:
+        return None
+    pid = log.first(own)
+    status = log.statuses.get(pid)
+    if status is None and failed and log.root is None:
+        return None  # it may have to be reported yet
+    if not log.killed(pid) and not all(
+        _LOST_PEER.search(described["traceback"]) for _, described in failed
+    ):
+        return None
+    return silent[pid], _ended(status, waits=bool(log.victims) and log.root is None)
+
+
+def _ended(status: int | None, waits: bool) -> str:
+    """How a process with that status ended. Without one that was 0, unless torch elastic acted on
+    it and ``waits`` for its victims to end before it logs any.
+    """
+    if status is None:
+        return "was killed or ended with an error" if waits else "ended by itself"
+    if status > 0:
+        return f"ended by itself with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:  # real-time signals have no names
+        return f"was killed by signal {-status}"
+
+
+def _elastic_log(scene: Scene, pids: Collection[int]) -> ElasticLog:
+    """torchrun's log, once it says how one of the processes ended, or that it ended them itself; as
+    it is when torchrun is gone, or after ELASTIC_LOG_S.
+    """
+    until = time.monotonic() + ELASTIC_LOG_S
+    while True:
+        over = scene.agent.poll() is not None or time.monotonic() >= until
+        log = ElasticLog.read(scene.agent_log(lines=5000))
+        if over or log.statuses.keys() & pids or log.victims >= set(pids):
+            return log
+        time.sleep(0.05)
+
+
+def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
+    first = (described["message"].strip() or described["type"]).splitlines()[0]
+    code = Reason.RAISED
+    if described["bad_workload"]:
+        code = Reason.BAD_WORKLOAD
+    elif described["out_of_memory"]:
+        code = Reason.OUT_OF_MEMORY
+    kind = "" if described["bad_workload"] else f"{described['type']}: "
+    message = f"rank {rank} in {scene.position(rank)}: {kind}{first}"
+    return Fault(code.name, message, described["traceback"], scene.during)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state not in ("Z", "X")
+
+
+def _tail(path: Path, lines: int = STDERR_TAIL_LINES) -> str:
+    try:
+        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:]) + "\n"
+    except OSError:
+        return ""

@@ -1,0 +1,171 @@
+"""A launch: one fresh worker group under torchrun, with a time limit and no way to outlive us.
+
+Every process of a launch carries its token in the environment. Closing a launch kills by token and
+returns only when nothing that carries it is left; if this process dies, the agent does the same
+(worker/agent.py).
+"""
+
+import contextlib
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stepguard.evidence import Fault
+from stepguard.interrupts import interrupts_held
+from stepguard.launch import torchrun
+from stepguard.launch.channel import Control, LostWorker, Message, NoAnswer, Poll
+from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
+from stepguard.launch.elsewhere import Elsewhere
+from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
+from stepguard.worker.agent import STANDS
+
+HELLO_LIMIT_S = 120.0
+
+
+class WorkerGroup:
+    """A running launch. Use as a context manager; leaving it leaves nothing behind."""
+
+    def __init__(self, spec: LaunchSpec, elsewhere: Elsewhere | None = None) -> None:
+        self.spec, self._elsewhere = spec, elsewhere
+        self.token = secrets.token_hex(16)
+        self.began = time.monotonic()
+        self.pids: dict[int, int] = {}  # by rank, of the ranks on this node
+        self._closed = False
+        self._poll: Poll = lambda: None
+        shutil.rmtree(spec.folder, ignore_errors=True)  # an older launch's errors are not ours
+        spec.folder.mkdir(parents=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="stepguard-"))
+        self._control = Control(self.token)
+        try:
+            if elsewhere:
+                elsewhere.start(spec, self.token)
+            self._agent = torchrun.start(spec, self.token, self._control.name, self._scratch)
+        except BaseException:
+            self._control.close()
+            if elsewhere:
+                elsewhere.kill()
+            shutil.rmtree(self._scratch, ignore_errors=True)
+            raise
+
+    def __enter__(self) -> "WorkerGroup":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def stands(self) -> bool:
+        """Whether a launch that is held has imported. LaunchFailed if it never will."""
+        if (self._scratch / STANDS).exists():
+            return True
+        self._still_starts()
+        return False
+
+    def release(self) -> None:
+        """Let a held launch start its ranks; once is enough."""
+        if self._agent.stdin and not self._agent.stdin.closed:
+            self.began = time.monotonic()
+            with contextlib.suppress(OSError):  # it has ended: whoever waits for it will notice
+                self._agent.stdin.write(b"\n")
+                self._agent.stdin.close()
+
+    def hello(self, poll: Poll = lambda: None) -> None:
+        """Wait until the ranks have imported torch and stand ready. Once is enough."""
+        if self.pids:
+            return
+        with self._faults("start", poll):
+            told = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
+        self.pids = {rank: told[rank] for rank in self.spec.ranks}
+        if self._elsewhere:
+            self._elsewhere.watch(told)
+
+    def ready(self) -> bool:
+        """Whether the ranks stand ready, without waiting. LaunchFailed if they never will."""
+        if not self.pids and self._control.somebody_waits():
+            self.hello()
+        elif not self.pids:
+            self._still_starts()
+        return bool(self.pids)
+
+    def _still_starts(self) -> None:
+        """LaunchFailed if whoever imports takes too long, or has ended."""
+        with self._faults("start", lambda: None):
+            if time.monotonic() - self.began > HELLO_LIMIT_S:
+                raise NoAnswer
+            self._watch()
+
+    def request(
+        self,
+        command: str,
+        *,
+        limit_s: float,
+        poll: Poll,
+        progress: Callable[[str], None],
+        **args: Any,
+    ) -> list[Message]:
+        """Every rank's answer to a command. Raises LaunchFailed with what went wrong instead."""
+        left = self.began + self.spec.time_limit_s - time.monotonic()
+        with self._faults(command, poll):
+            return self._control.request(
+                command, args, max(1.0, min(limit_s, left)), self._watch, progress
+            )
+
+    @contextlib.contextmanager
+    def _faults(self, command: str, poll: Poll) -> Iterator[None]:
+        self._poll = poll
+        try:
+            yield
+        except (LostWorker, NoAnswer) as error:
+            raise LaunchFailed(self._diagnose(command, error)) from None
+
+    def _watch(self) -> None:
+        """Notice a death at once; torch elastic may wait half a minute for the other ranks."""
+        self._poll()
+        if self._agent.poll() is not None:
+            raise LostWorker("the launcher ended")
+        for pid in self.pids.values():
+            if not alive(pid):
+                raise LostWorker(f"process {pid} ended")
+        if self._elsewhere and (how := self._elsewhere.ended()):
+            raise LostWorker(how)
+
+    def _diagnose(self, command: str, error: Exception) -> Fault:
+        scene = Scene(
+            folder=self.spec.folder,
+            ranks=self.spec.ranks,
+            token=self.token,
+            pids=self.pids,
+            agent=self._agent,
+            during=f"{self.spec.label}, {command}",
+            waited_s=time.monotonic() - self.began,
+        )
+        if isinstance(error, NoAnswer):
+            return self._elsewhere.no_answer(scene) if self._elsewhere else no_answer(scene)
+        return self._elsewhere.lost_worker(scene) if self._elsewhere else lost_worker(scene)
+
+    def leave(self) -> None:
+        """End in order: the ranks exit by themselves, then torchrun, which has nothing to add."""
+        self._control.close()
+        until = time.monotonic() + GONE_LIMIT_S
+        while any(alive(pid) for pid in self.pids.values()) and time.monotonic() < until:
+            time.sleep(0.02)
+        self.close()
+
+    def close(self) -> None:
+        """Kill what is left and remove the scratch folder. Safe to call twice.
+
+        SIGINT is held back meanwhile: a second Ctrl-C must not leave processes on the GPU.
+        """
+        if self._closed:
+            return
+        with interrupts_held():
+            self._control.close()
+            try:
+                torchrun.end(self._agent, self.token, self._scratch)
+            finally:
+                if self._elsewhere:
+                    self._elsewhere.kill()
+            self._closed = True

@@ -1,0 +1,154 @@
+"""One torchrun: its arguments, its environment, its end. What every node of a launch does alike."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepguard.fingerprint import steers
+from stepguard.launch import engine
+from stepguard.launch.wire import environment
+from stepguard.worker.lifeline import kill_by_token, pids_by_token
+
+GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
+CPU_THREADS = 1  # fixed: what a CPU step allocates depends on it, and more only spin on busy cores
+
+
+@dataclass(frozen=True)
+class Share:
+    """A node's part of a launch that several nodes share equally. Node 0 holds rank 0."""
+
+    nodes: int
+    node_rank: int
+    address: str  # of node 0, as the others reach it
+    port: int  # where its torchrun lets the others join
+    meeting: str  # the rendezvous id, alike on all of them
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """Where and with what a launch runs."""
+
+    device: str
+    preload: tuple[str, ...]  # modules imported before the ranks say hello
+    world_size: int  # over all nodes
+    root: Path  # the source tree: working directory and, behind the engine, first to import from
+    folder: Path  # logs and notes of this launch; kept
+    cache: Path  # compile caches, shared by the launches of a checkout
+    label: str  # "launch 2"
+    time_limit_s: float
+    own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
+    forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
+    one_of_several: bool = False  # one rank of a case that has several
+    share: Share | None = None  # None: all ranks are here
+    held: bool = False  # torchrun imports, and starts no rank before it is told to
+    steering: Mapping[str, str] | None = None  # None: the variables that steer are as they are here
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this node."""
+        if self.share is None:
+            return range(self.world_size)
+        size = self.world_size // self.share.nodes
+        return range(self.share.node_rank * size, (self.share.node_rank + 1) * size)
+
+
+def start(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> "subprocess.Popen[bytes]":
+    """torchrun with this node's ranks. ``socket`` is the name of rank 0's way to the host."""
+    arguments = [
+        *_rendezvous(spec),
+        f"--nproc-per-node={len(spec.ranks)}",
+        f"--rdzv-id={spec.share.meeting if spec.share else token}",
+        "--max-restarts=0",
+        "--monitor-interval=0.1",
+        f"--log-dir={spec.folder / 'ranks'}",
+        "--redirects=3",
+        "--no-python",  # so that -P can be said: no torchrun option does
+        *engine.command("stepguard.worker.main"),
+    ]
+    with (spec.folder / "agent.log").open("wb") as log:
+        return subprocess.Popen(
+            [*engine.command("stepguard.worker.agent"), *arguments],
+            cwd=spec.root,
+            env=_environment(spec, token, socket, scratch),
+            stdin=subprocess.PIPE if spec.held else subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # a Ctrl-C at the terminal is ours alone to handle
+        )
+
+
+def _rendezvous(spec: LaunchSpec) -> list[str]:
+    if spec.share is None:
+        return [
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            "--local-addr=127.0.0.1",
+        ]
+    # Static, since a dynamic rendezvous may put rank 0 on any node, and rank 0 has to be here.
+    return [
+        f"--nnodes={spec.share.nodes}",
+        f"--node-rank={spec.share.node_rank}",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={spec.share.address}:{spec.share.port}",
+    ]
+
+
+def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> dict[str, str]:
+    env = {key: value for key, value in environment().items() if not key.startswith("PYTEST_")}
+    if spec.steering is not None:
+        env = {key: value for key, value in env.items() if not steers(key)} | dict(spec.steering)
+    env |= {
+        "STEPGUARD_TOKEN": token,
+        "STEPGUARD_SOCKET": socket,
+        "STEPGUARD_RUN_DIR": str(spec.folder),
+        "STEPGUARD_SCRATCH": str(scratch),
+        "STEPGUARD_HOST_PID": str(os.getpid()),
+        "STEPGUARD_DEVICE": spec.device,
+        "STEPGUARD_PRELOAD": " ".join(spec.preload),
+        "TMPDIR": str(scratch),
+        "PYTHONPATH": engine.import_path(
+            scratch / "engine", spec.root, env.get("PYTHONPATH", ""), spec.forbidden
+        ),
+        "PYTHONUNBUFFERED": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(spec.cache / "inductor"),
+        "TRITON_CACHE_DIR": str(spec.cache / "triton"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that NVML and CUDA count alike
+    }
+    if spec.forbidden:  # torch keeps built extensions by name alone: another tree's would be loaded
+        own = hashlib.sha256(str(spec.root).encode()).hexdigest()[:16]
+        env["TORCH_EXTENSIONS_DIR"] = str(spec.cache / "extensions" / own)
+    if spec.world_size > 1 or spec.one_of_several:
+        # torchrun sets it where a node has several ranks; a rank must not depend on that.
+        env.setdefault("OMP_NUM_THREADS", "1")
+    if spec.one_of_several:
+        env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
+    if spec.held:
+        env |= {"STEPGUARD_HELD": "1"}
+    if spec.device == "cpu":
+        env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
+    return env
+
+
+def end(agent: "subprocess.Popen[bytes]", token: str, scratch: Path) -> None:
+    """Kill what is left of a launch on this node; return when nothing is.
+
+    Raises RuntimeError if something does not die within GONE_LIMIT_S.
+    """
+    until = time.monotonic() + GONE_LIMIT_S
+    if agent.stdin:
+        agent.stdin.close()
+    while True:
+        agent.poll()  # reaps it
+        if not kill_by_token(token) and not pids_by_token(token):
+            if agent.poll() is not None:
+                break
+        if time.monotonic() > until:
+            raise RuntimeError(f"processes {pids_by_token(token)} do not die")
+        time.sleep(0.02)
+    shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,1 @@
+"""A run of cases: launches, warm-up, blocks, A/B pairs, differences."""

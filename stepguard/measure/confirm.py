@@ -1,0 +1,117 @@
+"""HEAD's tree and another revision's, measured beside each other: asked for, or to tell code from
+machine when a stored baseline says SLOWER or FASTER.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from stepguard.case import Case
+from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.evidence import Evidence
+from stepguard.git.resolve import TreeError, commit_for_confirmation
+from stepguard.git.revision import Revision
+from stepguard.git.worktree import Tree, tree_of
+from stepguard.judge.ab import wants_more
+from stepguard.judge.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
+from stepguard.judge.terms import TermsOf
+from stepguard.launch.nodes import spread
+from stepguard.measure.ab import measure_turns
+from stepguard.measure.workers import Bench
+from stepguard.verdict import Reason, Verdict
+
+Progress = Callable[[str], None]
+
+
+@dataclass
+class Budget:
+    """Minutes that a run may spend on pairs, shared out over the cases still to come."""
+
+    left_s: float
+    cases: int
+
+    def share_s(self) -> float:
+        """What the next case may take."""
+        return max(0.0, self.left_s / max(1, self.cases))
+
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """A case takes its share; what it leaves is for the others."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.left_s -= time.monotonic() - began
+            self.cases -= 1
+
+
+def compare_with(
+    case: Case,
+    bench: Bench,
+    tree: Tree,
+    progress: Progress,
+    budget_s: float,
+    more: Callable[[Comparison], bool] = wants_more,
+    terms: TermsOf | None = None,
+    steps: range = range(0),
+) -> Comparison:
+    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``, timing all of ``steps``;
+    what was measured of both, to be judged by ``terms``.
+    """
+    head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
+    base = replace(
+        bench,
+        root=tree.root,
+        folder=bench.folder / "base",
+        revision=Revision(tree.commit),
+        own=tree.top,
+        forbidden=(tree.base,),
+    )
+    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s, terms, steps)
+
+
+def confirm(
+    case: Case,
+    bench: Bench,
+    verdict: Verdict,
+    evidence: Evidence,
+    recorded: str,
+    progress: Progress,
+    budget_s: float,
+    terms: TermsOf | None = None,
+) -> tuple[Verdict, Comparison | None]:
+    """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
+    measured then. A verdict that no time decided is returned as it is. The pairs time the steps
+    that the screen's ``evidence`` timed: what slows a step down later on is in both.
+    """
+    if to_confirm(verdict) is None:
+        return verdict, None
+    if Reason.TREE_CHANGED.value in evidence.dirty:  # nobody knows what was measured
+        return unconfirmed(verdict, Reason.TREE_CHANGED.value), None
+    if spread(case, bench.nodes):
+        return unconfirmed(verdict, "the baseline's tree would be on one of the nodes only"), None
+    chosen = commit_for_confirmation(bench.root, recorded)
+    if not chosen.commit:
+        return unconfirmed(verdict, chosen.how), None
+    if chosen.commit == bench.revision.commit and not bench.revision.dirty:
+        return same_code(verdict, chosen.how), None
+    times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
+    sentences: list[str] = []
+    try:
+        with tree_of(bench.root, chosen.commit, sentences.append) as tree:
+            comparison = compare_with(
+                times,
+                bench,
+                tree,
+                lambda text: progress(f"confirming, {budget_s / 60:.0f} min at most: {text}"),
+                budget_s,
+                lambda found: wants_pairs(verdict, found),
+                terms,
+                steps,
+            )
+    except TreeError as error:
+        return unconfirmed(verdict, str(error)), None
+    for sentence in sentences:
+        progress(sentence)
+    return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison

@@ -1,0 +1,92 @@
+"""How long a launch warms up, and when it is steady.
+
+Steady means: enough load for the clocks to settle, no recompilation, no new device allocation, and
+two neighbouring windows that agree. A fixed number of warm-up steps measures a slope instead: an
+H200 gets 4 % slower within three seconds and stays so.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from stepguard.judge.limits import steady
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How long things take, by device. A GPU's clocks settle in seconds; a CPU is not judged."""
+
+    warmup_min_s: float
+    warmup_cap_s: float
+    window_s: float
+    tolerance: float  # two windows of a steady state agree within this
+    blocks: int
+    block_s: float
+    retries: int = 3  # tainted blocks measured again, per launch
+    # Two ways to run the step take turns in such segments. On an H200 at its power cap pairs of
+    # them differ by 0.25 % of a step (sd), since the clocks swing: six pairs say 0.25 % either way.
+    segment_s: float = 3.0
+    pairs_in_a_series: int = 6  # even: a series is P S S P ... without a pause
+    settling_segments: int = 3  # before the first series, one before each other
+
+
+PROTOCOLS = {
+    "cuda": Protocol(5.0, 60.0, 1.0, 0.003, blocks=3, block_s=2.0),
+    "cpu": Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3, settling_segments=1),
+}
+
+
+class WarmUp:
+    """The windows of a warm-up, and whether they are steady by now."""
+
+    def __init__(self, protocol: Protocol) -> None:
+        self.protocol = protocol
+        self.windows: list[int] = []  # how many steps each had
+        self.seconds = 0.0
+        self.step_s = 0.0
+        self.problem = ""
+        self._window_ms: list[float] = []
+        self._window_s: list[float] = []
+        self._settled: tuple[int, int] | None = None  # graphs, device allocations
+
+    @property
+    def steps(self) -> int:
+        """How many there were."""
+        return sum(self.windows)
+
+    def next_steps(self) -> int:
+        """Steps of the next window: one at first, then as many as fill ``window_s``."""
+        return max(1, round(self.protocol.window_s / self.step_s)) if self.step_s else 1
+
+    def add(self, ranks: Sequence[dict[str, Any]]) -> None:
+        """Take a window's figures. A recompilation or a new allocation starts the series anew."""
+        steps = len(ranks[0]["step_ms"])
+        wall_s = max(rank["wall_ms"] for rank in ranks) / 1e3
+        self.windows.append(steps)
+        self.seconds += wall_s
+        self.step_s = wall_s / steps
+        settled = (
+            sum(rank["compiled_graphs"] for rank in ranks),
+            sum(rank.get("device_allocations", 0) for rank in ranks),
+        )
+        if settled != self._settled:
+            self._settled = settled
+            self._window_ms, self._window_s = [], []
+            return
+        slowest = max(ranks, key=lambda rank: rank["wall_ms"])
+        # Medians: the clocks are what has to settle, and one slow step in ten is not drift.
+        self._window_ms.append(median(slowest["step_ms"]))
+        self._window_s.append(wall_s)
+
+    def done(self) -> bool:
+        """Steady, or out of time (then ``problem`` says so)."""
+        if self.seconds >= self.protocol.warmup_min_s and steady(
+            self._window_ms, self._window_s, self.protocol.tolerance
+        ):
+            return True
+        if self.seconds < self.protocol.warmup_cap_s:
+            return False
+        last = ", ".join(f"{ms:.2f}" for ms in self._window_ms[-4:]) or "none without allocation"
+        self.problem = f"not steady after {self.seconds:.0f} s; last windows: {last} ms per step"
+        return True

@@ -1,0 +1,91 @@
+"""Feeds pytest-benchmark with the samples that the workers took.
+
+Its table, --benchmark-json, --benchmark-save and compare then work on our cases. The samples reach
+it through its own timer: a round of ``pedantic`` reads the timer twice and subtracts, so a timer
+that answers 0 and then the sample makes round k last exactly sample k.
+
+Two classes, one of which is registered when pytest is configured, keep ``-p no:benchmark`` working.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from stepguard.measure.suite import Result
+from stepguard.metrics import METRICS
+from stepguard.report.documents import verdict_document
+
+Sink = Callable[[Result], None]
+
+
+class ReplayTimer:
+    """A timer whose successive pairs of readings lie one sample apart."""
+
+    __name__ = "stepguard-replay"
+
+    def __init__(self) -> None:
+        self._samples_s: list[float] = []
+        self._calls = 0
+
+    def load(self, samples_s: Sequence[float]) -> None:
+        """The rounds to replay, in seconds each."""
+        self._samples_s = list(samples_s)
+        self._calls = 0
+
+    def __call__(self) -> float:
+        """0 before a round, its sample after it."""
+        index, after = divmod(self._calls, 2)
+        self._calls += 1
+        return self._samples_s[index] if after else 0.0
+
+
+class WithBenchmark:
+    """Used when pytest-benchmark is active."""
+
+    def prepare(self, item: pytest.Item) -> None:
+        """Give the item's benchmark our timer; prepended, since the closest mark wins."""
+        closest = item.get_closest_marker("benchmark")
+        options: dict[str, Any] = dict(closest.kwargs) if closest else {}
+        options["timer"] = ReplayTimer()
+        item.add_marker(pytest.mark.benchmark(**options), append=False)
+
+    @pytest.fixture
+    def perf_sink(self, request: pytest.FixtureRequest, benchmark: Any) -> Sink:
+        """Hands a result to the test's benchmark fixture."""
+        timer = request.node.get_closest_marker("benchmark").kwargs["timer"]
+
+        def feed(result: Result) -> None:
+            benchmark.extra_info.update(_extra_info(result))
+            samples_s = [ms / 1e3 for ms in result.evidence.samples_ms()]
+            # Without samples there is no row for its table; disabled, it takes that quietly.
+            benchmark.disabled = benchmark.disabled or not samples_s
+            timer.load(samples_s)
+            benchmark.pedantic(lambda: None, rounds=max(1, len(samples_s)), iterations=1)
+
+        return feed
+
+
+class WithoutBenchmark:
+    """Used under ``-p no:benchmark``."""
+
+    def prepare(self, item: pytest.Item) -> None:
+        """Nothing to prepare."""
+
+    @pytest.fixture
+    def perf_sink(self) -> Sink:
+        """Nobody to feed."""
+        return lambda result: None
+
+
+def _extra_info(result: Result) -> dict[str, Any]:
+    return {
+        "stepguard": {
+            "case": result.case.id,
+            "metrics": result.evidence.values(),
+            "units": {name: METRICS[name].unit for name in result.evidence.values()},
+            "launch_step_ms": [launch.step_ms for launch in result.evidence.launches],
+            "verdict": verdict_document(result.verdict)["status"],
+            "reason": result.verdict.reason.name,
+        }
+    }

@@ -1,0 +1,62 @@
+"""What the command line prints: figures for a person, and one JSON document for a program."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.usage import UsageError
+from stepguard.evidence import Counts
+from stepguard.measure.suite import Result
+from stepguard.metrics import METRICS, format_value
+from stepguard.report import documents
+from stepguard.report.words import happens
+
+PARTS = 8  # a counter with more kinds of parts is told by its sum; the evidence has them all
+
+
+def refuse_target(target: str | None) -> None:
+    """Raise UsageError now, not when hours of measuring are over."""
+    if target and (problem := documents.unwritable(Path(target))):
+        raise UsageError(f"--json {target}: {problem}")
+
+
+def figures(result: Result) -> Iterator[str]:
+    """Every metric that was measured, a line each; under a counter its places and its parts."""
+    values = result.evidence.values()
+    width = max((len(name) for name in values), default=0)
+    for name in (name for name in METRICS if name in values):
+        metric = METRICS[name]
+        unit = "" if metric.unit == "B" else metric.unit
+        yield f"{name.ljust(width)}  {format_value(name, values[name]):>16} {unit}".rstrip()
+        yield from _made_of(name, result.evidence.counts)
+
+
+def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
+    """Where a counter happens; else what it is made of, the largest first."""
+    sites = counts.sites.get(name, ()) if counts else ()
+    for site in sites:
+        yield f"    {happens(site)}" + (f" (allowed: {site.allowed})" if site.allowed else "")
+    parts = counts.detail.get(name, {}) if counts and not sites else {}
+    shown = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
+    if 1 < len(shown) <= PARTS:
+        yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
+
+
+def put_json(document: Any, target: str | None, evidence: Path | None = None) -> None:
+    """The document into ``target``; without one it is the last line for whoever reads a pipe.
+
+    Whoever has a file, or reads at a terminal, is told where it is or how to get it instead:
+    thousands of characters in one line would push the figures out of sight.
+    """
+    text = json.dumps(document, allow_nan=False)
+    if target:
+        Path(target).write_text(text + "\n")
+    elif not sys.stdout.isatty():
+        print(text)
+        return
+    if evidence:
+        print(f"evidence: {os.path.relpath(evidence)}")
+    print(f"as JSON: {target or '--json PATH, or pipe the output'}")

@@ -1,0 +1,120 @@
+"""The summary at the end of a run: the table, then what needs a person, a headline each."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from stepguard.case import Case
+from stepguard.measure.suite import Result
+from stepguard.metrics import METRICS
+from stepguard.report import table
+from stepguard.report import words as explain
+from stepguard.verdict import Status, Verdict
+
+Markup = dict[str, bool]  # keywords of pytest's terminal writer
+
+
+class Run(Protocol):
+    """What the summary wants to know of a run."""
+
+    @property
+    def results(self) -> list[Result]:
+        """Everything measured."""
+
+    @property
+    def measured_nothing(self) -> bool:
+        """Cases were selected and none came to a result."""
+
+    @property
+    def skipped(self) -> Mapping[str, int]:
+        """Why tests that were to measure were skipped, and how many."""
+
+    @property
+    def python(self) -> str:
+        """How this interpreter is called."""
+
+    @property
+    def folder(self) -> str:
+        """That of the baselines, where it is not the usual one."""
+
+    def relative(self, path: Path) -> str:
+        """A path as the user would type it."""
+
+
+def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
+    """The summary, a line at a time, each with its colour."""
+    verdicts = [result.verdict for result in run.results]
+    if verdicts:
+        for text, status in table.lines(table.rows(verdicts)):
+            yield text, colour(status)
+    if run.measured_nothing:
+        yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
+        for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
+            yield f"  {count} skipped: {reason}", {}
+    elif not any(_may_judge_times(result.case) for result in run.results):
+        yield table.CPU_NOTE, {}
+    if verdicts:
+        yield table.counts(verdicts), {}
+    for result in run.results:
+        beside = [*_allowed(result), *_elsewhere(result.verdict), *_not_alone(result)]
+        beside += _beside(result.verdict)
+        yield from ((line, {}) for line in beside)
+    for notice in notices:
+        yield notice, {}
+    for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
+        verdict = result.verdict
+        if verdict.recorded or verdict.status is Status.SAME and not verdict.is_told:
+            continue
+        waived = {"yellow": True}
+        yield explain.headline(verdict), waived if verdict.waived_until else colour(verdict.status)
+        yield from ((line, {}) for line in explain.places(verdict))
+        # The block above has it all; here only the first thing to do.
+        path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
+        steps = explain.next_steps(verdict, path, run.python, dirty, run.folder)
+        yield from ((f"  {step}", {}) for step in [*explain.times(verdict), *steps[:1]])
+
+
+def _beside(verdict: Verdict) -> Iterator[str]:
+    """What a case that is `same` rests on, where another revision took turns: how much slower it
+    may be all the same.
+    """
+    if verdict.against and verdict.status is Status.SAME:
+        told = explain.times(verdict) or ["counters alone, its times are not gated"]
+        yield from (f"{verdict.case_id} against {verdict.against}: {line}" for line in told)
+
+
+def _not_alone(result: Result) -> Iterator[str]:
+    """Why there is no scaling efficiency, where one was to be had."""
+    if problem := result.evidence.one_rank_problem:
+        yield f"{result.case.id}: no scaling efficiency, one rank alone failed: {problem}"
+
+
+def _allowed(result: Result) -> Iterator[str]:
+    """Deliberate syncs with their reasons, on every run: a reader alone can say if they hold."""
+    counts = result.evidence.counts
+    for site in (s for sites in counts.sites.values() for s in sites) if counts else ():
+        if site.allowed:
+            yield f"allowed in {result.case.id}: {site.count} x {site.told()}: {site.allowed}"
+
+
+def _elsewhere(verdict: Verdict) -> Iterator[str]:
+    """Places that are new although a counter is equal: one thing was put for another."""
+    for metric in verdict.metrics:
+        for site in metric.sites if metric.status is Status.SAME else ():
+            yield f"moved in {verdict.case_id}: {metric.metric} is equal, now at {site.describe()}"
+
+
+def colour(status: Status | None) -> Markup:
+    """The word carries the meaning; colour only helps. None is the table's header."""
+    if status is None:
+        return {"bold": True}
+    if status is Status.SAME:
+        return {}
+    if status is Status.FASTER:
+        return {"green": True}
+    return {"red": True} if status.outcome == "failed" else {"yellow": True}
+
+
+def _may_judge_times(case: Case) -> bool:
+    kinds = {METRICS[name].kind for name in case.gates}
+    return case.device != "cpu" or bool(kinds & {"time", "difference"})

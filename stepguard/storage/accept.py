@@ -1,0 +1,137 @@
+"""Accepting: evidence becomes a recording in a baseline file, in its place, or is refused.
+
+What must never be recorded is stepguard/judge/acceptance.py's to say.
+"""
+
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+
+from stepguard.baseline_model import (
+    KEPT_RECORDINGS,
+    SCHEMA,
+    BaselineFile,
+    Entry,
+    Epoch,
+    Recording,
+)
+from stepguard.evidence import Evidence
+from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
+from stepguard.judge.limits import DEFAULT_LIMIT_PCT
+from stepguard.judge.screen import comparable, drifted, judge
+from stepguard.recording import summary_of
+from stepguard.storage.baselines import BaselineError, load_for, machine_of, save
+from stepguard.verdict import Status, Verdict
+
+
+class Refused(BaselineError):
+    """Evidence that must not become a recording."""
+
+
+def recording_of(evidence: Evidence) -> Recording:
+    """The evidence as a recording. Raises Refused, with the reason, when it must not be one."""
+    if problem := unfit_to_record(evidence):
+        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+    return summary_of(evidence)
+
+
+def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where: str = "") -> str:
+    """Make the evidence a recording of its case in ``path``; one line that says what was done.
+
+    `same` (and the first under new software) appends to the epoch; a change of level or of
+    parameters opens one. Raises Refused or BaselineError; the file is then unchanged. With
+    ``dry`` it is unchanged in any case: only what would be done is said. ``where`` is how a command
+    is told of the folder of baselines.
+    """
+    recording = recording_of(evidence)
+    assert evidence.fingerprint is not None
+    machine = machine_of(evidence)
+    content = load_for(path, machine) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
+    entry = content.cases.get(evidence.case_id)
+    if problem := spread_too_far(evidence, entry):
+        raise Refused(f"{evidence.case_id}: not recorded, {problem}")
+    verdict = judge(evidence, entry)
+    same = verdict.status is Status.SAME
+    if not recording.times_ms and same:
+        return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
+    done, epochs = _place(evidence, recording, entry, verdict, reason, where)
+    fresh = Entry(case=evidence.case, epochs=epochs)
+    if not dry:
+        cases = content.cases | {evidence.case_id: fresh}
+        save(path, msgspec.structs.replace(content, cases=cases))
+    return f"{evidence.case_id}: {done} in {path}"
+
+
+def _place(
+    evidence: Evidence,
+    recording: Recording,
+    entry: Entry | None,
+    verdict: Verdict,
+    reason: str,
+    where: str,
+) -> tuple[str, list[Epoch]]:
+    """What is done, and the case's epochs with the recording in its place."""
+    if entry is None:
+        return "first recording", [_opened(reason or "first recording", recording)]
+    if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
+        raise Refused(f"{evidence.case_id}: this evidence ({recording.date}) is already recorded")
+    undecided = [m.metric for m in verdict.metrics if m.gated and m.status is Status.INCONCLUSIVE]
+    if undecided:
+        what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
+        raise Refused(f"{evidence.case_id}: not recorded, {what}: measure again")
+    status = verdict.status
+    last = entry.epochs[-1]
+    known = comparable(last, evidence)
+    drift = drifted(evidence, known) if known else _other_software(recording, last, reason)
+    if entry.case == evidence.case and (status is Status.SAME or not known) and not drift:
+        older = [_without_detail(r, recording.software) for r in last.recordings]
+        # The first stays: it is what the epoch's drift is measured from.
+        kept = [*older[:1], *[*older[1:], recording][1 - KEPT_RECORDINGS :]]
+        done = f"recording {len(known) + 1} of its epoch" if known else "first under this software"
+        return done, [*entry.epochs[:-1], Epoch(reason=last.reason, recordings=kept)]
+    if not has_words(reason):
+        raise Refused(
+            f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
+            f"python -m stepguard accept '{evidence.case_id}'{where} --reason '...'"
+        )
+    done = f"epoch {len(entry.epochs) + 1} opened ({reason})"
+    return done, [*entry.epochs, _opened(reason, recording)]
+
+
+def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
+    """What the first recording under new software would change unseen; empty if that is reasoned.
+
+    Versions cannot be compared exactly, but a build that does other work or is slower by more than
+    the limit is not the level that the epoch was opened for.
+    """
+    older = last.recordings[-1]
+    moves = []
+    old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
+    old_ranks, ranks = (r.unlike_ranks().get("flops_per_step", []) for r in (older, recording))
+    if old_flops and flops and old_flops != flops:
+        moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
+    elif old_ranks != ranks:
+        moves.append(f"flops_per_step by rank {old_ranks} -> {ranks}")
+    for name in recording.times_ms.keys() & older.times_ms.keys():
+        change = 100 * (fmean(recording.times_ms[name]) / fmean(older.times_ms[name]) - 1)
+        if change > DEFAULT_LIMIT_PCT:
+            moves.append(f"{name} {change:+.2f} %")
+    if not moves or reason:
+        return ""
+    return f"against the recordings of other software: {', '.join(sorted(moves))}"
+
+
+def _opened(reason: str, recording: Recording) -> Epoch:
+    return Epoch(reason=reason, recordings=[recording])
+
+
+def _same_evidence(a: Recording, b: Recording) -> bool:
+    return (a.date, a.commit, a.device_uuid) == (b.date, b.commit, b.device_uuid)
+
+
+def _without_detail(recording: Recording, software: dict[str, str]) -> Recording:
+    """The recording less what a newer one of the same software repeats."""
+    if recording.software != software:
+        return recording
+    return msgspec.structs.replace(recording, detail={}, sites={})

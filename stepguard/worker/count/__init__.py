@@ -1,0 +1,1 @@
+"""The counting pass: what a step does, exactly, never inside a timed block."""

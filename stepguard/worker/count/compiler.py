@@ -1,0 +1,258 @@
+"""What torch.compile did in this process: graph breaks, compilations, recompiles and their reasons.
+
+Everything is read from the compiler's own records, never from its log, so nothing is printed, no
+log level is touched, and nothing has to be switched on before the compilation. The records are
+private to torch; every name of theirs stands in this module. Tried with torch 2.8 and 2.13:
+
+* ``torch._dynamo.utils.graph_break_reasons``: every break that a compiled frame resumed from, with
+  its user stack. ``counters["graph_break"]`` knows fewer: branches on a tensor's value are missing.
+* ``torch._dynamo.utils.get_compilation_metrics()``: one record per compiled frame, with the guard
+  that failed, and with the error of a frame that was given up (a break in a loop, the recompile
+  limit): such a frame runs eagerly, and ``counters["graph_break"]`` says nothing of it. torch 2.8
+  to 2.10 keep no error of a break in a loop: the function is known there, not the line.
+* ``torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER``: compilations of each frame.
+  ``counters["frames"]`` misses fullgraph=True and counts frames that were only looked at.
+
+Tracing is done anew in every process, so all of it is the same whatever the caches on disk hold.
+Without a record there is a count or a text without a place: never a zero in its stead.
+"""
+
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+
+from stepguard.site import Site
+from stepguard.worker.count.enclosing import enclosing, qualified
+from stepguard.worker.count.locate import Place, locate
+
+RECORDS = 100_000  # torch keeps the newest 64 compilations unless told otherwise
+_UTILS = "torch._dynamo.utils"  # looked up, not imported: who does not compile pays nothing
+_TORCH = f"{Path(torch.__file__).parent}/"
+_LIMIT = re.compile(r"(recompile|cache)[ _]?(size[ _]?)?limit", re.IGNORECASE)
+_COMPILE_ID = re.compile(r"^\S*\d+/\d+(_\d+)?: ")
+_PER_PROCESS = re.compile(r"0x[0-9a-fA-F]{6,}|\b\d{12,}\b")  # addresses and id() of objects
+_REWORDED = {  # torch's own words name its internals
+    "generic_jump": "branch on a tensor's value",
+    "step_unsupported": "instruction that cannot be traced",
+}
+_GIVEN_UP = "where the function cannot be resumed (in a loop, try or with)"
+_DDP_BUCKETS = "DDPOptimizer"  # splits the graph by gradient bucket on purpose; no user's line
+
+
+def install() -> None:
+    """Make the compiler keep the record of every compilation; cheap, and may be called again.
+
+    Does nothing while torch._dynamo is not imported: call it when the workload is built, since
+    ``torch.compile`` imports it, and again after the first step.
+    """
+    widen = getattr(sys.modules.get(_UTILS), "set_compilation_metrics_limit", None)
+    records = getattr(sys.modules.get(_UTILS), "_compilation_metrics", None)
+    if widen is not None and getattr(records, "maxlen", 0) != RECORDS:
+        widen(RECORDS)
+
+
+def compilations() -> int:
+    """Frames compiled in this process so far, each recompile counted; 0 if nothing was."""
+    frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COMPILE_COUNTER", None)
+    if frames is not None:
+        return int(sum(frames.values()))
+    return int(_counters("frames").get("total", 0))
+
+
+def unique_graphs() -> int:
+    """Graphs handed to the backend in this process so far, recompiled ones included."""
+    return int(_counters("stats").get("unique_graphs", 0))
+
+
+def generated_kernels() -> int:
+    """Kernels generated for this process's graphs so far.
+
+    The same with a cold and a warm cache on disk: torch stores the number with each cached graph
+    and adds it when the graph is loaded.
+    """
+    metrics = sys.modules.get("torch._inductor.metrics")
+    return int(getattr(metrics, "generated_kernel_count", 0))
+
+
+def graph_breaks() -> list[Site]:
+    """The unique graph breaks of this process so far: one Site for each line and reason.
+
+    A break deep in a call is met again when the compiler goes on with the callee alone; it is one.
+    Frames that were given up because of a break count with it; the recompile limit does not.
+    """
+    utils = sys.modules.get(_UTILS)
+    reasons = getattr(utils, "graph_break_reasons", None)
+    found: dict[Site, None] = {}
+    if reasons is None:
+        found |= {Site(_break(text)): None for text in _counters("graph_break")}
+    for reason, stack in _longest(reasons or ()):
+        found[_site(_break(reason), stack)] = None
+    for record in _records():
+        if record.fail_type is not None and not _is_limit(record):
+            found[_site(_break(str(record.fail_reason or record.fail_type)), _failed(record))] = (
+                None
+            )
+        elif _is_given_up(record):
+            found[_site(_break(_GIVEN_UP), _compiled(record))] = None
+    return list(found)
+
+
+def recompile_limits() -> list[Site]:
+    """Functions of this process so far that torch runs eagerly, having compiled them too often."""
+    records = _records()
+    return [_compilation(r, records) for r in records if _is_limit(r)]
+
+
+class Recompiles:
+    """Every compilation while it is active; in steady steps there should be none.
+
+    ``sites`` has one Site for each: ``recompile: <guard that failed>``, ``recompile limit reached:
+    <guard>`` when torch gives the function up, ``compilation: ...`` for what had not been compiled
+    before. ``compilations`` and ``graphs`` are counts. All are filled when the block is left.
+
+        with Recompiles() as seen:
+            workload.step()
+    """
+
+    def __init__(self) -> None:
+        self.sites: list[Site] = []
+        self.compilations = 0
+        self.graphs = 0
+
+    def __enter__(self) -> Self:
+        install()
+        self._records = _records()
+        self._compilations, self._graphs = compilations(), unique_graphs()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        # torch._dynamo.reset() sets the counts back to zero: what is there came after it.
+        before, now = self._compilations, compilations()
+        self.compilations = now - before if now >= before else now
+        before, now = self._graphs, unique_graphs()
+        self.graphs = now - before if now >= before else now
+        records = _records()
+        new = _after(self._records, records)
+        forward = [record for record in new if record.is_forward is not False]
+        ids = {str(record.compile_id) for record in forward}
+        deferred = [r for r in new if r.is_forward is False and str(r.compile_id) not in ids]
+        self.sites = [_compilation(record, records) for record in forward + deferred]
+        if (unexplained := self.compilations - len(forward)) > 0:
+            self.sites.append(Site("recompile: of unknown reason", count=unexplained))
+
+
+def _counters(category: str) -> dict[str, int]:
+    counters = getattr(sys.modules.get(_UTILS), "counters", {})
+    return dict(counters[category]) if category in counters else {}
+
+
+def _records() -> list[Any]:
+    """A record per compilation, oldest first; what only ran (autotuning) is left out."""
+    read = getattr(sys.modules.get(_UTILS), "get_compilation_metrics", None)
+    return [r for r in read() if not getattr(r, "is_runtime", False)] if read is not None else []
+
+
+def _after(old: list[Any], new: list[Any]) -> list[Any]:
+    """The records of ``new`` that came after those of ``old``; all, if the last has fallen out."""
+    for index in reversed(range(len(new))):
+        if old and new[index] is old[-1]:
+            return new[index + 1 :]
+    return new
+
+
+def _longest(reasons: Iterable[Any]) -> list[tuple[str, list[tuple[str, int, str]]]]:
+    """(reason, stack from the innermost frame outwards), less stacks that end a longer one."""
+    stacks: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[str, int, str]]] = {}
+    for reason in reasons:
+        text = str(reason.reason)
+        if not text.startswith(_DDP_BUCKETS):
+            stack = [(f.filename, f.lineno or 0, f.name) for f in reversed(reason.user_stack)]
+            stacks.setdefault((text, tuple((f, n) for f, n, _ in stack)), stack)
+    inner = {(text, lines[:n]) for text, lines in stacks for n in range(1, len(lines))}
+    return [(key[0], stack) for key, stack in stacks.items() if key not in inner]
+
+
+def _is_limit(record: Any) -> bool:
+    first = _first_line(str(record.fail_reason or ""))
+    return record.fail_type is not None and bool(_LIMIT.search(f"{record.fail_type} {first}"))
+
+
+def _is_given_up(record: Any) -> bool:
+    """Older torch leaves no error in the record of a frame that it gave up: it only lacks guards.
+
+    A frame that was merely found to hold nothing to compile has its instructions counted.
+    """
+    seen = (getattr(record, name, 0) for name in ("fail_type", "guard_count", "ir_count"))
+    return record.is_forward is True and all(value is None for value in seen)
+
+
+def _compilation(record: Any, records: list[Any]) -> Site:
+    """The Site of one record; ``records`` says what a frame is, where this one does not."""
+    guard = _guard(record.recompile_reason)
+    if _is_limit(record):
+        what = f"recompile limit reached: {guard}"
+    elif record.is_forward is False:
+        what = "compilation: deferred backward"
+    else:
+        what = f"recompile: {guard}" if record.recompile_reason else "compilation: not seen before"
+    if not record.co_filename:  # another compilation of the frame tells what it is
+        frame = str(record.compile_id).rpartition("/")[0]
+        named = (r for r in reversed(records) if r.co_filename)
+        same = (r for r in named if str(r.compile_id).rpartition("/")[0] == frame)
+        record = next(same, record)
+    return _site(what, _compiled(record))
+
+
+def _compiled(record: Any) -> list[tuple[str, int, str]]:
+    """The function of a record, then whoever called it where torch says so."""
+    file, line = str(record.co_filename or ""), int(record.co_firstlineno or 0)
+    function = enclosing(file, line)
+    if function is not None and function.first == line:
+        line = function.line  # a decorator's line says less than "def ..."
+    stack = [(file, line, str(record.co_name or ""))]
+    for text in reversed(getattr(record, "stack_trace", None) or ()):
+        if match := re.match(r"Line: (\d+), Name: (.*), Filename: (.*)$", str(text)):
+            stack.append((match[3], int(match[1]), match[2]))
+    return stack
+
+
+def _failed(record: Any) -> list[tuple[str, int, str]]:
+    file, line = record.fail_user_frame_filename, record.fail_user_frame_lineno
+    return ([(str(file), int(line or 0), "")] if file else []) + _compiled(record)
+
+
+def _site(what: str, stack: list[tuple[str, int, str]]) -> Site:
+    """``stack`` goes outwards. Where all of it is torch's, the place is torch's innermost line."""
+    stack = [(file, line, qualified(file, line, name)) for file, line, name in stack if file]
+    place = locate(stack)
+    if not place.file and stack and stack[0][0].startswith(_TORCH):
+        file, line, function = stack[0]
+        place = Place(f"torch/{file.removeprefix(_TORCH)}", line, function)
+    return Site(what, place.file, place.line, place.function, place.text)
+
+
+def _break(reason: str) -> str:
+    text = _first_line(reason)
+    return f"graph break: {_REWORDED.get(text.split(' ')[0], text)}"
+
+
+def _guard(reason: str | None) -> str:
+    """``0/0: L['n'] == 4      # return x * n  # file:3 in f`` as ``n == 4``."""
+    text = _COMPILE_ID.sub("", _first_line(reason or "unknown reason"))
+    return re.sub(r"\bL\['(\w+)'\]", r"\1", re.split(r"\s+# ", text)[0].strip())
+
+
+def _first_line(text: str) -> str:
+    """The first line that says something, without what differs between processes."""
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "unknown reason")
+    return _PER_PROCESS.sub("...", line)

@@ -1,0 +1,69 @@
+"""The counting pass: what a step does, counted exactly, never inside a timed block.
+
+Order matters: memory before the profiler, whose records are live tensors' neighbours; listening for
+syncs after memory, since it cannot be undone; the eager step last, since it leaves other buffers
+behind. Whatever the compiler does during the compiled steps is a recompile.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from stepguard.site import merge
+from stepguard.worker.clock import Step
+from stepguard.worker.count import compiler
+from stepguard.worker.count.eager import count_eager
+from stepguard.worker.count.memory import count_memory
+from stepguard.worker.count.profiled import count_profiled
+from stepguard.worker.count.tally import Tally
+from stepguard.worker.phases import Phases
+
+SETTLING_STEPS = 1  # after the first: gradients and optimizer state exist from the second on
+
+
+def count(
+    step: Step,
+    device: torch.device,
+    progress: Callable[[str], None],
+    phases: Phases | None = None,
+    world_size: int = 1,
+    any_rank: Callable[[bool], bool] = bool,
+) -> dict[str, Any]:
+    """Every counter of a workload whose step has run at least once."""
+    tally, phases = Tally(), phases or Phases(lambda name: None)
+    progress("count: settling")
+    for _ in range(SETTLING_STEPS):
+        step()
+    progress("count: compiler")
+    count_compiler(tally)
+    with compiler.Recompiles() as recompiles:
+        progress("count: memory")
+        count_memory(tally, step, device, phases, world_size)
+        progress("count: profiled steps")
+        count_profiled(tally, step, device, phases, world_size, any_rank)
+    count_recompiles(tally, recompiles)
+    progress("count: eager operators")
+    count_eager(tally, step, device, phases)
+    return tally.as_dict()
+
+
+def count_compiler(tally: Tally) -> None:
+    """Graphs, unique graph breaks and generated kernels of this process so far."""
+    breaks = compiler.graph_breaks()
+    reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
+    tally.add("graph_breaks", [len(breaks)], reasons, breaks)
+    tally.add("unique_graphs", [compiler.unique_graphs()])
+    tally.add("generated_kernels", [compiler.generated_kernels()])
+
+
+def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:
+    """Compilations while ``seen`` was active, and functions that torch has given up compiling.
+
+    Such a function no longer recompiles, which must not read as steady.
+    """
+    given_up = [site for site in compiler.recompile_limits() if site not in seen.sites]
+    tally.add(
+        "recompiles", [seen.compilations + len(given_up)], sites=merge([*seen.sites, *given_up])
+    )

@@ -1,0 +1,171 @@
+"""Counts of the step with the compiler out of the way: FLOPs, operators, candidates for host syncs.
+
+A compiled region is opaque to dispatch modes, so the compiler is told to step aside
+(``torch.compiler.set_stance``).
+"""
+
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import flop_counter
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stepguard.site import Site
+from stepguard.worker.count.locate import call_source
+from stepguard.worker.count.syncs import by_place, seen_here, site_of
+from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
+from stepguard.worker.phases import Phases
+
+Step = Callable[[], object]
+# Operators that hand a value of the device to the host, or need one to know their output's shape.
+_WAITING = {
+    "aten._local_scalar_dense.default": ".item()",
+    "aten.nonzero.default": "nonzero",
+    "aten.masked_select.default": "masked_select",
+    "aten._unique2.default": "unique",
+    "aten.unique_dim.default": "unique",
+    "aten.unique_consecutive.default": "unique_consecutive",
+    "aten.repeat_interleave.Tensor": "repeat_interleave",
+    "aten.equal.default": "equal",
+    "aten.allclose.default": "allclose",
+    "aten.bincount.default": "bincount",
+}
+_INDEX = "aten.index.Tensor"
+_INDEX_PUT = ("aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
+# Methods that no operator shows on a CPU, where the copy to the host is none.
+_TO_HOST = {"cpu": "copy to the host", "tolist": ".tolist()", "__repr__": "print of a tensor"}
+_TO_CPU = re.compile(r"""\.to\(\s*(device\s*=\s*)?(torch\.device\(\s*)?["']cpu["']""")
+
+
+CANDIDATE_STEPS = 10  # whoever logs every tenth step is seen, whatever step the counting begins at
+
+
+class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
+    """Counts every ATen operator that reaches the dispatcher's Python key, backward included."""
+
+    def __init__(self, phases: Phases | None = None) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self.candidates: list[Site] = []
+        self._phases = phases or Phases(lambda name: None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        self.calls[name] += 1
+        kwargs = kwargs or {}
+        if (what := _waits(name, args, kwargs)) is not None:
+            self.note(what)
+        return func(*args, **kwargs)
+
+    def note(self, what: str) -> None:
+        """A candidate, two frames above."""
+        self.candidates.append(site_of(seen_here("", self._phases, depth=2), what))
+
+
+def _waits(name: str, args: Any, kwargs: Any) -> str | None:
+    if name in _WAITING:  # an output_size spares repeat_interleave the look at its repeats
+        return None if kwargs.get("output_size") is not None else _WAITING[name]
+    if name == _INDEX or name in _INDEX_PUT and not _fills(*args[2:4]):
+        return "nonzero of a mask" if any(_is_mask(index) for index in args[1]) else None
+    return None
+
+
+def _fills(values: Any, accumulate: bool = False) -> bool:
+    """Whether ``x[mask] = 0.0`` is what torch makes of it on a GPU: masked_fill, without a wait."""
+    return values.dim() == 0 and not accumulate
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+class HostCopies(TorchFunctionMode):  # type: ignore[misc]
+    """Notes the calls that bring a tensor to the host, which on a CPU dispatch nothing."""
+
+    def __init__(self, counter: OperatorCounter) -> None:
+        super().__init__()
+        self._counter = counter
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in _TO_HOST and args and isinstance(args[0], torch.Tensor):
+            self._counter.note(_TO_HOST[name])
+        elif name == "to" and any(map(_is_cpu, (*args[1:2], kwargs.get("device")))):
+            # x.to(device) is no copy to the host because this run's device happens to be a CPU.
+            if _TO_CPU.search(call_source(sys._getframe(1))):
+                self._counter.note("copy to the host")
+        return func(*args, **kwargs)
+
+
+def _is_cpu(device: Any) -> bool:
+    return isinstance(device, str | torch.device) and str(device) == "cpu"
+
+
+def count_eager(tally: Tally, step: Step, device: torch.device, phases: Phases) -> None:
+    """FLOPs and operators of the step, and on a CPU what would make a host wait for a GPU."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    by_operator: list[dict[str, int]] = []
+    counters: list[OperatorCounter] = []
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            step()
+            for _ in range(ACTIVE_STEPS):
+                by_operator.append(_flops(step))
+            for _ in range(CANDIDATE_STEPS if device.type == "cpu" else ACTIVE_STEPS):
+                phases.begin_step()
+                counters.append(OperatorCounter(phases))
+                with HostCopies(counters[-1]), counters[-1]:
+                    step()
+    except torch.OutOfMemoryError:
+        reason = "the eager step does not fit in this GPU's memory"
+        tally.missing(reason, "flops_per_step", "operator_calls_per_step")
+        return
+    first = counters[0]
+    tally.add("flops_per_step", [sum(step.values()) for step in by_operator], by_operator[0])
+    calls = [counter.calls.total() for counter in counters[:ACTIVE_STEPS]]
+    tally.add("operator_calls_per_step", calls, dict(first.calls))
+    if device.type == "cpu":
+        count_candidates(tally, counters, len(phases.micro_steps))
+
+
+def count_candidates(tally: Tally, counters: list[OperatorCounter], micro_steps: int = 0) -> None:
+    """sync_candidates_per_step with their sites; those that are allowed do not count."""
+    counts = [sum(not site.allowed for site in counter.candidates) for counter in counters]
+    most = counters[counts.index(max(counts))]
+    tally.add("sync_candidates_per_step", counts, sites=by_place(most.candidates, micro_steps))
+
+
+def _flops(step: Step) -> dict[str, int]:
+    mapping = _cpu_sdpa()
+    with flop_counter.FlopCounterMode(display=False, custom_mapping=mapping) as flops:
+        step()
+    counted = flops.get_flop_counts().get("Global", {})  # absent without any product
+    return {str(op): int(n) for op, n in counted.items()}
+
+
+def _cpu_sdpa() -> dict[Any, Any]:
+    """Formulas for the CPU's fused attention, which torch 2.13 and older count as zero FLOPs."""
+    aten = torch.ops.aten
+    found: dict[Any, Any] = {}
+
+    def forward(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
+        return int(flop_counter.sdpa_flop_count(q, k, v))
+
+    def backward(grad: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
+        return int(flop_counter.sdpa_backward_flop_count(grad, q, k, v))
+
+    for name, formula in (
+        ("_scaled_dot_product_flash_attention_for_cpu", forward),
+        ("_scaled_dot_product_flash_attention_for_cpu_backward", backward),
+    ):
+        operator = getattr(aten, name, None)
+        if operator is not None and operator not in flop_counter.flop_registry:
+            found[operator] = formula
+    return found

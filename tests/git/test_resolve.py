@@ -1,0 +1,127 @@
+"""Which commit a slowdown is judged against, with real repositories."""
+
+import os
+
+import pytest
+from git_repositories import commit, git, repository
+
+from stepguard.git.resolve import Confirmation, commit_for_confirmation, short
+
+GONE = "0123456789abcdef0123456789abcdef01234567"
+ABSENT = f"the recording's commit {GONE[:12]} is not in this repository"
+
+
+@pytest.fixture
+def origin(tmp_path, monkeypatch):
+    """A repository with one commit on main."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    return repository(tmp_path / "origin", code="1\n")
+
+
+@pytest.fixture
+def clone(origin, tmp_path):
+    """A clone on a branch "mine", one commit ahead of main."""
+    git(tmp_path, "clone", "-q", str(origin), str(tmp_path / "a clone"))
+    git(tmp_path / "a clone", "switch", "-q", "-c", "mine")
+    commit(tmp_path / "a clone", "mine", code="2\n")
+    return tmp_path / "a clone"
+
+
+def test_the_recordings_own_commit(clone):
+    """As long as the repository has it, on whichever branch: the hash in full, and in words."""
+    own = git(clone, "rev-parse", "HEAD~1")
+    expected = Confirmation(own, f"the recording's own commit, {short(own)}", own=True)
+    assert commit_for_confirmation(clone, own) == expected
+    assert commit_for_confirmation(clone, own[:10]) == expected
+
+
+def test_a_commit_that_was_squashed_away(origin, clone):
+    """The merge base with what the remote calls its main branch stands in, and is called so."""
+    base = git(origin, "rev-parse", "main")
+    commit(origin, "meanwhile", code="3\n")
+    git(clone, "fetch", "-q")
+    assert commit_for_confirmation(clone, GONE) == Confirmation(
+        base, f"{ABSENT}; in its place the merge base with origin/HEAD, {short(base)}"
+    )
+
+
+@pytest.mark.parametrize("text", ["", "main", "--all", "HEAD", "unknown"])
+def test_what_is_no_hash_is_no_commit(clone, text):
+    """A recording without a commit, or with something else, is not taken for a branch's name."""
+    found = commit_for_confirmation(clone, text)
+    assert found.commit == git(clone, "rev-parse", "HEAD~1")
+    assert "own commit" not in found.how
+    assert found.how.startswith("the recording names no commit") == (text == "")
+
+
+@pytest.mark.parametrize(
+    ("there", "named"),
+    [
+        (["origin/HEAD", "origin/main", "main", "master"], "origin/HEAD"),
+        (["origin/main", "main", "master"], "origin/main"),
+        (["main", "master"], "main"),
+        (["master"], "master"),
+    ],
+)
+def test_the_order_in_which_main_is_looked_for(clone, there, named):
+    """The remote's idea of main before a local branch, which may be old."""
+    base = git(clone, "rev-parse", "origin/main")
+    for ref in ("refs/remotes/origin/HEAD", "refs/remotes/origin/main", "refs/heads/main"):
+        git(clone, "update-ref", "--no-deref", "-d", ref)
+    for name in there:
+        kind = "remotes" if name.startswith("origin/") else "heads"
+        git(clone, "update-ref", f"refs/{kind}/{name}", base)
+    found = commit_for_confirmation(clone, GONE)
+    assert found == Confirmation(
+        base, f"{ABSENT}; in its place the merge base with {named}, {short(base)}"
+    )
+
+
+def test_on_the_main_branch_itself(origin):
+    """HEAD is no witness against itself: none, and why."""
+    found = commit_for_confirmation(origin, GONE)
+    assert found.commit == ""
+    assert found.how == f"{ABSENT}, and HEAD is a commit of main, with no other beside it"
+
+
+def test_no_main_branch(clone):
+    """Without any of the four names: none, and the command that brings one."""
+    for ref in ("refs/remotes/origin/HEAD", "refs/remotes/origin/main", "refs/heads/main"):
+        git(clone, "update-ref", "--no-deref", "-d", ref)
+    found = commit_for_confirmation(clone, GONE)
+    assert found == Confirmation(
+        "", f"{ABSENT}, and no main branch is known: git fetch origin main"
+    )
+
+
+def test_histories_without_a_common_commit(clone):
+    """A branch that shares nothing with main has no merge base."""
+    git(clone, "switch", "-q", "--orphan", "other")
+    commit(clone, "other", code="4\n")
+    found = commit_for_confirmation(clone, GONE)
+    assert found == Confirmation(
+        "", f"{ABSENT}, and HEAD and origin/HEAD have no common commit here"
+    )
+
+
+def test_a_shallow_clone(origin, clone, tmp_path):
+    """The merge base lies beyond what was fetched: none, and the command that brings it."""
+    commit(origin, "meanwhile", code="3\n")
+    git(clone, "push", "-q", "origin", "mine")
+    shallow = tmp_path / "shallow"
+    url = f"file://{origin}"
+    git(tmp_path, "clone", "-q", "--depth=1", "--no-single-branch", "-b", "mine", url, str(shallow))
+    found = commit_for_confirmation(shallow, GONE)
+    assert found.commit == ""
+    assert found.how.endswith(
+        "have no common commit here: git fetch --unshallow (in CI: fetch-depth: 0)"
+    )
+
+
+def test_no_repository(tmp_path, monkeypatch):
+    """Where git knows nothing, nothing is chosen."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit_for_confirmation(tmp_path, GONE) == Confirmation(
+        "", f"git knows no commit of {tmp_path}"
+    )

@@ -1,0 +1,227 @@
+"""What git says of a tree, with real repositories."""
+
+import sys
+from pathlib import Path
+
+import pytest
+from git_repositories import git
+
+from stepguard.git.revision import Revision, current
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository with one commit: code.py, a b.py, baselines/cpu.json, .gitignore."""
+    root = tmp_path / "a tree"
+    (root / "baselines").mkdir(parents=True)
+    for name in ("code.py", "a b.py", "baselines/cpu.json"):
+        (root / name).write_text("1\n")
+    (root / ".gitignore").write_text("ignored/\n")
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "first")
+    return root
+
+
+def dirty(root):
+    """What differs, as seen from ``root``."""
+    return current(root, root / "baselines").dirty
+
+
+def test_a_clean_tree(root):
+    """The commit is HEAD's and nothing is dirty, ignored files included."""
+    (root / "ignored").mkdir()
+    (root / "ignored" / "x").write_text("")
+    assert current(root, root / "baselines") == Revision(git(root, "rev-parse", "HEAD"), ())
+
+
+def test_every_kind_of_change_is_dirty(root):
+    """Modified, staged, deleted, renamed and untracked files are listed, sorted, unquoted."""
+    (root / "code.py").write_text("2\n")
+    (root / 'new \u00e9 "x".py').write_text("")
+    git(root, "mv", "a b.py", "c d.py")
+    assert dirty(root) == ("a b.py", "c d.py", "code.py", 'new \u00e9 "x".py')
+    git(root, "add", "-A")
+    assert dirty(root) == ("a b.py", "c d.py", "code.py", 'new \u00e9 "x".py')
+    git(root, "commit", "-q", "-m", "second")
+    (root / "code.py").unlink()
+    assert dirty(root) == ("code.py",)
+
+
+def test_baselines_do_not_make_a_tree_dirty(root):
+    """Recording a baseline must not stop the next one: changes under baselines/ are left out."""
+    (root / "baselines" / "cpu.json").write_text("2\n")
+    (root / "baselines" / "h200 x1.json").write_text("")
+    assert dirty(root) == ()
+    (root / "baselines.py").write_text("")
+    assert dirty(root) == ("baselines.py",)
+
+
+def test_another_folder_of_baselines(root):
+    """The folder in use is left out, the default one is then code like any other."""
+    (root / "baselines" / "cpu.json").write_text("2\n")
+    (root / "mine").mkdir()
+    (root / "mine" / "cpu.json").write_text("")
+    assert current(root, root / "mine").dirty == ("baselines/cpu.json",)
+
+
+def test_a_subfolder_sees_the_whole_repository(root):
+    """Run below the top, a change beside it is seen too, and baselines/ there is left out."""
+    below = root / "sub dir"
+    (below / "baselines").mkdir(parents=True)
+    (below / "x.py").write_text("")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "sub")
+    (below / "baselines" / "cpu.json").write_text("")
+    assert dirty(below) == ()
+    (root / "code.py").write_text("2\n")
+    assert dirty(below) == ("code.py",)
+
+
+def test_no_repository(tmp_path):
+    """Outside a repository there is no commit, so nothing can be recorded."""
+    assert current(tmp_path, tmp_path / "baselines") == Revision("", ())
+
+
+def test_a_repository_without_a_commit(tmp_path):
+    """Before the first commit there is no revision to record."""
+    git(tmp_path, "init", "-q")
+    (tmp_path / "x").write_text("")
+    assert current(tmp_path, tmp_path / "baselines").commit == ""
+
+
+def test_no_git(root, monkeypatch):
+    """Without git there is no revision, and no exception."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert current(root, root / "baselines") == Revision("", ())
+
+
+def test_a_status_that_fails_is_not_clean(root):
+    """When git knows HEAD but cannot say what changed, the tree does not pass for clean."""
+    (root / "code.py").write_text("2\n")
+    (root / ".git" / "index").write_bytes(b"garbage")
+    found = current(root, root / "baselines")
+    assert found.dirty or not found.commit
+
+
+def hooked(other, name):
+    """What git sets in a hook of ``other``, and what a user may have set."""
+    folder = other / ".git"
+    return {
+        "GIT_DIR": folder,
+        "GIT_WORK_TREE": other,
+        "GIT_INDEX_FILE": folder / "index",
+        "GIT_OBJECT_DIRECTORY": folder / "objects",
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": folder / "objects",
+        "GIT_COMMON_DIR": folder,
+        "GIT_NAMESPACE": "elsewhere",
+        "GIT_PREFIX": "sub/",
+    }[name]
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("GIT_DIR",),
+        ("GIT_WORK_TREE",),
+        ("GIT_DIR", "GIT_WORK_TREE"),
+        ("GIT_INDEX_FILE",),
+        ("GIT_OBJECT_DIRECTORY",),
+        ("GIT_COMMON_DIR",),
+        ("GIT_DIR", "GIT_COMMON_DIR"),
+        ("GIT_NAMESPACE",),
+        ("GIT_DIR", "GIT_INDEX_FILE", "GIT_PREFIX"),
+    ],
+    ids=" ".join,
+)
+def test_the_environment_points_to_no_other_repository(root, tmp_path, monkeypatch, names):
+    """Inside a hook of another repository, the tree that is measured is asked all the same."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "x.py").write_text("")
+    git(other, "init", "-q")
+    git(other, "add", "-A")
+    git(other, "commit", "-q", "-m", "another")
+    head = git(root, "rev-parse", "HEAD")
+    (root / "code.py").write_text("2\n")
+    for name in names:
+        monkeypatch.setenv(name, str(hooked(other, name)))
+    assert current(root, root / "baselines") == Revision(head, ("code.py",))
+
+
+def test_inside_a_real_hook(root, tmp_path):
+    """git itself sets the variables: a pre-commit hook of one repository asks about another."""
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    (other / "x.py").write_text("")
+    git(other, "add", "-A")
+    hook = other / ".git" / "hooks" / "pre-commit"
+    hook.parent.mkdir(exist_ok=True)
+    asked = (
+        f"from pathlib import Path; from stepguard.git.revision import current; r = {str(root)!r}"
+    )
+    asked += "; print(current(Path(r), Path(r, 'baselines')).commit)"
+    out = tmp_path / "out"
+    hook.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} {sys.executable} -c "{asked}" > {out}\n')
+    hook.chmod(0o755)
+    git(other, "commit", "-q", "-m", "hooked")
+    assert out.read_text().strip() == git(root, "rev-parse", "HEAD")
+
+
+def test_a_second_edit_of_a_dirty_file_is_another_state(root):
+    """The list of files that differ is the same, and the tree is not."""
+    (root / "code.py").write_text("2\n")
+    first = current(root, root / "baselines")
+    assert current(root, root / "baselines").state == first.state
+    (root / "code.py").write_text("33\n")
+    second = current(root, root / "baselines")
+    assert second == first and second.state != first.state
+
+
+def test_another_commit_checked_out_for_a_while_is_another_state(root):
+    """HEAD, list and content are what they were: who imported meanwhile imported something else."""
+    (root / "code.py").write_text("2\n")
+    git(root, "commit", "-qam", "second")
+    first = current(root, root / "baselines")
+    git(root, "checkout", "-q", "HEAD~1")
+    git(root, "checkout", "-q", "-")
+    again = current(root, root / "baselines")
+    assert again == first and not again.dirty and again.state != first.state
+
+
+def test_a_baseline_that_is_written_leaves_the_state(root):
+    """Recording in the middle of a run is no edit of what is measured."""
+    (root / "baselines").mkdir(exist_ok=True)
+    (root / "baselines" / "cpu.json").write_text("333\n")
+    git(root, "add", "-A")
+    git(root, "commit", "-qm", "recorded")
+    first = current(root, root / "baselines")
+    (root / "baselines" / "cpu.json").write_text("22\n")
+    assert current(root, root / "baselines").state == first.state
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+def test_what_git_was_told_not_to_look_at_is_not_known_to_be_clean(root, flag):
+    """Marked files count as dirty while they are there; a sparse checkout has none of them."""
+    git(root, "update-index", flag, "code.py")
+    (root / "code.py").write_text("2\n")
+    assert dirty(root) == ("code.py",)
+    if flag == "--skip-worktree":
+        (root / "code.py").unlink()
+        assert dirty(root) == ()
+
+
+def test_a_submodule_that_moved_is_dirty_whatever_the_configuration_says(root, tmp_path):
+    """Settings that hide submodules from git status do not hide them from us."""
+    other = tmp_path / "other"
+    other.mkdir()
+    git(other, "init", "-q")
+    git(other, "commit", "-q", "--allow-empty", "-m", "one")
+    git(root, "submodule", "--quiet", "add", str(other), "sub")
+    git(root, "commit", "-q", "-m", "sub")
+    git(root, "config", "submodule.sub.ignore", "all")
+    git(root / "sub", "commit", "-q", "--allow-empty", "-m", "two")
+    assert dirty(root) == ("sub",)

@@ -1,0 +1,602 @@
+"""Two trees that took turns: every verdict from known log-ratios, and nothing green by accident."""
+
+import math
+from dataclasses import replace
+
+import msgspec
+import pytest
+from builders import PROPERTY, block, evidence, launch, with_counts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard import Case
+from stepguard.comparison import Comparison, from_json, judged, to_json
+from stepguard.evidence import Counts, Fault
+from stepguard.judge.ab import FALSE_DISCOVERIES, decision, judge_turns, unproven, wants_more
+from stepguard.margins import Margins, Prior
+from stepguard.metrics import METRICS
+from stepguard.report.words import block as told_block
+from stepguard.report.words import next_steps
+from stepguard.verdict import Reason, Status, Verdict
+
+OLD, NEW = "0" * 40, "f" * 40
+CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})
+GATES = judged(CASE)
+COUNTERS = tuple(name for name in GATES if METRICS[name].kind == "counter")
+COST = next(n for n in COUNTERS if METRICS[n].role == "cost" and not METRICS[n].slack_pct)
+SPREAD = (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)  # of log-ratios; they add up to nothing
+
+
+def turns(ratios=(0.0,) * 6, head=None, base=None, **changes):
+    """A comparison whose pairs have these log-ratios; ``head`` and ``base`` change a side."""
+    launches_ms = tuple(250.0 * math.exp(ratio) for ratio in ratios)
+    sides = {"gates": GATES, "planned_launches": 1}
+    new = evidence(launches_ms, commit=NEW, **sides)
+    old = evidence((250.0,) * len(launches_ms), commit=OLD, **sides)
+    return Comparison("main", replace(new, **head or {}), replace(old, **base or {}), **changes)
+
+
+def shifted(pct, spread=SPREAD):
+    """Log-ratios of a true change of ``pct``, with known scatter."""
+    return tuple(math.log1p(pct / 100) + one for one in spread)
+
+
+def decided(found):
+    """Status and reason of the verdict on a comparison."""
+    verdict = judge_turns(found)
+    return verdict.status, verdict.reason
+
+
+def metric(verdict, name):
+    """The verdict on one metric."""
+    return next(found for found in verdict.metrics if found.metric == name)
+
+
+def fault(code, message="planted"):
+    """A side's evidence after a launch that failed so before any pair."""
+    return {"faults": (Fault(code, message, "detail", "counting launch, prepare"),)}
+
+
+UNMEASURED = {"launches": (), "counts": None}
+
+
+# known log-ratios
+
+
+@pytest.mark.parametrize(
+    ("pct", "status", "reason"),
+    [
+        (2.0, Status.SLOWER, Reason.BEYOND_MARGIN),
+        (-2.0, Status.FASTER, Reason.BEYOND_MARGIN),
+        (0.0, Status.SAME, Reason.WITHIN_MARGINS),
+        (0.15, Status.SAME, Reason.WITHIN_MARGINS),
+        (-0.15, Status.SAME, Reason.WITHIN_MARGINS),
+    ],
+)
+def test_a_known_change_has_its_verdict(pct, status, reason):
+    """Six pairs that scatter by 0.015 % say what a change of so many percent is."""
+    found = turns(shifted(pct))
+    assert decided(found) == (status, reason)
+    verdict = judge_turns(found)
+    step = metric(verdict, "step_ms")
+    assert step.change_pct == pytest.approx(pct, abs=0.02)
+    assert step.new / step.old == pytest.approx(1 + pct / 100, rel=1e-3)
+    assert verdict.against == "main (000000000000)"
+    assert (verdict.p_value <= 0.001) is (status is Status.SLOWER)
+
+
+def test_noise_decides_nothing():
+    """Pairs that scatter by 3 % do not decide about 1 %, not even when time is up."""
+    noisy = shifted(1.0, (0.03, -0.03, 0.03, -0.03, 0.03, -0.03))
+    assert decided(turns(noisy)) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    assert decided(turns(noisy, out_of_time=True)) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+
+
+def test_between_two_looks_only_the_end_of_time_decides():
+    """Seven pairs of 2 % are SLOWER if there will be no more, and else wait for the eighth."""
+    ratios = shifted(2.0, (*SPREAD, 0.0))
+    assert decided(turns(ratios)) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    assert wants_more(turns(ratios))
+    late = turns(ratios, out_of_time=True)
+    assert decided(late) == (Status.SLOWER, Reason.BEYOND_MARGIN) and not wants_more(late)
+
+
+def test_few_pairs_cannot_say_slower():
+    """Five pairs of twice the time are not SLOWER, and never `same`."""
+    for count in range(1, 6):
+        found = turns(shifted(100.0)[:count], out_of_time=True)
+        assert decided(found) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+
+
+def test_the_margins_are_the_comparisons_own():
+    """2 % slower is `same` where 5 % is to be ignored and 20 % matters; the note says which."""
+    found = turns(shifted(2.0), margins=Margins(5.0, 20.0))
+    assert decided(found) == (Status.SAME, Reason.WITHIN_MARGINS)
+    note = metric(judge_turns(found), "step_ms").note
+    assert "over 6 pairs" in note and "margins 5 and 20 %" in note
+
+
+def test_the_note_says_how_it_was_measured():
+    """One launch after the other, and how many more pairs there might have been."""
+    note = metric(judge_turns(turns(shifted(1.0)[:2], together=False)), "step_ms").note
+    assert "over 2 pairs of 24 at most, one launch after the other" in note
+    late = metric(judge_turns(turns(shifted(1.0)[:2], out_of_time=True)), "step_ms").note
+    assert "over 2 pairs of 24 at most, pair" in late
+    assert "over 6 pairs, pair sd" in metric(judge_turns(turns(shifted(2.0))), "step_ms").note
+
+
+def test_the_mean_decides_and_the_median_is_shown():
+    """A slow step in ten moves the mean of HEAD alone: SLOWER, though the median is equal."""
+    wall = (250.0 * 9 + 500.0,)
+    odd = block(step_ms=(250.0,) * 9 + (500.0,), wall_ms=wall, events_ms=wall)
+    launches = tuple(launch(index=n, blocks=(odd,) * 2) for n in range(1, 7))
+    found = turns(head={"launches": launches})
+    assert decided(found) == (Status.SLOWER, Reason.BEYOND_MARGIN)
+    median = metric(judge_turns(found), "step_ms_median")
+    assert median.status is Status.SAME and not median.gated and median.change_pct == 0
+
+
+# counters
+
+
+def test_a_counter_that_rose_is_changed_beside_equal_times():
+    """One more of a cost, and times inside the margins."""
+    found = turns()
+    risen = found.head.counts.values[COST] + 1
+    verdict = judge_turns(replace(found, head=with_counts(found.head, **{COST: risen})))
+    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
+    assert metric(verdict, "step_ms").status is Status.SAME
+    assert metric(verdict, COST).change_pct > 0
+
+
+def test_a_counter_that_fell_is_faster():
+    """Against another revision too."""
+    found = turns()
+    fallen = found.head.counts.values[COST] - 1
+    changed = replace(found, head=with_counts(found.head, **{COST: fallen}))
+    assert decided(changed) == (Status.FASTER, Reason.COUNTER_FELL)
+
+
+def test_slower_is_worse_than_changed():
+    """The time decides, and the counter keeps its word beside it."""
+    found = turns(shifted(2.0))
+    risen = found.head.counts.values[COST] + 1
+    verdict = judge_turns(replace(found, head=with_counts(found.head, **{COST: risen})))
+    assert verdict.status is Status.SLOWER
+    assert metric(verdict, COST).status is Status.CHANGED
+
+
+def test_a_case_of_counters_alone_needs_one_pair():
+    """Its times are shown and decide nothing, however far apart; a counter still decides."""
+    sides = {"gates": COUNTERS}
+    found = turns(shifted(50.0)[:1], head=sides, base=sides)
+    verdict = judge_turns(found)
+    assert verdict.status is Status.SAME and verdict.p_value is None
+    assert not metric(verdict, "step_ms").gated
+    assert decision(found) is None and not wants_more(found)
+    assert wants_more(turns((), head=sides, base=sides))
+    risen = with_counts(found.head, **{COST: found.head.counts.values[COST] + 1})
+    assert decided(replace(found, head=risen)) == (Status.CHANGED, Reason.COUNTER_ROSE)
+
+
+def test_what_another_revision_is_judged_by():
+    """A case's times, or the difference of two ways to run it, become the mean step; counters stay,
+    and where nothing of it is gated nothing can pass.
+    """
+    case = Case("a", "m:f", gates=("step_ms_median", "sync_overhead_pct", COST))
+    assert judged(case) == ("step_ms", COST)
+    assert judged(Case("a", "m:f", gates=("sync_overhead_pct", COST))) == ("step_ms", COST)
+    assert judged(Case("a", "m:f", gates=(COST,))) == (COST,)
+    assert decided(turns(head={"gates": ()}))[0] is Status.BROKEN
+
+
+# other work
+
+
+@pytest.mark.parametrize("ratio", [-0.5, 0.0, 0.5])
+def test_other_flops_are_not_comparable(ratio):
+    """Half the FLOPs is no gain, whatever the time."""
+    found = turns((ratio,) * 6)
+    half = with_counts(found.head, flops_per_step=found.head.counts.values["flops_per_step"] // 2)
+    verdict = judge_turns(replace(found, head=half))
+    assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
+    assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in verdict.message
+
+
+def test_other_flops_of_any_rank_are_not_comparable():
+    """As much on the busiest rank, and nothing on another: no gain either."""
+    found = turns()
+    flops = found.head.counts.values["flops_per_step"]
+    idle = replace(found.head.counts, by_rank={"flops_per_step": (flops, 0)})
+    verdict = judge_turns(replace(found, head=replace(found.head, counts=idle)))
+    assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
+    assert f"now {flops:,}, 0" in verdict.message
+
+
+def test_other_tokens_are_not_comparable():
+    """Nor is a step of twice the tokens."""
+    verdict = judge_turns(turns(head={"tokens_per_step": 2 * 131_072}))
+    assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_TOKENS)
+    assert "tokens_per_step 131,072 in main (000000000000), now 262,144" in verdict.message
+
+
+def test_other_work_is_known_before_the_first_pair():
+    """It is said without a pair, and none is measured."""
+    found = turns(())
+    assert wants_more(found)
+    other = replace(found, head=with_counts(found.head, flops_per_step=1))
+    assert decided(other) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
+    assert not wants_more(other)
+
+
+@pytest.mark.parametrize("side", ["head", "base", "both"])
+def test_unknown_flops_are_no_equal_flops(side):
+    """Where they could not be counted and the case does not gate them, nothing passes."""
+    found = turns(head={"gates": ("step_ms",)}, base={"gates": ("step_ms",)})
+    for name in ("head", "base") if side == "both" else (side,):
+        lacking = getattr(found, name)
+        values = {k: v for k, v in lacking.counts.values.items() if k != "flops_per_step"}
+        counts = Counts(values, {"flops_per_step": "does not fit in memory"})
+        found = replace(found, **{name: replace(lacking, counts=counts)})
+    verdict = judge_turns(found)
+    assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.METRIC_MISSING)
+    assert "is not known: does not fit in memory" in verdict.message
+    whose = "main (000000000000)" if side == "base" else "HEAD"
+    assert f"flops_per_step of {whose}" in verdict.message
+
+
+# a side that failed
+
+
+@pytest.mark.parametrize("code", ["BAD_WORKLOAD", "RAISED", "OTHER_TREE"])
+@pytest.mark.parametrize("pairs", [0, 3])
+def test_what_the_other_tree_lacks_is_not_comparable(code, pairs):
+    """No factory, no parameter, a step that raises: HEAD is not to blame, and nothing passes. HEAD
+    has no launch then, if it fails at once.
+    """
+    unmeasured = {} if pairs else UNMEASURED
+    found = turns(
+        shifted(0.0)[:pairs], head={"launches": ()} if not pairs else {}, base=fault(code)
+    )
+    found = replace(found, base=replace(found.base, **unmeasured))
+    verdict = judge_turns(found)
+    assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.BASE_LACKS)
+    assert verdict.message == "main (000000000000): planted" and verdict.detail == "detail"
+    assert not wants_more(found)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("OUT_OF_MEMORY", Status.BROKEN),
+        ("KILLED", Status.BROKEN),
+        ("NO_ANSWER", Status.BROKEN),
+        ("FOREIGN_PROCESS", Status.UNFIT),
+        ("THROTTLED", Status.UNFIT),
+    ],
+)
+@pytest.mark.parametrize("side", ["head", "base"])
+def test_a_side_that_fails_otherwise_is_named(side, code, status):
+    """BROKEN or UNFIT with its own reason, and the other revision's name if it is its own."""
+    found = turns((), **{side: fault(code) | UNMEASURED})
+    verdict = judge_turns(found)
+    assert (verdict.status, verdict.reason) == (status, Reason[code])
+    assert verdict.message.startswith("main (000000000000): ") is (side == "base")
+    assert not wants_more(found)
+
+
+def test_heads_own_fault_goes_first():
+    """HEAD raises: BROKEN, even if the other tree lacks the factory too."""
+    found = turns((), head=fault("RAISED") | UNMEASURED, base=fault("BAD_WORKLOAD") | UNMEASURED)
+    assert decided(found) == (Status.BROKEN, Reason.RAISED)
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+def test_unstable_counters_do_not_pass(side):
+    """Two steps, two counts: INCONCLUSIVE, and no further pair helps."""
+    found = turns()
+    counts = getattr(found, side).counts
+    values = {name: value for name, value in counts.values.items() if name != COST}
+    moved = replace(
+        getattr(found, side), counts=replace(counts, values=values, unstable={COST: "5, then 6"})
+    )
+    found = replace(found, **{side: moved})
+    assert decided(found) == (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)
+    assert not wants_more(found)
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize(("more", "status"), [(1, Status.CHANGED), (0, Status.INCONCLUSIVE)])
+def test_a_counter_that_moved_is_told_though_another_is_unknown(side, more, status):
+    """As against a stored baseline: what is known to have moved, and nothing that passes."""
+    other = next(n for n in COUNTERS if METRICS[n].role == "cost" and n != COST)
+    found = turns()
+    found = replace(found, head=with_counts(found.head, **{COST: counted(found, COST) + more}))
+    counts = getattr(found, side).counts
+    values = {name: value for name, value in counts.values.items() if name != other}
+    moved = replace(
+        getattr(found, side), counts=replace(counts, values=values, unstable={other: "5, then 6"})
+    )
+    verdict = judge_turns(replace(found, **{side: moved}))
+    assert verdict.status is status and verdict.outcome != "passed"
+    if more:
+        assert {one.metric: one.status for one in verdict.metrics} == {
+            COST: Status.CHANGED,
+            other: Status.INCONCLUSIVE,
+        }
+        (moved,) = (one for one in verdict.metrics if one.metric == COST)
+        metrics = (replace(moved, waived_until="2026-12-31"), *verdict.metrics[1:])
+        assert verdict.undecided and verdict.with_metrics(metrics).outcome == "error"
+
+
+def counted(found, name):
+    """What the other tree's step counts."""
+    return found.base.counts.values[name]
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize("ms", [math.nan, math.inf, 0.0, -1.0])
+def test_no_time_is_broken(side, ms):
+    """NaN, infinity, zero and negative times; nothing is raised and no pair is added."""
+    found = turns(shifted(0.0))
+    odd = replace(found.head.launches[0], blocks=(block(wall_ms=(ms,), events_ms=(ms,)),))
+    launches = (*getattr(found, side).launches[:5], replace(odd, index=6))
+    found = replace(found, **{side: replace(getattr(found, side), launches=launches)})
+    assert decided(found) == (Status.BROKEN, Reason.NOTHING_MEASURED)
+    assert decision(found) is None and not wants_more(found)
+
+
+def test_no_pair_is_broken():
+    """No launch and no fault: nobody knows why, and it does not pass; a pair would help."""
+    assert decided(turns(())) == (Status.BROKEN, Reason.NOTHING_MEASURED)
+    assert wants_more(turns(()))
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+def test_launches_without_a_partner_are_broken(side):
+    """One launch more on a side than on the other: they are not pairs."""
+    found = turns()
+    fewer = replace(getattr(found, side), launches=getattr(found, side).launches[:5])
+    verdict = judge_turns(replace(found, **{side: fewer}))
+    assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.TOO_FEW_LAUNCHES)
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+def test_faster_than_physics_is_broken(side):
+    """On either side; the floor of this evidence is 100 ms."""
+    found = turns()
+    launches = tuple(launch(50.0, n) for n in range(1, 7))
+    found = replace(found, **{side: replace(getattr(found, side), launches=launches)})
+    assert decided(found) == (Status.BROKEN, Reason.FASTER_THAN_PHYSICS)
+
+
+def test_a_metric_that_the_other_tree_lacks_does_not_pass():
+    """A gated counter that the base did not count is no equal one."""
+    found = turns()
+    counts = Counts({n: v for n, v in found.base.counts.values.items() if n != COST})
+    status, reason = decided(replace(found, base=replace(found.base, counts=counts)))
+    assert status.outcome == "error" and reason is Reason.METRIC_MISSING
+
+
+DAMAGE = {
+    "no launches": {"launches": ()},
+    "a launch less": lambda e: {"launches": e.launches[:-1]},
+    "no counts": {"counts": None},
+    "no fingerprint": {"fingerprint": None},
+    "no gates": {"gates": ()},
+    "no tokens": {"tokens_per_step": 0},
+    "other tokens": {"tokens_per_step": 7},
+    "a fault": lambda e: {"faults": (Fault("KILLED", "planted", "", "pair 1, block"),)},
+    "a lack": lambda e: {"faults": (Fault("BAD_WORKLOAD", "planted", "", "prepare"),)},
+    "no blocks": lambda e: {"launches": (replace(e.launches[0], blocks=()), *e.launches[1:])},
+    "NaN": lambda e: {"launches": (*e.launches[:-1], launch(math.nan, len(e.launches)))},
+    "no steps": lambda e: {
+        "launches": (*e.launches[:-1], launch(250.0, 6, blocks=(block(250.0, 0),)))
+    },
+    "clocks": lambda e: {
+        "launches": (*e.launches[:-1], launch(blocks=(block(events_ms=(2000.0,)),)))
+    },
+    "other FLOPs": lambda e: {
+        "counts": replace(e.counts, values=e.counts.values | {"flops_per_step": 1})
+    },
+    "unstable": lambda e: {
+        "counts": replace(
+            e.counts,
+            values={k: v for k, v in e.counts.values.items() if k != COST},
+            unstable={COST: "5, then 6"},
+        )
+    },
+}
+
+
+@PROPERTY
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(sorted(DAMAGE)), st.sampled_from(["head", "base"])),
+        min_size=1,
+        max_size=4,
+        unique_by=lambda drawn: drawn[0],  # the same on both sides may be no damage
+    ),
+    st.lists(st.floats(-0.7, 0.7), min_size=1, max_size=24),
+    st.booleans(),
+)
+def test_no_damaged_comparison_passes(damages, ratios, out_of_time):
+    """Whatever is missing or wrong, on either side, however fast HEAD is: an error, and never a
+    further pair on top of one.
+    """
+    found = turns(tuple(ratios), out_of_time=out_of_time)
+    for name, side in damages:
+        now = getattr(found, side)
+        if now.launches and now.counts:
+            change = DAMAGE[name](now) if callable(DAMAGE[name]) else DAMAGE[name]
+            found = replace(found, **{side: replace(now, **change)})
+    verdict = judge_turns(found)
+    assert verdict.status.outcome == "error", verdict
+    assert verdict.against and verdict.message
+    assert not (found.pairs and wants_more(found))
+
+
+@PROPERTY
+@given(st.lists(st.floats(-0.7, 0.7), min_size=1, max_size=24), st.booleans())
+def test_a_pass_rests_on_bounds_inside_the_margins(ratios, out_of_time):
+    """Sound pairs of any kind: what passes has its whole interval where the verdict says."""
+    found = turns(tuple(ratios), out_of_time=out_of_time)
+    verdict, said = judge_turns(found), decision(found)
+    if verdict.status is Status.SAME:
+        assert -0.5 < said.low_pct and said.high_pct < 0.5 and said.pairs >= 4
+    elif verdict.status is Status.FASTER:
+        assert said.high_pct < -0.2 / 1.002 + 1e-9 and said.pairs >= 6
+    else:
+        assert verdict.status in (Status.SLOWER, Status.INCONCLUSIVE)
+    assert wants_more(found) is (verdict.status is Status.INCONCLUSIVE and not said.final)
+
+
+# Benjamini and Hochberg
+
+
+def claim(p_value, status=Status.SLOWER, number=0):
+    """A verdict by pairs with this p-value."""
+    verdict = judge_turns(turns(shifted(2.0 if status is Status.SLOWER else 0.0)))
+    assert verdict.status is status
+    return replace(verdict, p_value=p_value, case_id=f"f[{number}]")
+
+
+def others(count):
+    """Cases that nothing moved."""
+    return [claim(0.9, Status.SAME, number) for number in range(count)]
+
+
+def test_a_claim_among_few_stands():
+    """p = 0.001 among ten, the level of the rule itself, is below 1 %: nothing is taken back."""
+    assert unproven([claim(0.001), *others(9)]) == []
+
+
+def test_a_claim_among_many_is_taken_back():
+    """p = 0.001 among eleven is not; as INCONCLUSIVE, which is an error, and so is its time."""
+    (taken,) = unproven([claim(0.001, number=77), *others(10)])
+    assert (taken.case_id, taken.status, taken.reason) == (
+        "f[77]",
+        Status.INCONCLUSIVE,
+        Reason.UNPROVEN,
+    )
+    step = metric(taken, "step_ms")
+    assert (step.status, step.reason) == (Status.INCONCLUSIVE, Reason.UNPROVEN)
+    assert taken.status.outcome == "error"
+    assert next_steps(taken, "e.json")[0] == "judge it again, alone: name this one test"
+
+
+def test_claims_hold_each_other_up():
+    """Two of p = 0.001 among twenty stand: a fiftieth and a tenth of 1 % a piece."""
+    assert unproven([claim(0.001, number=1), claim(0.001, number=2), *others(18)]) == []
+    assert len(unproven([claim(0.001, number=1), claim(0.5, number=2), *others(18)])) == 2
+
+
+def test_only_claims_by_pairs_count():
+    """Verdicts of a stored baseline have no p-value: they neither weigh nor are taken back."""
+    stored = [Verdict(f"s[{n}]", Status.SLOWER, Reason.BEYOND_LIMIT) for n in range(50)]
+    assert unproven([*stored, claim(0.001)]) == []
+    assert unproven([]) == [] and FALSE_DISCOVERIES == 0.01
+
+
+def test_a_counter_keeps_its_say():
+    """What is taken back is the time; a counter that rose stays CHANGED, and decides."""
+    found = turns(shifted(2.0))
+    risen = with_counts(found.head, **{COST: found.head.counts.values[COST] + 1})
+    slower = replace(judge_turns(replace(found, head=risen)), p_value=0.001)
+    (taken,) = unproven([slower, *others(10)])
+    assert metric(taken, COST).status is Status.CHANGED is taken.status
+    assert metric(taken, "step_ms").reason is Reason.UNPROVEN and taken.undecided
+
+
+def test_what_is_not_proven_is_not_waived():
+    """A waiver is of what is known to be slower; what is taken back does not pass by it."""
+    slower = replace(judge_turns(turns(shifted(2.0))), p_value=0.001)
+    metrics = (replace(metric(slower, "step_ms"), waived_until="2026-12-31"),)
+    waived = slower.with_metrics(metrics)
+    assert (waived.status, waived.outcome) == (Status.SLOWER, "passed")
+    (taken,) = unproven([waived, *others(10)])
+    assert (taken.status, taken.outcome) == (Status.INCONCLUSIVE, "error")
+
+
+# in words
+
+
+def test_what_to_do_is_no_acceptance():
+    """Another revision is no baseline: nothing offers to accept what could not be compared."""
+    lacks = turns((), base=fault("BAD_WORKLOAD") | UNMEASURED, head={"launches": ()})
+    steps = next_steps(judge_turns(lacks), "e.json")
+    assert steps[0].startswith("choose a revision that can") and steps[1] == "look closer: e.json"
+    assert not any("accept" in step for step in steps)
+    slower = next_steps(judge_turns(turns(shifted(2.0))), "e.json")
+    assert slower[0].startswith("if it is meant: python -m stepguard waive")
+    noisy = judge_turns(turns(shifted(1.0)[:4], out_of_time=True))
+    assert next_steps(noisy, "e.json")[0].startswith("give it more time: --perf-budget=MIN")
+    foreign = judge_turns(turns((), head=fault("FOREIGN_PROCESS") | UNMEASURED))
+    assert next_steps(foreign, "e.json")[0].endswith("-m stepguard doctor")
+    assert next_steps(judge_turns(turns()), "e.json") == []
+
+
+def test_the_report_names_the_other_revision():
+    """Interval, pairs, margins and the revision stand under a failure."""
+    text = told_block(judge_turns(turns(shifted(2.0))), "e.json")
+    assert "over 6 pairs" in text and "margins 0.2 and 0.5 %" in text
+    assert "compared with main (000000000000), measured beside it" in text
+    assert "SLOWER, beyond the margin, the other revision beside it" in text
+
+
+# JSON
+
+
+def test_a_comparison_survives_json():
+    """Sides, margins, prior and how it was measured."""
+    found = turns(
+        shifted(2.0),
+        margins=Margins(1.0, 3.0),
+        prior=Prior(0.3, 6.0),
+        together=False,
+        out_of_time=True,
+        wall_s=12.5,
+        base=fault("KILLED"),
+    )
+    assert from_json(to_json(found), "x") == found
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"{}",
+        b"\xff",
+        b'{"against": 1}',
+        msgspec.json.encode({"against": "main", "head": {}, "base": {}}),
+    ],
+)
+def test_what_is_no_comparison_is_refused(data):
+    """With the file's name, as ValueError."""
+    with pytest.raises(ValueError, match="comparison.json: no comparison: "):
+        from_json(data, "comparison.json")
+
+
+def test_margins_of_nonsense_are_refused_in_json():
+    """A file that somebody edited must not turn the judge's margins round."""
+    document = msgspec.json.decode(to_json(turns()))
+    document["margins"] = {"ignore_pct": 5.0, "matter_pct": 1.0}
+    with pytest.raises(ValueError, match="c.json: no comparison: .*ignore_pct < matter_pct"):
+        from_json(msgspec.json.encode(document), "c.json")
+
+
+def test_another_schema_is_refused():
+    """Also where everything else would fit."""
+    with pytest.raises(ValueError, match="c.json: schema 2, this version reads 1"):
+        from_json(to_json(replace(turns(), schema=2)), "c.json")
+
+
+@PROPERTY
+@given(st.data())
+def test_a_cut_comparison_is_refused(data):
+    """Any proper beginning of a file is no comparison, and raises nothing but ValueError."""
+    whole = to_json(turns(shifted(0.0)[:1]))
+    with pytest.raises(ValueError, match="c.json: no comparison"):
+        from_json(whole[: data.draw(st.integers(0, len(whole) - 2))], "c.json")

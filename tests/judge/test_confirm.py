@@ -1,0 +1,332 @@
+"""A baseline's SLOWER or FASTER, after its own code ran beside HEAD: the code, or the machine."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from builders import PROPERTY, block, entry, evidence, launch, with_counts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.evidence import Fault
+from stepguard.judge.ab import decision
+from stepguard.judge.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
+from stepguard.judge.screen import judge
+from stepguard.margins import Margins
+from stepguard.metrics import METRICS
+from stepguard.report.words import evidence_lines, next_steps, times
+from stepguard.verdict import Reason, Status, Verdict
+
+FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
+HOW = "the recording's own commit, 000000000000"
+SPREAD = (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)
+GATES = (JUDGED_TIME, "flops_per_step")  # what confirmation measures
+COST = next(n for n in evidence().gates if METRICS[n].role == "cost" and not METRICS[n].slack_pct)
+
+
+def screened(pct, **counts):
+    """The verdict of a baseline on a step that is ``pct`` percent slower than its recordings."""
+    ms = 250.0 * (1 + pct / 100)
+    found = evidence((ms,) * 3)
+    return judge(with_counts(found, **counts), FIVE)
+
+
+def beside(pct, head=None, base=None, spread=SPREAD):
+    """What was measured of both codes in turns: HEAD is ``pct`` percent slower."""
+    ratios = [math.log1p(pct / 100) + one for one in spread]
+    sides = {"gates": GATES, "planned_launches": 1}
+    new = evidence(tuple(250.0 * math.exp(d) for d in ratios), **sides)
+    old = evidence((250.0,) * len(ratios), commit="0" * 40, **sides)
+    return Comparison("0" * 40, replace(new, **head or {}), replace(old, **base or {}))
+
+
+def metric(verdict, name):
+    """The verdict on one metric."""
+    return next(found for found in verdict.metrics if found.metric == name)
+
+
+NOISY = (0.03, -0.03, 0.03, -0.03, 0.03, -0.03)
+FAULTY = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches": ()}
+LACKING = {"faults": (Fault("BAD_WORKLOAD", "no factory", "", "prepare"),), "launches": ()}
+
+
+@pytest.mark.parametrize("screen", [5.0, -5.0])
+@pytest.mark.parametrize(
+    ("judge_says", "status", "words"),
+    [
+        (beside(2.0), Status.SLOWER, "confirmed, the code is SLOWER"),
+        (beside(0.0), Status.SAME, "the machine moved; "),
+    ],
+    ids=["SLOWER", "same"],
+)
+def test_the_pairs_decide_about_the_screen(screen, judge_says, status, words):
+    """Whatever the baseline said, slower code is SLOWER, and equal code is the machine's doing."""
+    verdict = confirmed(screened(screen), judge_says, HOW)
+    assert verdict.status is status
+    assert metric(verdict, "step_ms").status is status
+    note = metric(verdict, "step_ms").note
+    assert note.startswith(words) and f"{HOW} beside it" in note and "over 6 pairs" in note
+    if status is Status.SLOWER and screen < 0:  # the figures are then those that say so
+        assert metric(verdict, "step_ms").change_pct == pytest.approx(2.0, abs=0.1)
+
+
+def test_slower_becomes_same_where_the_code_is_faster():
+    """HEAD beats the recording's code on this machine: it was the machine, and it is told."""
+    verdict = confirmed(screened(5.0), beside(-2.0), HOW)
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
+    assert verdict.is_told and verdict.status.outcome == "passed"
+
+
+def test_faster_is_confirmed_by_faster():
+    """The gain is the code's."""
+    verdict = confirmed(screened(-5.0), beside(-2.0), HOW)
+    assert verdict.status is Status.FASTER
+    assert times(verdict)[0].startswith(f"step_ms: confirmed, the code is FASTER: {HOW} beside it:")
+
+
+@pytest.mark.parametrize("screen", [5.0, -5.0])
+@pytest.mark.parametrize(
+    ("judge_says", "why"),
+    [
+        (beside(0.3, spread=NOISY), f"the pairs do not decide, {HOW} beside it"),
+        (beside(0.0, base=LACKING, head={"launches": ()}), "NOT COMPARABLE, 000000000000: no fact"),
+        (beside(0.0, head=FAULTY), "BROKEN, pair 1: planted"),
+        (beside(0.0, head={"gates": ("flops_per_step",)}), "the step time was not judged"),
+    ],
+    ids=["INCONCLUSIVE", "NOT COMPARABLE", "BROKEN", "no time"],
+)
+def test_without_an_answer_the_screens_word_stands(screen, judge_says, why):
+    """SLOWER stays SLOWER, FASTER stays FASTER, and both say that nobody confirmed it, and why."""
+    before = screened(screen)
+    verdict = confirmed(before, judge_says, HOW)
+    assert (verdict.status, verdict.reason) == (before.status, before.reason)
+    assert metric(verdict, "step_ms").note.startswith(f"unconfirmed: {why}")
+
+
+@pytest.mark.parametrize("name", ["tokens_per_step", "flops_per_step"])
+def test_a_step_that_does_other_work_is_not_faster(name):
+    """FASTER would pass, and what does nothing is fast: NOT COMPARABLE. SLOWER fails as it is."""
+    fewer = {"tokens_per_step": 1}
+    if name == "flops_per_step":
+        counts = evidence().counts
+        fewer = {"counts": replace(counts, values=counts.values | {name: 1})}
+    verdict = confirmed(screened(-50.0), beside(-50.0, base=fewer), HOW)
+    assert verdict.status is Status.NOT_COMPARABLE and verdict.outcome == "error"
+    assert verdict.message.startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
+    assert next_steps(verdict, "e.json")[0].startswith("accept: ")
+    slower = confirmed(screened(5.0), beside(5.0, base=fewer), HOW)
+    assert slower.status is Status.SLOWER
+    assert metric(slower, "step_ms").note.startswith("unconfirmed: NOT COMPARABLE")
+
+
+@pytest.mark.parametrize(("screen", "code"), [(6.0, 4.9), (-6.0, -4.9)])
+def test_wide_margins_do_not_call_the_code_the_machine(screen, code):
+    """`same` by margins that hold most of what the baseline says moved: its word stands."""
+    apart = (0.02, -0.02, 0.02, -0.02)
+    pairs = replace(beside(code, spread=apart), margins=Margins(5.0, 20.0))
+    assert decision(pairs).status is Status.SAME
+    verdict = confirmed(screened(screen), pairs, HOW)
+    assert verdict.status is screened(screen).status
+    note = metric(verdict, "step_ms").note
+    assert note.startswith("unconfirmed: the pairs do not exclude what the baseline says")
+
+
+@pytest.mark.parametrize(
+    ("steps", "status"), [(range(3, 10), Status.SAME), (range(3, 11), Status.SLOWER)]
+)
+def test_the_machine_moved_only_where_its_steps_were_timed(steps, status):
+    """What the screen timed and the pairs did not may be what is slower; theirs are 0 to 9."""
+    launches = tuple(launch(250.0, n, blocks=(block(ran=0),)) for n in range(1, 7))
+    found = beside(0.0, head={"launches": launches}, base={"launches": launches})
+    after = confirmed(screened(5.0), found, HOW, steps=steps)
+    assert after.status is status
+    missed = "unconfirmed: the pairs did not time 1 of the steps that the run timed"
+    assert metric(after, "step_ms").note.startswith(missed) is (status is Status.SLOWER)
+
+
+def test_the_same_commit_is_the_machine():
+    """The recording is of this very code: `same`, told, without a measurement."""
+    verdict = same_code(screened(5.0), HOW)
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
+    assert times(verdict)[0] == f"step_ms: the machine moved: HEAD is {HOW}"
+    assert verdict.is_told
+
+
+def test_no_commit_leaves_slower():
+    """Nobody can tell: SLOWER, unconfirmed, with the reason."""
+    verdict = unconfirmed(screened(5.0), "no main branch is known")
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
+    assert times(verdict)[0] == "step_ms: unconfirmed: no main branch is known"
+    assert any("unconfirmed: no main branch" in line for line in evidence_lines(verdict))
+    assert next_steps(verdict, "e.json")[0].startswith("accept: ")
+
+
+@pytest.mark.parametrize("how", ["pairs", "commit"])
+def test_a_counter_keeps_its_say_when_the_machine_moved(how):
+    """A baseline says SLOWER and CHANGED: if the machine moved, it is CHANGED, which fails."""
+    risen = {COST: evidence().counts.values[COST] + 1}
+    before = screened(5.0, **risen)
+    assert before.status is Status.SLOWER and to_confirm(before).metric == "step_ms"
+    after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
+    assert (after.status, after.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
+    assert metric(after, "step_ms").status is Status.SAME
+    assert after.worst.metric == COST and not after.is_told
+
+
+def timed(*means_and_medians_ms):
+    """A launch for each mean and median of its steps."""
+    blocks = [
+        block(wall_ms=(10 * mean,), events_ms=(10 * mean,), step_ms=(median,) * 10)
+        for mean, median in means_and_medians_ms
+    ]
+    return tuple(launch(index=n, blocks=(one,) * 3) for n, one in enumerate(blocks, start=1))
+
+
+def median_slower(level_ms, *medians_ms):
+    """Six launches whose mean is ``level_ms``; the last median holds for what is left of them."""
+    medians = (*medians_ms, *[medians_ms[-1]] * (6 - len(medians_ms)))
+    return timed(*[(level_ms, median) for median in medians])
+
+
+# A run on an H200, 2026-11-22: a median's pairs scatter by 0.56 %, the mean's by 0.17.
+RESTLESS = tuple(250.0 * math.exp(d) for d in (0.007, -0.006, 0.004, -0.007, 0.005, -0.003))
+
+
+@pytest.mark.parametrize(("screen", "machine"), [(5.0, True), (-5.0, True), (0.6, False)])
+def test_a_restless_median_follows_the_mean(screen, machine):
+    """Mean and median moved alike, and the mean's pairs are `same`: it is the machine, although
+    the median's own are undecided, if they exclude what the screen saw; else SLOWER stays.
+    """
+    code = beside(0.0, head={"launches": median_slower(250.0, *RESTLESS)})
+    assert decision(code).status is Status.SAME
+    assert decision(code, "step_ms_median").status is Status.INCONCLUSIVE
+    before = screened(screen)
+    after = confirmed(before, code, HOW)
+    found = metric(after, "step_ms_median")
+    assert "step_ms_median itself [-" in found.note and "over 6 pairs" in found.note
+    if machine:
+        assert (after.status, after.reason) == (Status.SAME, Reason.MACHINE_MOVED)
+    else:
+        assert (after.status, found.status) == (before.status, before.status)
+        assert found.note.startswith("unconfirmed: the pairs do not exclude")
+    assert wants_pairs(before, code) is not machine
+
+
+def test_a_median_is_confirmed_by_the_mean():
+    """Slower by the pairs' mean, and the medians say nothing yet: both are the code's doing."""
+    noisy = tuple(1.01 * ms for ms in RESTLESS)
+    code = beside(1.0, head={"launches": median_slower(252.5, *noisy)})
+    assert decision(code, "step_ms_median").status is Status.INCONCLUSIVE
+    after = confirmed(screened(5.0), code, HOW)
+    assert after.status is Status.SLOWER
+    assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER: ")
+    assert not wants_pairs(screened(5.0), code)
+
+
+def test_the_mean_is_always_asked():
+    """The screen's median alone moved, and the pairs' mean is slower: the code is SLOWER."""
+    before = judge(evidence(launches=median_slower(250.0, 262.5)[:3]), FIVE)
+    after = confirmed(before, beside(1.0, head={"launches": median_slower(252.5, *RESTLESS)}), HOW)
+    assert after.status is Status.SLOWER
+    assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER: ")
+
+
+@pytest.mark.parametrize(("code", "status"), [(0.0, Status.INCONCLUSIVE), (2.0, Status.SLOWER)])
+def test_noise_of_one_metric_does_not_hide_another(code, status):
+    """The mean is slower and nothing is known of the median: SLOWER, and the pairs are asked. If it
+    was the machine the median is still not known, and nothing passes.
+    """
+    before = judge(evidence(launches=timed((262.5, 240), (262.5, 262), (262.5, 285))), FIVE)
+    assert metric(before, "step_ms_median").status is Status.INCONCLUSIVE
+    assert before.status is Status.SLOWER and to_confirm(before).metric == "step_ms"
+    after = confirmed(before, beside(code), HOW)
+    assert after.status is status and after.outcome != "passed"
+
+
+@pytest.mark.parametrize("pairs", [4, 5])
+def test_a_median_beyond_what_is_ignored_is_not_the_machine(pairs):
+    """The code's median is 4 % slower and the machine adds some: the pairs exclude what the screen
+    saw of it, and SLOWER wants six. Neither a pass nor the end.
+    """
+    now = evidence(launches=median_slower(250.0, 261.75)[:3])
+    before = judge(now, FIVE)
+    medians = [250.0 * math.exp(0.04 + one) for one in SPREAD]
+    code = beside(0.0, spread=SPREAD[:pairs], head={"launches": median_slower(250.0, *medians)})
+    code = replace(code, head=replace(code.head, launches=code.head.launches[:pairs]))
+    its = decision(code, "step_ms_median")
+    assert decision(replace(code, out_of_time=True)).status is Status.SAME
+    assert its.high_pct < metric(before, "step_ms_median").change_pct
+    assert its.status is Status.INCONCLUSIVE
+    assert wants_pairs(before, code)
+    after = confirmed(before, replace(code, out_of_time=True), HOW)
+    assert (after.status, after.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "more"),
+    [
+        (beside(0.0, spread=()), True),
+        (beside(0.0, spread=SPREAD[:3]), True),
+        (beside(0.0, spread=SPREAD[:4]), False),
+        (beside(0.3, spread=NOISY), True),
+        (replace(beside(0.3, spread=NOISY), out_of_time=True), False),
+        (beside(2.0), False),
+        (beside(0.0, head=FAULTY), False),
+        (beside(0.0, head={"gates": ("flops_per_step",)}), False),
+    ],
+    ids=["none", "three", "same", "noise", "out of time", "SLOWER", "BROKEN", "no time"],
+)
+def test_pairs_are_measured_until_they_answer(pairs, more):
+    """As many as the judge wants for the mean; none after a fault or the end of the time."""
+    assert wants_pairs(screened(5.0), pairs) is more
+
+
+def test_a_median_alone_is_confirmed_by_medians():
+    """The baseline's median moved and its mean did not; the pairs are judged by the median too."""
+    now = evidence(launches=median_slower(250.0, 262.5)[:3])
+    before = judge(now, FIVE)
+    assert before.status is Status.SLOWER and to_confirm(before).metric == "step_ms_median"
+    code = beside(0.0, head={"launches": median_slower(250.0, 262.5)})
+    after = confirmed(before, code, HOW)
+    assert after.status is Status.SLOWER
+    assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER")
+    assert metric(after, "step_ms").status is Status.SAME
+    machine = confirmed(before, beside(0.0), HOW)
+    assert (machine.status, machine.reason) == (Status.SAME, Reason.MACHINE_MOVED)
+
+
+def test_what_is_confirmed():
+    """Times that a baseline calls SLOWER or FASTER, where they decide; nothing else."""
+    assert to_confirm(screened(5.0)).metric == "step_ms"
+    assert to_confirm(screened(-5.0)).metric == "step_ms"
+    assert to_confirm(screened(0.0)) is None
+    risen = {COST: evidence().counts.values[COST] + 1}
+    assert to_confirm(screened(0.0, **risen)) is None
+    assert to_confirm(screened(-5.0, **risen)) is None  # CHANGED decides
+    assert to_confirm(judge(evidence(**FAULTY), FIVE)) is None
+    assert to_confirm(judge(evidence(), None)) is None
+    assert to_confirm(replace(screened(5.0), against="main")) is None
+    assert to_confirm(Verdict("a[b]", Status.SLOWER, Reason.BEYOND_LIMIT)) is None
+
+
+@PROPERTY
+@given(
+    st.sampled_from([3.0, 30.0, -3.0, -30.0]),
+    st.lists(st.tuples(st.floats(-0.3, 0.3), st.floats(-0.3, 0.3)), min_size=1, max_size=24),
+)
+def test_slower_passes_only_for_pairs_that_exclude_it(screen, ratios):
+    """Any pairs of means and medians: SLOWER turns to a pass only where the means are `same` or
+    FASTER by the rule, and a pass of the screen is never made worse than the pairs say.
+    """
+    launches = timed(*[(250.0 * math.exp(mean), 250.0 * math.exp(m)) for mean, m in ratios])
+    found = beside(0.0, spread=(0.0,) * len(ratios), head={"launches": launches})
+    after = confirmed(screened(screen), found, HOW)
+    said = decision(found), decision(found, "step_ms_median")
+    if screen > 0 and after.status.outcome == "passed":
+        assert said[0].status in (Status.SAME, Status.FASTER) and after.is_told
+        assert all(one.high_pct < screen for one in said)
+    if Status.SLOWER in [one.status for one in said]:
+        assert after.status is Status.SLOWER
+    if after.status is Status.SLOWER and screen < 0:
+        assert Status.SLOWER in [one.status for one in said]

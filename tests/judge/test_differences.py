@@ -1,0 +1,390 @@
+"""Differences of two ways to run a step, and counts of several ranks: from pairs to a verdict."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import PROPERTY, entry, evidence, recording
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from stepguard.baseline_model import RecordedDifference
+from stepguard.evidence import Counts, Difference
+from stepguard.judge.compare import compare
+from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
+from stepguard.judge.screen import judge
+from stepguard.measure.rank_counts import counts_of
+from stepguard.report.words import evidence_lines
+from stepguard.site import Site
+from stepguard.verdict import Reason, Status, Verdict
+
+OVERHEAD = "sync_overhead_pct"
+SYNCS = "host_syncs_per_step"
+TIMES = st.floats(0.1, 1e4)
+
+
+# paired
+
+
+@pytest.mark.parametrize("truth_ms", [0.0, 1.0, -2.0])
+@pytest.mark.parametrize("pairs", [2, 5, 20])
+def test_the_interval_holds_the_truth_as_often_as_it_says(truth_ms, pairs):
+    """In 95 % of seeded runs of few or many pairs, whether the truth is zero or not."""
+    rng, trials = np.random.default_rng(20261121), 2000
+    plain = rng.normal(250.0, 0.2, (trials, pairs))  # the card drifts, both ways alike
+    other = plain + rng.normal(truth_ms, 0.5, (trials, pairs))
+    hits = 0
+    for some, others in zip(plain.tolist(), other.tolist(), strict=True):
+        found = paired(list(zip(some, others, strict=True)))
+        hits += abs(found.mean_pct - 100 * truth_ms / 250.0) <= found.half_width_pct
+    low, high = stats.binom.ppf([1e-4, 1 - 1e-4], trials, 0.95)
+    assert low <= hits <= high
+
+
+@PROPERTY
+@given(st.lists(st.tuples(TIMES, TIMES), min_size=2, max_size=12))
+def test_the_interval_is_students(pairs):
+    """Mean and half width are those of a t interval of the differences, in percent of plain."""
+    plain, other = np.array(pairs).T
+    percent = 100 / plain.mean()
+    error = stats.sem(other - plain)
+    half = stats.t.ppf(0.975, len(pairs) - 1) * error
+    found = paired(pairs)
+    assert found.mean_ms == pytest.approx((other - plain).mean(), rel=1e-9, abs=1e-9)
+    assert found.mean_pct == pytest.approx(percent * (other - plain).mean(), rel=1e-9, abs=1e-9)
+    assert found.half_width_pct == pytest.approx(percent * half, rel=1e-6, abs=1e-6)
+    assert found.pairs == len(pairs)
+
+
+@PROPERTY
+@given(st.lists(TIMES, min_size=2, max_size=12))
+def test_no_difference_is_zero(times):
+    """Equal ways differ by exactly nothing, whatever the card did meanwhile."""
+    found = paired([(ms, ms) for ms in times])
+    assert (found.mean_ms, found.mean_pct, found.half_width_pct) == (0.0, 0.0, 0.0)
+
+
+def test_drift_between_pairs_is_no_noise():
+    """A card that slows down by half has a sharp difference of 1 ms, since pairs are neighbours."""
+    found = paired([(ms, ms + 1.0) for ms in (100.0, 125.0, 150.0)])
+    assert (found.mean_ms, found.mean_pct) == (1.0, pytest.approx(0.8))
+    assert found.half_width_pct == 0
+
+
+def test_one_pair_is_no_certainty():
+    """A single pair has an infinite half width, and its difference."""
+    found = paired([(100.0, 101.0)])
+    assert (found.mean_pct, found.half_width_pct, found.pairs) == (1.0, math.inf, 1)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 0.0, -1.0])
+@pytest.mark.parametrize("side", [0, 1])
+def test_what_is_no_time_raises(bad, side):
+    """On either side of any pair."""
+    odd = (bad, 1.0) if side == 0 else (1.0, bad)
+    with pytest.raises(ValueError, match="not a positive finite number"):
+        paired([(1.0, 1.0), odd])
+
+
+def test_no_pair_raises():
+    """Nothing measured does not read as no difference."""
+    with pytest.raises(ValueError, match="at least one pair"):
+        paired([])
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        ((), "sync_overhead has no pair of blocks"),
+        (((1.0, 1.0), (0.0, 1.0)), "sync_overhead has a time of 0.0 ms"),
+        (((1.0, math.nan),), "sync_overhead has a time of nan ms"),
+        (((-1.0, 1.0),), "sync_overhead has a time of -1.0 ms"),
+    ],
+)
+def test_a_difference_without_times_is_broken(pairs, message):
+    """Evidence with such pairs is judged, not tripped over, with and without a baseline."""
+    found = evidence(differences=(Difference("sync_overhead", pairs),))
+    assert OVERHEAD not in found.values()
+    for baseline in (entry(), None):
+        verdict = judge(found, baseline)
+        assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
+        assert verdict.message == message
+
+
+# A difference against a recording
+
+
+def overhead(mean_pct, spread_pct=0.0, **changes):
+    """Evidence whose steps synced cost so much more: two pairs that lie 2 * spread apart."""
+    pairs = ((100.0, 100.0 + mean_pct - spread_pct), (100.0, 100.0 + mean_pct + spread_pct))
+    return evidence(differences=(Difference("sync_overhead", pairs),), **changes)
+
+
+def recorded(mean_pct, half_width=0.1):
+    """A recording of that overhead."""
+    known = RecordedDifference(mean=mean_pct, half_width=half_width)
+    return [recording(differences_pct={OVERHEAD: known})]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "reason"),
+    [
+        (1.0, 1.0, Status.SAME, Reason.WITHIN_LIMIT),
+        (1.0, 1.49, Status.SAME, Reason.WITHIN_LIMIT),
+        (1.0, 0.51, Status.SAME, Reason.WITHIN_LIMIT),
+        (1.0, 1.51, Status.SLOWER, Reason.BEYOND_LIMIT),
+        (1.0, 0.49, Status.FASTER, Reason.BEYOND_LIMIT),
+        (0.0, 0.4, Status.SAME, Reason.WITHIN_LIMIT),
+        (0.0, 0.6, Status.SLOWER, Reason.BEYOND_LIMIT),
+        (0.2, -0.2, Status.SAME, Reason.WITHIN_LIMIT),
+        (20.0, 20.4, Status.SAME, Reason.WITHIN_LIMIT),
+    ],
+)
+def test_a_difference_is_judged_in_points(old, new, status, reason):
+    """Half a point of a step is the limit, wherever the level lies: also at zero and below."""
+    assert DIFFERENCE_LIMIT_PCT == 0.5
+    found = compare(OVERHEAD, overhead(new), recorded(old))
+    assert (found.status, found.reason) == (status, reason)
+    assert (found.old, found.new) == (old, pytest.approx(new))
+    assert found.change_pct == pytest.approx(new - old)
+    assert found.limit_pct == 0.5
+
+
+@pytest.mark.parametrize(("half_width", "status"), [(0.49, Status.SAME), (0.51, "noisy")])
+@pytest.mark.parametrize("moved", [0.0, 3.0])
+def test_a_wide_interval_is_inconclusive(half_width, status, moved):
+    """Wider than the limit says nothing, neither same nor slower; t of one degree is 12.706."""
+    spread = half_width / float(stats.t.ppf(0.975, 1))
+    found = compare(OVERHEAD, overhead(1.0 + moved, spread), recorded(1.0))
+    if status == "noisy":
+        assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.TOO_NOISY)
+    else:
+        assert found.status is (Status.SLOWER if moved else Status.SAME)
+    assert found.noise_pct == pytest.approx(half_width)
+
+
+def test_one_pair_is_inconclusive():
+    """An infinite half width is noise, even when the level is the recorded one."""
+    one = evidence(differences=(Difference("sync_overhead", ((100.0, 101.0),)),))
+    found = compare(OVERHEAD, one, recorded(1.0))
+    assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.TOO_NOISY)
+
+
+def test_a_difference_that_was_not_recorded_has_no_baseline():
+    """An older recording does not have it: to be recorded, not passed."""
+    found = compare(OVERHEAD, overhead(1.0), [recording()])
+    assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
+    assert (found.old, found.new) == (None, pytest.approx(1.0))
+
+
+def test_a_difference_is_compared_with_the_newest_recording():
+    """Levels of older recordings of the epoch do not matter."""
+    found = compare(OVERHEAD, overhead(1.0), [*recorded(5.0), *recorded(1.0)])
+    assert (found.status, found.old) == (Status.SAME, 1.0)
+
+
+@pytest.mark.parametrize(("gates", "gated"), [(("step_ms",), False), ((OVERHEAD,), True)])
+def test_a_difference_is_gated_where_the_case_says_so(gates, gated):
+    """It is shown otherwise, whatever it says."""
+    assert compare(OVERHEAD, overhead(9.0, gates=gates), recorded(1.0)).gated is gated
+
+
+def test_noise_of_a_difference_is_not_called_that_of_launches():
+    """A difference has an interval over its pairs; its launches were not compared."""
+    found = compare(OVERHEAD, overhead(9.0, gates=(OVERHEAD,)), recorded(1.0))
+    verdict = Verdict("c", found.status, found.reason, metrics=(found,))
+    lines = "\n".join(evidence_lines(verdict))
+    assert "95 % interval over pairs +- 0.00 %" in lines
+    assert "launches" not in lines
+
+
+def test_the_difference_in_ms_is_information():
+    """The same in ms a step is shown beside it and never judged."""
+    found = evidence(differences=(Difference("sync_overhead", ((100.0, 101.0), (100.0, 103.0))),))
+    assert found.values()["sync_overhead_ms"] == pytest.approx(2.0)
+    assert found.values()[OVERHEAD] == pytest.approx(2.0)
+    was = [recording(information={"sync_overhead_ms": 1.0})]
+    shown = compare("sync_overhead_ms", found, was)
+    assert (shown.status, shown.gated, shown.old) == (Status.SAME, False, 1.0)
+
+
+# Counters with their places
+
+LOSS = Site(".item()", "train.py", 10, "step", "loss.item()", "forward")
+NORM = Site(".item()", "train.py", 20, "step", "norm.item()", "clip_grad")
+LOGGED = Site(".item()", "train.py", 30, "log", "print(loss)", "", 8, "every 100 steps")
+
+
+def syncs_now(count, *sites):
+    """Evidence of so many host syncs at these places."""
+    return evidence(counts=Counts({SYNCS: count}, sites={SYNCS: sites}))
+
+
+def syncs_then(count, *sites):
+    """A recording of so many at these."""
+    return [recording(counters={SYNCS: count}, sites={SYNCS: list(sites)})]
+
+
+def moved(lines, *sites):
+    """The same places after an edit above them."""
+    return [replace(site, line=site.line + lines) for site in sites]
+
+
+def test_a_rise_names_the_new_place_alone():
+    """One sync more, at a new line: that line, and not the old one, though it has moved."""
+    now = syncs_now(2, *moved(5, LOSS), NORM)
+    found = compare(SYNCS, now, syncs_then(1, LOSS))
+    assert (found.status, found.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
+    assert (found.old, found.new, found.sites) == (1, 2, (NORM,))
+
+
+def test_a_rise_at_a_known_place_names_the_rise():
+    """3 more of a place that had 2 are 3, at its line of today."""
+    (now,) = moved(7, replace(LOSS, count=5))
+    found = compare(SYNCS, syncs_now(5, now), syncs_then(2, replace(LOSS, count=2)))
+    assert found.sites == (replace(now, count=3),)
+
+
+def test_a_fall_names_what_went():
+    """One sync less: the place that it had in the recording."""
+    found = compare(SYNCS, syncs_now(1, *moved(5, LOSS)), syncs_then(2, LOSS, NORM))
+    assert (found.status, found.reason) == (Status.FASTER, Reason.COUNTER_FELL)
+    assert found.sites == (NORM,)
+
+
+def test_a_rise_with_a_fall_names_what_rose():
+    """Two new at one place and one gone at another: what makes the rise is named."""
+    more = replace(NORM, count=2)
+    found = compare(SYNCS, syncs_now(2, more), syncs_then(1, LOSS))
+    assert found.sites == (more,)
+
+
+OPERATORS = "operator_calls_per_step"
+
+
+def test_equal_work_of_other_parts_is_changed():
+    """An operator put for another one is other work, however many there are in all."""
+    then = [recording(counters={OPERATORS: 3}, detail={OPERATORS: {"aten.mm": 1, "aten.t": 2}})]
+    for now, status in (
+        ({"aten.mm": 1, "aten.t": 2}, Status.SAME),
+        ({"aten.mm": 1, "aten.t": 1, "aten.clone": 1}, Status.CHANGED),
+    ):
+        found = compare(
+            OPERATORS, evidence(counts=Counts({OPERATORS: 3}, detail={OPERATORS: now})), then
+        )
+        assert found.status is status
+    assert found.reason is Reason.WORK_MOVED
+    assert found.note == "aten.clone 0 -> 1, aten.t 2 -> 1"
+
+
+def test_equal_counts_at_another_place():
+    """A sync put for another one is the same count, and the new place is told."""
+    found = compare(SYNCS, syncs_now(1, NORM), syncs_then(1, LOSS))
+    assert (found.status, found.sites) == (Status.SAME, (NORM,))
+    assert compare(SYNCS, syncs_now(1, LOSS), syncs_then(1, LOSS)).sites == ()
+
+
+def test_allowed_places_are_not_named():
+    """A new allowed sync beside a new one that is not: the latter alone has to be mended."""
+    found = compare(SYNCS, syncs_now(1, LOGGED, LOSS), syncs_then(0))
+    assert found.sites == (LOSS,)
+    gone = compare(SYNCS, syncs_now(0), syncs_then(1, LOGGED, LOSS))
+    assert gone.sites == (LOSS,)
+
+
+def test_a_place_that_is_no_longer_allowed_is_new():
+    """The reason was taken away: the same line counts now, and is named."""
+    bare = replace(LOGGED, allowed="")
+    assert compare(SYNCS, syncs_now(8, bare), syncs_then(0, LOGGED)).sites == (bare,)
+
+
+def test_a_recording_without_places_names_none():
+    """A recording of before there were places: which of two is new is not known."""
+    found = compare(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={SYNCS: 1})])
+    assert (found.status, found.sites) == (Status.CHANGED, ())
+
+
+def test_a_rise_from_zero_names_every_place():
+    """With none recorded, all places are new."""
+    found = compare(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={SYNCS: 0})])
+    assert found.sites == (LOSS, NORM)
+
+
+def test_a_counter_that_was_not_recorded_names_nothing():
+    """NO BASELINE is for the newcomer; there is nothing to compare places with."""
+    found = compare(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={})])
+    assert (found.status, found.sites) == (Status.NO_BASELINE, ())
+
+
+# Counts of several ranks
+
+
+def rank(values, unstable=None, **more):
+    """What a rank sends."""
+    return {"values": values, "unstable": unstable or {}, **more}
+
+
+@PROPERTY
+@given(
+    st.lists(
+        st.dictionaries(st.sampled_from("abc"), st.integers(0, 9), max_size=3),
+        min_size=1,
+        max_size=4,
+    )
+)
+def test_of_each_metric_the_highest_rank_counts(values):
+    """A metric of any rank is there, with the most that a rank counted."""
+    counts = counts_of([rank(of_rank) for of_rank in values], 1.0)
+    names = {name for of_rank in values for name in of_rank}
+    assert counts.values == {
+        name: max(of_rank[name] for of_rank in values if name in of_rank) for name in names
+    }
+
+
+def test_parts_are_those_of_the_highest_rank_and_places_those_of_all():
+    """Rank 0 logs and rank 1 does something else: what each counted stands beside the most."""
+    ranks = [
+        rank({"calls": 3, SYNCS: 1, "even": 5}, detail={"calls": {"x": 2, "y": 1}}),
+        rank({"calls": 4, SYNCS: 2, "even": 5}, detail={"calls": {"x": 4}}),
+    ]
+    for of_rank, place, often in zip(ranks, (LOSS, NORM), (1, 2), strict=True):
+        here = vars(replace(place, count=often))
+        of_rank |= {"sites": {SYNCS: [here, vars(replace(place, text="all", allowed="known"))]}}
+        of_rank |= {"information": {"share": float(ranks.index(of_rank))}}
+    counts = counts_of(ranks, 2.5)
+    assert counts.values == {"calls": 4, SYNCS: 2, "even": 5}
+    assert counts.by_rank == {"calls": (3, 4), SYNCS: (1, 2)}
+    assert counts.detail == {"calls": {"x": 4}}
+    counted = [(place.text, place.count) for place in counts.sites[SYNCS] if not place.allowed]
+    assert counted == [(LOSS.text, 1), (NORM.text, 2)]
+    assert (counts.information, counts.wall_s) == ({"share": 0.0}, 2.5)
+
+
+def test_equal_ranks_are_one_of_them():
+    """Parts and places are those of the first, so that reports do not change from run to run."""
+    first, second = (replace(LOSS, line=line) for line in (10, 20))
+    ranks = [
+        rank({"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: [vars(place)]})
+        for name, place in (("x", first), ("y", second))
+    ]
+    counts = counts_of(ranks, 1.0)
+    assert counts.values == {"a": 1, SYNCS: 1} and counts.by_rank == {}
+    assert counts.detail == {"a": {"x": 1}}
+    assert counts.sites == {SYNCS: (first,)}
+
+
+@pytest.mark.parametrize("odd", [0, 1, 2])
+def test_what_is_unstable_on_a_rank_is_unstable(odd):
+    """The rank is named, and the others' value is not taken for everyone's."""
+    ranks = [rank({"a": 9, "b": 1}) for _ in range(3)]
+    ranks[odd] = rank({"b": 1}, {"a": "steps differ: 1, 2"})
+    counts = counts_of(ranks, 1.0)
+    assert counts.values == {"b": 1}
+    assert counts.unstable == {"a": f"rank {odd}: steps differ: 1, 2"}
+
+
+def test_a_single_rank_is_not_numbered():
+    """With one rank there is no other to tell it from."""
+    assert counts_of([rank({}, {"a": "lost"})], 1.0).unstable == {"a": "lost"}

@@ -1,0 +1,154 @@
+"""Counts of ranks that do not do the same: none of them may hide behind the busiest."""
+
+from dataclasses import replace
+from datetime import date
+
+import msgspec
+import pytest
+from builders import PROPERTY, entry, epoch, two_rank_evidence
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.judge.screen import judge
+from stepguard.judge.waivers import Waiver, waive
+from stepguard.metrics import METRICS
+from stepguard.recording import summary_of
+from stepguard.verdict import Reason, Status
+
+SYNCS, FLOPS = "host_syncs_per_step", "flops_per_step"
+
+
+def counted(name, *each):
+    """Two ranks' evidence in which they counted this."""
+    found = two_rank_evidence(gates=(name,))
+    values = found.counts.values | {name: max(each)}
+    by_rank = {name: each} if len({*each}) > 1 else {}
+    return replace(found, counts=replace(found.counts, values=values, by_rank=by_rank))
+
+
+def verdict(name, then, now, **changes):
+    """The one metric's verdict on ``now`` against a recording of ``then``."""
+    before = counted(name, *then)
+    recorded = msgspec.structs.replace(summary_of(before), **changes)
+    known = entry(case=before.case, epochs=[epoch(recordings=[recorded])])
+    return judge(counted(name, *now), known).worst
+
+
+@pytest.mark.parametrize(
+    ("name", "then", "now", "status", "moved", "note"),
+    [
+        (SYNCS, (1, 0), (1, 0), Status.SAME, (1, 1), ""),
+        (SYNCS, (1, 0), (1, 1), Status.CHANGED, (0, 1), "on rank 1"),
+        (SYNCS, (1, 1), (1, 0), Status.FASTER, (1, 0), "on rank 1"),
+        (SYNCS, (1, 0), (0, 1), Status.CHANGED, (0, 1), "on rank 1"),
+        (SYNCS, (5, 1), (4, 3), Status.CHANGED, (1, 3), "on rank 1"),
+        (SYNCS, (1, 0), (2, 0), Status.CHANGED, (1, 2), "on rank 0"),
+        (SYNCS, (1, 0), (2, 1), Status.CHANGED, (1, 2), ""),
+        (FLOPS, (8, 8), (8, 1), Status.CHANGED, (8, 1), "on rank 1"),
+        (FLOPS, (8, 1), (8, 8), Status.CHANGED, (1, 8), "on rank 1"),
+    ],
+)
+def test_each_rank_is_compared_with_itself(name, then, now, status, moved, note):
+    """The most that a rank counted is equal, or has fallen, and another rank's count rose."""
+    found = verdict(name, then, now)
+    assert (found.status, (found.old, found.new)) == (status, moved)
+    assert found.note.partition(",")[0] == note
+
+
+def test_slack_is_each_ranks():
+    """Two percent of launches more are nothing on any rank, and five are something on each."""
+    name = "launches_per_step"
+    assert verdict(name, (1000, 900), (1000, 910)).status is Status.SAME
+    assert verdict(name, (1000, 900), (1000, 945)).reason is Reason.COUNTER_ROSE
+
+
+def test_small_rises_on_any_rank_do_not_add_up():
+    """A rank's count with slack is compared with its lowest of the epoch, like the busiest's."""
+    name = "launches_per_step"
+    past = [summary_of(counted(name, 1700, each)) for each in (1000, 1015, 1030)]
+    now = counted(name, 1700, 1040)
+    found = judge(now, entry(case=now.case, epochs=[epoch(recordings=past)])).worst
+    assert (found.reason, found.old, found.new) == (Reason.COUNTER_ROSE, 1000, 1040)
+
+
+def test_recordings_from_before_ranks_were_kept_apart_are_left_out():
+    """The newest knows its ranks, or its file is refused."""
+    older = msgspec.structs.replace(summary_of(counted(SYNCS, 1, 1)), by_rank=msgspec.UNSET)
+    past = [older, summary_of(counted(SYNCS, 1, 0))]
+    now = counted(SYNCS, 1, 1)
+    found = judge(now, entry(case=now.case, epochs=[epoch(recordings=past)])).worst
+    assert (found.status, found.note) == (Status.CHANGED, "on rank 1")
+
+
+@pytest.mark.parametrize("now", [(4, 10), (4, 9)])
+def test_what_falls_on_one_rank_hides_no_other_parts_on_another(now):
+    """Ten copies of two kinds in place of ten: CHANGED, also where another rank has fewer."""
+    name = "copies_per_step"
+
+    def copies(each, parts):
+        found = counted(name, *each)
+        return replace(found, counts=replace(found.counts, detail={name: parts}))
+
+    before, after = copies((10, 10), {"HtoD": 10}), copies((10, now[1]), {"HtoD": 4, "DtoH": 6})
+    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    found = judge(after, known).worst
+    assert (found.status, found.reason) == (Status.CHANGED, Reason.WORK_MOVED)
+
+
+def test_a_waiver_of_a_total_does_not_cover_other_parts():
+    """Rank 1 makes what was waived, and the busiest as much as ever, of other operators: fails."""
+
+    def operators(each, parts):
+        found = counted("operator_calls_per_step", *each)
+        return replace(found, counts=replace(found.counts, detail={found.gates[0]: parts}))
+
+    before, after = operators((10, 8), {"mm": 10}), operators((10, 9), {"mm": 4, "sort": 6})
+    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    verdict = judge(after, known)
+    found = waive(verdict, after, [waiver_of(after, value=9)], date(2026, 11, 22))
+    assert found.worst.note == "mm 10 -> 4, sort 0 -> 6" and found.outcome == "failed"
+    assert "its total has not moved" in found.waivers[0]
+
+
+def waiver_of(found, value):
+    """Of the one metric that the evidence gates."""
+    known = {"reason": "known", "expires": date(2026, 12, 31), "who": "A. A."}
+    return Waiver(case=found.case_id, metric=found.gates[0], value=value, **known)
+
+
+@pytest.mark.parametrize(
+    ("name", "then", "now", "value", "passes"),
+    [
+        (FLOPS, (800, 800), (810, 800), 810, True),
+        (FLOPS, (800, 800), (810, 10), 810, False),
+        (FLOPS, (800, 800), (801, 810), 810, False),
+        (FLOPS, (800, 400), (800, 410), 410, True),
+        (SYNCS, (0, 0), (2, 0), 2, True),
+        (SYNCS, (0, 0), (2, 3), 2, False),
+        (SYNCS, (200, 0), (201, 180), 201, False),  # more than is little beside 0
+    ],
+)
+def test_a_waiver_is_of_every_rank_that_fails(name, then, now, value, passes):
+    """A rank that moved otherwise, or further, than was waived is not covered by another one."""
+    before, after = counted(name, *then), counted(name, *now)
+    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    found = waive(judge(after, known), after, [waiver_of(after, value)], date(2026, 11, 22))
+    assert (found.outcome == "passed") is passes
+    assert any("waived: " in text for text in found.waivers) is passes
+
+
+@PROPERTY
+@given(
+    st.sampled_from([name for name, m in METRICS.items() if m.role and m.exists("cuda", 2)]),
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+)
+def test_no_rise_on_any_rank_passes(name, then, now):
+    """Whatever the others do; and equal ranks are `same`."""
+    if name == "tokens_per_step":
+        return
+    found = verdict(name, then, now)
+    if any(b > a for a, b in zip(then, now, strict=True)):
+        assert found.status is Status.CHANGED
+    if then == now:
+        assert found.status is Status.SAME

@@ -1,0 +1,469 @@
+"""Waivers: what they cover, what they never cover, and a file that people edit."""
+
+import json
+from dataclasses import replace
+from datetime import date, timedelta
+
+import pytest
+from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, with_counts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.comparison import Comparison
+from stepguard.evidence import Fault
+from stepguard.judge.screen import judge
+from stepguard.judge.waivers import MAX_DAYS, Waiver, beyond_pct, needed, problem_of, waive
+from stepguard.metrics import METRICS
+from stepguard.report.words import block as told
+from stepguard.storage.baselines import BaselineError, files, load, save
+from stepguard.storage.waivers import BadWaiver, add_waivers, load_waivers, unknown
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+
+TODAY = date(2026, 11, 21)
+UNTIL = date(2026, 12, 31)
+WORDS = st.text(st.characters(categories=["L", "N", "P", "S"]), min_size=1, max_size=9).map(
+    "a".__add__
+)
+
+
+def waiver(metric="step_ms", **changes):
+    """A waiver of CASE_ID, of a time up to +6 %."""
+    size = {"value": 3} if METRICS[metric].kind == "counter" else {"limit_pct": 6.0}
+    known = {"case": CASE_ID, "metric": metric, "reason": "waits for torch", "who": "A. Author"}
+    return Waiver(**known | {"expires": UNTIL} | size | changes)
+
+
+SLOW = (*(waiver("step_ms"), waiver("step_ms_median")),)
+
+
+def judged(found, *waivers, today=TODAY, baseline=None):
+    """The verdict of evidence against 250 ms, waivers applied."""
+    return waive(judge(found, baseline or entry()), found, waivers, today)
+
+
+def run(pct=5.0, **counts):
+    """Evidence that is so much slower, and has other counts."""
+    return with_counts(evidence((250.0 * (1 + pct / 100),) * 3), **counts)
+
+
+def test_a_waived_slowdown_passes_and_says_so():
+    """SLOWER by 5 % under a waiver of 6: passed, with its day, its reason and who."""
+    found = judged(run(), *SLOW)
+    assert (found.status, found.outcome) == (Status.SLOWER, "passed")
+    assert found.word == "SLOWER (waived until 2026-12-31)"
+    line = "waived: step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch"
+    assert line in found.waivers
+    assert f"  waiver: {line}" in told(found, "evidence").splitlines()
+
+
+@pytest.mark.parametrize(("pct", "passes"), [(5.99, True), (6.01, False)])
+def test_a_waiver_ends_at_its_size(pct, passes):
+    """6.00 %: beyond it the case fails, and the waiver says by how much it was exceeded."""
+    found = judged(run(pct), *SLOW)
+    assert (found.outcome == "passed") is passes
+    assert any("EXCEEDED, it is +6.01 % now" in text for text in found.waivers) is not passes
+
+
+@pytest.mark.parametrize(("day", "passes"), [(UNTIL, True), (UNTIL + timedelta(1), False)])
+def test_a_waiver_ends_with_its_day(day, passes):
+    """On the last day it holds; on the next the case fails, and says that it expired."""
+    found = judged(run(), *SLOW, today=day)
+    assert (found.outcome == "passed") is passes
+    assert any(text.startswith("EXPIRED: step_ms up to") for text in found.waivers) is not passes
+
+
+def test_what_is_not_waived_decides():
+    """The times are waived, a graph break is not: CHANGED, and the headline is about the break."""
+    found = judged(run(graph_breaks=2), *SLOW)
+    assert (found.status, found.outcome, found.waived_until) == (Status.CHANGED, "failed", "")
+    assert (
+        told(found, "evidence")
+        .splitlines()[0]
+        .startswith(f"{CASE_ID}: CHANGED: graph_breaks 1 -> 2")
+    )
+
+
+def test_one_of_two_times_is_not_enough():
+    """The median is slower too, and nobody waived it."""
+    assert judged(run(), waiver("step_ms")).outcome == "failed"
+
+
+def test_the_first_to_end_is_named():
+    """Two waivers: the verdict holds until the first of them is over."""
+    early = waiver("step_ms_median", expires=date(2026, 12, 1))
+    assert judged(run(), waiver("step_ms"), early).waived_until == "2026-12-01"
+
+
+@pytest.mark.parametrize(("now", "passes"), [(2, True), (3, True), (4, False)])
+def test_a_cost_is_waived_up_to_a_value(now, passes):
+    """One graph break is recorded, up to three are waived."""
+    found = judged(run(0, graph_breaks=now), waiver("graph_breaks", value=3))
+    assert (found.outcome == "passed") is passes
+    assert found.status is Status.CHANGED
+
+
+@pytest.mark.parametrize(("more", "passes"), [(1, True), (2, False), (-1, False)])
+def test_work_is_waived_at_a_value(more, passes):
+    """Other work is another step: exactly the one that was looked at, or a failure."""
+    work = COUNTS["flops_per_step"]
+    one = waiver("flops_per_step", value=work + 1)
+    assert (judged(run(0, flops_per_step=work + more), one).outcome == "passed") is passes
+
+
+@pytest.mark.parametrize("now", [2399, 2402])
+def test_other_work_is_not_what_was_waived(now):
+    """Less than the value is as far off as more: it is another step, and nothing was exceeded."""
+    one = waiver("operator_calls_per_step", value=2401)
+    (said,) = judged(run(0, operator_calls_per_step=now), one).waivers
+    assert said.startswith(f"not what was waived, it is {now:,} now: operator_calls_per_step at 2,")
+
+
+def test_a_total_that_did_not_move_is_not_waived():
+    """As many operators, but other ones: a value that equals the recorded one covers nothing."""
+    found = run(0)
+    parts = {"aten.mm.default": 25, "aten.add.Tensor": 2375}
+    counts = replace(found.counts, detail={"operator_calls_per_step": parts})
+    other = replace(found, counts=counts)
+    verdict = judged(other, waiver("operator_calls_per_step", value=2400))
+    assert (verdict.status, verdict.outcome) == (Status.CHANGED, "failed")
+    assert verdict.waivers[0].startswith("not what was waived, its total has not moved: ")
+
+
+def test_a_waiver_that_is_not_needed_is_stale():
+    """The case is `same` again: it stays so, and the waiver should go."""
+    found = judged(run(0), waiver())
+    assert (found.status, found.waived_until) == (Status.SAME, "")
+    assert found.waivers[0].startswith("stale, step_ms is same; take it out: step_ms up to")
+    ungated = replace(run(0), gates=("graph_breaks",))
+    assert judged(ungated, waiver()).waivers[0].startswith("stale, the case does not gate it")
+    slow = judged(replace(run(), gates=("graph_breaks",)), waiver())
+    assert [metric.waived_until for metric in slow.metrics if metric.waived_until] == []
+
+
+def test_another_case_is_not_touched():
+    """A waiver is of one case."""
+    found = judged(run(), *(replace_case(one) for one in SLOW))
+    assert (found.outcome, found.waivers) == ("failed", ())
+
+
+def replace_case(one):
+    """The waiver, of another case."""
+    return waiver(one.metric, case="other[case]")
+
+
+# Beside another revision
+
+
+@pytest.mark.parametrize(
+    ("limit", "held", "left"), [(35.0, 35.0, 0.0), (39.05, 35.0, 3.0), (35.0, 0.0, 35.0)]
+)
+def test_what_a_limit_grants_beyond_another(limit, held, left):
+    """As a change of what is that much slower already; equal limits leave exactly nothing."""
+    assert beyond_pct(limit, held) == pytest.approx(left, abs=1e-9)
+    assert beyond_pct(held, held) == 0
+
+
+@PROPERTY
+@given(st.floats(0.2, 20), st.floats(0, 20))
+def test_what_is_needed_covers_beside_what_is_held(change, held):
+    """And with half a point of room at most one too much."""
+    found = MetricVerdict(
+        "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, old=1, new=2, change_pct=change
+    )
+    limit = needed(found, held)["limit_pct"]
+    assert change < beyond_pct(limit, held) <= change + 1.0
+
+
+def beside(pct, *waivers, today=TODAY, held=None, problem=""):
+    """The verdict on a step that is so much slower than in main, whose waivers hold so much."""
+    metric = MetricVerdict(
+        "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, old=1, new=2, change_pct=pct
+    )
+    verdict = replace(changed(metric), against="main (abc)")
+    sound = evidence()
+    other = Comparison("main", sound, sound, waived_pct=held or {}, waivers_problem=problem)
+    return waive(verdict, sound, waivers, today, other)
+
+
+@pytest.mark.parametrize(
+    ("pct", "limit", "held", "passes", "words"),
+    [
+        (5.0, 6.0, {}, True, "waived: step_ms up to +6.00 %"),
+        (5.0, 6.0, {"step_ms": 6.0}, False, "not applied, main has it already: step_ms up to"),
+        (5.0, 6.0, {"step_ms": 9.0}, False, "not applied, main has it already: step_ms up to"),
+        (2.9, 39.05, {"step_ms": 35.0}, True, "waived: step_ms up to +39.05 %"),
+        (3.1, 39.05, {"step_ms": 35.0}, False, "EXCEEDED, it is +3.10 % now, and main has all but"),
+        (5.0, 6.0, {"step_ms_median": 6.0}, True, "waived: "),
+    ],
+)
+def test_a_limit_does_not_add_up(pct, limit, held, passes, words):
+    """What the other revision was granted is in its times already: only the rest counts here."""
+    found = beside(pct, waiver(limit_pct=limit), held=held)
+    assert (found.outcome == "passed") is passes
+    assert found.waivers[0].startswith(words)
+
+
+def test_waivers_that_cannot_be_read_leave_no_limit():
+    """Nobody knows what is left; a counter's value is absolute, and stays."""
+    found = beside(5.0, waiver(), problem="waivers.json: conflict")
+    assert found.outcome == "failed"
+    assert found.waivers[0].startswith(
+        "not applied, main's own cannot be read (waivers.json: conflict): step_ms up to"
+    )
+    counter = MetricVerdict("graph_breaks", Status.CHANGED, Reason.COUNTER_ROSE, old=1, new=3)
+    other = Comparison("main", evidence(), evidence(), waivers_problem="x")
+    assert waive(changed(counter), evidence(), [waiver("graph_breaks")], TODAY, other).waived_until
+
+
+def test_a_waiver_is_not_stale_beside_another_revision():
+    """Main may be as slow: the run against the recordings still needs it."""
+    metric = MetricVerdict("step_ms", Status.SAME, Reason.WITHIN_MARGINS, old=1, new=1)
+    other = Comparison("main", evidence(), evidence())
+    both = [waiver(), waiver("step_ms_median")]
+    needless, unseen = waive(changed(metric), evidence(), both, TODAY, other).waivers
+    assert needless.startswith("not needed against main, step_ms is same: step_ms up to +6.00 %")
+    assert unseen.startswith("not judged against main: step_ms_median up to")
+
+
+EVERYTHING = tuple(
+    waiver(
+        name,
+        **({"value": 2**62} if m.kind == "counter" else {"limit_pct": 100.0}),
+    )
+    for name, m in METRICS.items()
+    if m.gateable
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "baseline", "status"),
+    [
+        (replace(run(), launches=()), None, Status.BROKEN),
+        (replace(run(), faults=(Fault("THROTTLED", "hot"),)), None, Status.UNFIT),
+        (replace(run(), case=run().case | {"params": {}}), None, Status.NOT_COMPARABLE),
+        (
+            replace(run(), fingerprint=replace(run().fingerprint, torch="9")),
+            None,
+            Status.NOT_COMPARABLE,
+        ),
+        (evidence((200.0, 262.0, 340.0)), None, Status.INCONCLUSIVE),
+    ],
+)
+def test_what_is_never_waived(found, baseline, status):
+    """Not measured, not fit, not comparable, not decided: waivers of everything change nothing."""
+    plain = judge(found, baseline or entry())
+    assert plain.status is status
+    under = judged(found, *EVERYTHING, baseline=baseline)
+    assert (under.status, under.outcome, under.waived_until) == (status, "error", "")
+
+
+def test_no_baseline_is_never_waived():
+    """There is no size without something to compare with."""
+    found = run()
+    assert waive(judge(found, None), found, EVERYTHING, TODAY).outcome == "error"
+
+
+def test_a_change_that_explains_an_undecided_case_is_not_waived():
+    """A step with a new break that is not steady is CHANGED; waived, it would pass undecided."""
+    sound = run(0, graph_breaks=2)
+    drifting = replace(sound, launches=tuple(replace(x, steady="drifts") for x in sound.launches))
+    assert judge(drifting, entry()).status is Status.CHANGED
+    found = judged(drifting, *EVERYTHING)
+    assert (found.status, found.outcome) == (Status.CHANGED, "failed")
+    assert found.waivers[0].startswith("not applied: ")
+
+
+@PROPERTY
+@given(
+    st.sampled_from([name for name, m in METRICS.items() if m.exists("cuda", 1) and m.gateable]),
+    st.integers(-40, 40),
+    st.integers(-2, 2),
+    st.integers(-100, 100),
+)
+def test_a_waiver_turns_no_other_verdict(metric, pct, breaks, days):
+    """Whatever moved: a verdict passes under one waiver only if it passed before, or only the
+    waived metric failed, inside its day and size.
+    """
+    found = run(pct, graph_breaks=max(0, 1 + breaks))
+    one = waiver(metric, expires=TODAY + timedelta(days))
+    before, after = judge(found, entry()), judged(found, one)
+    failing = {m.metric for m in before.metrics if m.gated and m.status.outcome != "passed"}
+    if after.outcome == "passed":
+        assert before.outcome == "passed" or failing == {metric} and days >= 0
+    else:
+        assert after.status.outcome == before.status.outcome
+
+
+# The file
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Baselines with one case, CASE_ID."""
+    save(tmp_path / "h200x1.json", baseline_file())
+    return tmp_path
+
+
+def write(folder, *waivers, **changes):
+    """A waivers.json by hand."""
+    plain = [
+        {"case": CASE_ID, "metric": "step_ms", "limit_pct": 6, "reason": "why", "who": "A"}
+        | {"expires": "2026-12-31"}
+        | one
+        for one in waivers
+    ]
+    whole = {"schema": 1, "waivers": plain} | changes
+    (folder / "waivers.json").write_text(json.dumps(whole))
+
+
+def test_without_a_file_there_are_none(folder):
+    """Most projects have none."""
+    assert load_waivers(folder, TODAY) == ()
+
+
+def test_the_file_is_no_baseline(folder):
+    """It lies among the baseline files and is not taken for one."""
+    write(folder, {})
+    assert [path.name for path in files(folder)] == ["h200x1.json"]
+    assert load_waivers(folder, TODAY)[0].limit_pct == 6.0
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"metric": "step"}, "'step' is no metric that can be gated; there are: step_ms,"),
+        ({"metric": "mfu_pct"}, "no metric that can be gated"),
+        ({"metric": "*"}, "no metric that can be gated"),
+        ({"limit_pct": None}, "step_ms needs a limit_pct and no value: no waiver is unlimited"),
+        ({"value": 3}, "needs a limit_pct and no value"),
+        ({"metric": "graph_breaks"}, "needs a value and no limit_pct"),
+        ({"limit_pct": 0}, "$.waivers[1].limit_pct"),
+        ({"limit_pct": 101}, "$.waivers[1].limit_pct"),
+        ({"limit_pct": "6"}, "$.waivers[1].limit_pct"),
+        ({"reason": "..."}, "reason is '...'"),
+        ({"reason": "two\nlines"}, "reason is"),
+        ({"reason": ""}, "$.waivers[1].reason"),
+        ({"who": " "}, "who is ' '"),
+        ({"expires": "2027-02-20"}, "91 days ahead; at most 90"),
+        ({"expires": "9999-12-31"}, "days ahead"),
+        ({"expires": "31.12.2026"}, "$.waivers[1].expires"),
+        ({"expires": None}, "$.waivers[1].expires"),
+        ({"until": "2026-12-31"}, "until"),
+        ({"metric": "step_ms_median"}, "stands twice; keep one"),
+    ],
+)
+def test_a_waiver_that_is_wrong(folder, change, words):
+    """The second of two: refused with file, place and what is wrong."""
+    write(folder, {"metric": "step_ms_median"}, change)
+    with pytest.raises(BaselineError) as refused:
+        load_waivers(folder, TODAY)
+    message = str(refused.value)
+    assert str(folder / "waivers.json") in message and words in message
+    assert "waiver 2 (" in message or "$.waivers[1]" in message or "unknown field" in message
+
+
+def test_a_case_that_nobody_knows(folder):
+    """Neither a baseline nor, as the caller says, a case or a run: named once, however often."""
+    waivers = [waiver(case=case) for case in (CASE_ID, "f[new]", "f[typo]", "f[typo]")]
+    assert unknown(folder, waivers, {"f[new]"}) == ["f[typo]"]
+    assert unknown(folder / "none", [waiver()], ()) == [CASE_ID]
+    with pytest.raises(BadWaiver, match="no baseline and no run that is kept here has this case"):
+        add_waivers(folder, [waivers[1]], TODAY)
+    add_waivers(folder, [waivers[1]], TODAY, {"f[new]"})
+    assert [one.case for one in load_waivers(folder, TODAY)] == ["f[new]"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "null",
+        "{",
+        "[]",
+        '{"schema": 2, "waivers": []}',
+        '{"schema": 1}',
+        "<<<<<<< HEAD\n",
+        '{"schema": 1, "schema": 1, "waivers": []}',
+        '{"schema": 1, "waivers": {}, "x": NaN}',
+    ],
+)
+def test_a_file_that_is_none(folder, text):
+    """Refused whole; a gate that skipped it would be red, but for no reason anybody sees."""
+    (folder / "waivers.json").write_text(text)
+    with pytest.raises(BaselineError, match="waivers.json"):
+        load_waivers(folder, TODAY)
+
+
+@PROPERTY
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["schema", "waivers", *Waiver.__struct_fields__]), inner, max_size=8
+            )
+        ),
+    )
+)
+def test_no_content_is_a_crash(folder, content):
+    """Whatever stands in the file: waivers, or a BaselineError."""
+    (folder / "waivers.json").write_text(json.dumps(content))
+    try:
+        assert isinstance(load_waivers(folder, TODAY), tuple)
+    except BaselineError as error:
+        assert "waivers.json" in str(error)
+
+
+@PROPERTY
+@given(
+    st.dictionaries(
+        st.sampled_from([name for name, m in METRICS.items() if m.gateable]),
+        st.tuples(st.integers(1, 2**62), st.integers(-1000, MAX_DAYS), WORDS, WORDS),
+        max_size=4,
+    )
+)
+def test_what_is_added_is_read_back(folder, drawn):
+    """Sorted by metric, whatever the order, and in place of what stood there."""
+    (folder / "waivers.json").unlink(missing_ok=True)
+    wanted = []
+    for name, (size, days, reason, who) in drawn.items():
+        much = {"value": size} if METRICS[name].kind == "counter" else {"limit_pct": 1 + size % 49}
+        changes = {"expires": TODAY + timedelta(days), "reason": reason, "who": who}
+        wanted.append(waiver(name, **changes | much))
+        add_waivers(folder, [waiver(name)], TODAY)
+        add_waivers(folder, [wanted[-1]], TODAY)
+    assert load_waivers(folder, TODAY) == tuple(sorted(wanted, key=lambda one: one.metric))
+
+
+@pytest.mark.parametrize("limit", [float("nan"), float("inf"), -1.0, 0.0])
+def test_no_bad_waiver_is_written(folder, limit):
+    """The file stays as it was."""
+    add_waivers(folder, [waiver("step_ms_median")], TODAY)
+    before = (folder / "waivers.json").read_bytes()
+    with pytest.raises(BadWaiver, match="not waived"):
+        add_waivers(folder, [waiver(limit_pct=limit)], TODAY)
+    assert (folder / "waivers.json").read_bytes() == before
+    assert problem_of(waiver(), TODAY) == "" and load(folder / "h200x1.json") is not None
+
+
+def test_a_counters_waiver_is_no_blank_cheque():
+    """Up to twice what is recorded, or a little where next to nothing is; beyond it is too wide and
+    covers nothing, and says so.
+    """
+    found = MetricVerdict(
+        "launches_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=1000, new=1500
+    )
+    assert waiver("launches_per_step", limit_pct=None, value=2000).covers(found)
+    wide = waiver("launches_per_step", limit_pct=None, value=2001)
+    assert not wide.covers(found)
+    verdict = waive(changed(found), evidence(), [wide], TODAY)
+    assert not verdict.waived_until and verdict.waivers[0].startswith("TOO WIDE, at most 2,000")
+    none = MetricVerdict("host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=0, new=2)
+    assert waiver("host_syncs_per_step", limit_pct=None, value=2).covers(none)
+    assert not waiver("host_syncs_per_step", limit_pct=None, value=101).covers(none)
+
+
+def changed(found):
+    """A case of which only this moved."""
+    return Verdict(waiver().case, found.status, found.reason, metrics=(found,))

@@ -1,0 +1,655 @@
+"""Who runs when: two trees in turns with groups that only say what they were asked.
+
+A group's step takes as long as the test says, on no clock but the one in its answers.
+"""
+
+import math
+import threading
+from dataclasses import replace
+
+import pytest
+from builders import FINGERPRINT
+
+import stepguard.measure.ab
+import stepguard.measure.workers
+from stepguard import Case
+from stepguard.evidence import Fault
+from stepguard.git.revision import Revision
+from stepguard.gpu.nvml import Gpu
+from stepguard.judge.ab import judge_turns
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.margins import Margins, Prior
+from stepguard.measure.ab import TURNS, measure_turns
+from stepguard.measure.workers import Bench
+from stepguard.verdict import Reason, Status
+
+H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
+GIB = 2**30
+STEP_MS = {"head": 250.0, "base": 125.0}
+CPU = Case("a", "m:f", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
+GPU = Case("a", "m:f", gates=("step_ms", "flops_per_step"))
+
+
+class World:
+    """What happened, in order, and what the groups are to do."""
+
+    def __init__(self):
+        self.events = []  # (label, what)
+        self.groups = {}  # by label; of one closed and started again the latter
+        self.step_ms = dict(STEP_MS)
+        self.peak_bytes = {"head": 40 * GIB, "base": 40 * GIB}
+        self.fails = {}  # (label, command): reason
+        self.fails_once = {}  # the same, but the next time it works
+        self.slow_imports = {}  # label: how often it says that it is not ready
+        self.slow_torchruns = {}  # the same of a held one's torchrun
+        self.taints = []  # of the blocks to come, in order
+        self.threads = {}
+        self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
+        self.compiles = {}  # label: which of its blocks still compile, from the first on
+
+    def asked(self, *labels):
+        """The events of these labels."""
+        return [event for event in self.events if event[0] in labels]
+
+
+class Monitor:
+    """Who watches the GPUs."""
+
+    def __init__(self, world):
+        self.world, self.gpus, self.expected = world, (H200,), []
+
+    def expect(self, *groups, token, everywhere):
+        """The processes that may be there."""
+        assert token and not everywhere
+        self.expected.append(groups)
+
+    def poll(self):
+        """Sampled by the main thread alone."""
+        assert threading.current_thread() is threading.main_thread()
+
+    def annotate(self, block, ranks):
+        """The next taint that the test planned."""
+        return replace(block, tainted=self.world.taints.pop(0) if self.world.taints else "")
+
+
+def fake_group(world):
+    """A WorkerGroup's stand-in."""
+
+    class Group:
+        def __init__(self, spec, elsewhere):
+            assert elsewhere is None
+            self.spec, self.pids, self.began, self.closed = spec, {}, 0.0, False
+            self.token, self.done = "token", 0
+            self.label, self.held = spec.label, spec.held
+            self.side = "head" if "head" in spec.folder.parts else "base"
+            world.groups[self.key] = self
+            self.note("start")
+
+        @property
+        def key(self):
+            counting = self.label == "counting launch"
+            return f"{self.label} {self.side}" if counting else self.label
+
+        def note(self, what):
+            world.events.append((self.key, what))
+            asked = (self.key, what.partition(" ")[0])
+            if reason := world.fails.get(asked) or world.fails_once.pop(asked, ""):
+                raise LaunchFailed(Fault(reason, "planted", "", f"{self.label}, {what}"))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exc):
+            self.close()
+
+        def hello(self, poll):
+            assert not self.held
+            self.note("hello")
+            self.pids = {0: len(world.groups)}
+
+        def ready(self):
+            assert not self.held
+            left = world.slow_imports.get(self.key, 0)
+            world.slow_imports[self.key] = left - 1
+            self.note("ready" if left <= 0 else "importing")
+            return left <= 0
+
+        def stands(self):
+            left = world.slow_torchruns.get(self.key, 0)
+            world.slow_torchruns[self.key] = left - 1
+            self.note("stands" if left <= 0 else "importing")
+            return left <= 0
+
+        def release(self):
+            if self.held:
+                self.held = False
+                self.note("release")
+
+        def leave(self):
+            self.note("leave")
+            self.closed = True
+
+        def close(self):
+            if not self.closed:
+                self.closed = True
+                self.note("close")
+
+        def request(self, command, *, limit_s, poll, progress, **arguments):
+            assert not self.closed and limit_s > 0
+            poll()
+            progress("asked")
+            world.threads[(self.key, command)] = threading.current_thread()
+            self.note(f"{command} {arguments['steps']}" if command == "block" else command)
+            return [getattr(self, command)(**arguments)]
+
+        def prepare(self, factory, params):
+            return {
+                "tokens_per_step": 10,
+                "flops_per_step": 1.0,
+                "precision": "bf16",
+                "fingerprint": {
+                    "device_name": "x",
+                    "device_uuid": H200.uuid,
+                    "torch": "2.13",
+                    "cuda": "13.0",
+                },
+                "sources": {},
+                "memory_bytes": 140 * GIB,
+            }
+
+        def first_step(self):
+            return {"compile_s": 1.5}
+
+        def count(self):
+            information = {"peak_reserved_bytes": float(world.peak_bytes[self.side])}
+            return {"values": {"flops_per_step": 7}, "information": information, "unstable": {}}
+
+        def block(self, steps):
+            ms = world.step_ms[self.side]
+            begin, self.done = self.done, self.done + steps
+            seldom = world.every if self.side == "head" else 0
+            late = sum(seldom > 0 and (n + 1) % seldom == 0 for n in range(begin, self.done))
+            self.run = min(getattr(self, "run", 0) + 1, world.compiles.get(self.key, 0))
+            single = {"step_ms": [ms] * steps, "enqueue_ms": None, "began_ns": 1, "ended_ns": 2}
+            return single | {
+                "wall_ms": ms * steps + 2000.0 * late,
+                "events_ms": ms * steps + 2000.0 * late,
+                "compiled_graphs": self.run,
+            }
+
+        def park(self):
+            return {}
+
+        def sources(self):
+            return {"sources": {}}
+
+    return Group
+
+
+@pytest.fixture
+def world(monkeypatch):
+    """What happens."""
+    made = World()
+    made.monitor = Monitor(made)
+    monkeypatch.setattr(stepguard.measure.workers, "WorkerGroup", fake_group(made))
+    monkeypatch.setattr(
+        stepguard.measure.ab,
+        "watch",
+        lambda case, *rest: made.monitor if case.device == "cuda" else None,
+    )
+    return made
+
+
+@pytest.fixture
+def measure(world, tmp_path):
+    """Measures so many pairs of a case; the comparison."""
+
+    def measure(pairs=1, case=CPU, budget_s=600.0, **changes):
+        bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
+        base = replace(bench, folder=tmp_path / "base", revision=Revision("0" * 40))
+        world.told = []
+        more = lambda found: found.pairs < pairs  # noqa: E731
+        return measure_turns(
+            case, (bench, base), "main", world.told.append, more, budget_s, **changes
+        )
+
+    return measure
+
+
+def blocks(world, number):
+    """What the groups of a pair did, (side, what)."""
+    both = world.asked(f"pair {number} head", f"pair {number} base")
+    return [(label.split()[-1], what) for label, what in both]
+
+
+@pytest.mark.parametrize(("number", "first"), [(1, "base"), (2, "head"), (3, "base")])
+def test_blocks_take_turns(world, measure, number, first):
+    """Base, head, head, base, in the next pair head, base, base, head; whoever has run is parked
+    before the other goes on, and untimed steps come before each block.
+    """
+    world.step_ms = {"head": 250.0, "base": 250.0}
+    found = measure(3)
+    second = "head" if first == "base" else "base"
+    block = [(second, "block 1"), (second, "block 4")]  # untimed, timed
+    others = [(first, what) for _, what in block]
+    wanted = [*others, (first, "park"), *block, *block, (second, "park"), *others]
+    asked = [event for event in blocks(world, number) if event[1] not in ("sources", "leave")]
+    assert asked[-len(wanted) :] == wanted
+    assert [len(side.launches) for side in (found.head, found.base)] == [3, 3]
+
+
+@pytest.mark.parametrize("base_ms", [125.0, 250.0, 251.0, 2500.0])
+@pytest.mark.parametrize(
+    ("taints", "alike"),
+    [
+        ([], [True, True]),
+        (["hot"], [True, True]),
+        (["", "hot"], [False, True]),  # base had run its first block by then
+        (["", "", "hot"], [True, True]),
+    ],
+)
+def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
+    """Counted from the first, warm-up and all: a model that learns costs another time in every
+    step. Who is disturbed, or takes longer to get steady, is ahead, and the other one catches up,
+    untimed, where it still can. A block is as long as the faster side needs.
+    """
+    world.taints, world.step_ms = [*taints], {"head": 250.0, "base": base_ms}
+    found = measure(1, GPU)
+    (head,), (base,) = found.head.launches, found.base.launches
+    (steps,) = {block.steps for launch in (head, base) for block in launch.blocks}
+    assert steps == max(4, round(TURNS["cuda"].block_s * 1e3 / min(250.0, base_ms)))
+    ran = [[block.ran for block in launch.blocks] for launch in (head, base)]
+    assert [a == b for a, b in zip(*ran, strict=True)] == alike
+    for side, launch in (("head", head), ("base", base)):
+        asked = [what.split() for who, what in blocks(world, 1) if who == side]
+        counts = [int(what[1]) for what in asked if what[0] == "block"]
+        begins = {sum(counts[:i]) for i, count in enumerate(counts) if count == steps}
+        assert {block.ran for block in launch.blocks} <= begins
+
+
+@pytest.mark.parametrize("steps", [range(40, 90), range(30, 200), range(40, 41)])
+def test_blocks_time_the_steps_that_are_asked_for(world, measure, steps):
+    """All of them, on both sides alike, and no block is shorter than it would be otherwise: what
+    lies between a pair's two blocks the next pair times.
+    """
+    found, plain = measure(2, GPU, steps=steps), measure(2, GPU)
+    (usual,) = {block.steps for launch in plain.head.launches for block in launch.blocks}
+    for side in (found.head, found.base):
+        blocks = [block for launch in side.launches for block in launch.blocks]
+        assert set(steps) <= {step for block in blocks for step in block.timed_steps}
+        assert {block.steps for block in blocks} == {max(usual, (len(steps) + 1) // 2)}
+        assert blocks[0].ran == steps.start and blocks[1].timed_steps.stop >= steps.stop
+    for head, base in zip(found.head.launches, found.base.launches, strict=True):
+        assert [b.timed_steps for b in head.blocks] == [b.timed_steps for b in base.blocks]
+    assert found.log_ratios() == pytest.approx(plain.log_ratios())
+
+
+@pytest.mark.parametrize("every", range(24, 46))
+def test_work_of_every_so_many_steps_is_in_pairs_if_it_is_in_the_screen(world, measure, every):
+    """Two seconds of something every few steps, in HEAD alone: wherever the steps that a screen
+    timed hold it, so do those of a pair.
+    """
+    world.every, screen = every, range(21, 45)
+    assert any((step + 1) % every == 0 for step in screen)
+    assert max(measure(2, GPU, steps=screen).log_ratios()) > math.log(2) + 0.1
+
+
+def test_who_is_not_steady_yet_goes_on(world, measure):
+    """By the other side's windows at first; a compilation in them starts the series anew, and no
+    timed block begins before it is over. The other one catches up.
+    """
+    world.step_ms = {"head": 250.0, "base": 250.0}
+    world.compiles = {"pair 1 base": 4}
+    found = measure(1, GPU)
+    (head,), (base,) = found.head.launches, found.base.launches
+    assert base.warmup_steps > head.warmup_steps
+    assert [block.ran for block in head.blocks] == [block.ran for block in base.blocks]
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_launches_one_after_the_other_time_the_same_steps(world, measure, number):
+    """The second warms up by the windows of the first, whoever that is."""
+    world.step_ms = {"head": 250.0, "base": 240.0}
+    world.fails_once[("pair 1 head", "block")] = "OUT_OF_MEMORY"
+    found = measure(number, GPU)
+    head, base = (side.launches[-1] for side in (found.head, found.base))
+    assert not found.together and {block.steps for block in (*head.blocks, *base.blocks)} == {8}
+    assert [block.ran for block in head.blocks] == [block.ran for block in base.blocks]
+
+
+def test_only_blocks_are_timed(world, measure):
+    """Leads and warm-ups are in no launch: two blocks of the planned steps each, and their mean."""
+    found = measure(2)
+    for side, name in ((found.head, "head"), (found.base, "base")):
+        for number, launch in enumerate(side.launches, start=1):
+            assert launch.index == number and launch.compile_s == 1.5
+            assert [block.steps for block in launch.blocks] == [4, 4]  # the fewest
+            assert launch.step_ms == pytest.approx(STEP_MS[name])
+            assert launch.warmup_steps > 0 and launch.discarded == ()
+    assert found.log_ratios() == pytest.approx([math.log(2)] * 2)
+    assert found.head.commit == "f" * 40 and found.base.commit == "0" * 40
+
+
+def test_each_warms_up_while_the_other_is_parked(world, measure):
+    """Both are built, then both park; the second warms up and parks, then the first, by the same
+    windows, and its first block follows without a pause.
+    """
+    world.step_ms = {"head": 250.0, "base": 250.0}
+    measure(1)
+    told = blocks(world, 1)
+    built = max(told.index((side, "first_step")) for side in STEP_MS)
+    after = told[built + 1 :]
+    assert after[:2] == [("head", "park"), ("base", "park")]
+    parked = after[2:].index(("head", "park"))
+    warm = [what for side, what in after[2 : 2 + parked] if side == "head"]
+    assert len(warm) == parked > 1
+    then = after[3 + parked :]
+    assert then[: len(warm)] == [("base", what) for what in warm]
+    assert then[len(warm) : len(warm) + 3] == [
+        ("base", what) for what in ("block 1", "block 4", "park")
+    ]
+
+
+def test_both_trees_are_counted_before_any_pair(world, measure):
+    """Each in a launch of its own, which has left before the next does more than import."""
+    measure(1)
+    told = [event for event in world.events if event[1] != "start"]
+    labels = list(dict.fromkeys(label for label, _ in told))
+    assert labels[:3] == ["counting launch head", "counting launch base", "pair 1 head"]
+    for side in STEP_MS:
+        asked = [what for _, what in world.asked(f"counting launch {side}")]
+        assert asked == ["start", "hello", "prepare", "first_step", "count", "sources", "leave"]
+    end = told.index(("counting launch head", "leave"))
+    assert told.index(("counting launch base", "hello")) > end
+
+
+def test_the_next_pair_imports_while_this_one_is_built(world, measure):
+    """It starts once this one has imported, and nothing of this one runs before it stands ready:
+    neither a timed block, nor a warm-up that would last longer than the other side's.
+    """
+    world.slow_imports = {"pair 2 head": 3, "pair 2 base": 20}
+    measure(1)
+    events = world.events
+    started = events.index(("pair 2 base", "start"))
+    assert events.index(("pair 1 base", "hello")) < started
+    assert started < events.index(("pair 1 head", "prepare"))
+    first = min(
+        i for i, (label, what) in enumerate(events) if "pair 1" in label and "block" in what
+    )
+    assert events.index(("pair 2 base", "ready")) < first
+    assert not any(what == "importing" for _, what in events[first:])
+    assert world.groups["pair 2 head"].closed and world.groups["pair 2 base"].closed
+
+
+def test_on_a_gpu_two_pairs_import(world, measure):
+    """While one is built: the next one's ranks, and torchruns alone of the one after it. Nothing
+    runs before both are done with it.
+    """
+    world.slow_imports = {"pair 3 base": 5}
+    world.slow_torchruns = {"pair 4 head": 9}
+    measure(2, GPU)
+    at = world.events.index
+    order = [("pair 2 head", "hello"), ("pair 4 base", "start"), ("pair 3 base", "release")]
+    assert [at(event) for event in order] == sorted(at(event) for event in order)
+    assert at(("pair 1 head", "hello")) < at(("pair 3 head", "start"))
+    assert at(("pair 1 head", "leave")) < at(("pair 3 head", "release"))
+    first = at(("pair 2 base", "park"))
+    runs = [i for i, (who, what) in enumerate(world.events) if "pair 2" in who and "block" in what]
+    assert first < at(("pair 4 head", "stands")) < min(runs) > at(("pair 3 base", "ready"))
+    assert not any(what == "importing" for _, what in world.events[min(runs) :])
+    assert ("pair 4 head", "release") not in world.events
+    assert all(group.closed for group in world.groups.values())
+
+
+def test_on_a_cpu_one_pair_imports(world, measure):
+    """Its few cores have enough to do with that: the ranks of the next one, and no third."""
+    measure(1)
+    assert ("pair 2 head", "release") in world.events and "pair 3 head" not in world.groups
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_where_no_time_is_judged_no_pair_imports_ahead(world, measure, device, pairs):
+    """One is measured, for information; whoever wants another one still gets it."""
+    found = measure(pairs, replace(CPU, device=device, launches=2, gates=("flops_per_step",)))
+    wanted = {f"pair {n + 1} {side}" for n in range(pairs) for side in STEP_MS}
+    assert found.pairs == pairs and {one for one in world.groups if "pair" in one} == wanted
+
+
+@pytest.mark.parametrize("who", ["pair 3 head", "pair 3 base"])
+def test_a_torchrun_that_dies_while_held_is_a_fault(world, measure, who):
+    """Its side's, as of a launch that runs."""
+    world.fails[(who, "stands")] = "KILLED"
+    found = measure(3, GPU)
+    side = found.head if who.endswith("head") else found.base
+    assert [fault.code for fault in side.faults] == ["KILLED"] and found.pairs == 0
+    assert all(group.closed for group in world.groups.values())
+
+
+@pytest.mark.parametrize("case", [CPU, GPU], ids=lambda case: case.device)
+def test_after_the_last_pair_no_other_starts(world, measure, case):
+    """The plan has 24: no 25th imports in vain, and there are 24 launches of each."""
+    found = measure(99, case)
+    assert found.pairs == 24 and len(found.base.launches) == 24
+    assert "pair 24 base" in world.groups and "pair 25 base" not in world.groups
+
+
+def test_nothing_is_left(world, measure):
+    """Every group has left, or was closed."""
+    measure(2)
+    assert world.groups and all(group.closed for group in world.groups.values())
+
+
+# the machine
+
+
+def test_groups_are_built_at_the_same_time(world, measure):
+    """Where the counted peaks fit: in threads of their own, and the monitor, which the main one
+    alone may ask, expects both.
+    """
+    measure(1, GPU)
+    for side in STEP_MS:
+        assert world.threads[(f"pair 1 {side}", "first_step")] is not threading.main_thread()
+        assert world.threads[(f"pair 1 {side}", "block")] is threading.main_thread()
+    assert [len(groups) for groups in world.monitor.expected] == [1, 1, 2]
+
+
+def test_groups_that_do_not_fit_are_built_one_after_the_other(world, measure):
+    """Beyond 90 % of the card: the first is parked before the second is built; then turns."""
+    world.peak_bytes = {"head": 64 * GIB, "base": 63 * GIB}
+    found = measure(1, GPU)
+    told = blocks(world, 1)
+    order = [told.index(("head", what)) for what in ("first_step", "park")]
+    order.append(told.index(("base", "prepare")))
+    assert order == sorted(order)
+    assert world.threads[("pair 1 head", "first_step")] is threading.main_thread()
+    assert found.together and found.pairs == 1
+
+
+@pytest.mark.parametrize(
+    ("peaks", "at_once"), [((63, 62), True), ((63, 64), False), ((0, 1), False)]
+)
+def test_what_fits(world, measure, peaks, at_once):
+    """Under 90 % of 140 GiB together; a peak that was not counted is no small one."""
+    world.peak_bytes = {"head": peaks[0] * GIB, "base": peaks[1] * GIB}
+    measure(1, GPU)
+    thread = world.threads[("pair 1 head", "first_step")]
+    assert (thread is not threading.main_thread()) is at_once
+
+
+def test_a_disturbed_block_is_measured_again(world, measure):
+    """In its turn, before the other side's; it is kept for the record and not counted."""
+    world.taints = ["", "thermal slowdown"]  # the first block is base's, the second head's
+    found = measure(1, GPU)
+    (head,), (base,) = found.head.launches, found.base.launches
+    assert len(head.blocks) == len(base.blocks) == 2
+    assert [block.tainted for block in head.discarded] == ["thermal slowdown"]
+    assert not base.discarded and not any(block.tainted for block in head.blocks)
+    timed = f"block {round(TURNS['cuda'].block_s * 1e3 / STEP_MS['base'])}"
+    assert [what for _, what in world.asked("pair 1 head")].count(timed) == 3
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [("thermal slowdown", "THROTTLED"), ("process 1 (x)", "FOREIGN_PROCESS")],
+)
+def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
+    """After three retries: the side whose block it was has the fault, and the case is UNFIT."""
+    world.taints = ["", *[how] * 4]
+    found = measure(1, GPU)
+    (fault,) = found.head.faults
+    assert fault.code == reason and fault.during == "pair 1 head, block"
+    assert not found.base.faults and found.pairs == 0
+    assert judge_turns(found).status is Status.UNFIT
+
+
+def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
+    """UNFIT before anything starts."""
+
+    def refuse(*arguments):
+        fault = Fault(Reason.GPU_LOCKED.name, "held by process 1", "", "preflight")
+        raise LaunchFailed(fault)
+
+    monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
+    found = measure(1, GPU)
+    assert not world.groups and judge_turns(found).reason is Reason.GPU_LOCKED
+
+
+# failures
+
+
+def test_out_of_memory_in_the_first_pair_means_one_after_the_other(world, measure):
+    """Both fitted alone: the pair's groups and those that import already are closed, then launches
+    follow each other, in the same order, for all pairs; two blocks in a row each.
+    """
+    world.fails_once[("pair 1 head", "block")] = "OUT_OF_MEMORY"
+    found = measure(2, GPU)
+    assert not found.together and found.pairs == 2 and not found.head.faults
+    events = world.events
+    closed = [events.index((f"pair {n} {side}", "close")) for n in (1, 2) for side in STEP_MS]
+    again = [i for i, event in enumerate(events) if event == ("pair 1 base", "start")][1]
+    assert max(closed) < again
+    after = [event for event in events[again:] if event[1] in ("start", "leave")]
+    wanted = ["pair 1 base", "pair 1 head", "pair 2 head", "pair 2 base"]
+    assert after == [(label, what) for label in wanted for what in ("start", "leave")]
+    assert not any(what == "park" for _, what in events[again:])
+    assert all(len(one.blocks) == 2 for side in (found.head, found.base) for one in side.launches)
+    assert found.log_ratios() == pytest.approx([math.log(2)] * 2)
+
+
+def test_out_of_memory_later_is_a_fault(world, measure):
+    """Pairs that ran in turns are not continued otherwise."""
+    world.fails[("pair 2 base", "first_step")] = "OUT_OF_MEMORY"
+    found = measure(3, GPU)
+    (fault,) = found.base.faults
+    assert fault.code == "OUT_OF_MEMORY" and found.together and found.pairs == 1
+    assert judge_turns(found).reason is Reason.OUT_OF_MEMORY
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize(
+    "command", ["hello", "prepare", "first_step", "park", "block", "leave", "ready"]
+)
+@pytest.mark.parametrize("number", [1, 2])
+def test_who_fails_is_blamed(world, measure, side, command, number):
+    """Whatever it was asked, also while it only imports: the fault is its side's, nothing is
+    raised, no group is left, and nothing passes.
+    """
+    if (command, number) == ("ready", 1):
+        number = 3
+    world.fails[(f"pair {number} {side}", command)] = "KILLED"
+    found = measure(3)
+    mine, others = (found.head, found.base) if side == "head" else (found.base, found.head)
+    (fault,) = mine.faults
+    assert fault.code == "KILLED" and not others.faults
+    assert found.pairs == (number - 2 if command == "ready" else number - 1)
+    assert all(group.closed for group in world.groups.values())
+    verdict = judge_turns(found)
+    assert verdict.reason is Reason.KILLED
+    assert verdict.message.startswith("main (000000000000): ") is (side == "base")
+
+
+@pytest.mark.parametrize("side", ["head", "base"])
+@pytest.mark.parametrize("command", ["hello", "prepare", "first_step", "count", "leave"])
+def test_who_fails_when_counted_is_blamed(world, measure, side, command):
+    """No pair is measured then; a base that cannot run the case is not comparable."""
+    world.fails[(f"counting launch {side}", command)] = "BAD_WORKLOAD"
+    found = measure(3)
+    (fault,) = (found.head if side == "head" else found.base).faults
+    assert fault.code == "BAD_WORKLOAD" and found.pairs == 0
+    pairs = {what for label, what in world.events if label.startswith("pair")}
+    assert pairs <= {"start", "close"}
+    status = Status.BROKEN if side == "head" else Status.NOT_COMPARABLE
+    assert judge_turns(found).status is status
+
+
+def test_an_interrupt_leaves_nothing(world, measure, monkeypatch):
+    """Ctrl-C passes through, and every group is closed."""
+
+    def stop(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(stepguard.measure.pair.Pair, "take_turns", stop)
+    with pytest.raises(KeyboardInterrupt):
+        measure(1)
+    assert world.groups["pair 2 base"].closed
+    assert all(group.closed for group in world.groups.values())
+
+
+# how long
+
+
+def test_a_spent_budget_ends_it(world, measure):
+    """One pair is measured in any case; it says that there were to be more."""
+    found = measure(5, budget_s=0.0)
+    assert found.pairs == 1 and found.out_of_time
+    assert judge_turns(found).status is Status.INCONCLUSIVE
+
+
+def test_whoever_has_enough_is_not_out_of_time(world, measure):
+    """Decided within the budget, or at the last pair there may be."""
+    assert not measure(2).out_of_time
+    assert not measure(99).out_of_time
+
+
+def test_a_wait_for_the_card_is_none_of_the_budget(world, measure, monkeypatch):
+    """A lock that another run held for an hour leaves the budget whole."""
+    clock = {"now": 0.0}
+    monkeypatch.setattr(stepguard.measure.ab.time, "monotonic", lambda: clock["now"])
+
+    def wait(*arguments):
+        clock["now"] += 3600.0
+        return world.monitor
+
+    monkeypatch.setattr(stepguard.measure.ab, "watch", wait)
+    found = measure(3, GPU, budget_s=600.0)
+    assert found.pairs == 3 and not found.out_of_time and found.wall_s == 0.0
+
+
+@pytest.mark.parametrize(("case", "pct"), [(CPU, (5.0, 20.0)), (GPU, (0.2, 0.5))])
+def test_margins_are_the_cases(world, measure, case, pct):
+    """The device's, unless the case has its own."""
+    assert measure(1, case).margins == Margins(*pct)
+    assert measure(1, replace(case, margins_pct=(1.0, 3.0))).margins == Margins(1.0, 3.0)
+    assert measure(1, case).prior == Prior()
+
+
+def test_progress_names_the_pair_and_the_side(world, measure):
+    """Counting, building, warming up and every block is told."""
+    measure(1)
+    told = "\n".join(world.told)
+    for part in (
+        "counting launch: build and first step",
+        "pair 1: build and first step",
+        "pair 1 head: warm-up",
+        "pair 1 base: block 2/2 of 4 steps",
+    ):
+        assert part in told
+
+
+def test_the_fingerprint_is_the_machines(world, measure):
+    """With what the driver knows; each side has its own."""
+    found = measure(1, GPU)
+    assert found.head.fingerprint.driver == FINGERPRINT.driver == H200.driver
+    assert found.base.fingerprint == found.head.fingerprint
+    assert found.head.tokens_per_step == 10

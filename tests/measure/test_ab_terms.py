@@ -1,0 +1,56 @@
+"""By which terms measure_turns() lets a comparison be judged, before and without any pair."""
+
+import pytest
+
+import stepguard.measure.ab
+from stepguard import Case
+from stepguard.evidence import Evidence, Fault
+from stepguard.git.revision import Revision
+from stepguard.judge.terms import NOT_CALIBRATED, Terms
+from stepguard.launch.group import LaunchFailed
+from stepguard.margins import Margins, Prior
+from stepguard.measure.ab import measure_turns
+from stepguard.measure.workers import Bench
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """What is measured of a case on a machine that is unfit at once."""
+
+    def refuse(*arguments):
+        raise LaunchFailed(Fault("GPU_LOCKED", "planted", "", "preflight"))
+
+    def measure(case, **terms):
+        bench = Bench(tmp_path, tmp_path, tmp_path, (), Revision("f" * 40), "pytest")
+        return measure_turns(case, (bench, bench), "main", print, lambda found: True, 1.0, **terms)
+
+    monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
+    return measure
+
+
+def test_without_terms_the_cases_margins_stand(measured):
+    """And it is said that nothing was calibrated."""
+    for case, margins in (
+        (Case("a", "b:c"), Margins(0.2, 0.5)),
+        (Case("a", "b:c", margins_pct=(1.0, 3.0)), Margins(1.0, 3.0)),
+        (Case("a", "b:c", device="cpu"), Margins(5.0, 20.0)),
+    ):
+        found = measured(case)
+        assert (found.margins, found.prior, found.why) == (margins, Prior(), NOT_CALIBRATED)
+
+
+def test_terms_are_asked_of_heads_evidence(measured):
+    """They decide by what HEAD's side is: its case, its software."""
+    asked = []
+
+    def terms(evidence):
+        asked.append(evidence)
+        return Terms(Margins(1.0, 2.0), Prior(0.3, 3.0), "planted")
+
+    found = measured(Case("a", "b:c"), terms=terms)
+    assert (found.margins, found.prior, found.why) == (
+        Margins(1.0, 2.0),
+        Prior(0.3, 3.0),
+        "planted",
+    )
+    assert all(isinstance(one, Evidence) and one.case_id == "c[a]" for one in asked) and asked

@@ -1,0 +1,112 @@
+"""Blocks and segments during which the machine was disturbed: measured again, never kept."""
+
+from dataclasses import replace
+
+import pytest
+
+from stepguard.measure.blocks import Tainted, timed_blocks
+from stepguard.measure.differences import measure_difference
+from stepguard.measure.warmup import PROTOCOLS
+
+GPU = PROTOCOLS["cuda"]
+
+
+def answers(command, *, steps, order=(), **rest):
+    """A rank whose steps take 100 ms, and 101 ms synced."""
+    times = {"began_ns": 1, "ended_ns": 2}
+    if command == "alternate":
+        return [times | {"segments_ms": [100.0 + way for way in order]}]
+    single = {"step_ms": [100.0] * steps, "enqueue_ms": 1.0}
+    return [times | single | {"wall_ms": 100.0 * steps, "events_ms": 100.0 * steps}]
+
+
+class Machine:
+    """Disturbed for the first so many questions, and asked how often."""
+
+    def __init__(self, disturbed, how="a foreign process"):
+        self.disturbed, self.how, self.asked = disturbed, how, 0
+
+    def annotate(self, block, ranks):
+        assert [(rank["began_ns"], rank["ended_ns"]) for rank in ranks] == [(1, 2)]
+        self.asked += 1
+        return replace(block, tainted=self.how if self.asked <= self.disturbed else "")
+
+
+def test_a_disturbed_block_is_discarded_and_kept_for_the_record():
+    """As many blocks as planned, and the disturbed one beside them."""
+    machine, shown = Machine(1), []
+    kept, discarded = timed_blocks(answers, GPU, 0.1, machine.annotate, shown.append)
+    assert (len(kept), len(discarded), machine.asked) == (GPU.blocks, 1, GPU.blocks + 1)
+    assert not any(block.tainted for block in kept)
+    assert shown[-1] == f"block {GPU.blocks}/{GPU.blocks} of 20 steps"
+
+
+def test_a_disturbed_series_is_measured_again():
+    """The pairs of a difference are those of an undisturbed series alone."""
+    machine = Machine(1)
+    found = measure_difference(
+        "sync_overhead", answers, GPU, 0.1, 6, machine.annotate, lambda text: None
+    )
+    assert found.pairs_ms == ((100.0, 101.0),) * 6
+    assert machine.asked == 2
+
+
+def undisturbed(block, ranks):
+    return block
+
+
+class Stalls:
+    """The host stalls for 12 ms as these blocks end, counted from the first."""
+
+    def __init__(self, *which):
+        self.which, self.asked = which, 0
+
+    def __call__(self, command, **arguments):
+        self.asked += 1
+        ranks = answers(command, **arguments)
+        late = 12.0 * (self.asked in self.which)
+        return [rank | {"wall_ms": rank["wall_ms"] + late} for rank in ranks]
+
+
+def test_a_block_whose_clocks_disagree_once_is_measured_again():
+    """A single stall of the host costs a block, not the case; the evidence has what it was."""
+    stalls = Stalls(2)
+    kept, discarded = timed_blocks(stalls, GPU, 0.1, undisturbed, lambda text: None)
+    assert stalls.asked == GPU.blocks + 1 == len(kept) + 1
+    assert [block.tainted for block in discarded] == [
+        "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
+    ]
+    assert not any(block.clocks_disagree() for block in kept)
+
+
+@pytest.mark.parametrize("which", [(1, 2), (1, GPU.blocks + 1)])
+def test_clocks_that_disagree_twice_in_a_launch_are_a_fault(which):
+    """Work that the events do not see is no stall: the second such block ends the launch."""
+    stalls = Stalls(*which)
+    with pytest.raises(Tainted) as raised:
+        timed_blocks(stalls, GPU, 0.1, undisturbed, lambda text: None)
+    fault = raised.value.fault("launch 1, block")
+    assert stalls.asked == which[1]
+    assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", "launch 1, block")
+    assert fault.message.startswith("2 blocks could not be used: rank 0: wall clock 2012.00 ms")
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [
+        ("a foreign process", "FOREIGN_PROCESS"),
+        ("no telemetry during the block", "MACHINE_UNREADABLE"),
+        ("hw thermal slowdown", "THROTTLED"),
+    ],
+)
+def test_a_machine_that_stays_disturbed_is_a_fault(how, code):
+    """After the retries neither gives a figure, and the fault says what disturbed it, how often."""
+    for measure in (
+        lambda m: timed_blocks(answers, GPU, 0.1, m.annotate, lambda text: None),
+        lambda m: measure_difference("sync_overhead", answers, GPU, 0.1, 6, m.annotate, print),
+    ):
+        with pytest.raises(Tainted) as raised:
+            measure(Machine(10**6, how))
+        fault = raised.value.fault("launch 2, block")
+        assert (fault.code, fault.during) == (code, "launch 2, block")
+        assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how}"

@@ -1,0 +1,25 @@
+"""A baseline as a table: times of every recording, and how far from the epoch's first."""
+
+from builders import CASE_ID, entry, epoch, recording
+
+from stepguard.baseline_model import RecordedDifference
+from stepguard.report.recorded import lines
+
+
+def test_times_stand_with_their_distance_from_the_first():
+    """250 ms, then 252.5: +1.00 %. Launches, GPU and torch of each."""
+    told = [text.strip() for text in lines(entry((250.0, 252.5)))]
+    assert told[:4] == [
+        "epoch 1: first recording",
+        "recorded          commit      GPU   torch   launches  step [ms]  median [ms]  to first",
+        "2026-10-01 10:00  0000000000  1234  2.11.0         3    250.000      250.000   +0.00 %",
+        "2026-10-02 10:00  0000000000  1234  2.11.0         3    252.500      252.500   +1.00 %",
+    ]
+
+
+def test_a_difference_stands_with_its_interval():
+    """In percent of a step."""
+    found = {"sync_overhead_pct": RecordedDifference(mean=0.31, half_width=0.12)}
+    one = epoch(recordings=[recording(differences_pct=found)])
+    assert list(lines(entry(epochs=[one])))[-1] == "    sync_overhead_pct +0.31 +- 0.12 % of a step"
+    assert CASE_ID not in "".join(lines(entry()))

@@ -1,0 +1,671 @@
+"""Headlines, the table, the documents and the live line: what they say and how wide they are."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, with_counts
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard import Case
+from stepguard.judge.screen import judge
+from stepguard.measure import progress as ticker
+from stepguard.measure.suite import Result
+from stepguard.metrics import METRICS
+from stepguard.report import documents, live, table
+from stepguard.report import traceback as stack
+from stepguard.report import words as explain
+from stepguard.report.live import Live
+from stepguard.site import Site
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+
+IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
+NUMBERS = st.none() | st.floats(0, 1e15)
+COUNTERS = len(COUNTS) + 1  # that a case on a GPU gates: tokens too
+WORDS = st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=100)
+SITES = st.builds(
+    Site,
+    what=WORDS,
+    file=st.from_regex(r"([a-z_/]{1,90}\.py)?", fullmatch=True),
+    line=st.integers(0, 10**6),
+    function=WORDS,
+    text=WORDS,
+    phase=WORDS,
+    count=st.integers(1, 1000),
+)
+METRIC_VERDICTS = st.builds(
+    MetricVerdict,
+    metric=st.sampled_from(list(METRICS)),
+    status=st.sampled_from(Status),
+    reason=st.sampled_from(Reason),
+    old=NUMBERS,
+    new=st.floats(0, 1e15),
+    change_pct=st.none() | st.floats(-100, 1e6),
+    limit_pct=st.none() | st.floats(0, 4),
+    noise_pct=st.none() | st.floats(0, 4),
+    note=st.text(max_size=30),
+    sites=st.lists(SITES, max_size=2).map(tuple),
+    gated=st.booleans(),
+)
+VERDICTS = st.builds(
+    Verdict,
+    case_id=IDS,
+    status=st.sampled_from(Status),
+    reason=st.sampled_from(Reason),
+    message=st.text(max_size=120),
+    detail=st.text(max_size=50),
+    metrics=st.lists(METRIC_VERDICTS, max_size=3).map(tuple),
+    recordings=st.integers(0, 20),
+    recorded=st.booleans(),
+)
+SLOWER = judge(evidence((270.0,) * 3), entry())
+CHANGED = judge(with_counts(evidence(), operator_calls_per_step=2401), entry())
+SAME = judge(evidence(), entry())
+FASTER = judge(evidence((230.0,) * 3), entry())
+NO_BASELINE = judge(evidence(), None)
+
+
+@PROPERTY
+@given(VERDICTS)
+def test_a_headline_is_one_line_that_fits(verdict):
+    """However long the id, the metric or the message: one line of at most 79 columns."""
+    line = explain.headline(verdict)
+    assert len(line) <= 79
+    assert len(line.splitlines()) == 1
+
+
+@pytest.mark.parametrize("length", [30, 60, 200])
+@pytest.mark.parametrize("message", ["", "m" * 100])
+def test_a_long_id_gives_way(length, message):
+    """Verdict, metric and figures, or the message's beginning, survive an id of any length."""
+    case_id = f"train_step[{'x' * length}]"
+    verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, message, metrics=SLOWER.metrics)
+    line = explain.headline(verdict)
+    assert len(line) <= 79
+    assert ": SLOWER: " in line
+    assert ("mmmmmm" if message else "step_ms 250.000 -> 2") in line
+
+
+@pytest.mark.parametrize("status", Status)
+def test_a_headline_says_case_and_verdict(status):
+    """Case and verdict stand in front, so that a cut takes neither."""
+    verdict = Verdict(CASE_ID, status, Reason.RAISED, "m" * 200)
+    assert explain.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
+
+
+def test_a_headline_says_what_moved():
+    """The metric, from what to what, by how much and the limit, in one line."""
+    whole = f"{CASE_ID}: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
+    assert explain.headline(SLOWER) == whole
+    short = Verdict("f[x]", Status.SLOWER, Reason.BEYOND_LIMIT, metrics=SLOWER.metrics)
+    assert explain.headline(short) == (
+        "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
+    )
+
+
+AT = Site(".item()", "model/gpt.py", 88, "GPT.forward", "loss.item()", "forward", 2)
+SYNCED = MetricVerdict(
+    "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=1.0, new=3.0, sites=(AT,)
+)
+
+
+def test_a_headline_ends_with_the_place():
+    """The first place that is new stands at the end; where the line is too long the difference in
+    units gives way to it, then its folders; one that does not fit is left out whole.
+    """
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
+    moved = "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
+    assert explain.headline(verdict) == f"{moved} model/gpt.py:88"
+    bare = moved.partition(" (")[0]
+    for file, shown in (
+        ("model/" * 3 + "gpt.py", f"{bare} {'model/' * 3}gpt.py:88"),
+        ("deep/" * 20 + "gpt.py", f"{bare} gpt.py:88"),
+        ("g" * 60 + ".py", bare),
+    ):
+        far = replace(SYNCED, sites=(replace(AT, file=file),))
+        assert explain.headline(replace(verdict, metrics=(far,))) == shown
+
+
+def test_a_sync_that_is_meant_is_shown_the_way():
+    """Under a new sync the block says how to allow it; under another counter it does not."""
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
+    assert "# stepguard: allow sync: why" in explain.block(verdict, "x")
+    other = replace(SYNCED, metric="graph_breaks")
+    assert "allow sync" not in explain.block(replace(verdict, metrics=(other,)), "x")
+
+
+def test_a_comment_is_not_part_of_the_sentence():
+    """A place shows the source without its comment."""
+    place = replace(AT, text="loss.item()  # only for the log")
+    assert place.describe().startswith("loss.item() in ")
+
+
+def test_a_place_without_a_file_is_not_in_the_headline():
+    """What torch names no line for has nothing to end with; the block says what it is."""
+    nowhere = replace(SYNCED, sites=(Site("nonzero in IndexBackward0"),))
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(nowhere,))
+    assert explain.headline(verdict) == "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
+    assert "    nonzero in IndexBackward0\n" in explain.block(verdict, "x")
+
+
+def test_a_block_says_where_and_how_often():
+    """Of a place: how often, what happens, the source, the function, file and line, the phase."""
+    verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
+    line = "    2 x .item(): loss.item() in GPT.forward (model/gpt.py:88), forward\n"
+    assert line in explain.block(verdict, "x")
+
+
+def test_a_move_that_rounding_hides_is_shown():
+    """Two counts that print alike are told apart by their difference."""
+    moved = MetricVerdict(
+        "peak_allocated_bytes",
+        Status.CHANGED,
+        Reason.COUNTER_ROSE,
+        old=45_000_000_000,
+        new=45_000_000_512,
+    )
+    assert "+512 B" in explain.change(moved)
+
+
+@PROPERTY
+@given(VERDICTS)
+def test_a_block_never_raises(verdict):
+    """Whatever the verdict, its explanation can be written, headline first."""
+    assert explain.block(verdict, "x").startswith(explain.headline(verdict))
+
+
+def test_a_block_names_metric_operator_and_command():
+    """A failure says what moved, on how many recordings it rests, and how to accept it."""
+    text = explain.block(CHANGED, ".stepguard/runs/1/evidence.json")
+    assert "operator_calls_per_step" in text and "a counter" not in text.splitlines()[0]
+    assert "compared with 1 recording" in text
+    assert f"python -m stepguard accept '{CASE_ID}' --reason '...'" in text
+    assert "look closer: .stepguard/runs/1/evidence.json" in text
+    assert "standard error over launches" in explain.block(SLOWER, "x")
+
+
+def test_a_traceback_stands_in_the_block():
+    """The detail of a fault is shown whole, each line marked."""
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "ValueError: x", "a\nb\n")
+    assert "  | a\n  | b\n" in explain.block(verdict, "x")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "command"),
+    [
+        (SAME, None),
+        (FASTER, "keep the gain: python -m stepguard accept"),
+        (SLOWER, "accept: python -m stepguard accept"),
+        (NO_BASELINE, "accept: python -m stepguard accept"),
+        (Verdict("c", Status.UNFIT, Reason.THROTTLED, "hot"), "stepguard doctor"),
+        (Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, "x"), "stepguard doctor"),
+        (Verdict("c", Status.UNFIT, Reason.NODE_LOST, "x"), "see what that node's agent has said"),
+    ],
+)
+def test_every_verdict_has_its_next_step(verdict, command):
+    """What needs a person comes with a command; what does not is left alone."""
+    steps = explain.next_steps(verdict, "evidence.json")
+    assert (steps == []) if command is None else (command in steps[0])
+
+
+@pytest.mark.parametrize(
+    ("verdict", "commands"),
+    [
+        (FASTER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
+        (SLOWER, ["accept 'train_step[124m-bf16]' --baselines 'my dir' --reason '...'"]),
+        (NO_BASELINE, ["accept 'train_step[124m-bf16]' --baselines 'my dir'"]),
+        (
+            replace(SLOWER, against="main (abc)"),
+            [
+                "waive 'train_step[124m-bf16]' --baselines 'my dir' --reason '...' --days N",
+                "pytest perf_tests --perf-baselines='my dir', then python -m stepguard accept "
+                "'train_step[124m-bf16]' --baselines 'my dir' --reason '...'; the waiver then goes",
+            ],
+        ),
+    ],
+)
+def test_commands_carry_the_folder(verdict, commands):
+    """Of a run with --perf-baselines: following its hints must not write the usual folder."""
+    steps = explain.next_steps(verdict, "e.json", baselines="my dir")
+    assert all(step.endswith(command) for step, command in zip(steps, commands, strict=False))
+    assert "--baselines 'my dir'" in explain.block(verdict, "e.json", baselines="my dir")
+    whole = documents.suite_markdown([result(verdict)], "my dir")
+    assert "--baselines 'my dir'" in whole and "baselines" not in explain.block(verdict, "e.json")
+
+
+def test_a_first_recording_needs_no_reason():
+    """Only a new level asks for one."""
+    assert "--reason" not in explain.next_steps(NO_BASELINE, "x")[0]
+    assert "--reason" in explain.next_steps(SLOWER, "x")[0]
+
+
+# The table
+
+
+def names(verdicts):
+    """The first cell of each row."""
+    return [row.cells[0] for row in table.rows(verdicts)]
+
+
+@PROPERTY
+@given(st.lists(VERDICTS, max_size=5))
+def test_rows_stand_worst_first(verdicts):
+    """Rows are ordered by verdict, worst first, then by case."""
+    rows = table.rows(verdicts)
+    keys = [(row.status.rank, row.cells[0]) for row in rows]
+    assert keys == sorted(keys) and len(rows) == len(verdicts)
+    assert all(len(row.cells) == len(table.COLUMNS) for row in rows)
+
+
+def test_columns_nobody_fills_are_left_out():
+    """A table of verdicts without figures has its case and its verdict, no empty columns."""
+    broken = Verdict("b", Status.BROKEN, Reason.RAISED, "x")
+    lines = [text for text, _ in table.lines(table.rows([broken]))]
+    assert [re.split(r"\s{2,}", line) for line in lines] == [["case", "verdict"], ["b", "BROKEN"]]
+    both = [text for text, _ in table.lines(table.rows([broken, SAME]))]
+    assert "step [ms]" in both[0] and "baseline [ms]" in both[0]
+    assert "250.000" in both[2]
+    assert both[1].split() == ["b", *"-" * (len(re.split(r"\s{2,}", both[0])) - 2), "BROKEN"]
+
+
+def test_a_row_has_its_figures():
+    """Time, baseline, change, limit, throughput, scaling, MFU, memory, counters and verdict."""
+    (row,) = table.rows([SLOWER])
+    assert row.cells == (
+        CASE_ID,
+        "270.000",
+        "250.000",
+        "+8.00",
+        "4.00",
+        "485,452",
+        "",
+        "37.04",
+        "42,915.3",
+        f"{COUNTERS} equal",
+        "SLOWER",
+    )
+
+
+def test_counters_are_summed_up():
+    """So many equal, so many moved, or just counted where there is nothing to compare with."""
+    counters = table.COLUMNS.index("counters")
+    assert table.rows([CHANGED])[0].cells[counters] == f"1 of {COUNTERS} moved"
+    assert table.rows([NO_BASELINE])[0].cells[counters] == f"{COUNTERS} counted"
+
+
+def test_times_that_are_not_gated_are_not_compared():
+    """A time that does not decide is shown without baseline, change and limit."""
+    found = evidence((270.0,) * 3, gates=("flops_per_step",))
+    row = table.rows([judge(found, entry())])[0].cells
+    assert row[1] == "270.000"
+    assert row[2:5] == ("", "", "")
+
+
+@PROPERTY
+@given(st.lists(VERDICTS, max_size=4))
+def test_lines_align(verdicts):
+    """Every line starts its columns where the header does."""
+    lines = [text for text, _ in table.lines(table.rows(verdicts))]
+    assert len(lines) == len(verdicts) + 1
+    assert lines[0].startswith("case") and "verdict" in lines[0]
+    column = lines[0].index("verdict")
+    for line, row in zip(lines[1:], table.rows(verdicts), strict=True):
+        assert line[column:] == row.cells[-1]
+
+
+def test_counts_of_verdicts():
+    """How many of each, worst first; nothing for no verdicts."""
+    assert table.counts([SAME, SLOWER, SAME]) == "1 SLOWER, 2 same"
+    assert table.counts([]) == ""
+
+
+# Documents
+
+
+def result(verdict, found=None):
+    """A result with that verdict."""
+    case = Case("124m-bf16", "model.workloads:train_step", {"batch": 64})
+    return Result(case, found or evidence(), verdict, Path("e.json"), Path("b.json"))
+
+
+def no_constant(name):
+    """json.loads calls it for NaN and the infinities, which are not JSON."""
+    raise AssertionError(f"{name} is not JSON")
+
+
+@PROPERTY
+@given(st.lists(VERDICTS, max_size=3))
+def test_the_run_as_json(verdicts):
+    """Valid JSON with a schema, and each verdict in words."""
+    text = documents.suite_json([result(verdict) for verdict in verdicts])
+    document = json.loads(text, parse_constant=no_constant)
+    assert document["schema"] == 1
+    told = [case["verdict"] for case in document["cases"]]
+    assert [item["status"] for item in told] == [v.status.value for v in verdicts]
+    assert [item["reason"] for item in told] == [v.reason.name for v in verdicts]
+
+
+def test_a_result_as_json():
+    """What was measured, metrics, launches, and where evidence and baseline are."""
+    document = json.loads(documents.suite_json([result(SLOWER, evidence((270.0,) * 3))]))["cases"][
+        0
+    ]
+    assert document["parameters"] == evidence().case
+    assert document["metrics"]["step_ms"] == pytest.approx(270.0)
+    assert document["launches"] == [{"step_ms": 270.0, "step_ms_median": 270.0}] * 3
+    assert (document["evidence"], document["baseline"]) == ("e.json", "b.json")
+    step = document["verdict"]["metrics"][0]
+    assert (step["metric"], step["status"], step["change_pct"]) == (
+        "step_ms",
+        "SLOWER",
+        pytest.approx(8.0),
+    )
+
+
+def test_a_result_without_launches_as_json():
+    """A run that broke at once still is a document."""
+    broken = evidence(launches=(), counts=None)
+    document = json.loads(documents.suite_json([result(judge(broken, None), broken)]))
+    assert document["cases"][0]["launches"] == []
+
+
+@PROPERTY
+@given(st.lists(VERDICTS, max_size=3))
+def test_the_run_as_markdown(verdicts):
+    """A table with a row a case and every row as wide as the header; blocks that end."""
+    text = documents.suite_markdown([result(verdict) for verdict in verdicts])
+    rows = [line for line in text.split("\n")[2 : 4 + len(verdicts)]]
+    assert all(line.startswith("|") and line.endswith("|") for line in rows)
+    assert {line.count("|") for line in rows} == {len(table.COLUMNS) + 1}
+    told = sum(v.word not in ("same", "recorded") or v.is_told for v in verdicts)
+    assert len(re.findall(r"(?m)^<details><summary>", text)) == told
+    assert len(re.findall(r"(?m)^</details>$", text)) == told
+
+
+def test_markdown_of_nothing_says_so():
+    """A report of no case does not look like success."""
+    assert "nothing was measured" in documents.suite_markdown([])
+
+
+def test_a_fence_in_a_traceback_does_not_end_the_block():
+    """Code fences in a message stay inside the block: its own fence is longer."""
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "x", "```\n</details>\n````")
+    text = documents.suite_markdown([result(verdict)])
+    opening = re.search(r"(?m)^(`{3,})", text).group(1)
+    assert len(opening) > 4
+    assert text.count(f"\n{opening}\n") == 2
+
+
+def test_a_title_is_escaped():
+    """A message with markup cannot open a tag in the summary."""
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "no <b> & </summary>")
+    text = documents.suite_markdown([result(verdict)])
+    assert "<summary>c: BROKEN: no &lt;b>" in text
+
+
+# Tracebacks
+
+ENGINE = """\
+  File "/opt/x/stepguard/worker/main.py", line 210, in main
+    Session(note).serve()
+  File "/opt/x/stepguard/worker/main.py", line 96, in do_first_step
+    self.workload.step()
+    ^^^^^^^^^^^^^^^^^^^^
+"""
+IMPORT = """\
+  File "/usr/lib/python3.11/importlib/__init__.py", line 126, in import_module
+    return _bootstrap._gcd_import(name[level:], package, level)
+  File "<frozen importlib._bootstrap>", line 1204, in _gcd_import
+"""
+USER = """\
+  File "/home/u/stepguard/model/gpt.py", line 7, in step
+    self.step()
+  [Previous line repeated 9 more times]
+  File "/opt/site-packages/torch/nn/modules/linear.py", line 134, in forward
+    return F.linear(input, self.weight, self.bias)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+"""
+HEAD = "Traceback (most recent call last):\n"
+CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (HEAD + ENGINE + USER + "ValueError: x\n", HEAD + USER + "ValueError: x\n"),
+        (HEAD + ENGINE + IMPORT + USER + "E: x\n", HEAD + USER + "E: x\n"),
+        (
+            HEAD + USER + "A: a\n" + CAUSE + HEAD + ENGINE + USER + "B: b\nmore\n",
+            HEAD + USER + "A: a\n" + CAUSE + HEAD + USER + "B: b\nmore\n",
+        ),
+        (HEAD + ENGINE + "BadWorkload: x\n", ""),
+        ("no traceback\n    at all\n", "no traceback\n    at all\n"),
+        ("", ""),
+    ],
+    ids=["raised", "imported", "chained", "engine", "other", "empty"],
+)
+def test_the_users_frames(text, shown):
+    """The engine's frames and the import machinery's go with their source; all else stays."""
+    assert stack.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
+
+
+@pytest.mark.parametrize(
+    ("reason", "detail", "lines"),
+    [
+        (Reason.RAISED, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+        (Reason.RAISED, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+        (Reason.OUT_OF_MEMORY, HEAD + ENGINE + USER + "E: x", HEAD + USER + "E: x"),
+        (Reason.BAD_WORKLOAD, HEAD + ENGINE + "E: x", ""),
+        (Reason.NO_ANSWER, HEAD + ENGINE + "E: x", HEAD + ENGINE + "E: x"),
+    ],
+)
+def test_what_is_shown_of_a_traceback(reason, detail, lines):
+    """The engine's frames are shown only where they are all there is to a crash, or a hang."""
+    verdict = Verdict("c", Status.BROKEN, reason, "m", detail)
+    assert explain.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
+    assert documents.verdict_document(verdict)["detail"] == detail
+
+
+# The live line
+
+
+class Screen:
+    """What was written, and a clock that a test moves."""
+
+    def __init__(self, monkeypatch):
+        self.now_s = 1000.0
+        self.written = []
+        monkeypatch.setattr(live, "time", self)
+
+    def monotonic(self):
+        return self.now_s
+
+    def left(self):
+        """The seconds left that the last text names."""
+        minutes, seconds = re.search(r"about (\d+):(\d\d) left", self.written[-1]).groups()
+        return 60 * int(minutes) + int(seconds)
+
+    def live(self, expected_s=None, **options):
+        options = {"terminal": True, "verbose": False, "width": 80} | options
+        return Live(self.written.append, expected_s=expected_s or {}, **options)
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """A terminal."""
+    return Screen(monkeypatch)
+
+
+@pytest.mark.parametrize("width", [1, 10, 20, 28, 40, 80, 200])
+@pytest.mark.parametrize("text", ["start", "x" * 300])
+def test_the_live_line_never_wraps(screen, width, text):
+    """However narrow the terminal or long the text, the line stays within it, rewritten whole."""
+    line = screen.live(width=width)
+    line.plan([("train_step[124m-bf16-compiled]", "cuda")])
+    line.begin("train_step[124m-bf16-compiled]")
+    line.stage(text)
+    (written,) = screen.written
+    assert written.startswith("\r")
+    assert len(written) - 1 == width - 1
+    screen.now_s += 123
+    line.stage(text)
+    assert len(screen.written[-1]) - 1 == width - 1
+    if width >= 80:
+        assert " 123 s  " in screen.written[-1], "a long text gives way to its seconds"
+    line.end()
+    assert screen.written[-1] == "\r" + " " * (width - 1) + "\r"
+
+
+def test_the_live_line_counts_down(screen):
+    """The time left falls with the clock, from what the cases took the last time."""
+    line = screen.live({"a": 60.0, "b": 30.0})
+    line.plan([("a", "cuda"), ("b", "cuda")])
+    line.begin("a")
+    line.stage("warm-up")
+    assert screen.left() == 90
+    assert "[1/2] a: warm-up" in screen.written[-1]
+    screen.now_s += 20
+    line.stage("warm-up")
+    assert screen.left() == 70 and "0:20" in screen.written[-1]
+    screen.now_s += 30
+    line.end()
+    line.begin("b")
+    line.stage("start")
+    assert screen.left() == 30
+    assert "[2/2] b: start" in screen.written[-1]
+    screen.now_s += 500
+    line.stage("slow today")
+    assert screen.written[-1].endswith("  8:20, longer than the last time (0:30)")
+
+
+def test_a_case_that_takes_longer_says_so(screen):
+    """It does not count down a second for minutes; what is to come is not eaten up by it."""
+    line = screen.live({"a": 12.0, "b": 90.0}, width=100)
+    line.plan([("a", "cuda"), ("c", "cpu"), ("b", "cuda")])
+    line.begin("a")
+    screen.now_s += 52
+    line.stage("first step (compilation)")
+    tail = "  0:52, longer than the last time (0:12), then about 1:50"
+    assert screen.written[-1].endswith(tail)
+    line.end()
+    line.begin("c")
+    screen.now_s += 25
+    line.stage("start")
+    assert screen.written[-1].endswith("  0:25, longer than guessed (0:20), then about 1:30")
+
+
+def test_pairs_say_up_to_when_they_may_go_on(screen):
+    """What the case took the last time, alone, says nothing of them."""
+    line = screen.live({"a": 12.0})
+    line.plan([("a", "cuda")])
+    line.begin("a", 900.0)
+    screen.now_s += 52
+    line.stage("pair 1 head: block 1/2 of 90 steps")
+    assert screen.written[-1].endswith("  0:52, up to about 15:00")
+    log = screen.live({"a": 12.0}, terminal=False)
+    log.begin("a", 900.0)
+    assert screen.written[-1] == "\n[1/1] a: up to about 15:00\n"
+
+
+@pytest.mark.parametrize("width", [60, 72, 80])
+def test_the_id_gives_way_before_the_stage(screen, width):
+    """On a narrow terminal: its middle goes, so that both ends tell it from others."""
+    line = screen.live(width=width)
+    line.plan([("train_step[124m-bf16-compiled]", "cuda")])
+    line.begin("train_step[124m-bf16-compiled]")
+    line.stage("launch 1: warm-up")
+    assert ": launch 1: warm-up  " in screen.written[-1]
+    assert re.search(r"train\w*\[?[^ ]*led\]: ", screen.written[-1])
+    assert screen.left() == 110
+
+
+def test_the_live_line_says_how_long_the_stage_has_lasted(screen):
+    """Told the same stage again, the line shows its seconds; another stage starts anew."""
+    line = screen.live()
+    line.plan([("a", "cuda")])
+    line.begin("a")
+    for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
+        line.stage(text)
+        assert expected in screen.written[-1]
+        screen.now_s += 3.5
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.written[-1] and "0:07" in screen.written[-1]
+    line.end()
+    line.begin("a")
+    screen.now_s += 2
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.written[-1], "another case's stage of the same name"
+
+
+def test_a_case_that_never_ran_is_guessed_by_device(screen):
+    """Without a last time a GPU case is guessed at 110 s, a CPU case at 20."""
+    line = screen.live({"a": 60.0})
+    line.plan([("a", "cuda"), ("b", "cuda"), ("c", "cpu")])
+    line.begin("a")
+    line.stage("start")
+    assert screen.left() == 60 + 110 + 20
+
+
+def test_without_a_terminal_a_case_is_a_line(screen):
+    """In a log file there is one line a case, no carriage returns, and stages only with -v."""
+    line = screen.live(terminal=False)
+    line.plan([("a", "cpu")])
+    line.begin("a")
+    line.stage("warm-up")
+    line.end()
+    assert screen.written == ["\n[1/1] a: about 0:20 left\n"]
+    verbose = screen.live(terminal=False, verbose=True)
+    verbose.begin("a")
+    verbose.stage("warm-up")
+    assert screen.written[-1].endswith("warm-up\n")
+    told = len(screen.written)
+    screen.now_s += 5
+    verbose.stage("warm-up")
+    assert len(screen.written) == told, "a stage that goes on is no news in a log"
+
+
+def test_a_stage_is_told_again_while_it_lasts(monkeypatch):
+    """Ticks may come as often as they like: the stage is told at once, then twice a second."""
+    clock = SimpleNamespace(now_s=0.0)
+    monkeypatch.setattr(ticker, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
+    told = []
+    progress = ticker.Ticker(lambda text: told.append((clock.now_s, text)))
+    progress.tick()
+    assert told == [], "there is no stage yet"
+    progress("compile")
+    for _ in range(50):
+        clock.now_s += 0.0625
+        progress.tick()
+    assert told == [(0.5 * i, "compile") for i in range(7)]
+
+
+def test_evidence_of_a_dirty_tree_says_what_comes_first():
+    """The accept command would be refused: the line says to commit and measure again before it."""
+    (step, *_) = explain.next_steps(SLOWER, "e.json", dirty=True)
+    assert step.startswith("accept: commit, measure again, then python -m stepguard accept ")
+
+
+def test_what_was_measured_again_is_told():
+    """Disturbed blocks, with the last reason, and a tree that was edited; else nothing."""
+    assert explain.remarks(evidence((250.0,) * 3)) == []
+    hot = block(tainted="hw thermal slowdown")
+    launches = (launch(discarded=(hot,)), launch(), launch(discarded=(hot,)))
+    told = explain.remarks(evidence(launches=launches, dirty=(Reason.TREE_CHANGED.value,)))
+    assert [line.partition(": ")[2] for line in told] == [
+        "blocks that were disturbed and measured again: 2 (hw thermal slowdown)",
+        "files changed while it was measured: its launches may be of different code",
+    ]
+
+
+def test_bytes_that_look_alike_are_given_whole():
+    """A move under the last digit shown would read 57.674 MiB -> 57.674 MiB."""
+    moved = MetricVerdict(
+        "peak_allocated_bytes", Status.CHANGED, Reason.COUNTER_ROSE, 60475904.0, 60476048.0
+    )
+    assert explain.change(moved) == "peak_allocated_bytes 60,475,904 -> 60,476,048 B (+144 B)"
+    larger = replace(moved, new=61000000.0)
+    assert explain.change(larger).startswith("peak_allocated_bytes 57.674 MiB -> 58.174 MiB")

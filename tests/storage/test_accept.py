@@ -1,0 +1,365 @@
+"""accept(): which evidence becomes a recording, where it goes, and what is refused."""
+
+import errno
+import os
+from dataclasses import replace
+
+import pytest
+from builders import (
+    CASE_ID,
+    COUNTS,
+    FINGERPRINT,
+    SOFTWARE,
+    baseline_file,
+    block,
+    cpu_evidence,
+    evidence,
+    launch,
+    with_counts,
+)
+
+from stepguard.baseline_model import KEPT_RECORDINGS
+from stepguard.evidence import Difference, Fault
+from stepguard.judge.screen import judge
+from stepguard.storage.accept import Refused, accept, recording_of
+from stepguard.storage.baselines import BaselineError, load, save
+from stepguard.verdict import Reason, Status
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where the baseline goes; nothing is there yet."""
+    return tmp_path / "h200x1.json"
+
+
+def run(number, launch_ms=(250.0,) * 3, **changes):
+    """The evidence of the ``number``th run."""
+    return evidence(launch_ms, date=f"run {number:04d}", commit=f"{number:040x}", **changes)
+
+
+def epochs(path, case_id=CASE_ID):
+    """The epochs that the file holds."""
+    return load(path).cases[case_id].epochs
+
+
+def refused(path, found, reason="", match=""):
+    """accept() refuses, and the file is as it was, or still not there."""
+    before = path.read_bytes() if path.exists() else None
+    with pytest.raises(Refused, match=match):
+        accept(path, found, reason)
+    assert (path.read_bytes() if path.exists() else None) == before
+
+
+def test_first_recording(path):
+    """The first evidence makes the file, and judges as same from then on."""
+    said = accept(path, run(1), "")
+    assert "first recording" in said and CASE_ID in said and str(path) in said
+    content = load(path)
+    assert content.machine == "NVIDIA H200"
+    (only,) = epochs(path)
+    assert only.reason == "first recording" and len(only.recordings) == 1
+    assert judge(run(2), content.cases[CASE_ID]).status is Status.SAME
+
+
+def test_a_recording_holds_what_was_measured(path):
+    """Times of every launch, exact counters, versions, and where it was measured."""
+    accept(path, run(1, (250.0, 251.0, 252.0)), "")
+    recording = epochs(path)[0].recordings[0]
+    assert recording.times_ms["step_ms"] == [250.0, 251.0, 252.0]
+    assert recording.times_ms["step_ms_median"] == [250.0, 251.0, 252.0]
+    assert recording.counters == COUNTS
+    assert recording.software == SOFTWARE
+    assert (recording.commit, recording.date) == (f"{1:040x}", "run 0001")
+    assert recording.device_uuid == "GPU-1234"
+    assert recording.information["mfu_pct"] == pytest.approx(100 * 1e14 / 0.251e15, rel=1e-4)
+
+
+def test_same_appends_to_the_epoch(path):
+    """What is same makes the epoch's next recording; it keeps its reason."""
+    accept(path, run(1), "why not")
+    assert "recording 2 of its epoch" in accept(path, run(2, (251.0,) * 3), "")
+    (only,) = epochs(path)
+    assert [recording.date for recording in only.recordings] == ["run 0001", "run 0002"]
+    assert only.reason == "why not"
+
+
+def test_the_newest_twenty_are_kept(path):
+    """An epoch holds 20 recordings: its first, from which drift is told, and the newest."""
+    assert KEPT_RECORDINGS == 20
+    for number in range(23):
+        accept(path, run(number), "")
+    dates = [recording.date for recording in epochs(path)[0].recordings]
+    assert dates == [f"run {number:04d}" for number in (0, *range(4, 23))]
+
+
+def test_a_level_does_not_creep(path):
+    """Steps that are each `same` do not add up: an epoch stays near its first recording."""
+    accept(path, run(0, (100.0,) * 3), "")
+    ms, number = 100.0, 0
+    with pytest.raises(Refused, match="from the epoch's first recording; a new level needs a reas"):
+        for number in range(1, 40):
+            ms *= 1.01
+            accept(path, run(number, (ms,) * 3), "")
+    assert 100.0 * 1.03 < ms < 100.0 * 1.06
+    assert len(epochs(path)) == 1
+
+
+def test_launches_do_not_creep(path):
+    """A counter with slack is compared with the epoch's lowest, not with the last rise."""
+    accept(path, run(0), "")
+    count = run(0).counts.values["launches_per_step"]
+    accept(path, with_counts(run(1), launches_per_step=round(count * 1.015)), "")
+    again = with_counts(run(2), launches_per_step=round(count * 1.03))
+    assert judge(again, load(path).cases[CASE_ID]).status is Status.CHANGED
+
+
+def test_slower_under_other_software_needs_a_reason(path):
+    """An upgrade must not carry a slowdown in unseen."""
+    accept(path, run(1), "")
+    newer = replace(FINGERPRINT, torch="2.12.0+cu130")
+    slower = run(2, (270.0,) * 3, fingerprint=newer)
+    refused(path, slower, match=r"against the recordings of other software: step_ms \+8.00 %")
+    assert "first under this software" in accept(path, slower, "torch 2.12 is slower here")
+
+
+def test_a_gated_time_of_a_cpu_is_recorded(tmp_path):
+    """A case that gates a CPU's time has it compared the next time; others have none."""
+    path = tmp_path / "cpu.json"
+    for gates, times in ((("step_ms",), {"step_ms"}), (cpu_evidence().gates, set())):
+        found = cpu_evidence(gates=gates)
+        accept(path, found, "")
+        assert set(epochs(path, found.case_id)[-1].recordings[-1].times_ms) == times
+        assert judge(found, load(path).cases[found.case_id]).status is Status.SAME
+        path.unlink()
+
+
+def test_a_vague_difference_is_refused(path):
+    """A sync overhead known to a point either way is no level to compare with."""
+    pairs = ((100.0, 100.0), (100.0, 102.0), (100.0, 100.0), (100.0, 102.0))
+    vague = run(1, differences=(Difference("sync_overhead", pairs),))
+    refused(path, vague, match="sync_overhead is known to 1.84 % of a step only")
+
+
+@pytest.mark.parametrize("ms", [230.0, 270.0])
+def test_another_level_needs_a_reason(path, ms):
+    """A changed time, either way, is refused without a reason and opens an epoch with one."""
+    accept(path, run(1), "")
+    for none in ("", " ", "...", "'...'"):  # the dots of a pasted command are no reason
+        refused(path, run(2, (ms,) * 3), none, match="new level needs a reason.*--reason")
+    assert "epoch 2 opened (fused the loss)" in accept(path, run(2, (ms,) * 3), "fused the loss")
+    old, new = epochs(path)
+    assert (len(old.recordings), len(new.recordings)) == (1, 1)
+    assert new.reason == "fused the loss"
+    assert judge(run(3, (ms,) * 3), load(path).cases[CASE_ID]).status is Status.SAME
+
+
+@pytest.mark.parametrize("counter", ["flops_per_step", "graph_breaks"])
+@pytest.mark.parametrize("step", [-1, 1])
+def test_another_count_needs_a_reason(path, counter, step):
+    """A counter that moved is a new level."""
+    accept(path, run(1), "")
+    moved = with_counts(run(2), **{counter: COUNTS[counter] + step})
+    refused(path, moved, match="new level needs a reason")
+    accept(path, moved, "on purpose")
+    assert len(epochs(path)) == 2
+
+
+def test_other_parameters_need_a_reason(path):
+    """A case that was redefined opens an epoch and its entry holds the new parameters."""
+    accept(path, run(1), "")
+    case = evidence().case | {"params": {"batch": 32}}
+    refused(path, run(2, case=case), match="new level needs a reason")
+    newer = replace(FINGERPRINT, torch="2.12.0+cu130")
+    refused(path, run(2, case=case, fingerprint=newer), match="new level needs a reason")
+    accept(path, run(2, case=case), "half the batch")
+    assert load(path).cases[CASE_ID].case == case
+    assert judge(run(3), load(path).cases[CASE_ID]).reason is Reason.OTHER_PARAMETERS
+
+
+def test_the_first_under_other_software_appends(path):
+    """New versions bring a level of their own: the first recording under them needs no reason."""
+    accept(path, run(1), "")
+    newer = replace(FINGERPRINT, torch="2.12.0+cu130")
+    said = accept(path, run(2, (200.0,) * 3, fingerprint=newer), "")
+    assert "first under this software" in said
+    (only,) = epochs(path)
+    assert len(only.recordings) == 2
+    entry = load(path).cases[CASE_ID]
+    assert judge(run(3, (200.0,) * 3, fingerprint=newer), entry).status is Status.SAME
+    assert judge(run(3, (200.0,) * 3), entry).status is Status.FASTER
+    refused(path, run(4, (230.0,) * 3, fingerprint=newer), match="new level")
+
+
+def test_the_same_evidence_is_recorded_once(path):
+    """The same run twice would narrow the limit by nothing: refused, reason or not."""
+    accept(path, run(1), "")
+    refused(path, run(1), match="already recorded")
+    refused(path, run(1), "why", match="already recorded")
+
+
+@pytest.mark.parametrize(
+    ("changes", "match"),
+    [
+        ({"dirty": ("model/gpt.py",)}, "uncommitted changes .model/gpt.py."),
+        ({"dirty": ("a.py", "b.py", "c.py")}, "a.py and 2 more"),
+        ({"commit": ""}, "not a git repository"),
+        ({"faults": (Fault("RAISED", "ValueError: planted"),)}, "BROKEN: ValueError: planted"),
+        ({"faults": (Fault("FOREIGN_PROCESS", "process 7"),)}, "UNFIT: process 7"),
+        ({"launches": ()}, "BROKEN: no launch"),
+        ({"planned_launches": 4}, "BROKEN: 3 of 4 launches"),
+        ({"launches": (launch(steady="drifts"),) * 3}, "INCONCLUSIVE: launch 1: drifts"),
+        ({"launches": (launch(blocks=(block(events_ms=(1.0,)),)),) * 3}, "BROKEN: launch 1"),
+        ({"counts": None}, "BROKEN: flops_per_step was not measured"),
+        ({"floor_flops_per_step": 1e18}, "BROKEN.*peak"),
+    ],
+)
+@pytest.mark.parametrize("reason", ["", "accepted with --perf-update"])
+def test_unsound_evidence_is_refused(path, changes, match, reason):
+    """A dirty tree or a faulty measurement is no recording, whatever the reason given."""
+    found = replace(run(1), **changes)
+    refused(path, found, reason, match)
+    assert not path.exists()
+    accept(path, run(0), "")
+    refused(path, found, reason, match)
+
+
+def test_a_metric_that_is_not_known_is_refused(path):
+    """A new level of one time is no reason to record another, which nobody knows."""
+    for number in range(5):
+        accept(path, run(number), "")
+    wall = {"wall_ms": (2625.0,), "events_ms": (2625.0,)}
+    blocks = [block(step_ms=(ms,) * 10, **wall) for ms in (248.9, 251.1)]
+    launches = tuple(launch(index=n, blocks=(one,) * 3) for n, one in enumerate(blocks, start=1))
+    found = run(7, launches=launches, planned_launches=2)
+    assert judge(found, load(path).cases[CASE_ID]).status is Status.SLOWER
+    refused(path, found, "why", match="not recorded, step_ms_median")
+
+
+def test_times_alone_can_be_recorded(path):
+    """A case that gates no counter is measured without a counting pass, and recorded so."""
+    found = run(1, counts=None, gates=("step_ms",))
+    accept(path, found, "")
+    assert epochs(path)[0].recordings[0].counters == {}
+    again = run(2, counts=None, gates=("step_ms",))
+    assert judge(again, load(path).cases[CASE_ID]).status is Status.SAME
+
+
+def test_another_machine_is_refused(path):
+    """A file holds one kind of machine; figures of another do not get in."""
+    save(path, baseline_file(machine="NVIDIA H100 80GB HBM3"))
+    before = path.read_bytes()
+    with pytest.raises(
+        BaselineError, match="figures of 'NVIDIA H100 80GB HBM3', not of 'NVIDIA H200'"
+    ):
+        accept(path, run(1), "reason")
+    assert path.read_bytes() == before
+
+
+def test_other_cases_stay(path):
+    """Accepting one case leaves the others in the file as they are."""
+    accept(path, run(1), "")
+    accept(path, run(2, case_id="forward[x]"), "")
+    first = load(path).cases[CASE_ID]
+    accept(path, run(3, (300.0,) * 3, case_id="forward[x]"), "slower on purpose")
+    assert load(path).cases[CASE_ID] == first
+    assert len(epochs(path, "forward[x]")) == 2
+
+
+def test_a_bad_file_is_not_replaced(path):
+    """A file that cannot be trusted is neither extended nor overwritten."""
+    path.write_text("{}")
+    with pytest.raises(BaselineError, match="schema"):
+        accept(path, run(1), "reason")
+    assert path.read_text() == "{}"
+
+
+def test_a_full_disk_leaves_the_old_file(path, monkeypatch):
+    """When it cannot be written, the old recordings stay and nothing lies beside them."""
+    accept(path, run(1), "")
+    before = path.read_bytes()
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(BaselineError, match="No space left on device.*stepguard accept"):
+        accept(path, run(2), "")
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_cpu_counters_that_are_equal_add_nothing(path):
+    """On a CPU an equal count says nothing new, and no time is recorded."""
+    accept(path, cpu_evidence(date="run 1"), "")
+    before = path.read_bytes()
+    said = accept(path, cpu_evidence(date="run 2"), "")
+    assert "nothing to add" in said
+    assert path.read_bytes() == before
+    content = load(path)
+    recorded = content.cases["forward[nano-cpu]"].epochs[0].recordings[0]
+    assert content.machine == "CPU"
+    assert recorded.times_ms == {} and recorded.information == {}
+
+
+def test_a_difference_that_creeps_needs_a_reason(path):
+    """Each step is `same`; a point of a step from the epoch's first recording is told."""
+
+    def creeping(number, pct):
+        pairs = ((100.0, 100.0 + pct),) * 6
+        found = run(number, differences=(Difference("sync_overhead", pairs),))
+        return replace(found, gates=(*found.gates, "sync_overhead_pct"))
+
+    for number, pct in enumerate((0.2, 0.6, 1.0), 1):
+        accept(path, creeping(number, pct), "")
+    refused(
+        path, creeping(4, 1.4), match="sync_overhead_pct is .1.20 points from the epoch's first"
+    )
+    assert "epoch 2" in accept(path, creeping(4, 1.4), "one more sync is meant")
+
+
+def test_what_does_not_know_its_ranks_is_refused(path):
+    """Without by_rank in the newest recording a rank could hide behind the busiest: restore it."""
+    ranks = cpu_evidence().case | {"world_size": 2}
+    found = cpu_evidence(case=ranks)
+    accept(path, found, "")
+    assert '"by_rank": {}' in path.read_text()
+    path.write_text(path.read_text().replace('"by_rank": {},', ""))
+    with pytest.raises(BaselineError, match="lacks by_rank.*git checkout"):
+        accept(path, replace(found, date="run 2"), "")
+
+
+def test_other_ranks_under_other_software_need_a_reason(path):
+    """As much on the busiest rank, and another one does less: not the level of then."""
+    case = cpu_evidence().case | {"world_size": 2}
+    first = cpu_evidence(case=case)
+    accept(path, first, "")
+    flops = first.counts.values["flops_per_step"]
+    less = replace(first.counts, by_rank={"flops_per_step": (flops, flops // 2)})
+    other = replace(first.fingerprint, torch="9.9.9")
+    later = replace(first, date="run 2", counts=less, fingerprint=other)
+    refused(path, later, match="flops_per_step by rank")
+    assert "first under this software" in accept(path, replace(later, counts=first.counts), "")
+
+
+def test_cpu_counters_that_moved_need_a_reason(path):
+    """On a CPU a moved counter opens an epoch as on a GPU."""
+    accept(path, cpu_evidence(date="run 1"), "")
+    moved = with_counts(cpu_evidence(date="run 2"), graph_breaks=0)
+    refused(path, moved, match="new level")
+    assert "epoch 2" in accept(path, moved, "no more breaks")
+
+
+def test_what_moved_is_kept_with_the_recording(path):
+    """A recording keeps what its counters are made of, so that the next verdict can name a move."""
+    accept(path, run(1), "")
+    detail = {"operator_calls_per_step": {"aten.mm.default": 25, "aten.add.Tensor": 2376}}
+    moved = with_counts(run(2), operator_calls_per_step=2401)
+    moved = replace(moved, counts=replace(moved.counts, detail=detail))
+    assert judge(moved, load(path).cases[CASE_ID]).worst.note == "aten.mm.default 24 -> 25"
+    accept(path, moved, "one more product")
+    assert epochs(path)[1].recordings[-1].detail == detail
+
+
+def test_recording_of_does_not_judge():
+    """A sound measurement is a recording whatever the baseline would say of it."""
+    assert recording_of(run(1, (999.0,) * 3)).times_ms["step_ms"] == [999.0] * 3

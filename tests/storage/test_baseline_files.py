@@ -1,0 +1,513 @@
+"""Baseline files: what is written is read back, and what cannot be trusted is refused whole."""
+
+import errno
+import json
+import math
+import os
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+from builders import (
+    CASE_ID,
+    COUNTS,
+    PROPERTY,
+    baseline_file,
+    entry,
+    epoch,
+    recording,
+)
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from stepguard.baseline_model import (
+    SCHEMA,
+    BaselineFile,
+    Entry,
+    Epoch,
+    RecordedDifference,
+    Recording,
+)
+from stepguard.metrics import METRICS
+from stepguard.site import Site
+from stepguard.storage import baselines as baseline
+from stepguard.storage.baselines import BaselineError, file_name, load, save
+
+KEY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
+COUNT = st.integers(0, 2**62)
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+TIMES = [name for name, metric in METRICS.items() if metric.kind == "time"]
+COUNTERS = [name for name, metric in METRICS.items() if metric.kind == "counter"]
+DIFFERENCES = [name for name, metric in METRICS.items() if metric.kind == "difference"]
+MS = st.floats(1e-4, 1e9)
+WIDTH = st.floats(0, 100)
+SITES = st.builds(
+    Site,
+    what=WORDS,
+    file=KEY,
+    line=st.integers(0, 2**31),
+    function=KEY,
+    text=KEY,
+    phase=KEY,
+    count=st.integers(1, 2**31),
+    allowed=KEY,
+)
+RECORDINGS = st.builds(
+    Recording,
+    date=WORDS,
+    commit=WORDS,
+    device_uuid=KEY,
+    software=st.dictionaries(KEY, KEY, max_size=3),
+    driver=KEY,
+    tokens_per_step=st.integers(1, 2**53),
+    times_ms=st.dictionaries(
+        st.sampled_from(TIMES), st.lists(MS, min_size=1, max_size=3), max_size=2
+    ),
+    counters=st.dictionaries(st.sampled_from(COUNTERS), COUNT, max_size=3),
+    information=st.dictionaries(KEY, FINITE, max_size=2),
+    detail=st.dictionaries(KEY, st.dictionaries(KEY, COUNT, max_size=3), max_size=2),
+    sites=st.dictionaries(
+        st.sampled_from(COUNTERS), st.lists(SITES, min_size=1, max_size=2), max_size=2
+    ),
+    differences_pct=st.dictionaries(
+        st.sampled_from(DIFFERENCES), st.builds(RecordedDifference, mean=FINITE, half_width=WIDTH)
+    ),
+)
+EPOCHS = st.builds(
+    Epoch,
+    reason=WORDS,
+    recordings=st.lists(RECORDINGS, min_size=1, max_size=2),
+)
+PARAMS = st.dictionaries(KEY, st.none() | st.booleans() | COUNT | FINITE | KEY, max_size=3)
+ENTRIES = st.builds(
+    Entry,
+    case=st.fixed_dictionaries({"workload": WORDS, "params": PARAMS}),
+    epochs=st.lists(EPOCHS, min_size=1, max_size=2),
+)
+FILES = st.builds(
+    BaselineFile,
+    schema=st.just(SCHEMA),
+    machine=WORDS,
+    cases=st.dictionaries(KEY, ENTRIES, max_size=2),
+)
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A sound baseline file."""
+    save(tmp_path / "h200x1.json", baseline_file())
+    return tmp_path / "h200x1.json"
+
+
+def plain():
+    """The sound file's content, to be spoilt."""
+    return msgspec.to_builtins(baseline_file())
+
+
+def refused(path, *words):
+    """The message of the refusal; it names the file, and leaves it as it was."""
+    before = path.read_bytes() if path.is_file() else None
+    with pytest.raises(BaselineError) as raised:
+        load(path)
+    message = str(raised.value)
+    assert str(path) in message
+    for word in words:
+        assert word in message
+    assert before is None or path.read_bytes() == before
+    return message
+
+
+@PROPERTY
+@given(FILES)
+def test_save_and_load_give_the_same_file(tmp_path, content):
+    """Any valid content is read back equal, with whatever characters its keys have."""
+    save(tmp_path / "x.json", content)
+    assert load(tmp_path / "x.json") == content
+
+
+@PROPERTY
+@given(FILES)
+def test_the_layout_is_sorted_and_stable(tmp_path, content):
+    """Saving what was loaded changes no byte; keys are sorted at every depth, ASCII, no tabs."""
+    save(tmp_path / "x.json", content)
+    first = (tmp_path / "x.json").read_bytes()
+    save(tmp_path / "x.json", load(tmp_path / "x.json"))
+    assert (tmp_path / "x.json").read_bytes() == first
+    assert first.endswith(b"}\n") and first.isascii() and b"\t" not in first
+
+    def check(pairs):
+        keys = [key for key, _ in pairs]
+        assert keys == sorted(keys)
+        return dict(pairs)
+
+    json.loads(first, object_pairs_hook=check)
+
+
+def test_key_order_in_memory_does_not_matter(tmp_path):
+    """The same content put together in another order is the same bytes."""
+    one, other = entry(), entry((260.0,))
+    save(tmp_path / "a.json", baseline_file(cases={"a": one, "b": other}))
+    save(tmp_path / "b.json", baseline_file(cases={"b": other, "a": one}))
+    assert (tmp_path / "a.json").read_bytes() == (tmp_path / "b.json").read_bytes()
+
+
+def test_a_changed_counter_is_one_line_of_a_diff(tmp_path):
+    """A git diff is the review: one counter of one case moves one line."""
+    now = entry(epochs=[epoch(recordings=[recording(counters=COUNTS | {"graph_breaks": 9})])])
+    save(tmp_path / "a.json", baseline_file(cases={"a": entry(), "b": entry()}))
+    save(tmp_path / "b.json", baseline_file(cases={"a": entry(), "b": now}))
+    old = (tmp_path / "a.json").read_text().splitlines()
+    new = (tmp_path / "b.json").read_text().splitlines()
+    assert len(old) == len(new)
+    assert sum(one != other for one, other in zip(old, new, strict=True)) == 1
+
+
+def test_a_file_can_be_read_by_everybody(path):
+    """The mode is that of a file in a repository, not of a temporary one."""
+    assert stat.S_IMODE(path.stat().st_mode) == 0o644
+
+
+def test_a_file_that_is_not_there_is_none(tmp_path):
+    """No file is not an error: there is no baseline yet."""
+    assert load(tmp_path / "none.json") is None
+    assert load(tmp_path / "no" / "folder.json") is None
+
+
+def test_a_file_cut_anywhere_is_refused(tmp_path, path):
+    """Truncated at any byte, the empty file included, it is refused."""
+    whole = path.read_bytes()
+    assert len(whole) < 4000  # every cut is tried
+    cut = tmp_path / "cut.json"
+    for length in range(len(whole) - 1):  # the last byte is the newline
+        cut.write_bytes(whole[:length])
+        with pytest.raises(BaselineError, match="cut.json"):
+            load(cut)
+
+
+@pytest.mark.parametrize("schema", [2, 0, "1", None, -1, [], True, 1.5])
+def test_another_schema_is_refused(path, schema):
+    """Another schema is said, with the one that is read, and how to record anew."""
+    path.write_text(json.dumps(plain() | {"schema": schema}))
+    refused(path, "schema")
+
+
+def test_a_schema_of_the_future_has_its_own_remedy(path):
+    """The message gives both schemas and the command that records anew."""
+    path.write_text(json.dumps(plain() | {"schema": 2, "new_field": {}}))
+    refused(path, "schema 2", "reads 1", "--perf-update")
+
+
+def spoil(document, where, value):
+    """``document`` with the value at the path ``where`` replaced."""
+    *way, last = where
+    inner = document
+    for key in way:
+        inner = inner[key]
+    inner[last] = value
+    return document
+
+
+DIFFERENCE = {"mean": 1.0, "half_width": 0.1}
+RECORDING = ("cases", CASE_ID, "epochs", 0, "recordings", 0)
+SPOILT = {
+    "NaN": ((*RECORDING, "times_ms", "step_ms", 0), math.nan),
+    "Infinity": ((*RECORDING, "times_ms", "step_ms", 0), math.inf),
+    "negative time": ((*RECORDING, "times_ms", "step_ms", 0), -1.0),
+    "zero time": ((*RECORDING, "times_ms", "step_ms", 0), 0.0),
+    "no times": ((*RECORDING, "times_ms", "step_ms"), []),
+    "time as text": ((*RECORDING, "times_ms", "step_ms", 0), "250"),
+    "time is null": ((*RECORDING, "times_ms", "step_ms", 0), None),
+    "time of no metric": ((*RECORDING, "times_ms", "step_seconds"), [1.0]),
+    "counter as time": ((*RECORDING, "times_ms", "graph_breaks"), [1.0]),
+    "negative counter": ((*RECORDING, "counters", "graph_breaks"), -1),
+    "fractional counter": ((*RECORDING, "counters", "graph_breaks"), 1.5),
+    "boolean counter": ((*RECORDING, "counters", "graph_breaks"), True),
+    "huge counter": ((*RECORDING, "counters", "graph_breaks"), 10**400),
+    "unknown counter": ((*RECORDING, "counters", "graph_brakes"), 1),
+    "time as counter": ((*RECORDING, "counters", "step_ms"), 1),
+    "no tokens": ((*RECORDING, "tokens_per_step"), 0),
+    "infinite information": ((*RECORDING, "information", "mfu_pct"), math.inf),
+    "empty date": ((*RECORDING, "date"), ""),
+    "unknown field": ((*RECORDING, "comment"), "faster"),
+    "unknown field of an entry": (("cases", CASE_ID, "skip"), True),
+    "unknown field of the file": (("waivers",), {}),
+    "no recordings": (("cases", CASE_ID, "epochs", 0, "recordings"), []),
+    "no epochs": (("cases", CASE_ID, "epochs"), []),
+    "no reason": (("cases", CASE_ID, "epochs", 0, "reason"), ""),
+    "difference of no metric": ((*RECORDING, "differences_pct"), {"sync_pct": DIFFERENCE}),
+    "time as difference": ((*RECORDING, "differences_pct"), {"step_ms": DIFFERENCE}),
+    "negative width": (
+        (*RECORDING, "differences_pct"),
+        {"sync_overhead_pct": DIFFERENCE | {"half_width": -1.0}},
+    ),
+    "unknown field of a difference": (
+        (*RECORDING, "differences_pct"),
+        {"sync_overhead_pct": DIFFERENCE | {"limit": 50.0}},
+    ),
+    "sites of no metric": ((*RECORDING, "sites"), {"graph_brakes": [{"what": "x"}]}),
+    "site of nothing": ((*RECORDING, "sites"), {"graph_breaks": [{"file": "a.py"}]}),
+    "unknown field of a site": (
+        (*RECORDING, "sites"),
+        {"graph_breaks": [{"what": "x", "allow": "y"}]},
+    ),
+    "site that happens never": (
+        (*RECORDING, "sites"),
+        {"graph_breaks": [{"what": "x", "count": 0}]},
+    ),
+    "negative detail": ((*RECORDING, "detail"), {"x": {"y": -1}}),
+    "case is null": (("cases", CASE_ID), None),
+    "cases is a list": (("cases",), []),
+    "no machine": (("machine",), ""),
+}
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_spoilt_value_is_refused(path, name):
+    """One wrong value anywhere refuses the file, with the command that restores it."""
+    where, value = SPOILT[name]
+    path.write_text(json.dumps(spoil(plain(), where, value)))
+    refused(path, f"git checkout -- {path}")
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999"])
+@pytest.mark.parametrize("key", ['"batch": 64', '"mfu_pct": 45.0'])
+def test_a_number_too_large_is_refused(path, key, number):
+    """A number that reads as infinity is refused wherever it stands."""
+    text = path.read_text()
+    assert key in text
+    path.write_text(text.replace(key, f"{key.split()[0]} {number}"))
+    refused(path)
+
+
+LATER = {
+    "sites": {},
+    "differences_pct": {},
+    "by_rank": msgspec.UNSET,
+}  # an older file has none of these
+
+
+@pytest.mark.parametrize("field", [f for f in Recording.__struct_fields__ if f not in LATER])
+def test_a_missing_field_is_refused(path, field):
+    """Every field that there always was is needed, and the message says which is missing."""
+    document = plain()
+    del document["cases"][CASE_ID]["epochs"][0]["recordings"][0][field]
+    path.write_text(json.dumps(document))
+    refused(path, field, "git checkout")
+
+
+@pytest.mark.parametrize("field", LATER)
+def test_a_file_from_before_a_field_is_read(path, field):
+    """What was not recorded then is empty; a gate that needs it says that it is not recorded."""
+    document = plain()
+    document["cases"][CASE_ID]["epochs"][0]["recordings"][0].pop(field, None)
+    path.write_text(json.dumps(document))
+    assert getattr(load(path).cases[CASE_ID].epochs[0].recordings[0], field) == LATER[field]
+
+
+@pytest.mark.parametrize(
+    "by_rank", [{"flops_per_step": [1]}, {"flops_per_step": []}, {"nonsense": [1, 2]}]
+)
+def test_counts_of_other_ranks_than_the_cases_are_refused(path, by_rank):
+    """One for each of its two ranks, of a counter that is recorded."""
+    document = plain()
+    entry = document["cases"][CASE_ID]
+    entry["case"]["world_size"] = 2
+    recorded = entry["epochs"][0]["recordings"][0]
+    path.write_text(json.dumps(document))
+    refused(path, "lacks by_rank", "git checkout")
+    recorded["by_rank"] = {"flops_per_step": [1, recorded["counters"]["flops_per_step"]]}
+    path.write_text(json.dumps(document))
+    load(path)
+    recorded["by_rank"] = by_rank
+    path.write_text(json.dumps(document))
+    refused(path, "by_rank", "git checkout")
+
+
+@pytest.mark.parametrize("depth", ["machine", "cases", "step_ms"])
+def test_a_key_that_stands_twice_is_refused(path, depth):
+    """A duplicate key is refused at any depth: the later one would win silently."""
+    text = path.read_text()
+    index = text.index(f'"{depth}":')
+    path.write_text(text[:index] + f'"{depth}": 1, ' + text[index:])
+    refused(path, depth, "twice", "git checkout")
+
+
+@pytest.mark.parametrize("marker", ["<<<<<<< HEAD", "=======", ">>>>>>> main"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_merge_conflict_is_called_one(path, marker, newline):
+    """A conflict marker is refused as such, with its line and how to choose a side."""
+    lines = path.read_text().splitlines()
+    path.write_bytes(newline.join([*lines[:5], marker, *lines[5:]]).encode())
+    refused(path, "line 6", "merge conflict", "git checkout --ours")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x00\x01\x02\xff",
+        b"\xff\xfe{\x00}\x00",
+        b"PK\x03\x04garbage",
+        b"null",
+        b"[]",
+        b"42",
+        b'"text"',
+        b"{}",
+        b"{} {}",
+        b"\xef\xbb\xbf{}",
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+    ],
+    ids=lambda content: repr(content[:6]),
+)
+def test_garbage_is_refused(path, content):
+    """Whatever is not a baseline file is refused with a remedy, never with another exception."""
+    path.write_bytes(content)
+    message = refused(path)
+    assert "git checkout" in message or "--perf-update" in message
+
+
+def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
+    """A folder of that name is refused, with what it is and a remedy."""
+    (tmp_path / "cpu.json").mkdir()
+    refused(tmp_path / "cpu.json", "directory", "git checkout")
+
+
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
+    """When baselines/ is a file its baselines are refused, not taken to be missing."""
+    (tmp_path / "baselines").write_text("")
+    refused(tmp_path / "baselines" / "cpu.json", "Not a directory")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_file_without_permission_is_refused(path):
+    """A file that cannot be opened is refused, not taken to be missing."""
+    path.chmod(0)
+    with pytest.raises(BaselineError, match=f"{path}.*Permission"):
+        load(path)
+
+
+def test_an_input_error_is_refused(path, monkeypatch):
+    """A disk that fails while reading is a refusal too."""
+    monkeypatch.setattr(Path, "read_bytes", raising(OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(BaselineError, match="Input/output error.*git checkout"):
+        load(path)
+
+
+def raising(error):
+    """A function that raises."""
+
+    def function(*args, **kwargs):
+        raise error
+
+    return function
+
+
+TEXT = st.characters(codec="utf-8")
+SOUND = baseline._layout(
+    msgspec.to_builtins(baseline_file(cases={"train\U0001f680[x]": entry(case={"lr": 1e-4})})), 0
+)
+
+
+@settings(PROPERTY, max_examples=1000)
+@given(
+    st.integers(0, len(SOUND) - 1),
+    st.sampled_from("cdi"),
+    st.sampled_from('0123456789-+.eE"{}[]:,\\ \nxdf') | TEXT,
+)
+@example(SOUND.index("ude80") + 1, "c", "8")  # half of a surrogate pair
+@example(SOUND.index("0.0001"), "c", "9")
+def test_one_edited_character_never_surprises(tmp_path, index, how, character):
+    """A changed, dropped or added character gives a valid file, or a refusal, nothing else.
+
+    What is read can be said and saved again, so that an edit is not found too late.
+    """
+    file = tmp_path / "edited.json"
+    kept = SOUND[index + (how != "i") :]
+    edited = SOUND[:index] + ("" if how == "d" else character) + kept
+    file.write_bytes(edited.encode())
+    try:
+        content = load(file)
+    except BaselineError as error:
+        str(error).encode()
+        return
+    "".join(content.cases).encode()
+    save(tmp_path / "again.json", content)
+    assert load(tmp_path / "again.json") == content
+
+
+@pytest.mark.parametrize("call", ["os.replace", "os.fsync", "tempfile.mkstemp", "os.chmod"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES, errno.EIO])
+def test_a_failed_save_leaves_the_old_file(path, monkeypatch, call, number):
+    """A full disk or a read-only folder leaves the old file as it was, and nothing beside it."""
+    before = path.read_bytes()
+    monkeypatch.setattr(call, raising(OSError(number, os.strerror(number))))
+    with pytest.raises(BaselineError) as raised:
+        save(path, baseline_file(machine="another"))
+    assert str(path) in str(raised.value)
+    assert os.strerror(number) in str(raised.value)
+    assert "old file is unchanged" in str(raised.value)
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_a_write_that_fails_halfway_leaves_the_old_file(path, monkeypatch):
+    """When the disk fills while the text is written, the old file stays."""
+    before, opened = path.read_bytes(), os.fdopen
+
+    def full(*args, **kwargs):
+        file = opened(*args, **kwargs)
+        file.write = raising(OSError(errno.ENOSPC, "No space left on device"))
+        return Spoilt(file)
+
+    class Spoilt:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self.file
+
+        def __exit__(self, *exc):
+            self.file.close()
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(BaselineError, match="No space left"):
+        save(path, baseline_file(machine="another"))
+    assert path.read_bytes() == before
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_read_only_folder_is_said(path):
+    """A folder without write permission is a refusal that names the file."""
+    before = path.read_bytes()
+    path.parent.chmod(0o555)
+    try:
+        with pytest.raises(BaselineError, match="cannot be written"):
+            save(path, baseline_file(machine="another"))
+    finally:
+        path.parent.chmod(0o755)
+    assert path.read_bytes() == before
+
+
+def test_the_folder_is_made(tmp_path):
+    """The first recording makes baselines/ itself."""
+    save(tmp_path / "new" / "cpu.json", baseline_file())
+    assert load(tmp_path / "new" / "cpu.json") == baseline_file()
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "world_size", "file"),
+    [
+        ("cpu", "", 1, "cpu.json"),
+        ("cpu", "whatever", 4, "cpu.json"),
+        ("cuda", "NVIDIA H200", 1, "h200x1.json"),
+        ("cuda", "NVIDIA H100 80GB HBM3", 4, "h100-80gb-hbm3x4.json"),
+        ("cuda", "NVIDIA A100-SXM4-80GB", 8, "a100-sxm4-80gbx8.json"),
+        ("cuda", "GPU/../../x", 1, "gpu-xx1.json"),
+    ],
+)
+def test_files_are_named_by_machine(device, name, world_size, file):
+    """One file for a kind of GPU and their number, one for all CPUs."""
+    assert file_name(device, name, world_size) == file

@@ -1,0 +1,117 @@
+"""The evidence of past runs: kept whole, the newest found, old runs pruned, damage ignored."""
+
+import errno
+import json
+from pathlib import Path
+
+import pytest
+from builders import CASE_ID, evidence
+
+from stepguard.evidence import Fault, from_json
+from stepguard.storage.runs import KEPT_RUNS, Store, StoreError
+
+
+@pytest.fixture
+def store(tmp_path):
+    """The store of an empty checkout."""
+    return Store(tmp_path)
+
+
+def a_run(store, name):
+    """A run folder of that name."""
+    folder = store.runs / name
+    folder.mkdir(parents=True)
+    return folder
+
+
+def test_an_empty_checkout_has_nothing(store):
+    """Without any run nothing is found and nothing raises, and nothing is made on disk."""
+    assert (store.newest(), store.last_run(), store.last_wall_s()) == ({}, [], {})
+    assert not store.folder.exists()
+
+
+def test_what_is_kept_is_read_back(store):
+    """Evidence is kept in a folder of its run and case, whole."""
+    path = store.keep(store.new_run(), "train_step-124m", evidence())
+    assert path.parts[-2:] == ("train_step-124m", "evidence.json")
+    assert from_json(path.read_bytes(), "x") == evidence()
+    assert [p.name for p in path.parent.iterdir()] == ["evidence.json"]
+
+
+def test_the_newest_of_every_case(store):
+    """For each case the newest run that has it, even where a newer run measured other cases."""
+    first, second = a_run(store, "20261120T1-1"), a_run(store, "20261121T1-1")
+    store.keep(first, "a", evidence(case_id="a"))
+    both = store.keep(first, "b", evidence(case_id="b"))
+    newer = store.keep(second, "a", evidence(case_id="a", date="later"))
+    assert store.newest() == {"a": newer, "b": both}
+    assert store.last_run() == [newer]
+
+
+def test_an_older_run_does_not_stand_in_for_the_last(store):
+    """A run that was interrupted before its first case has no evidence: not an older tree's."""
+    store.keep(a_run(store, "20261120T1-1"), "a", evidence())
+    a_run(store, "20261121T1-1")
+    assert store.last_run() == []
+
+
+@pytest.mark.parametrize("damage", ["", "{", "null", json.dumps({"schema": 2})])
+def test_damaged_evidence_is_no_newest(store, damage):
+    """A file that cannot be read does not hide the sound one before it."""
+    sound = store.keep(a_run(store, "20261120T1-1"), "a", evidence())
+    broken = store.keep(a_run(store, "20261121T1-1"), "a", evidence())
+    broken.write_text(damage)
+    assert store.newest() == {CASE_ID: sound}
+    assert store.last_wall_s() == {CASE_ID: 200.0}
+
+
+def test_twenty_runs_are_kept(store):
+    """Of 25 runs the newest 20 stay, the one that begins among them."""
+    for number in range(24):
+        store.keep(a_run(store, f"20250101T0000{number:02d}-1"), "a", evidence())
+    fresh = store.new_run()
+    names = sorted(folder.name for folder in store.runs.iterdir())
+    assert KEPT_RUNS == len(names) == 20
+    assert names[-1] == fresh.name
+    assert names[0] == "20250101T000005-1"
+
+
+def test_runs_sort_by_time(store):
+    """A later run's folder sorts after an earlier one's."""
+    names = [store.new_run().name for _ in range(5)]
+    assert names == sorted(names) and len(set(names)) == 5
+
+
+def test_faulty_runs_do_not_time_the_live_line(store):
+    """How long a case takes is told by its last run, unless that one failed."""
+    store.keep(a_run(store, "20261120T1-1"), "a", evidence(case_id="a", wall_s=77.0))
+    faulty = evidence(case_id="b", faults=(Fault("RAISED", "x"),))
+    store.keep(a_run(store, "20261121T1-1"), "b", faulty)
+    assert store.last_wall_s() == {"a": 77.0}
+
+
+def test_a_folder_that_cannot_be_made_is_said(tmp_path):
+    """A file in place of .stepguard/ is an error that names it, not a run that goes nowhere."""
+    (tmp_path / ".stepguard").write_text("")
+    with pytest.raises(StoreError, match="cannot be made"):
+        Store(tmp_path).new_run()
+
+
+def test_a_full_disk_loses_no_figure(tmp_path, monkeypatch):
+    """Evidence that cannot be written is an error that holds the values, with no half file left."""
+    store = Store(tmp_path)
+    run = store.new_run()
+
+    def full(self, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(StoreError, match="No space left on device.*'step_ms': "):
+        store.keep(run, "x", evidence())
+    assert not [path for path in run.rglob("*") if path.is_file()]
+
+
+def test_evidence_does_not_dirty_the_tree(tmp_path):
+    """The folder ignores itself, in whatever repository it is made."""
+    Store(tmp_path).new_run()
+    assert (tmp_path / ".stepguard" / ".gitignore").read_text() == "*\n"

@@ -1,0 +1,160 @@
+"""A case: what it refuses, its id, its file name, and what its baseline must match."""
+
+import json
+import math
+
+import pytest
+from builders import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard import Case
+
+FACTORY = "model.workloads:train_step"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", "a b"),
+        ("name", "../etc"),
+        ("name", "a\n"),
+        ("name", "-n"),
+        ("name", "a|b"),
+        ("workload", "model.workloads"),
+        ("workload", "model/workloads.py:train_step"),
+        ("workload", ":train_step"),
+        ("workload", "m:"),
+        ("workload", "m:a.b"),
+        ("device", "cuda:0"),
+        ("device", ""),
+        ("world_size", 0),
+        ("world_size", -1),
+        ("launches", 0),
+        ("launches", 1),
+        ("time_limit_s", 0),
+        ("time_limit_s", -1.0),
+        ("time_limit_s", math.nan),
+        ("margins_pct", (1.0,)),
+        ("margins_pct", (1.0, 1.0)),
+        ("margins_pct", (2.0, 1.0)),
+        ("margins_pct", (-1.0, 1.0)),
+        ("margins_pct", (0.1, math.inf)),
+        ("margins_pct", (math.nan, 1.0)),
+        ("margins_pct", (0.1, 0.2, 0.3)),
+        ("margins_pct", (None, 1.0)),
+        ("margins_pct", "12"),
+        ("margins_pct", 0),
+        ("gates", ("step_msec",)),
+        ("gates", ("tokens_per_s",)),
+        ("params", {"batch": [64]}),
+        ("params", {"dtype": object}),
+        ("params", {"lr": math.nan}),
+        ("params", {"lr": math.inf}),
+    ],
+)
+def test_a_malformed_field_is_named_with_its_value(field, value):
+    """Anything malformed raises ValueError that names the field and shows the value."""
+    arguments = {"name": "a", "workload": FACTORY} | {field: value}
+    with pytest.raises(ValueError) as raised:
+        Case(**arguments)
+    message = str(raised.value)
+    assert message.startswith(f"Case.{field}")
+    shown = value[0] if field == "gates" else value
+    if field == "params":
+        (key, shown) = next(iter(value.items()))
+        assert f"[{key!r}]" in message
+    assert repr(shown) in message
+
+
+def test_a_gate_that_is_unknown_is_told_the_known_ones():
+    """The message of a misspelt gate lists what can be gated, and only that."""
+    with pytest.raises(ValueError, match="step_ms_median.*graph_breaks") as raised:
+        Case("a", FACTORY, gates=("step",))
+    assert "tokens_per_s," not in str(raised.value)
+
+
+def test_the_id_is_factory_and_name():
+    """The key of a baseline is the factory and the name, whatever else the case says."""
+    assert Case("124m-bf16", FACTORY).id == "train_step[124m-bf16]"
+    assert Case("124m-bf16", FACTORY, {"batch": 2}, world_size=4).id == "train_step[124m-bf16]"
+    assert Case("124m-bf16", FACTORY).slug == "train_step-124m-bf16"
+
+
+NAMES = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,8}", fullmatch=True)
+FACTORIES = st.from_regex(r"[a-z]{1,3}\.[a-z]{1,3}:[a-z_]{1,5}", fullmatch=True)
+
+
+@PROPERTY
+@given(NAMES, FACTORIES, NAMES, FACTORIES)
+def test_slugs_are_safe_and_differ_as_ids_do(name, factory, other_name, other_factory):
+    """A slug is one file name, and two ids never share one."""
+    one, other = Case(name, factory), Case(other_name, other_factory)
+    assert not set(one.slug) & set("/\\[] \0") and one.slug not in ("", ".", "..")
+    assert (one.slug == other.slug) == (one.id == other.id)
+
+
+def test_devices_have_their_default_gates():
+    """A GPU case gates times and counters, a CPU case counters alone; both can be overridden."""
+    assert {"step_ms", "step_ms_median", "launches_per_step"} <= set(Case("a", FACTORY).gates)
+    cpu = Case("a", FACTORY, device="cpu", launches=1)
+    assert cpu.gates and not {"step_ms", "step_ms_median", "launches_per_step"} & set(cpu.gates)
+    assert Case("a", FACTORY, gates=("step_ms",)).gates == ("step_ms",)
+
+
+def test_one_launch_is_enough_on_a_cpu():
+    """Counters are exact, so a CPU case may have a single launch."""
+    assert Case("a", FACTORY, device="cpu", launches=1).launches == 1
+
+
+SCALARS = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5)
+
+
+@PROPERTY
+@given(st.dictionaries(st.text("abc_", min_size=1, max_size=4), SCALARS, max_size=4))
+def test_what_a_baseline_must_match_is_json(params):
+    """The parameters survive JSON unchanged, in sorted order, with device and world size."""
+    case = Case("a", FACTORY, params, world_size=2)
+    told = case.as_dict()
+    assert json.loads(json.dumps(told)) == told
+    assert list(told["params"]) == sorted(params)
+    assert (told["workload"], told["device"], told["world_size"]) == (FACTORY, "cuda", 2)
+
+
+def test_a_case_does_not_change_with_the_callers_dict():
+    """The case keeps a copy of its parameters."""
+    params = {"batch": 64}
+    case = Case("a", FACTORY, params)
+    params["batch"] = 32
+    assert case.params == {"batch": 64}
+
+
+@pytest.mark.parametrize(
+    ("device", "gate", "says"),
+    [
+        ("cpu", "sync_overhead_pct", "only a cuda case can have it"),
+        ("cuda", "sync_candidates_per_step", "only a cpu case can have it"),
+        ("cuda", "collectives_per_step", "only several ranks can have it"),
+    ],
+)
+def test_a_gate_that_the_case_cannot_have(device, gate, says):
+    """Refused when the case is written, not after it was measured."""
+    with pytest.raises(ValueError, match=f"{gate}.*{says}"):
+        Case("a", FACTORY, device=device, gates=(gate,))
+
+
+def test_a_forgotten_tuple():
+    """One gate as a string is told apart from many gates of one letter."""
+    with pytest.raises(ValueError, match=r"write a tuple, \('step_ms',\)"):
+        Case("a", FACTORY, gates="step_ms")
+
+
+def test_margins_are_the_devices_unless_the_case_has_its_own():
+    """A CPU's are wider; figures do not depend on them, so a baseline does not either."""
+    gpu, cpu = Case("a", FACTORY), Case("a", FACTORY, device="cpu", launches=1)
+    assert (gpu.margins.ignore_pct, gpu.margins.matter_pct) == (0.2, 0.5)
+    assert (cpu.margins.ignore_pct, cpu.margins.matter_pct) == (5.0, 20.0)
+    own = Case("a", FACTORY, margins_pct=(1, 3))
+    assert (own.margins.ignore_pct, own.margins.matter_pct) == (1.0, 3.0)
+    assert own.as_dict() == gpu.as_dict()

@@ -1,0 +1,271 @@
+"""Evidence: its JSON form, and the figures that follow from its samples."""
+
+import json
+import math
+from dataclasses import fields, replace
+
+import pytest
+from builders import COUNTS, FINGERPRINT, PROPERTY, TOKENS, block, evidence, launch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.evidence import (
+    Block,
+    Counts,
+    Evidence,
+    Fault,
+    Launch,
+    from_json,
+    geometric_mean,
+    to_json,
+)
+from stepguard.fingerprint import Fingerprint
+from stepguard.metrics import METRICS
+from stepguard.verdict import Reason
+
+FINITE = st.floats(allow_nan=False, allow_infinity=False)
+MS = st.floats(1e-3, 1e6)
+TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+COUNT = st.integers(0, 2**53)
+CODES = st.sampled_from(sorted(Reason.__members__))
+BLOCKS = st.builds(
+    Block,
+    steps=st.integers(1, 10**6),
+    wall_ms=st.lists(MS, min_size=1, max_size=4).map(tuple),
+    events_ms=st.lists(MS, min_size=1, max_size=4).map(tuple),
+    step_ms=st.lists(MS, max_size=4).map(tuple),
+    enqueue_ms=st.none() | FINITE,
+    energy_j=st.none() | FINITE,
+    tainted=TEXT,
+)
+LAUNCHES = st.builds(
+    Launch,
+    index=st.integers(1, 99),
+    blocks=st.lists(BLOCKS, max_size=2).map(tuple),
+    compile_s=FINITE,
+    warmup_s=FINITE,
+    warmup_steps=COUNT,
+    steady=TEXT,
+    wall_s=FINITE,
+    discarded=st.lists(BLOCKS, max_size=1).map(tuple),
+)
+EVIDENCE = st.builds(
+    Evidence,
+    case_id=TEXT,
+    case=st.dictionaries(TEXT, TEXT | st.none() | st.booleans() | COUNT | FINITE, max_size=3),
+    date=TEXT,
+    commit=TEXT,
+    dirty=st.lists(TEXT, max_size=2).map(tuple),
+    command=TEXT,
+    planned_launches=st.integers(0, 9),
+    gates=st.lists(st.sampled_from(sorted(METRICS)), max_size=2).map(tuple),
+    fingerprint=st.none()
+    | st.builds(
+        Fingerprint,
+        device_name=TEXT,
+        device_uuid=TEXT,
+        torch=TEXT,
+        peak_flops=st.none() | FINITE,
+        environment=st.dictionaries(TEXT, TEXT, max_size=2),
+    ),
+    launches=st.lists(LAUNCHES, max_size=2).map(tuple),
+    counts=st.none()
+    | st.builds(
+        Counts,
+        values=st.dictionaries(TEXT, COUNT, max_size=2),
+        unstable=st.dictionaries(TEXT, TEXT, max_size=2),
+        detail=st.dictionaries(TEXT, st.dictionaries(TEXT, COUNT, max_size=2), max_size=2),
+        wall_s=FINITE,
+    ),
+    faults=st.lists(
+        st.builds(Fault, code=CODES, message=TEXT, detail=TEXT, during=TEXT), max_size=2
+    ).map(tuple),
+    tokens_per_step=COUNT,
+    flops_per_step=FINITE,
+    floor_flops_per_step=FINITE,
+    wall_s=FINITE,
+)
+
+
+@PROPERTY
+@given(EVIDENCE)
+def test_json_and_back_without_loss(found):
+    """Reading what was written gives the same evidence, raw samples included."""
+    assert from_json(to_json(found), "x") == found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"gates": ("step_parsecs",)}, {"faults": (Fault("GREMLINS", "m"),)}],
+    ids=["gate", "fault"],
+)
+def test_evidence_of_a_newer_version_is_refused(changes):
+    """A gate or a reason code that this version does not know is an error, not passed over."""
+    with pytest.raises(ValueError, match="evidence.json: .* is not known to this version"):
+        from_json(to_json(replace(evidence(), **changes)), "evidence.json")
+
+
+def test_json_is_plain():
+    """The document is JSON that any reader takes, with units in its keys."""
+    document = json.loads(to_json(evidence()))
+    assert document["schema"] == 1
+    assert document["launches"][0]["blocks"][0]["wall_ms"] == [2500.0]
+    assert set(document) == {field.name for field in fields(Evidence)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"case_id": "x"}', to_json(evidence())[:-2]],
+    ids=["empty", "cut", "list", "null", "no utf-8", "fields missing", "truncated"],
+)
+def test_bad_json_names_its_source(text):
+    """Whatever is not evidence raises ValueError that says which file it was."""
+    with pytest.raises(ValueError, match="^run-7/evidence.json: not evidence"):
+        from_json(text, "run-7/evidence.json")
+
+
+def test_wrong_types_are_refused():
+    """A time that is a string is not read as one."""
+    text = to_json(evidence()).replace(b"2500.0", b'"2500.0"', 1)
+    with pytest.raises(ValueError, match="source: not evidence"):
+        from_json(text, "source")
+
+
+def test_another_schema_is_refused():
+    """A schema of the future raises ValueError that names both versions and the file."""
+    with pytest.raises(ValueError, match="^source: evidence schema 2, this version reads 1$"):
+        from_json(to_json(evidence(schema=2)), "source")
+
+
+def test_step_time_is_the_slowest_ranks_wall_over_steps():
+    """Blocks of 10 steps in 2.0 and 30 in 9.0 s on the slower rank: 275 ms, not the mean of 250."""
+    one = block(steps=10, wall_ms=(2000.0, 1000.0), events_ms=(2000.0, 1000.0))
+    two = block(steps=30, wall_ms=(1000.0, 9000.0), events_ms=(1000.0, 9000.0))
+    assert one.mean_ms == 200.0
+    assert two.mean_ms == 300.0
+    assert launch(blocks=(one, two)).step_ms == pytest.approx(275.0)
+
+
+def test_median_is_over_single_steps_of_all_blocks():
+    """The median of 1, 2, 3, 4 and 100 is 3, however they lie in blocks."""
+    blocks = (block(step_ms=(1.0, 100.0)), block(step_ms=(2.0, 3.0, 4.0)))
+    assert launch(blocks=blocks).step_ms_median == 3.0
+
+
+def test_launches_average_on_logs():
+    """Launches at 100 and 400 ms make a level of 200 ms, and the figures that follow from it."""
+    values = evidence((100.0, 400.0)).values()
+    assert values["step_ms"] == pytest.approx(200.0)
+    assert values["step_ms_median"] == pytest.approx(200.0)
+    assert values["tokens_per_s"] == pytest.approx(TOKENS / 0.2)
+
+
+def test_mfu_is_per_gpu():
+    """1e14 FLOP in 250 ms on a GPU of 1e15 FLOP/s is 40 %; on four such GPUs together 10 %."""
+    assert evidence().values()["mfu_pct"] == pytest.approx(40.0)
+    four = evidence(case=evidence().case | {"world_size": 4})
+    assert four.values()["mfu_pct"] == pytest.approx(10.0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"flops_per_step": 0.0},
+        {"fingerprint": None},
+        {"fingerprint": replace(FINGERPRINT, peak_flops=None)},
+    ],
+)
+def test_no_mfu_without_flops_or_peak(changes):
+    """An unknown GPU or workload has no MFU, rather than a wrong one."""
+    assert "mfu_pct" not in evidence(**changes).values()
+
+
+def test_energy_is_joules_over_steps_of_all_blocks():
+    """600 J in 10 steps and 1200 J in 10: 90 J a step; none if one block has no reading."""
+    one, two, none = block(energy_j=600.0), block(energy_j=1200.0), block()
+    measured = evidence(launches=(launch(blocks=(one, two)),))
+    assert measured.values()["energy_j_per_step"] == pytest.approx(90.0)
+    assert "energy_j_per_step" not in evidence(launches=(launch(blocks=(one, none)),)).values()
+
+
+def test_enqueue_is_a_median_and_compile_the_longest():
+    """Enqueue time is the median over blocks that have it, compile time that of the worst."""
+    blocks = tuple(block(enqueue_ms=ms) for ms in (1.0, 2.0, 9.0, None))
+    values = evidence(
+        launches=(launch(blocks=blocks, compile_s=3.0), launch(blocks=blocks, compile_s=24.0))
+    ).values()
+    assert (values["enqueue_ms"], values["compile_s"]) == (2.0, 24.0)
+    assert "enqueue_ms" not in evidence().values()
+
+
+def test_counts_and_tokens_are_values():
+    """Counters and tokens stand among the values, with launches and without."""
+    assert evidence(launches=()).values() == COUNTS | {"tokens_per_step": TOKENS}
+    assert evidence(launches=(), counts=None, tokens_per_step=0).values() == {}
+
+
+def test_a_launch_without_times_gives_no_time():
+    """Rather than raise or mislead, evidence with an empty or spoilt launch has no times."""
+    for odd in (launch(blocks=()), launch(blocks=(block(wall_ms=(math.nan,)),))):
+        assert "step_ms" not in evidence(launches=(launch(), odd)).values()
+
+
+def test_the_floor_is_fewest_flops_over_highest_peak():
+    """1e14 FLOP at 1e15 FLOP/s take 100 ms; unknown peaks give no floor."""
+    assert evidence().floor_ms() == pytest.approx(100.0)
+    assert evidence(fingerprint=None).floor_ms() is None
+    assert evidence(fingerprint=replace(FINGERPRINT, floor_flops=None)).floor_ms() is None
+
+
+def test_samples_are_those_counted():
+    """Single steps of every block and launch, without those of discarded blocks."""
+    kept, thrown = block(step_ms=(1.0, 2.0)), block(step_ms=(99.0,))
+    launches = (launch(blocks=(kept, kept), discarded=(thrown,)), launch(blocks=(kept,)))
+    assert evidence(launches=launches).samples_ms() == [1.0, 2.0] * 3
+
+
+@PROPERTY
+@given(st.lists(MS, min_size=1, max_size=8), st.floats(0.1, 10.0))
+def test_geometric_mean_scales_and_lies_within(values, factor):
+    """It lies between the smallest and the largest, and scales with its values."""
+    mean = geometric_mean(values)
+    assert min(values) * (1 - 1e-9) <= mean <= max(values) * (1 + 1e-9)
+    assert geometric_mean([factor * ms for ms in values]) == pytest.approx(factor * mean)
+
+
+def test_software_key_holds_versions_and_no_machine():
+    """What must be equal for a comparison: versions, the driver's branch, no UUID and no name."""
+    versions = {
+        "torch": "2.11.0",
+        "cuda": "13.0",
+        "cudnn": "91900",
+        "triton": "3.6.0",
+        "driver_branch": "580",
+        "arch": "x86_64",
+    }
+    assert FINGERPRINT.software_key(1) == versions
+    assert replace(FINGERPRINT, nccl="2.28.9").software_key(2) == versions | {"nccl": "2.28.9"}
+
+
+def test_steering_variables_are_part_of_the_software():
+    """Figures taken with TF32 forced on, say, are not compared with others."""
+    plain = FINGERPRINT.software_key(1)
+    steered = replace(FINGERPRINT, environment={"NVIDIA_TF32_OVERRIDE": "1", "NCCL_DEBUG": "INFO"})
+    assert steered.software_key(1) == plain | {"environment": "NVIDIA_TF32_OVERRIDE=1"}
+    harmless = replace(FINGERPRINT, environment={"NCCL_DEBUG": "INFO"})
+    assert harmless.software_key(1) == plain and harmless.software_key(2) != steered.software_key(2)
+
+
+def test_what_steers_the_exchange_counts_where_there_is_one():
+    """NCCL without peer-to-peer is other software for two ranks, and nothing for one."""
+    alone = replace(FINGERPRINT, environment={"NCCL_P2P_DISABLE": "1", "NCCL_SOCKET_IFNAME": "a"})
+    assert alone.software_key(1) == FINGERPRINT.software_key(1)
+    assert alone.software_key(2)["environment"] == "NCCL_P2P_DISABLE=1"
+    assert "environment" not in replace(alone, cuda="").software_key(2)  # gloo
+
+
+def test_a_block_with_the_times_of_other_steps_is_no_time():
+    """A block that says 400 steps and brings 4 would be a hundred times too fast."""
+    good = block()
+    assert good.no_time() == ""
+    assert "has the times of" in replace(good, steps=good.steps * 100).no_time()

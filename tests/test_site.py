@@ -1,0 +1,291 @@
+"""Sites: matched without their line, told as a person reads them, found from a call stack."""
+
+import importlib
+import sys
+import sysconfig
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from builders import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+
+import stepguard
+from stepguard.report.words import block, evidence_lines, headline
+from stepguard.site import Site, added, merge
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.worker.count.locate import Place, frames, locate
+
+ITEM = Site(".item()", "model/gpt.py", 88, "GPT.forward", "n = loss.item()", "forward")
+SITES = st.lists(
+    st.builds(
+        Site,
+        st.sampled_from([".item()", "nonzero"]),
+        st.sampled_from(["", "a.py", "b.py"]),
+        st.integers(0, 9),
+        st.sampled_from(["f", "g"]),
+        st.sampled_from(["x.item()", "y"]),
+        st.sampled_from(["", "forward", "backward"]),
+        st.integers(1, 4),
+    ),
+    max_size=12,
+)
+
+
+def counts(sites):
+    """How often, by what makes two sites the same."""
+    found = {}
+    for site in sites:
+        found[site.key] = found.get(site.key, 0) + site.count
+    return found
+
+
+# merge
+
+
+@PROPERTY
+@given(SITES)
+def test_merge_keeps_every_count(sites):
+    """One site a key, in order of appearance, with the sum of its counts and its first line."""
+    merged = merge(sites)
+    assert [site.key for site in merged] == list(dict.fromkeys(site.key for site in sites))
+    assert {site.key: site.count for site in merged} == counts(sites)
+    for site in merged:
+        assert site.line == next(one.line for one in sites if one.key == site.key)
+    assert merge(merged) == merged
+
+
+def test_merge_joins_phases():
+    """Each phase once; sites without one add none."""
+    phases = ("forward", "", "backward", "forward")
+    (found,) = merge([replace(ITEM, phase=phase) for phase in phases])
+    assert (found.phase, found.count) == ("forward, backward", 4)
+
+
+def test_merge_of_nothing_is_nothing():
+    """No sites merge to none."""
+    assert merge([]) == ()
+
+
+# added
+
+
+@PROPERTY
+@given(SITES, st.integers(1, 500))
+def test_nothing_is_added_to_itself(sites, moved):
+    """Equal sites add nothing, and neither do edits above them that move every line."""
+    assert added(sites, sites) == ()
+    assert added(sites, [replace(site, line=site.line + moved) for site in sites]) == ()
+    assert added(sites, sites[::-1]) == ()
+
+
+@PROPERTY
+@given(SITES, SITES)
+def test_added_is_the_difference(old, new):
+    """For every key what the new ones have more of, and never a count below one."""
+    before, after = counts(old), counts(new)
+    expected = {
+        key: count - before.get(key, 0)
+        for key, count in after.items()
+        if count > before.get(key, 0)
+    }
+    assert {site.key: site.count for site in added(old, new)} == expected
+
+
+@PROPERTY
+@given(SITES, SITES)
+def test_what_one_side_adds_the_other_takes_away(old, new):
+    """Old plus what was added less what went is new."""
+    total = counts(old)
+    for site in added(old, new):
+        total[site.key] = total.get(site.key, 0) + site.count
+    for site in added(new, old):
+        total[site.key] -= site.count
+    assert {key: count for key, count in total.items() if count} == counts(new)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"what": "nonzero"}, {"file": "x.py"}, {"function": "f"}, {"text": "loss.item()"}],
+)
+def test_another_place_is_added(change):
+    """Another file, function, text or happening is another site, with its own line."""
+    other = replace(ITEM, line=5, **change)
+    assert added([ITEM], [ITEM, other]) == (other,)
+    assert added([ITEM, other], [ITEM]) == ()
+
+
+def test_a_rise_at_one_place_is_the_difference():
+    """2 of a place that had 5 before and has 7 now."""
+    assert added([replace(ITEM, count=5)], [replace(ITEM, count=7)]) == (replace(ITEM, count=2),)
+
+
+# In words
+
+
+@pytest.mark.parametrize(
+    ("site", "words"),
+    [
+        (ITEM, "n = loss.item() in GPT.forward (model/gpt.py:88), forward"),
+        (replace(ITEM, phase=""), "n = loss.item() in GPT.forward (model/gpt.py:88)"),
+        (replace(ITEM, text=""), ".item() in GPT.forward (model/gpt.py:88), forward"),
+        (Site(".item() in IndexBackward0"), ".item() in IndexBackward0"),
+        (Site(".item()", phase="backward"), ".item(), backward"),
+    ],
+)
+def test_a_site_in_words(site, words):
+    """Source, function, file and line, phase; what is not known is left out."""
+    assert site.describe() == words
+
+
+@pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
+def test_long_source_is_cut(length, shown):
+    """Sixty characters of the line are enough to find it."""
+    words = replace(ITEM, text="x" * length).describe()
+    assert words == f"{shown} in GPT.forward (model/gpt.py:88), forward"
+
+
+def rise(*sites):
+    """The verdict of a step with one more host sync."""
+    metric = MetricVerdict(
+        "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=0, new=1, sites=sites
+    )
+    return Verdict("step[nano]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(metric,))
+
+
+def test_a_failure_names_the_place():
+    """The headline has file and line, the lines under it what happens there and how often."""
+    verdict = rise(replace(ITEM, count=2))
+    assert headline(verdict).endswith(" model/gpt.py:88")
+    line = "    2 x .item(): n = loss.item() in GPT.forward (model/gpt.py:88), forward"
+    assert line in evidence_lines(verdict)
+    assert line in block(verdict, "evidence.json")
+
+
+def test_a_failure_without_a_place_names_none():
+    """A site without a file gives the headline nothing to point at; a later one with a file does.
+
+    The lines under it say what is known.
+    """
+    nowhere = Site(".item() in IndexBackward0", count=3)
+    assert headline(rise(nowhere)).endswith("host_syncs_per_step 0 -> 1 (+1 syncs)")
+    assert "    3 x .item() in IndexBackward0" in evidence_lines(rise(nowhere))
+    assert headline(rise(nowhere, ITEM)).endswith(" model/gpt.py:88")
+
+
+@PROPERTY
+@given(SITES)
+def test_sites_survive_json(sites):
+    """What a rank sends is what the host reads."""
+    sent = msgspec.json.encode([vars(site) for site in sites])
+    assert msgspec.json.decode(sent, type=list[Site]) == sites
+
+
+# locate
+
+TORCH = str(Path(torch.__file__).parent / "_tensor.py")
+STDLIB = str(Path(sysconfig.get_paths()["stdlib"]) / "contextlib.py")
+ENGINE = str(Path(stepguard.__file__).parent / "worker" / "eager.py")
+INSTALLED = str(Path(torch.__file__).parent.parent / "someones" / "library.py")
+OTHER = str(Path(torch.__file__).parent.parent / "torchother" / "library.py")
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    """The working directory: a tree with train.py of three lines."""
+    root = tmp_path / "tree"
+    root.mkdir()
+    (root / "train.py").write_text("first\n    second  # why\nthird\n")
+    monkeypatch.chdir(root)
+    return root
+
+
+def test_the_innermost_frame_of_the_tree_is_the_place(tree):
+    """Relative to the tree, with its text stripped; frames further out do not matter."""
+    stack = [(str(tree / "train.py"), 2, "inner"), (str(tree / "train.py"), 3, "outer")]
+    assert locate(stack) == Place("train.py", 2, "inner", "second  # why")
+
+
+@pytest.mark.parametrize(
+    "file", [TORCH, STDLIB, ENGINE, INSTALLED, OTHER, "<string>", "<frozen x>"]
+)
+def test_what_the_tree_calls_is_not_the_place(tree, file):
+    """torch, Python, the engine, installed libraries and generated code are stepped out of."""
+    stack = [(file, 7, "theirs"), (file, 8, "theirs"), (str(tree / "train.py"), 3, "mine")]
+    assert locate(stack) == Place("train.py", 3, "mine", "third")
+
+
+def test_an_installed_library_is_better_than_nothing(tree):
+    """Without a frame of the tree the innermost installed one, with its whole path."""
+    stack = [(TORCH, 1, "item"), (OTHER, 2, "near"), (INSTALLED, 3, "far"), (STDLIB, 4, "run")]
+    assert locate(stack) == Place(OTHER, 2, "near", "")
+
+
+def test_a_file_beside_the_tree_is_better_than_nothing(tree):
+    """A script outside the working directory has its whole path."""
+    beside = tree.parent / "tree-2"
+    beside.mkdir()
+    (beside / "run.py").write_text("go()\n")
+    assert locate([(str(beside / "run.py"), 1, "main")]) == Place(
+        str(beside / "run.py"), 1, "main", "go()"
+    )
+
+
+@pytest.mark.parametrize("stack", [[], [(TORCH, 1, "f")], [(STDLIB, 1, "f"), (ENGINE, 2, "g")]])
+def test_no_frame_of_anyone_is_no_place(tree, stack):
+    """An autograd thread has none: an empty place, not torch's or the engine's."""
+    assert locate(stack) == Place()
+
+
+def test_a_virtual_environment_in_the_tree_is_not_the_tree(tree):
+    """.venv/lib/.../site-packages lies below the tree and is still somebody else's."""
+    installed = tree / ".venv" / "lib" / "python3" / "site-packages" / "library.py"
+    stack = [(str(installed), 5, "theirs"), (str(tree / "train.py"), 1, "mine")]
+    assert locate(stack) == Place("train.py", 1, "mine", "first")
+    assert locate(stack[:1]) == Place(str(installed), 5, "theirs", "")
+
+
+@pytest.mark.parametrize("neighbour", ["stepguardian", "stepguard-fork"])
+def test_a_longer_name_than_the_engines_is_not_the_engine(monkeypatch, neighbour):
+    """A package beside the engine whose name begins like it is measured like any other."""
+    root = Path(stepguard.__file__).parent.parent
+    monkeypatch.chdir(root)
+    found = locate([(str(root / neighbour / "train.py"), 1, "f")])
+    assert found == Place(f"{neighbour}/train.py", 1, "f", "")
+
+
+def test_a_link_into_the_tree_is_the_tree(tree):
+    """A file reached through a link has the path that it has in the tree."""
+    link = tree.parent / "link"
+    link.symlink_to(tree)
+    assert locate([(str(link / "train.py"), 1, "f")]).file == "train.py"
+
+
+def test_frames_go_outwards_with_qualified_names(tree, monkeypatch):
+    """From the innermost frame on: methods with their class, closures without <locals>."""
+    (tree / "stacked.py").write_text(
+        "import sys\n"
+        "class Net:\n"
+        "    def forward(self):\n"
+        "        def inner():\n"
+        "            return sys._getframe()\n"
+        "        return inner()\n"
+        "def run():\n"
+        "    return Net().forward()\n"
+    )
+    monkeypatch.syspath_prepend(tree)
+    importlib.invalidate_caches()
+    frame = importlib.import_module("stacked").run()
+    del sys.modules["stacked"]
+    found = [(Path(file).name, line, name) for file, line, name in frames(frame)]
+    assert found[:3] == [
+        ("stacked.py", 5, "Net.forward.inner"),
+        ("stacked.py", 6, "Net.forward"),
+        ("stacked.py", 8, "run"),
+    ]
+    place = Place("stacked.py", 5, "Net.forward.inner", "return sys._getframe()")
+    assert locate(frames(frame)) == place
+    assert list(frames(None)) == []

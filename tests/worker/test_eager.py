@@ -1,0 +1,294 @@
+"""What would make a host wait for a GPU, found on a CPU: programs of known waits."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+from model import workloads
+from stepguard.allow import allow_sync, allowed_by_comment, allowed_now
+from stepguard.worker.count.eager import count_eager
+from stepguard.worker.count.tally import Tally
+from stepguard.worker.phases import Phases
+
+CPU = torch.device("cpu")
+METRIC = "sync_candidates_per_step"
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Writes a step() of the given lines into a tree of its own; (tally, sites) of counting it."""
+
+    def count(*lines, before="", stable=True):
+        head = [
+            "import torch",
+            "from stepguard.allow import allow_sync",
+            "DEVICE, CPU = 'cpu', torch.device('cpu')",
+            "x = torch.arange(6.0).reshape(2, 3)",
+            "w = torch.ones(6, requires_grad=True)",
+            before,
+            "def step(phase):",
+        ]
+        text = "\n".join([*head, *[f"    {line}" for line in lines]]) + "\n"
+        (tmp_path / "waiting.py").write_text(text)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.syspath_prepend(tmp_path)
+        sys.modules.pop("waiting", None)
+        importlib.invalidate_caches()
+        module = importlib.import_module("waiting")
+        phases, tally = Phases(lambda name: None), Tally()
+        try:
+            count_eager(tally, lambda: module.step(phases), CPU, phases)
+        finally:
+            del sys.modules["waiting"]
+        assert (METRIC in tally.unstable) is not stable
+        return tally, tally.sites.get(METRIC, ())
+
+    return count
+
+
+@pytest.fixture
+def waits(program):
+    """(count, what) of a step of one line, whose site must be that line."""
+
+    def count(line):
+        tally, sites = program(line)
+        assert len(sites) <= 1
+        for site in sites:
+            assert (site.file, site.line, site.function) == ("waiting.py", 8, "step")
+            assert (site.text, site.phase, site.allowed) == (line, "", "")
+            assert site.count == tally.values[METRIC]
+        return tally.values[METRIC], sites[0].what if sites else ""
+
+    return count
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "what"),
+    [
+        ("x.sum().item()", 1, ".item()"),
+        ("float(x.sum()) + int(x[0, 0])", 2, ".item()"),
+        ("bool(x.sum() > 0)", 1, ".item()"),
+        ("f'{x.mean():.2f}'", 1, ".item()"),
+        ("x[: x.sum().long() * 0]", 1, ".item()"),
+        ("x.cpu()", 1, "copy to the host"),
+        ("x.cpu().numpy()", 1, "copy to the host"),
+        ('x.to("cpu")', 1, "copy to the host"),
+        ("x.to(device='cpu', non_blocking=True)", 1, "copy to the host"),
+        ('x.to(torch.device("cpu"))', 1, "copy to the host"),
+        ("x.tolist()", 1, ".tolist()"),
+        ("repr(x)", 1, "print of a tensor"),
+        ("x.nonzero()", 1, "nonzero"),
+        ("torch.where(x > 2)", 1, "nonzero"),
+        ("torch.argwhere(x)", 1, "nonzero"),
+        ("x[x > 2]", 1, "nonzero of a mask"),
+        ("w[w > 0].sum().backward()", 2, "nonzero of a mask"),
+        ("x[x > 2] = x[x > 2]", 2, "nonzero of a mask"),
+        ("x.index_put((x > 2,), torch.ones(1))", 1, "nonzero of a mask"),
+        ("torch.masked_select(x, x > 2)", 1, "masked_select"),
+        ("torch.unique(x)", 1, "unique"),
+        ("torch.unique(x, dim=0)", 1, "unique"),
+        ("torch.unique_consecutive(x)", 1, "unique_consecutive"),
+        ("torch.repeat_interleave(x, torch.tensor([1, 2]), dim=0)", 1, "repeat_interleave"),
+        ("torch.equal(x, x)", 1, "equal"),
+        ("torch.allclose(x, x)", 1, "allclose"),
+        ("torch.bincount(torch.tensor([1, 2]))", 1, "bincount"),
+    ],
+)
+def test_what_waits_is_found_where_it_stands(waits, line, count, what):
+    """Count, what, line, function and text of a step of one line."""
+    assert waits(line) == (count, what)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "x + 1",
+        "x.to(DEVICE)",
+        "x.to(CPU)",
+        "x.to(x)",
+        "x.to(torch.bfloat16)",
+        "x.to(device=x.device, dtype=torch.half)",
+        "x.to(x.device, non_blocking=x.device.type != 'cpu')",
+        "x.to(x.device)  # never 'cpu' here",
+        "x[torch.zeros(2, dtype=torch.long)]",
+        "w[torch.zeros(2, dtype=torch.long)].sum().backward()",
+        "x[x > 100] = 0.0",
+        "x.masked_fill(x > 2, 0.0)",
+        "torch.where(x > 2, x, -x)",
+        "torch.repeat_interleave(x, torch.tensor([1, 2]), dim=0, output_size=3)",
+        "torch.repeat_interleave(x, 2, dim=0)",
+        "torch.count_nonzero(x)",
+        "torch.isfinite(x).all()",
+        "torch.nn.utils.clip_grad_norm_([w], 1.0)",
+        "(w * 2).sum().backward()",
+        "str(x.shape) + str(x.dtype)",
+        "x.numel() + len(x) + x.stride(0)",
+    ],
+)
+def test_what_does_not_wait_is_none(waits, line):
+    """Shapes, integer indices, filled masks and .to(device) of this run's CPU are no waits."""
+    assert waits(line) == (0, "")
+
+
+@pytest.mark.parametrize("count", [1, 3, 10])
+def test_k_items_are_k(program, count):
+    """k .item() in a loop are one site of k; the steps agree."""
+    tally, sites = program(f"for _ in range({count}):", "    x.sum().item()")
+    assert tally.values[METRIC] == count
+    assert [(site.text, site.line, site.count) for site in sites] == [("x.sum().item()", 9, count)]
+
+
+def test_lines_and_functions_are_told_apart(program):
+    """Two lines are two sites; what a helper does is the helper's, with its class."""
+    helper = "class Meter:\n    def read(self):\n        return x.sum().item()\n"
+    tally, sites = program("Meter().read()", "Meter().read()", "x.nonzero()", before=helper)
+    assert tally.values[METRIC] == 3
+    assert [(site.function, site.line, site.text, site.what, site.count) for site in sites] == [
+        ("Meter.read", 8, "return x.sum().item()", ".item()", 2),
+        ("step", 13, "x.nonzero()", "nonzero", 1),
+    ]
+
+
+def test_a_function_in_a_function_has_its_name(program):
+    """A closure is named by both, without torch's or Python's decoration."""
+    _, sites = program("def inner():", "    x.sum().item()", "inner()")
+    assert [(site.function, site.line) for site in sites] == [("step.inner", 9)]
+
+
+def test_a_wait_inside_torch_is_the_callers(program):
+    """torch's own .item() has the line that called torch, also through a module's hooks."""
+    tally, sites = program(
+        "net = torch.nn.Linear(3, 3)",
+        "net.register_forward_hook(lambda *a: None)",
+        "net(x).sum().backward()",
+        "torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0, error_if_nonfinite=True)",
+    )
+    assert tally.values[METRIC] == 1
+    assert [(site.line, site.what) for site in sites] == [(11, ".item()")]
+
+
+def test_phases_are_the_steps_own(program):
+    """Micro-steps and phases as the program enters them; each step begins without one."""
+    _, sites = program(
+        "x.nonzero()",
+        "for index in range(2):",
+        "    phase(f'micro_step_{index}')",
+        "    phase('forward')",
+        "    x.sum().item()",
+        "phase('optimizer')",
+        "x.tolist()",
+    )
+    assert [(site.text, site.phase) for site in sites] == [
+        ("x.nonzero()", ""),
+        ("x.sum().item()", "forward, each micro-step"),
+        ("x.tolist()", "optimizer"),
+    ]
+
+
+def test_a_step_with_another_number_is_unstable():
+    """An .item() in every other step has no count."""
+    x, tally, calls = torch.zeros(()), Tally(), []
+
+    def step():
+        calls.append(0)
+        if len(calls) % 2:
+            x.item()
+
+    count_eager(tally, step, CPU, Phases(lambda name: None))
+    assert METRIC not in tally.values
+    assert tally.unstable[METRIC].startswith("steps differ: ")
+
+
+@pytest.mark.parametrize("factory", ["forward", "forward_backward", "train_step"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_the_workloads_do_not_wait(factory, precision):
+    """A clean nano step has no candidate: nothing is to be mended where nothing waits."""
+    made = dict(size="nano", batch=2, seq=64, precision=precision, compile=False, device="cpu")
+    workload = getattr(workloads, factory)(**made)
+    phases, tally = Phases(lambda name: None), Tally()
+    workload.on_phase = phases
+    count_eager(tally, workload.step, CPU, phases)
+    assert tally.values[METRIC] == 0
+    assert METRIC not in tally.sites
+    workload.close()
+
+
+# Allowed
+
+
+def test_an_allowed_wait_is_listed_and_not_counted(program):
+    """By allow_sync and by the comment: two sites with their reasons, beside one that counts."""
+    tally, sites = program(
+        "x.sum().item()",
+        "with allow_sync('  logged every 100 steps '):",
+        "    x.sum().item()",
+        "x.sum().item()  # stepguard: allow sync: early stopping",
+    )
+    assert tally.values[METRIC] == 1
+    assert [(site.line, site.allowed) for site in sites] == [
+        (8, ""),
+        (10, "logged every 100 steps"),
+        (11, "early stopping"),
+    ]
+
+
+def test_the_comment_without_a_reason_allows_nothing(program):
+    """A bare marker counts as if it were not there."""
+    tally, sites = program("x.sum().item()  # stepguard: allow sync")
+    assert tally.values[METRIC] == 1
+    assert [site.allowed for site in sites] == [""]
+
+
+@pytest.mark.parametrize(
+    ("comment", "reason"),
+    [
+        ("# stepguard: allow sync: logged", "logged"),
+        ("# stepguard: allow sync - logged", "logged"),
+        ("#stepguard:allow sync, every 100 steps", "every 100 steps"),
+        ("# noqa  # stepguard: allow sync: logged ", "logged"),
+        ("# stepguard: allow sync", ""),
+        ("# stepguard: allow sync:  ", ""),
+        ("# stepguard: allow syncs: logged", ""),
+        ("# stepguard: allow sync-free code only", ""),
+        ("# allow sync: logged", ""),
+        ("stepguard: allow sync: logged", ""),
+        ("", ""),
+    ],
+)
+def test_what_the_comment_says(comment, reason):
+    """The marker as documented, anywhere in the line's comment; nothing that looks like it."""
+    assert allowed_by_comment(f"print(loss.item())  {comment}") == reason
+
+
+@pytest.mark.parametrize("reason", ["", " ", "\n\t"])
+def test_allow_sync_needs_a_reason(reason):
+    """An empty reason raises at the with, and leaves nothing allowed."""
+    with pytest.raises(ValueError, match="reason"), allow_sync(reason):
+        raise AssertionError("the block must not run")
+    assert allowed_now() == ""
+
+
+def test_allow_sync_ends_with_its_block():
+    """The innermost reason holds; after an exception none does."""
+    with pytest.raises(KeyError), allow_sync("outer"):
+        with allow_sync("inner"):
+            assert allowed_now() == "inner"
+        assert allowed_now() == "outer"
+        raise KeyError
+    assert allowed_now() == ""
+
+
+def test_a_copy_to_the_host_over_several_lines(program):
+    """As a formatter wraps it: the call is read whole, and stands at its own line."""
+    tally, sites = program("x.to(", "    device='cpu',", "    dtype=torch.float64,", ")")
+    assert (tally.values[METRIC], [site.line for site in sites]) == (1, [8])
+
+
+def test_a_wait_in_one_step_of_ten_is_unstable(program):
+    """Whoever logs every tenth step is told of, with the line, at whatever step counting begins."""
+    lines = ("clock.append(0)", "if len(clock) % 10 == 0:", "    x.sum().item()")
+    tally, sites = program(*lines, before="clock = []", stable=False)
+    assert METRIC not in tally.values and "steps differ" in tally.unstable[METRIC]
+    assert [(site.what, site.text) for site in sites] == [(".item()", "x.sum().item()")]

@@ -1,0 +1,514 @@
+"""Memory of a step: programs whose peaks and leaks are known in bytes."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from builders import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.worker.count import memory
+from stepguard.worker.count.memory import count_memory, live_tensor_bytes, running_peaks
+from stepguard.worker.count.tally import Tally
+from stepguard.worker.phases import Phases
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+N = 1 << 14
+UNIT = 4 * N  # bytes of an empty(N)
+PEAK, LEAK = "peak_allocated_bytes", "leaked_bytes_per_step"
+OUTSIDE = "before any phase"
+
+
+def empty(units):
+    """A tensor of so many UNITs."""
+    return torch.empty(units * N)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_heap():
+    """What the test process holds anyway is not looked at, which takes most of the time."""
+    gc.collect()
+    gc.freeze()
+    unfreeze = gc.unfreeze
+    gc.unfreeze = lambda: None
+    yield
+    gc.unfreeze = unfreeze
+    gc.unfreeze()
+
+
+@pytest.fixture
+def counted():
+    """Counts a step made by ``make(phases)``: (tally, its values and detail in units of UNIT).
+
+    What the rest of this process holds is taken off the peaks.
+    """
+
+    def count(make, world_size=1):
+        held = live_tensor_bytes()
+        tally, phases = Tally(), Phases(lambda name: None)
+        step = make(phases)
+        step()
+        count_memory(tally, step, CPU, phases, world_size)
+        assert phases.listener is None
+        peak = (tally.values[PEAK] - held) / UNIT if PEAK in tally.values else None
+        detail = {name: (peak - held) / UNIT for name, peak in tally.detail.get(PEAK, {}).items()}
+        return SimpleNamespace(
+            peak=peak, by_phase=detail, leak=tally.values[LEAK], unstable=tally.unstable
+        )
+
+    return count
+
+
+def test_a_peak_is_the_most_that_lives_at_once(counted):
+    """1 + 2 units, 1 freed, 4 more: 3 in the forward, 6 in the backward, where the peak is."""
+
+    def make(phases):
+        def step():
+            phases("forward")
+            a, b = empty(1), empty(2)
+            del a
+            phases("backward")
+            c = empty(4)
+            del b, c
+
+        return step
+
+    found = counted(make)
+    assert found.peak == 6
+    assert found.by_phase == {OUTSIDE: 0, "forward": 3, "backward": 6}
+    assert (found.leak, found.unstable) == (0, {})
+
+
+def test_what_lives_before_the_step_is_part_of_it(counted):
+    """3 units of weights are in every phase's peak, also where nothing is allocated."""
+
+    def make(phases):
+        weights = empty(3)
+
+        def step():
+            phases("forward")
+            empty(2)
+            phases("nothing")
+            weights.zero_()
+
+        return step
+
+    assert counted(make).by_phase == {OUTSIDE: 3, "forward": 5, "nothing": 3}
+
+
+def test_a_phase_that_comes_back_has_its_highest_peak(counted):
+    """Two micro-steps of 1 and 4 units: the forward's peak is 4, not the last one's or the sum."""
+
+    def make(phases):
+        def step():
+            for units in (4, 1):
+                phases("forward")
+                empty(units)
+                phases("backward")
+                empty(2)
+
+        return step
+
+    assert counted(make).by_phase == {OUTSIDE: 0, "forward": 4, "backward": 2}
+
+
+def test_a_step_without_phases_has_a_peak_alone(counted):
+    """Without phases there is nothing to list by."""
+    found = counted(lambda phases: lambda: empty(5))
+    assert (found.peak, found.by_phase, found.leak) == (5, {}, 0)
+
+
+def test_gradients_are_counted_while_they_live(counted):
+    """Weight and ones: 2 units. The old gradient, the result and the new gradient: 1 each."""
+
+    def make(phases):
+        weight = torch.ones(N, requires_grad=True)
+        ones = torch.ones(N)
+
+        def step():
+            weight.grad = None
+            phases("forward")
+            result = weight.exp()  # kept for the backward
+            phases("backward")
+            result.backward(ones)
+
+        return step
+
+    found = counted(make)
+    assert found.by_phase == {OUTSIDE: 3, "forward": 3, "backward": 4}
+    assert (found.leak, found.unstable) == (0, {})
+
+
+@pytest.mark.parametrize("units", [1, 3])
+def test_a_leak_is_told_in_bytes_a_step(counted, units):
+    """A list that grows by some units a step is that leak, and the peak is no unstable count."""
+
+    def make(phases):
+        kept = []
+
+        def step():
+            kept.append(empty(units))
+            empty(2)
+
+        return step
+
+    found = counted(make)
+    assert (found.leak, found.unstable) == (units * UNIT, {})
+    assert found.peak is not None
+
+
+def test_a_cycle_is_no_leak(counted):
+    """What only the garbage collector can free is not left behind by the step."""
+
+    def make(phases):
+        def step():
+            holder = SimpleNamespace(tensor=empty(1))
+            holder.itself = holder
+
+        return step
+
+    gc.disable()
+    try:
+        found = counted(make)
+    finally:
+        gc.enable()
+    assert found.leak == 0
+
+
+def test_a_leak_in_every_other_step_is_half_of_it(counted):
+    """2 units in every other step are 1 unit a step."""
+
+    def make(phases):
+        kept, steps = [], []
+
+        def step():
+            steps.append(0)
+            if len(steps) % 2:
+                kept.append(empty(2))
+
+        return step
+
+    assert counted(make).leak == UNIT
+
+
+def test_buffers_taking_turns_are_no_leak(counted):
+    """Two buffers of 1 unit replaced in turns: 3 while the new one comes, 4 with 2 more after it.
+
+    The peak is stable, though each buffer is freed two steps after it was made.
+    """
+
+    def make(phases):
+        buffers, steps = [empty(1), empty(1)], []
+
+        def step():
+            steps.append(0)
+            buffers[len(steps) % 2] = empty(1)
+            empty(2)
+
+        return step
+
+    found = counted(make)
+    assert (found.peak, found.leak, found.unstable) == (4, 0, {})
+
+
+def test_a_buffer_that_is_replaced_is_no_leak(counted):
+    """The new buffer exists beside the old one for a moment: 2 units, and nothing left behind."""
+
+    def make(phases):
+        holder = SimpleNamespace()
+
+        def step():
+            holder.buffer = empty(1)
+
+        return step
+
+    found = counted(make)
+    assert (found.peak, found.leak) == (2, 0)
+
+
+def test_a_step_that_shrinks_leaks_nothing(counted):
+    """Frees of older tensors are no negative leak."""
+
+    def make(phases):
+        kept = [empty(1) for _ in range(20)]
+        return kept.pop
+
+    assert counted(make).leak == 0
+
+
+def freed_elsewhere(tensors):
+    """Another thread lets go of the tensors last, as gloo's do; a CPU profile misses that."""
+    handed = [tensors.pop() for _ in range(len(tensors))]
+    thread = threading.Thread(target=handed.clear)
+    thread.start()
+    thread.join()
+
+
+@pytest.mark.parametrize("at", range(1, 9))
+def test_a_free_on_another_thread_is_no_leak_of_ranks(counted, at):
+    """1 unit of one step in eight, whichever, freed by another thread: no leak, and 2 units' peak
+    in every look, though one step of them seems to have kept the unit.
+    """
+
+    def make(phases):
+        steps = []
+
+        def step():
+            steps.append(0)
+            mine = [empty(1)]
+            if len(steps) % 8 == at % 8:
+                freed_elsewhere(mine)
+            del mine
+            empty(2)
+
+        return step
+
+    found = counted(make, world_size=2)
+    assert (found.peak, found.leak, found.unstable) == (2, 0, {})
+
+
+def test_a_leak_of_ranks_is_a_leak(counted):
+    """A unit a step in every look."""
+
+    def make(phases):
+        kept = []
+        return lambda: kept.append(empty(1))
+
+    assert counted(make, world_size=2).leak == UNIT
+
+
+def test_peaks_of_ranks_that_take_turns_are_unstable(counted):
+    """2 units and 3 in turns: the least of the looks is had for each turn by itself."""
+
+    def make(phases):
+        steps = []
+
+        def step():
+            steps.append(0)
+            empty(2 + len(steps) % 2)
+
+        return step
+
+    assert PEAK in counted(make, world_size=2).unstable
+
+
+def test_a_result_that_another_thread_uses_is_freed_here(counted):
+    """A thread lets go of the step's result 20 ms after the step, in every step: no leak."""
+
+    def make(phases):
+        def step():
+            result, busy = empty(1), threading.Event()
+
+            def use(held):
+                busy.set()
+                until = time.monotonic() + 0.02
+                while time.monotonic() < until:
+                    pass
+
+            threading.Thread(target=use, args=(result,)).start()
+            busy.wait()
+            return result
+
+        return step
+
+    found = counted(make)
+    assert (found.peak, found.leak, found.unstable) == (1, 0, {})
+
+
+def test_peaks_that_differ_are_unstable(counted):
+    """2 units in one step and 3 in the next are neither, and not a leak."""
+
+    def make(phases):
+        steps = []
+
+        def step():
+            steps.append(0)
+            empty(2 + len(steps) % 2)
+
+        return step
+
+    found = counted(make)
+    assert (found.peak, found.leak) == (None, 0)
+    assert found.unstable[PEAK].startswith("steps differ: ")
+
+
+def test_a_leaked_graph_is_a_leak(counted):
+    """A loss kept with its graph is seen. On a CPU by what Python can reach alone: at least 4 B."""
+
+    def make(phases):
+        weight, kept = torch.ones(N, requires_grad=True), []
+        return lambda: kept.append(weight.exp().sum())
+
+    found = counted(make)
+    assert 4 <= found.leak <= UNIT + 4
+    assert found.unstable == {}
+
+
+def test_a_failing_step_leaves_no_listener():
+    """The workload's error comes through, and phases are no longer listened to."""
+    phases = Phases(lambda name: None)
+
+    def step():
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        count_memory(Tally(), step, CPU, phases)
+    assert phases.listener is None
+
+
+# Live storages
+
+
+def test_a_storage_counts_once():
+    """Views share a storage, which counts whole; gradients, parameters and buffers count."""
+    held = live_tensor_bytes()
+    whole = empty(8)
+    part = whole[:N].view(2, -1)
+    assert live_tensor_bytes() - held == 8 * UNIT
+    del whole
+    assert live_tensor_bytes() - held == 8 * UNIT
+    del part
+    assert live_tensor_bytes() == held
+    network = torch.nn.Linear(N, 1, bias=False)
+    network.register_buffer("extra", empty(1))
+    assert live_tensor_bytes() - held == 2 * UNIT
+    network(torch.ones(1, N)).sum().backward()
+    assert live_tensor_bytes() - held == 3 * UNIT
+
+
+# Running sums
+
+
+class Event:
+    """A profiler event: an allocation, a free or a phase."""
+
+    def __init__(self, at, name="[memory]", size=0):
+        self.start_ns, self.name, self.nbytes = lambda: at, lambda: name, lambda: size
+
+
+def test_peaks_of_known_events():
+    """100 live, then +50 -20 +30 by time, not by position, and a phase before the last one."""
+    events = [
+        Event(4, size=30),
+        Event(1, size=50),
+        Event(9, "aten::mm", 999),
+        Event(2, size=-20),
+        Event(3, memory._PHASE + "backward"),
+    ]
+    assert running_peaks(events, 100) == {OUTSIDE: 150, "backward": 160}
+
+
+@PROPERTY
+@given(
+    st.lists(st.integers(-1000, 1000), max_size=30),
+    st.integers(0, 10**9),
+    st.integers(0, 30),
+)
+def test_the_highest_phase_is_the_highest_prefix(changes, live, border):
+    """Wherever a phase begins, the highest peak is live plus the highest prefix sum, or live."""
+    events = [Event(2 * at, size=size) for at, size in enumerate(changes)]
+    events.append(Event(2 * border - 1, memory._PHASE + "forward"))
+    prefixes = [sum(changes[: index + 1]) for index in range(len(changes))]
+    assert max(running_peaks(events, live).values()) == live + max(0, *prefixes, 0)
+
+
+class FakeGpu:
+    """An allocator of known requests in torch.cuda's place."""
+
+    def __init__(self, monkeypatch):
+        self.current = self.peak = self.mallocs = 0
+        for name, function in {
+            "memory_stats": self.stats,
+            "reset_peak_memory_stats": self.reset,
+            "synchronize": lambda: None,
+        }.items():
+            monkeypatch.setattr(torch.cuda, name, function)
+
+    def add(self, size):
+        self.current += size
+        self.peak = max(self.peak, self.current)
+
+    def reset(self):
+        self.peak = self.current
+
+    def stats(self):
+        return {
+            "requested_bytes.all.peak": self.peak,
+            "requested_bytes.all.current": self.current,
+            "num_device_alloc": self.mallocs,
+            "reserved_bytes.all.peak": 12345,
+        }
+
+
+def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
+    """Peaks by phase of requested bytes, the leak, and one cudaMalloc in four steps as one."""
+    gpu, phases, tally = FakeGpu(monkeypatch), Phases(lambda name: None), Tally()
+    gpu.add(100)
+    steps = []
+
+    def step():
+        steps.append(0)
+        phases("forward")
+        gpu.add(50)
+        phases("backward")
+        gpu.add(-30)
+        gpu.add(5)
+        gpu.mallocs += len(steps) % memory.LEAK_STEPS == 0
+        gpu.add(-25)
+
+    count_memory(tally, step, torch.device("cuda"), phases)
+    assert tally.values == {PEAK: 150, LEAK: 0, "device_allocations_per_step": 1}
+    assert tally.detail[PEAK] == {OUTSIDE: 100, "forward": 150, "backward": 150}
+    calls = {"cudaFree": 0, "cudaMalloc": 1, "retries": 0}
+    assert tally.detail["device_allocations_per_step"] == calls
+    assert tally.information == {"peak_reserved_bytes": 12345}
+
+
+def test_a_leak_on_a_gpu_is_exact(monkeypatch):
+    """7 bytes a step are 7, and the peak is the last step's."""
+    gpu, phases, tally = FakeGpu(monkeypatch), Phases(lambda name: None), Tally()
+    count_memory(tally, lambda: gpu.add(7), torch.device("cuda"), phases)
+    assert tally.values == {
+        PEAK: 7 * (memory.TURNS + memory.ACTIVE_STEPS),
+        LEAK: 7,
+        "device_allocations_per_step": 0,
+    }
+    assert tally.unstable == {}
+
+
+HIDDEN = """
+import gc, sys, torch
+from stepguard.worker.count.memory import count_memory
+from stepguard.worker.phases import Phases
+from stepguard.worker.count.tally import Tally
+kept = []
+def storage():
+    kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
+def frozen():
+    kept.append(torch.zeros(1000, dtype=torch.uint8))
+    gc.freeze()
+weight = torch.ones(250, requires_grad=True)
+def graph():
+    kept.append((weight * torch.ones(250)).grad_fn)
+tally = Tally()
+count_memory(tally, globals()[sys.argv[1]], torch.device("cpu"), Phases(lambda name: None))
+print(tally.values["leaked_bytes_per_step"])
+"""
+
+
+@pytest.mark.parametrize("how", ["storage", "frozen", "graph"])
+def test_a_leak_that_python_cannot_see(how):
+    """1000 bytes a step are a leak of 1000 bytes, held as a bare storage, by autograd alone, or by
+    a tensor that gc.freeze() has put out of the collector's sight.
+    """
+    command = [sys.executable, "-c", HIDDEN, how]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip().splitlines()[-1:] == ["1000"], done.stderr

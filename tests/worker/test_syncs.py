@@ -1,0 +1,302 @@
+"""Where the host waits: the trace's calls get the lines that torch told of, and nobody else's."""
+
+import importlib
+import warnings
+
+import pytest
+import torch
+from builders import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.allow import allow_sync
+from stepguard.site import Site
+from stepguard.trace.steps import StepCalls, Sync
+from stepguard.worker.count import syncs
+from stepguard.worker.count.locate import Place
+from stepguard.worker.count.profiled import count_syncs
+from stepguard.worker.count.syncs import Seen, SyncListener, by_place, located, what_waits
+from stepguard.worker.count.tally import Tally
+from stepguard.worker.phases import Phases
+
+ITEM = ("aten::item", "aten::_local_scalar_dense")
+NODE = "autograd::engine::evaluate_function: "
+KINDS = ("stream", "device", "event")
+
+
+def seen(line, kind="stream", phase="forward", micro_step="", allowed="", text=None):
+    """A sync that torch told of, at ``line`` of train.py."""
+    place = Place("train.py", line, "step", f"line {line}" if text is None else text)
+    return Seen(kind, place, phase, micro_step, allowed)
+
+
+def unseen(kind="stream", allowed=""):
+    """A sync in a thread without a Python frame."""
+    return Seen(kind, Place(), "backward", "", allowed)
+
+
+def sync(kind="stream", chain=ITEM, after_copy=""):
+    """A call of the trace."""
+    return Sync(kind, chain, after_copy)
+
+
+def shown(sites):
+    """Line, what and count of each site."""
+    return [(site.line, site.what, site.count) for site in sites]
+
+
+# What waits
+
+
+@pytest.mark.parametrize(
+    ("kind", "chain", "after_copy", "what"),
+    [
+        ("stream", ITEM, "DtoH (Device -> Pageable)", ".item()"),
+        ("stream", ("aten::is_nonzero", *ITEM), "DtoH", "truth of a tensor"),
+        ("stream", ("aten::index", "aten::nonzero"), "DtoH", "nonzero"),
+        ("stream", ("aten::to", "aten::copy_"), "HtoD (Pageable -> Device)", "pageable copy"),
+        ("stream", ("aten::to", "aten::copy_"), "HtoD (Pinned -> Device)", "blocking copy"),
+        ("copy", ("aten::copy_",), "DtoH (Device -> Pageable)", "copy to the host"),
+        ("stream", ("aten::_unique2",), "", "_unique2"),
+        ("stream", (), "", "stream synchronize"),
+        ("stream", ("Optimizer.step",), "", "stream synchronize"),
+        ("device", ITEM, "", "torch.cuda.synchronize()"),
+        ("event", (), "", "Event.synchronize()"),
+    ],
+)
+def test_what_waits_is_what_one_would_write(kind, chain, after_copy, what):
+    """From the innermost telling operator, the copy waited for, or the call itself."""
+    assert what_waits(sync(kind, chain, after_copy)).startswith(what)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sync_of_the_backward_names_its_node(kind):
+    """In autograd's thread the innermost node is all that there is to find the line by."""
+    plain = what_waits(sync(kind))
+    chain = (f"{NODE}Outer", f"{NODE}IndexBackward0", "IndexBackward0", *ITEM)
+    assert what_waits(sync(kind, chain)) == f"{plain} in IndexBackward0"
+
+
+# Calls and lines
+
+
+def test_calls_of_a_kind_get_its_lines_in_order():
+    """The n-th stream sync of the trace is the n-th that torch told of; so are device and event."""
+    calls = [sync("device", ()), sync(), sync("event", ()), sync(chain=("aten::nonzero",))]
+    told = [seen(1), seen(2, "event"), seen(3), seen(4, "device")]
+    expected = [
+        (1, ".item()", 1),
+        (3, "nonzero", 1),
+        (4, "torch.cuda.synchronize()", 1),
+        (2, "Event.synchronize()", 1),
+    ]
+    assert shown(located(calls, told)) == expected
+
+
+@pytest.mark.parametrize("told", [[], [seen(1)], [seen(1), seen(2), seen(3)]])
+def test_numbers_that_disagree_leave_the_calls_without_lines(told):
+    """Two calls of which torch told none, one or three: two calls, by operator, of no line."""
+    found = located([sync(), sync(chain=("aten::nonzero",))], told)
+    assert shown(found) == [(0, ".item()", 1), (0, "nonzero", 1)]
+    assert not any(site.file or site.phase for site in found)
+
+
+def test_kinds_that_disagree_do_not_touch_the_others():
+    """One event too few told leaves the events without lines, and the stream syncs with theirs."""
+    calls = [sync(), sync("event", ()), sync("event", ())]
+    found = located(calls, [seen(1), seen(2, "event")])
+    assert shown(found) == [(1, ".item()", 1), (0, "Event.synchronize()", 2)]
+
+
+def test_a_blocking_copy_has_no_line():
+    """torch tells nothing of cudaMemcpy, and no other call's line is given to it."""
+    found = located([sync("copy", (), "DtoH (x)"), sync()], [seen(1)])
+    assert shown(found) == [(1, ".item()", 1), (0, "copy to the host", 1)]
+
+
+@PROPERTY
+@given(
+    st.lists(st.sampled_from((*KINDS, "copy")), max_size=12),
+    st.lists(st.tuples(st.sampled_from(KINDS), st.integers(1, 4), st.booleans()), max_size=12),
+)
+def test_no_call_is_lost_or_made_up(kinds, told):
+    """Whatever torch told, the sites are as many as the trace's calls."""
+    lines = [seen(n, kind, allowed="why" if allowed else "") for kind, n, allowed in told]
+    found = located([sync(kind) for kind in kinds], lines)
+    assert sum(site.count for site in found) == len(kinds)
+
+
+def test_allowed_syncs_are_listed_and_not_counted():
+    """Of three syncs, one allowed: two count, and all three are among the sites."""
+    tally, calls = Tally(), StepCalls(syncs=(sync(),) * 3)
+    told = [seen(1), seen(2, allowed="logging"), seen(3)]
+    count_syncs(tally, [calls, calls], [told, told])
+    assert tally.values == {"host_syncs_per_step": 2}
+    assert [site.allowed for site in tally.sites["host_syncs_per_step"]] == ["", "logging", ""]
+
+
+def test_allowed_syncs_without_a_line_do_not_hide_others():
+    """Two backward syncs of a kind, the first one allowed: one counts, whichever comes first."""
+    for told in ([unseen(allowed="why"), unseen()], [unseen(), unseen(allowed="why")]):
+        tally, calls = Tally(), StepCalls(syncs=(sync(),) * 2)
+        count_syncs(tally, [calls, calls], [told, told])
+        assert tally.values == {"host_syncs_per_step": 1}
+
+
+def test_steps_with_different_syncs_are_unstable():
+    """One sync in the first step and two in the second are not 1.5."""
+    tally = Tally()
+    steps = [StepCalls(syncs=(sync(),)), StepCalls(syncs=(sync(),) * 2)]
+    count_syncs(tally, steps, [[], []])
+    assert tally.values == {}
+    assert tally.unstable == {"host_syncs_per_step": "steps differ: 1, 2"}
+
+
+def test_share_of_waiting_is_of_both_steps():
+    """3 + 1 us of 10 + 10 us in CUDA calls: 20 %, and nothing without any call."""
+    tally = Tally()
+    steps = [StepCalls(api_us=10.0, sync_us=3.0), StepCalls(api_us=10.0, sync_us=1.0)]
+    count_syncs(tally, steps, [[], []])
+    assert tally.information == {"sync_api_share_pct": 20.0}
+    empty = Tally()
+    count_syncs(empty, [StepCalls(), StepCalls()], [[], []])
+    assert empty.information == {}
+
+
+# One site a line
+
+
+def test_what_a_line_does_in_several_ways_is_one_site():
+    """print(loss) waits for items, a nonzero and a copy: one line to mend, six waits."""
+    chains = [ITEM, ("aten::nonzero",), ITEM, ("aten::_unique2",), ITEM, ITEM]
+    told = [seen(7, text="print(loss)")] * 6
+    found = located([sync(chain=chain) for chain in chains], told)
+    assert shown(found) == [(7, ".item(), nonzero, _unique2", 6)]
+    assert found[0].text == "print(loss)"
+
+
+def test_lines_stay_apart():
+    """Other text, function, file or reason is another site."""
+    one = Site(".item()", "a.py", 1, "f", "x.item()")
+    others = [
+        Site(".item()", "a.py", 2, "f", "y.item()"),
+        Site(".item()", "a.py", 1, "g", "x.item()"),
+        Site(".item()", "b.py", 1, "f", "x.item()"),
+        Site(".item()", "a.py", 1, "f", "x.item()", allowed="why"),
+    ]
+    assert by_place([one, *others]) == [one, *others]
+
+
+@pytest.mark.parametrize(
+    ("where", "phase"),
+    [
+        ([("", "")], ""),
+        ([("", "clip_grad")], "clip_grad"),
+        ([("", "forward"), ("", "backward"), ("", "forward")], "forward, backward"),
+        ([("micro_step_1", "forward")], "forward"),
+        ([("micro_step_0", "forward"), ("micro_step_0", "forward")], "forward"),
+        ([("micro_step_0", "forward"), ("micro_step_1", "forward")], "forward, each micro-step"),
+        ([("micro_step_0", "micro_step_0")], ""),
+        ([("micro_step_0", "micro_step_0"), ("micro_step_1", "micro_step_1")], "each micro-step"),
+    ],
+)
+def test_phases_are_joined(where, phase):
+    """A phase once, however often; micro-steps by number only if there is more than one."""
+    told = [seen(1, phase=name, micro_step=micro_step) for micro_step, name in where]
+    assert [site.phase for site in located([sync()] * len(told), told, 2)] == [phase]
+
+
+def test_some_micro_steps_are_named():
+    """Two of three micro-steps are not each of them."""
+    told = [seen(1, phase="forward", micro_step=f"micro_step_{n}") for n in (0, 2)]
+    (site,) = located([sync()] * 2, told, 3)
+    assert site.phase == "forward, micro_step_0, micro_step_2"
+
+
+# Listening
+
+
+def listener_without(monkeypatch, error):
+    """A listener on a torch whose private module cannot be had."""
+
+    def missing(name):
+        assert name == "torch.cuda._gpu_trace"
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(importlib, "import_module", missing)
+        return SyncListener(Phases(lambda name: None))
+
+
+@pytest.mark.parametrize("error", [ImportError("gone"), AttributeError("gone")])
+def test_a_torch_without_the_private_module_is_told(monkeypatch, error):
+    """The fallback says which syncs it cannot locate, and why."""
+    found = listener_without(monkeypatch, error)
+    assert found.blind == "device and event syncs have no line: gone"
+
+
+def test_the_fallback_takes_torchs_warnings(monkeypatch):
+    """In debug mode a warning about a sync is a stream sync of its line; other warnings are not.
+
+    The mode is on inside the block alone, and off after an exception too.
+    """
+    modes = []
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+    found = listener_without(monkeypatch, ImportError("gone"))
+    found.phases("micro_step_1")
+    found.phases("forward")
+    with pytest.raises(KeyError), found.listen():
+        assert modes == ["warn"]
+        for _ in range(2):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+        raise KeyError
+    assert modes == ["warn", "default"]
+    with warnings.catch_warnings(record=True):
+        warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+    places = {(one.kind, one.place.function, one.phase, one.micro_step) for one in found.seen}
+    name = "test_the_fallback_takes_torchs_warnings"
+    assert places == {("stream", name, "forward", "micro_step_1")}
+    assert len(found.seen) == 2
+
+
+class FakeTrace:
+    """Stands in for torch.cuda._gpu_trace: keeps the callbacks, so that a test can call them."""
+
+    def __init__(self):
+        self.told = {}
+
+    def __getattr__(self, name):
+        kind = name.removeprefix("register_callback_for_").removesuffix("_synchronization")
+        return lambda callback: self.told.__setitem__(kind, callback)
+
+
+def test_what_torch_tells_is_noted_while_listening(monkeypatch):
+    """Each kind with its line, phase and reason; nothing before, between and after the blocks."""
+    trace = FakeTrace()
+    monkeypatch.setattr(importlib, "import_module", lambda name: trace)
+    monkeypatch.setattr(torch._C, "_activate_gpu_trace", lambda: None, raising=False)
+    found = SyncListener(Phases(lambda name: None))
+    assert (found.blind, sorted(trace.told)) == ("", sorted(KINDS))
+    trace.told["stream"](0)
+    found.phases("backward")
+    with found.listen():
+        trace.told["stream"](12345)  # here
+        with allow_sync("logged"):
+            trace.told["event"](12345)
+        trace.told["device"]()
+    trace.told["stream"](0)
+    assert [(one.kind, one.phase, one.allowed) for one in found.seen] == [
+        ("stream", "backward", ""),
+        ("event", "backward", "logged"),
+        ("device", "backward", ""),
+    ]
+    assert found.seen[0].place.text == 'trace.told["stream"](12345)  # here'
+    assert found.seen[0].place.function == "test_what_torch_tells_is_noted_while_listening"
+
+
+def test_this_torch_still_has_what_is_used():
+    """The private module has the three registrations; a torch without them falls back."""
+    trace = importlib.import_module("torch.cuda._gpu_trace")
+    for kind in syncs._KINDS:
+        assert callable(getattr(trace, f"register_callback_for_{kind}_synchronization"))
