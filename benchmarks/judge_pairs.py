@@ -34,8 +34,8 @@ from stepguard.evidence import Launch  # noqa: E402
 from stepguard.git.revision import current  # noqa: E402
 from stepguard.git.worktree import tree_of  # noqa: E402
 from stepguard.gpu.nvml import visible_gpus  # noqa: E402
-from stepguard.judge.ab import judge_turns  # noqa: E402
-from stepguard.measure.ab import TURNS  # noqa: E402
+from stepguard.judge.ab import judge_ab  # noqa: E402
+from stepguard.measure.ab import PAIR_TIMINGS  # noqa: E402
 from stepguard.measure.confirm import compare_with  # noqa: E402
 from stepguard.measure.workers import Bench  # noqa: E402
 
@@ -94,7 +94,7 @@ def side(launch: Launch) -> dict[str, object]:
 
 def busy_s(found: Comparison) -> float:
     """GPU time of the pairs: warm-up, leads and timed blocks of both sides."""
-    turn = TURNS[str(found.head.case["device"])]
+    turn = PAIR_TIMINGS[str(found.head.case["device"])]
     both = [launch for side in (found.head, found.base) for launch in side.launches]
     timed = sum(max(block.wall_ms) for launch in both for block in launch.blocks) / 1e3
     leads = 4 * turn.lead_s * found.pairs  # one before each block
@@ -147,7 +147,7 @@ def document(
         "planted_ms": planted,
         "memory_gib": options.memory_gib,
         "most_memory_bytes": memory.most_bytes,
-        "verdict_so_far": judge_turns(found).status.value if found.pairs else "",
+        "verdict_so_far": judge_ab(found).status.value if found.pairs else "",
     } | as_data(found)
 
 
@@ -191,7 +191,7 @@ def main() -> None:
         keep(found)
     for fault in (*found.head.faults, *found.base.faults):
         print(f"{fault.during}: {fault.message}\n{fault.detail}")
-    print(judge_turns(found).status.value)
+    print(judge_ab(found).status.value)
 
 
 if __name__ == "__main__":

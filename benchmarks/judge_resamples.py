@@ -32,8 +32,11 @@ import numpy as np  # noqa: E402
 from benchmarks.documents import command_line  # noqa: E402
 from benchmarks.judge_simulation import BUDGET, binomial_bounds, run  # noqa: E402
 from benchmarks.turns import half_width  # noqa: E402
-from stepguard.judge.sequential_plan import PLAN, Prior  # noqa: E402
-from stepguard.margins import PRIOR
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN  # noqa: E402
+from stepguard.margins import (
+    PRIOR,
+    Prior,  # noqa: E402
+)
 from stepguard.verdict import Status  # noqa: E402
 
 
@@ -96,7 +99,9 @@ def resampled(log_ratios: list[float], prior: Prior, trials: int, pair_s: float)
     found = [run(pairs, prior) for pairs in drawn.tolist()]
     count = Counter(status.value for status, _ in found)
     slower = Counter(pairs for status, pairs in found if status is Status.SLOWER)
-    within = {look.pairs: sum(slower[p] for p in slower if p <= look.pairs) for look in PLAN}
+    within = {
+        look.pairs: sum(slower[p] for p in slower if p <= look.pairs) for look in SEQUENTIAL_PLAN
+    }
     return {
         "trials": trials,
         "verdicts": dict(count),

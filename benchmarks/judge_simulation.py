@@ -22,11 +22,15 @@ import numpy as np  # noqa: E402
 from scipy.special import betaincinv  # noqa: E402
 
 from stepguard.judge.pairs import bounds  # noqa: E402
-from stepguard.judge.sequential_plan import PLAN, Prior  # noqa: E402
-from stepguard.margins import MARGINS, PRIOR
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN  # noqa: E402
+from stepguard.margins import (
+    MARGINS,
+    PRIOR,
+    Prior,  # noqa: E402
+)
 from stepguard.verdict import Status  # noqa: E402
 
-BUDGET = PLAN[-1].pairs
+BUDGET = SEQUENTIAL_PLAN[-1].pairs
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)
 Noise = Callable[[np.random.Generator, int, float], np.ndarray]
@@ -83,7 +87,7 @@ NOISES: dict[str, Noise] = {
 
 def run(log_ratios: list[float], prior: Prior = PRIOR) -> tuple[Status, int]:
     """One run: its verdict and how many pairs it took."""
-    for look in PLAN:
+    for look in SEQUENTIAL_PLAN:
         status = bounds(log_ratios[: look.pairs], prior).status(MARGINS)
         if status is not Status.INCONCLUSIVE:
             return status, look.pairs

@@ -31,7 +31,7 @@ from stepguard.comparison import Comparison  # noqa: E402
 from stepguard.git.revision import current  # noqa: E402
 from stepguard.git.worktree import tree_of  # noqa: E402
 from stepguard.gpu.nvml import visible_gpus  # noqa: E402
-from stepguard.judge.ab import judge_turns  # noqa: E402
+from stepguard.judge.ab import judge_ab  # noqa: E402
 from stepguard.measure.confirm import compare_with  # noqa: E402
 from stepguard.measure.workers import Bench  # noqa: E402
 from stepguard.metrics import METRICS  # noqa: E402
@@ -167,7 +167,7 @@ def main() -> int:
             case = case_of(options.device, options.ranks, planted)
             tree = clone(folder, planted, options.ranks, options.step_ms)
             compared = beside_head(case, tree, folder, cache, began)
-            found = {"plant": planted} | told(judge_turns(compared))
+            found = {"plant": planted} | told(judge_ab(compared))
             took = {"wall_s": round(time.monotonic() - began, 1)}
             kept.append(found | took | {"comparison": as_data(compared)})
             document.update(plants=kept)

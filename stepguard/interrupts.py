@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def interrupts_held() -> Iterator[None]:
+def interrupts_deferred() -> Iterator[None]:
     """Hold Ctrl-C back until the end. A signal mask would not do: it is a thread's own, and the
     numerical libraries have threads that take the signal in the main thread's place.
     """

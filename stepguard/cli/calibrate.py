@@ -18,19 +18,19 @@ from stepguard.comparison import JUDGED_TIME
 from stepguard.git.revision import current
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, visible_gpus
-from stepguard.judge.sequential_plan import MIN_PAIRS, PLAN
+from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.measure.calibrate import Calibration, NotCalibrated, calibrate
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import BUDGET_S
 from stepguard.measure.workers import Bench
 from stepguard.report import calibration as report
-from stepguard.report.live import Live, clock
+from stepguard.report.live import ProgressLine, clock
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.runs import Store
 from stepguard.verdict import Reason
 
-MOST = PLAN[-1].pairs
+MOST = SEQUENTIAL_PLAN[-1].pairs
 
 
 def add_commands(commands: Any, root: Path) -> None:
@@ -125,7 +125,7 @@ class _Work:
         self.revision = current(options.root, options.baselines)
         self.store = Store(options.root)
         self.expected_s: dict[str, float] = {}
-        self.live = Live(
+        self.live = ProgressLine(
             _to_stderr,
             terminal=sys.stderr.isatty(),
             verbose=True,

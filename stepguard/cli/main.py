@@ -32,7 +32,7 @@ from stepguard.measure.suite import Result, Suite
 from stepguard.report import documents
 from stepguard.report import figures as shell
 from stepguard.report import words as explain
-from stepguard.report.live import Live
+from stepguard.report.live import ProgressLine
 from stepguard.storage import baselines as baseline
 from stepguard.storage.baselines import BaselineError
 from stepguard.storage.runs import StoreError, root_of
@@ -174,12 +174,12 @@ def _measured(result: Result) -> bool:
     return measurement_problem(result.evidence) is None
 
 
-def _live(suite: Suite) -> Live:
+def _live(suite: Suite) -> ProgressLine:
     def write(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
 
-    return Live(
+    return ProgressLine(
         write,
         terminal=sys.stderr.isatty(),
         verbose=True,

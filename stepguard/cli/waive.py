@@ -9,7 +9,7 @@ from stepguard.cli.baselines import verdict_today
 from stepguard.cli.usage import UsageError
 from stepguard.comparison import JUDGED_TIME
 from stepguard.git.revision import user_name
-from stepguard.judge.ab import judge_turns
+from stepguard.judge.ab import judge_ab
 from stepguard.judge.waivers import MAX_DAYS, MAX_PCT, Waiver, needed, problem_of, waive
 from stepguard.metrics import METRICS
 from stepguard.storage import baselines as baseline
@@ -137,7 +137,7 @@ def _kept(options: argparse.Namespace) -> list[Measured]:
 
 def _verdict(last: Measured, options: argparse.Namespace) -> Verdict:
     if last.comparison is not None:
-        return judge_turns(last.comparison)
+        return judge_ab(last.comparison)
     return verdict_today(last.evidence, options.baselines)
 
 

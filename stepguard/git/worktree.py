@@ -23,7 +23,7 @@ from typing import TextIO
 
 from stepguard.git.resolve import Named, TreeError, resolve, said, short
 from stepguard.git.revision import GIT_LIMIT_S, run_git
-from stepguard.interrupts import interrupts_held
+from stepguard.interrupts import interrupts_deferred
 from stepguard.storage.runs import FOLDER, keep_out_of_git
 
 CHECKOUT_LIMIT_S = 600.0
@@ -72,7 +72,7 @@ def tree_of(root: Path, rev: str, say: Say = lambda sentence: None) -> Iterator[
             )
         yield Tree(rev, named.commit, below, path, named.top)
     finally:
-        with interrupts_held():
+        with interrupts_deferred():
             _give_up(root, folder, path, lock, say)
 
 

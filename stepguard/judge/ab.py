@@ -3,7 +3,7 @@
 In order, and the first that applies decides: the machine or HEAD's step failed; the other tree
 cannot run the case; the two do not do the same work; a measurement contradicts itself or is not
 whole; then counters to the unit, and the step time by its pairs (`pairs.py`), the worst metric
-deciding. Where something is undecided, a counter that is known to have moved is told all the same.
+deciding. Where something is undecided, a counter that is known to have moved decides.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare
 from stepguard.judge.pairs import Decision, benjamini_hochberg, decide
-from stepguard.judge.screen import measurement_problem, unknown
-from stepguard.judge.sequential_plan import PLAN
+from stepguard.judge.screen import measurement_problem, undecided_metrics
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.metrics import METRICS
 from stepguard.recording import summary_of
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
@@ -33,7 +33,7 @@ _SAYS = {
 }
 
 
-def judge_turns(comparison: Comparison) -> Verdict:
+def judge_ab(comparison: Comparison) -> Verdict:
     """The verdict on HEAD's tree against the other one."""
     found = problem(comparison)
     if found is None:
@@ -67,7 +67,7 @@ def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None
     )
 
 
-def wants_more(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
+def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
     """Whether another pair should be measured: there is none, or that time is judged and not
     decided yet. What cannot be compared is not worth another one.
     """
@@ -167,7 +167,9 @@ def _risen(comparison: Comparison) -> Verdict | None:
     moved = tuple(metric for metric in metrics if metric.status is Status.CHANGED)
     if not moved:
         return None
-    nothing = {one.metric: one for one in (*unknown(comparison.base), *unknown(head))}
+    nothing = {
+        one.metric: one for one in (*undecided_metrics(comparison.base), *undecided_metrics(head))
+    }
     blank = Verdict(head.case_id, Status.CHANGED, Reason.WORK_MOVED, against=_named(comparison))
     return blank.with_metrics((*moved, *nothing.values()))
 
@@ -220,16 +222,20 @@ def _time(comparison: Comparison, name: str, found: Decision | None) -> MetricVe
         change_pct=found.estimate_pct,
         limit_pct=comparison.margins.ignore_pct,
         noise_pct=found.sd_pct,
-        note=told(comparison, found),
+        note=decision_text(comparison, found),
     )
 
 
-def told(comparison: Comparison, found: Decision) -> str:
+def decision_text(comparison: Comparison, found: Decision) -> str:
     """The decision in words: interval, pairs, and what could have been found."""
     nothing, matters = comparison.margins.ignore_pct, comparison.margins.matter_pct
     how = "" if comparison.together else ", one launch after the other"
     why = f" ({comparison.why})" if comparison.why else ""
-    most = "" if found.final and not comparison.out_of_time else f" of {PLAN[-1].pairs} at most"
+    most = (
+        ""
+        if found.final and not comparison.out_of_time
+        else f" of {SEQUENTIAL_PLAN[-1].pairs} at most"
+    )
     return (
         f"[{found.low_pct:+.2f}, {found.high_pct:+.2f}] % over {found.pairs} pairs{most}{how}, "
         f"pair sd {found.sd_pct:.2f} %; margins {nothing:g} and {matters:g} %{why}; "
@@ -246,7 +252,7 @@ def _shown(evidence: Evidence, status: Status, reason: Reason) -> tuple[MetricVe
     )
 
 
-def unproven(verdicts: Sequence[Verdict]) -> list[Verdict]:
+def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """The SLOWER verdicts of a run that its false discovery limit does not let stand, as
     INCONCLUSIVE. Every verdict that has a p-value counts among the claims that were tried.
     """

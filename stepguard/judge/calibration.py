@@ -8,9 +8,9 @@ from typing import Annotated, Any
 import msgspec
 
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.judge.ab import judge_turns
+from stepguard.judge.ab import judge_ab
 from stepguard.judge.noise import Noise
-from stepguard.judge.sequential_plan import MIN_PAIRS, PLAN
+from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.verdict import Reason, Status, Verdict
 
 SCHEMA = 1
@@ -30,7 +30,7 @@ class CalibratedCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     driver: str
     software: dict[str, str]  # versions that must be equal for it to apply
     turn: dict[str, Seconds]  # how a turn ran; run otherwise, pairs have other noise
-    pairs: Annotated[int, msgspec.Meta(ge=MIN_PAIRS, le=PLAN[-1].pairs)]
+    pairs: Annotated[int, msgspec.Meta(ge=MIN_PAIRS, le=SEQUENTIAL_PLAN[-1].pairs)]
     degrees: Annotated[float, msgspec.Meta(gt=0)]  # of freedom of sd_pct: pairs - 1
     sd_pct: Annotated[float, msgspec.Meta(ge=0.001, lt=100)]  # of a pair's log-ratio
     launch_sd_pct: Pct  # between the launches of one side, the run's drift included
@@ -80,7 +80,7 @@ def _digits(value: float) -> float:
 
 def refusal(comparison: Comparison) -> str:
     """Why these pairs of the same code are no calibration; empty if they are one."""
-    verdict = judge_turns(replace(comparison, out_of_time=True))
+    verdict = judge_ab(replace(comparison, out_of_time=True))
     undecided = verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.UNDECIDED
     if verdict.status is not Status.SAME and not undecided:
         return _not_alike(verdict)

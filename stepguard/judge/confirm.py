@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.judge.ab import decision, problem, told, wants_more
+from stepguard.judge.ab import decision, decision_text, problem, wants_another_pair
 from stepguard.judge.pairs import Decision
 from stepguard.metrics import METRICS
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
@@ -25,7 +25,7 @@ def wants_pairs(verdict: Verdict, comparison: Comparison) -> bool:
     """Whether a confirmation needs another pair: the step is not decided yet, or it is not what
     the screen says of another time, and the pairs still leave room for that.
     """
-    if wants_more(comparison):
+    if wants_another_pair(comparison):
         return True
     step = decision(comparison)
     return (
@@ -33,7 +33,7 @@ def wants_pairs(verdict: Verdict, comparison: Comparison) -> bool:
         and step.status is not Status.SLOWER
         and any(
             step.status is not found.status
-            and wants_more(comparison, found.metric)
+            and wants_another_pair(comparison, found.metric)
             and not _excluded(found, decision(comparison, found.metric), comparison)
             for found in verdict.metrics
             if _is_moved_time(found)
@@ -86,7 +86,7 @@ def _judged(
         return replace(found, note="unconfirmed: the step time was not judged")
     heard = found.metric == JUDGED_TIME or its.status is Status.SLOWER
     by_pairs = its if heard else step
-    words = f"{how} beside it: {told(comparison, by_pairs)}"
+    words = f"{how} beside it: {decision_text(comparison, by_pairs)}"
     if not heard:
         words += f"; {found.metric} itself [{its.low_pct:+.2f}, {its.high_pct:+.2f}] %"
     if by_pairs.status is Status.SLOWER and found.status is Status.FASTER:

@@ -16,7 +16,7 @@ from scipy.special import chdtri, stdtrit
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Launch
 from stepguard.judge.power import smallest_detectable_pct
-from stepguard.judge.sequential_plan import MIN_PAIRS, PLAN
+from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.margins import PRIOR, Margins, Prior
 
 BLOCKS = 2  # of a launch
@@ -150,7 +150,7 @@ def plan_for(pairs: int, noise: Noise, pair_s: float, block_s: float, margins: M
 
 def plans_by_pairs(noise: Noise, pair_s: float, margins: Margins) -> list[Plan]:
     """What can be found at each look that may say SLOWER."""
-    looks = [look.pairs for look in PLAN if look.pairs >= MIN_PAIRS]
+    looks = [look.pairs for look in SEQUENTIAL_PLAN if look.pairs >= MIN_PAIRS]
     return [plan_for(pairs, noise, pair_s, noise.block_s, margins) for pairs in looks]
 
 
@@ -160,7 +160,7 @@ def plans_by_block(noise: Noise, pair_s: float, budget_s: float, margins: Margin
     for factor in LONGER:
         block_s = factor * noise.block_s
         one_s = pair_s + 2 * BLOCKS * (block_s - noise.block_s)
-        pairs = min(PLAN[-1].pairs, int(budget_s / one_s)) if one_s > 0 else 0
+        pairs = min(SEQUENTIAL_PLAN[-1].pairs, int(budget_s / one_s)) if one_s > 0 else 0
         if pairs >= MIN_PAIRS:
             plans.append(plan_for(pairs, noise, pair_s, block_s, margins))
     return plans

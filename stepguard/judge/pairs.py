@@ -13,7 +13,13 @@ from dataclasses import dataclass
 from scipy.special import stdtr, stdtrit
 
 from stepguard.judge.power import smallest_detectable_pct
-from stepguard.judge.sequential_plan import ALPHA, MIN_PAIRS, PLAN, Look, look_at
+from stepguard.judge.sequential_plan import (
+    ALPHA,
+    MIN_PAIRS,
+    SEQUENTIAL_PLAN,
+    InterimAnalysis,
+    analysis_at,
+)
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.verdict import Status
 
@@ -22,7 +28,7 @@ from stepguard.verdict import Status
 class Bounds:
     """What the pairs so far say of the true log-ratio, as one look of the plan sees it."""
 
-    look: Look
+    look: InterimAnalysis
     pairs: int
     mean: float
     low: float
@@ -42,7 +48,7 @@ class Bounds:
         # Wholly beyond what is ignored it is no `same`, were it ever so far inside what matters:
         # four quiet pairs would pass what six of them fail.
         reaches = self.low <= margins.ignore and self.high >= -margins.ignore
-        said = inside and reaches and self.pairs >= PLAN[0].pairs
+        said = inside and reaches and self.pairs >= SEQUENTIAL_PLAN[0].pairs
         return Status.SAME if said else Status.INCONCLUSIVE
 
     @property
@@ -64,17 +70,17 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
 
     Each stands at the look's beta, so that each misses the truth with probability BETA at most,
     over all looks. ``surely`` is the bound at alpha, which must not reach zero. Raises ValueError
-    without a pair, with more than PLAN has, or for one that is not finite.
+    without a pair, with more than SEQUENTIAL_PLAN has, or for one that is not finite.
     """
     count = len(log_ratios)
-    if not 1 <= count <= PLAN[-1].pairs:
-        raise ValueError(f"{count} pairs: the plan has 1 to {PLAN[-1].pairs}")
+    if not 1 <= count <= SEQUENTIAL_PLAN[-1].pairs:
+        raise ValueError(f"{count} pairs: the plan has 1 to {SEQUENTIAL_PLAN[-1].pairs}")
     if not all(map(math.isfinite, log_ratios)):
         raise ValueError(f"log-ratios {log_ratios!r}: not finite")
     mean = math.fsum(log_ratios) / count
     sample = math.fsum((d - mean) ** 2 for d in log_ratios) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
-    look, error = look_at(count), sd / math.sqrt(count)
+    look, error = analysis_at(count), sd / math.sqrt(count)
     surely = abs(mean) > float(stdtrit(degrees, 1 - look.alpha)) * error
     reach = float(stdtrit(degrees, 1 - look.beta)) * error
     return Bounds(look, count, mean, mean - reach, mean + reach, surely, sd, degrees)
@@ -109,12 +115,12 @@ def decide(
 ) -> Decision:
     """Judge the pairs so far, each a log(head / base) of the step time; all of them, in any order.
 
-    Nothing is decided between the looks of PLAN, unless ``last`` says that time is up; that must
-    not depend on what the pairs say. It spends the next look's error, at the level of the look
-    before. Raises ValueError as bounds() does.
+    Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
+    up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
+    of the one before. Raises ValueError as bounds() does.
     """
     found = bounds(log_ratios, prior)
-    count, budget = found.pairs, PLAN[-1].pairs
+    count, budget = found.pairs, SEQUENTIAL_PLAN[-1].pairs
     status = Status.INCONCLUSIVE
     if last or count == found.look.pairs:
         status = found.status(margins)

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from scipy.special import chdtri, ndtr, stdtrit
 
-from stepguard.judge.sequential_plan import MIN_PAIRS, PLAN, Look, look_at
+from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN, InterimAnalysis, analysis_at
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 
 POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
@@ -28,8 +28,8 @@ def smallest_detectable_pct(
         raise ValueError(f"sd_pct {sd_pct!r}: not positive and finite")
     if pairs < MIN_PAIRS:
         return math.inf
-    looks = [look for look in PLAN if look.pairs < pairs]
-    looks.append(look_at(pairs)._replace(pairs=pairs))
+    looks = [look for look in SEQUENTIAL_PLAN if look.pairs < pairs]
+    looks.append(analysis_at(pairs)._replace(pairs=pairs))
     *earlier, end = (_Reach(look, sd_pct, prior, margins) for look in looks)
 
     def missed(true: float) -> float:
@@ -51,7 +51,9 @@ class _Reach:
     chi-square on n - 1 degrees: its quantiles at POINTS midpoints stand for it.
     """
 
-    def __init__(self, look: Look, sd_pct: float, prior: Prior, margins: Margins) -> None:
+    def __init__(
+        self, look: InterimAnalysis, sd_pct: float, prior: Prior, margins: Margins
+    ) -> None:
         self.error = sd_pct / 100 / math.sqrt(look.pairs)
         self.slower_from: list[float] = []
         self.same_below: list[float] = []

@@ -78,10 +78,12 @@ def _risen(evidence: Evidence, entry: Entry | None) -> Verdict | None:
     counters = [name for name in _shown(evidence) if METRICS[name].kind == "counter"]
     found = (compare(name, evidence, recordings) for name in counters)
     moved = tuple(m for m in found if m.gated and m.status is Status.CHANGED)
-    return _compared(evidence, (*moved, *unknown(evidence)), recordings) if moved else None
+    return (
+        _compared(evidence, (*moved, *undecided_metrics(evidence)), recordings) if moved else None
+    )
 
 
-def unknown(evidence: Evidence) -> tuple[MetricVerdict, ...]:
+def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
     """Gated metrics of which evidence that is whole otherwise says nothing, and why."""
     unstable = evidence.counts.unstable if evidence.counts else {}
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
@@ -102,7 +104,7 @@ def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
     return [recording for recording in epoch.recordings if recording.software == software]
 
 
-def wants_more(evidence: Evidence, entry: Entry | None) -> bool:
+def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     """Whether another launch could turn the screen's answer; only asked of sound evidence."""
     if measurement_problem(evidence) is not None or entry is None or not entry.epochs:
         return False

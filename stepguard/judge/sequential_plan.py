@@ -1,7 +1,7 @@
 """When pairs of launches may decide, at which error, against what noise.
 
-Pairs are measured until they decide or there are no more. Looking several times costs error at
-every look: PLAN says how much. What the whole plan then errs by, at any standard deviation, is in
+Pairs are measured until they decide or there are no more. Every interim analysis costs error:
+SEQUENTIAL_PLAN says how much. What the whole plan errs by, at any standard deviation, is in
 `docs/judge.md`. Formulas: Smyth 2004 (moderated variance); the errors of looks add up (Bonferroni).
 """
 
@@ -17,7 +17,7 @@ BETA = 0.05
 MIN_PAIRS = 6
 
 
-class Look(NamedTuple):
+class InterimAnalysis(NamedTuple):
     """A moment at which the pairs so far may decide; one-sided nominal levels."""
 
     pairs: int
@@ -30,16 +30,18 @@ class Look(NamedTuple):
 # They are chosen so that ALPHA and BETA still hold there, hence their sums are below them. To call
 # a step slower that did not change is much worse than to call one slower that changed by what we
 # ignore: at ALPHA for both, noise of 0.27 % would hide 0.5 %.
-PLAN = (
-    Look(4, 0.00005, 0.0055),  # alpha only for what is shown: under MIN_PAIRS
-    Look(6, 0.00005, 0.0055),
-    Look(8, 0.00008, 0.0055),
-    Look(12, 0.0001, 0.0055),
-    Look(17, 0.00012, 0.0055),
-    Look(24, 0.00014, 0.0055),
+SEQUENTIAL_PLAN = (
+    InterimAnalysis(4, 0.00005, 0.0055),  # alpha only for what is shown: under MIN_PAIRS
+    InterimAnalysis(6, 0.00005, 0.0055),
+    InterimAnalysis(8, 0.00008, 0.0055),
+    InterimAnalysis(12, 0.0001, 0.0055),
+    InterimAnalysis(17, 0.00012, 0.0055),
+    InterimAnalysis(24, 0.00014, 0.0055),
 )
 
 
-def look_at(pairs: int) -> Look:
+def analysis_at(pairs: int) -> InterimAnalysis:
     """The latest look that ``pairs`` have reached; the first one before it is reached."""
-    return max((look for look in PLAN if look.pairs <= pairs), default=PLAN[0])
+    return max(
+        (look for look in SEQUENTIAL_PLAN if look.pairs <= pairs), default=SEQUENTIAL_PLAN[0]
+    )

@@ -15,7 +15,7 @@ from stepguard.judge.calibration import CalibratedCase
 from stepguard.judge.limits import DEFAULT_LIMIT_PCT
 from stepguard.judge.noise import prior_of
 from stepguard.judge.power import smallest_detectable_pct
-from stepguard.judge.sequential_plan import PLAN
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 
 NOT_CALIBRATED = "not calibrated"
@@ -25,7 +25,7 @@ WIDEST_PCT = DEFAULT_LIMIT_PCT
 
 
 @dataclass(frozen=True)
-class Terms:
+class DecisionRule:
     """What pairs are judged by; ``why`` stands beside the margins in every verdict.
 
     The case's own margins stand where nothing is known of the machine.
@@ -37,34 +37,34 @@ class Terms:
 
 
 # Whether a calibration applies is known once HEAD's side has told on what it runs.
-TermsOf = Callable[[Evidence], Terms]
+RuleFor = Callable[[Evidence], DecisionRule]
 
 
-def terms_of(
+def decision_rule(
     entry: CalibratedCase | None,
     evidence: Evidence,
     turn: Mapping[str, float],
     defaults: Margins = MARGINS,
-) -> Terms:
+) -> DecisionRule:
     """The terms for ``evidence`` of HEAD; ``turn`` is how a turn runs, in seconds.
 
     A calibration of other software or parameters, or of other turns, is not used, and that is said.
     """
     if entry is None or evidence.fingerprint is None:
-        return Terms(defaults)
+        return DecisionRule(defaults)
     day = entry.date[:10]
     if stale := _stale(entry, evidence, turn):
         again = f"python -m stepguard calibrate {shlex.quote(evidence.case_id)}"
-        return Terms(defaults, why=f"calibration of {day} ignored, {stale}: {again}")
+        return DecisionRule(defaults, why=f"calibration of {day} ignored, {stale}: {again}")
     margins, prior = widened(entry.sd_pct, entry.degrees, defaults), _prior(entry)
     known = f"calibrated {day}: pair sd {entry.sd_pct:.2g} % over {entry.pairs} pairs"
     if margins == defaults:
-        return Terms(margins, prior, known)
+        return DecisionRule(margins, prior, known)
     why = (
         f"widened from {defaults.ignore_pct:g} and {defaults.matter_pct:g} %, which "
-        f"{PLAN[-1].pairs} pairs of this noise do not decide; {known}"
+        f"{SEQUENTIAL_PLAN[-1].pairs} pairs of this noise do not decide; {known}"
     )
-    return Terms(margins, prior, why)
+    return DecisionRule(margins, prior, why)
 
 
 def _prior(entry: CalibratedCase) -> Prior:
@@ -96,7 +96,9 @@ def widened(sd_pct: float, degrees: float, defaults: Margins = MARGINS) -> Margi
 
     def decides(matter_pct: float) -> bool:
         margins = Margins(defaults.ignore_pct, matter_pct)
-        return smallest_detectable_pct(PLAN[-1].pairs, sd_pct, margins, prior) <= matter_pct
+        return (
+            smallest_detectable_pct(SEQUENTIAL_PLAN[-1].pairs, sd_pct, margins, prior) <= matter_pct
+        )
 
     low, high = defaults.matter_pct, max(WIDEST_PCT, defaults.matter_pct)
     if low == high or decides(low):

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
-from stepguard.interrupts import interrupts_held
+from stepguard.interrupts import interrupts_deferred
 from stepguard.launch import torchrun
 from stepguard.launch.channel import Control, LostWorker, Message, NoAnswer, Poll
 from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
@@ -161,7 +161,7 @@ class WorkerGroup:
         """
         if self._closed:
             return
-        with interrupts_held():
+        with interrupts_deferred():
             self._control.close()
             try:
                 torchrun.end(self._agent, self.token, self._scratch)

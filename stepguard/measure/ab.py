@@ -19,34 +19,34 @@ from datetime import UTC, datetime
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.evidence import Evidence
-from stepguard.judge.sequential_plan import PLAN
-from stepguard.judge.terms import Terms, TermsOf
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.terms import DecisionRule, RuleFor
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.pair import HEAD, ORDERS, SIDES, Pair, one_after_the_other
-from stepguard.measure.paired_launch import Live, Side, SideFailed, Turn, build_alone
+from stepguard.measure.paired_launch import PairedLaunch, PairTiming, Side, SideFailed, build_alone
 from stepguard.measure.progress import Ticker
 from stepguard.measure.warmup import Protocol
-from stepguard.measure.workers import Bench, Station, watch
+from stepguard.measure.workers import Bench, CaseWorkers, watch
 from stepguard.verdict import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 # On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
 # 13.5 s of load a pair, 8 of them timed: 8 pairs in two minutes of GPU time, 22 in five.
-TURNS = {
-    "cuda": Turn(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
-    "cpu": Turn(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1),
+PAIR_TIMINGS = {
+    "cuda": PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
+    "cpu": PairTiming(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1),
 }
 
 
-def measure_turns(
+def measure_ab(
     case: Case,
     benches: tuple[Bench, Bench],
     against: str,
     progress: Callable[[str], None],
     wants_more: Callable[[Comparison], bool],
     budget_s: float,
-    terms: TermsOf | None = None,
+    terms: RuleFor | None = None,
     steps: range = range(0),
 ) -> Comparison:
     """Pairs of ``benches`` (HEAD's tree, the other one), until ``wants_more`` says that it is
@@ -70,16 +70,16 @@ class _Turns:
         benches: tuple[Bench, Bench],
         against: str,
         progress: Callable[[str], None],
-        terms: TermsOf | None,
+        terms: RuleFor | None,
         steps: range,
     ) -> None:
         self.case, self.against = case, against
-        self.terms = terms or (lambda evidence: Terms(case.margins))
-        self.progress, self.turn = Ticker(progress), replace(TURNS[case.device], steps=steps)
+        self.terms = terms or (lambda evidence: DecisionRule(case.margins))
+        self.progress, self.turn = Ticker(progress), replace(PAIR_TIMINGS[case.device], steps=steps)
         self.began, self.date = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
         self.stack = contextlib.ExitStack()
         self.sides = [
-            Side(name, Station(case, bench, self.progress, None, self.stack))
+            Side(name, CaseWorkers(case, bench, self.progress, None, self.stack))
             for name, bench in zip(SIDES, benches, strict=True)
         ]
         self.together, self.out_of_time = True, False
@@ -89,7 +89,9 @@ class _Turns:
         """Counting passes and pairs; what fails is noted on its side, and ends it."""
         try:
             self._prepare()
-            while len(self.sides[HEAD].launches) < PLAN[-1].pairs and wants_more(self.comparison()):
+            while len(self.sides[HEAD].launches) < SEQUENTIAL_PLAN[-1].pairs and wants_more(
+                self.comparison()
+            ):
                 if self.sides[HEAD].launches and time.monotonic() - self.began > budget_s:
                     self.out_of_time = True
                     return
@@ -108,7 +110,7 @@ class _Turns:
         for side in self.sides:
             side.station.telemetry = telemetry
         # Counts do not mind a busy host: who comes next imports meanwhile.
-        counting = [Live(side, "counting launch", self.turn) for side in self.sides]
+        counting = [PairedLaunch(side, "counting launch", self.turn) for side in self.sides]
         for live in counting:
             build_alone(live)
             if live is counting[-1]:
@@ -133,7 +135,7 @@ class _Turns:
         for live in both:
             live.side.launches.append(live.measured(number))
 
-    def _live_pair(self, number: int, order: tuple[int, ...]) -> list[Live]:
+    def _live_pair(self, number: int, order: tuple[int, ...]) -> list[PairedLaunch]:
         pair = self.following.pop(0) if self.following else Pair(number, self.sides, self.turn)
         try:
             pair.hello()
@@ -151,7 +153,7 @@ class _Turns:
         """
         if JUDGED_TIME not in judged(self.case):
             return
-        last = min(number + self.turn.ahead, PLAN[-1].pairs)
+        last = min(number + self.turn.ahead, SEQUENTIAL_PLAN[-1].pairs)
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.turn, held=True))
         for pair in self.following[:1]:

@@ -10,7 +10,7 @@ from stepguard.git.worktree import Tree
 from stepguard.judge.calibration import CalibratedCase, calibrated, refusal
 from stepguard.judge.noise import Noise, noise_of
 from stepguard.judge.sequential_plan import MIN_PAIRS
-from stepguard.measure.ab import TURNS
+from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.measure.confirm import Progress, compare_with
 from stepguard.measure.workers import Bench
 
@@ -81,5 +81,5 @@ def calibrate(
         noise = noise_of(found)
     except ValueError as error:
         raise NotCalibrated(str(error), found) from None
-    entry = calibrated(found, noise, counting.pair_s, TURNS[case.device].as_dict())
+    entry = calibrated(found, noise, counting.pair_s, PAIR_TIMINGS[case.device].as_dict())
     return Calibration(found, noise, counting.pair_s, entry)

@@ -13,11 +13,11 @@ from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, commit_for_confirmation
 from stepguard.git.revision import Revision
 from stepguard.git.worktree import Tree, tree_of
-from stepguard.judge.ab import wants_more
+from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
-from stepguard.judge.terms import TermsOf
+from stepguard.judge.terms import RuleFor
 from stepguard.launch.nodes import spread
-from stepguard.measure.ab import measure_turns
+from stepguard.measure.ab import measure_ab
 from stepguard.measure.workers import Bench
 from stepguard.verdict import Reason, Verdict
 
@@ -52,8 +52,8 @@ def compare_with(
     tree: Tree,
     progress: Progress,
     budget_s: float,
-    more: Callable[[Comparison], bool] = wants_more,
-    terms: TermsOf | None = None,
+    more: Callable[[Comparison], bool] = wants_another_pair,
+    terms: RuleFor | None = None,
     steps: range = range(0),
 ) -> Comparison:
     """HEAD's tree (``bench``) and ``tree`` take turns while ``more``, timing all of ``steps``;
@@ -68,7 +68,7 @@ def compare_with(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    return measure_turns(case, (head, base), tree.rev, progress, more, budget_s, terms, steps)
+    return measure_ab(case, (head, base), tree.rev, progress, more, budget_s, terms, steps)
 
 
 def confirm(
@@ -79,7 +79,7 @@ def confirm(
     recorded: str,
     progress: Progress,
     budget_s: float,
-    terms: TermsOf | None = None,
+    terms: RuleFor | None = None,
 ) -> tuple[Verdict, Comparison | None]:
     """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
     measured then. A verdict that no time decided is returned as it is. The pairs time the steps

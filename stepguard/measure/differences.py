@@ -13,7 +13,7 @@ LIMIT_S = 120.0  # beyond three times what the segments should take
 
 
 @dataclass(frozen=True)
-class Ways:
+class Variants:
     """The two ways that a difference compares, by the names that a worker has for them."""
 
     words: str  # what a person reads while it is measured
@@ -23,8 +23,10 @@ class Ways:
 
 
 DIFFERENCES = {
-    "sync_overhead": Ways("sync overhead", "pipelined", "synced"),
-    "exposed_comm": Ways("exposed communication", "no_gradient_sync", "pipelined", diverges=True),
+    "sync_overhead": Variants("sync overhead", "pipelined", "synced"),
+    "exposed_comm": Variants(
+        "exposed communication", "no_gradient_sync", "pipelined", diverges=True
+    ),
 }
 
 

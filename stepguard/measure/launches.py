@@ -17,10 +17,10 @@ from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
 from stepguard.measure.blocks import Ask, Tainted, timed_blocks
 from stepguard.measure.differences import DIFFERENCES, measure_difference
-from stepguard.measure.plan import Leg, plan
+from stepguard.measure.plan import PlannedLaunch, planned_launches
 from stepguard.measure.progress import Ticker
 from stepguard.measure.warmup import PROTOCOLS, WarmUp
-from stepguard.measure.workers import COMPILE_LIMIT_S, Answers, Bench, Station, watch
+from stepguard.measure.workers import COMPILE_LIMIT_S, Answers, Bench, CaseWorkers, watch
 
 __all__ = ["Bench", "measure"]
 
@@ -57,13 +57,13 @@ class _CaseRun:
         self.one_rank_tokens = 0
         self.one_rank_problem = ""
         self.stack = contextlib.ExitStack()
-        self.station = Station(case, bench, self.progress, None, self.stack)
+        self.station = CaseWorkers(case, bench, self.progress, None, self.stack)
 
     def measure(self, wants_more: Callable[[Evidence], bool]) -> None:
         with self.stack:
             self.station.telemetry = watch(self.case, self.bench, self.stack, self.progress)
             self.began = time.monotonic()  # what a wait for the GPU took says nothing of the case
-            legs = plan(self.case)
+            legs = planned_launches(self.case)
             group: WorkerGroup | None = self._start(legs[0])
             for leg, following in zip(legs, [*legs[1:], None], strict=True):
                 assert group is not None
@@ -75,7 +75,7 @@ class _CaseRun:
             if not legs[-1].alone:
                 self._more_launches(wants_more)
 
-    def _one_rank(self, group: WorkerGroup, leg: Leg) -> None:
+    def _one_rank(self, group: WorkerGroup, leg: PlannedLaunch) -> None:
         """One rank alone informs: a workload that cannot do with one is not broken by that."""
         try:
             self._launch(group, leg, None)
@@ -85,13 +85,15 @@ class _CaseRun:
     def _more_launches(self, wants_more: Callable[[Evidence], bool]) -> None:
         most = self.case.launches + self.bench.more_launches
         while len(self.launches) < most and wants_more(self.evidence()):
-            leg = Leg(f"launch {len(self.launches) + 1} (close, one more)", True, False)
+            leg = PlannedLaunch(f"launch {len(self.launches) + 1} (close, one more)", True, False)
             self._launch(self._start(leg), leg, None)
 
-    def _start(self, leg: Leg) -> WorkerGroup:
+    def _start(self, leg: PlannedLaunch) -> WorkerGroup:
         return self.station.start(leg.label, alone=leg.alone)
 
-    def _launch(self, group: WorkerGroup, leg: Leg, following: Leg | None) -> WorkerGroup | None:
+    def _launch(
+        self, group: WorkerGroup, leg: PlannedLaunch, following: PlannedLaunch | None
+    ) -> WorkerGroup | None:
         """Run one launch; the group that was started meanwhile for the next one, if any."""
         began, label, station = time.monotonic(), leg.label, self.station
         self.progress(f"{label}: start")

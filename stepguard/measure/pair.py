@@ -16,7 +16,7 @@ from typing import Any
 
 from stepguard.launch.group import WorkerGroup
 from stepguard.measure.blocks import Ask
-from stepguard.measure.paired_launch import Live, Side, Turn, build_alone, expect
+from stepguard.measure.paired_launch import PairedLaunch, PairTiming, Side, build_alone, expect
 from stepguard.measure.workers import COMMAND_LIMIT_S, Answers
 
 HEAD, BASE = 0, 1
@@ -29,11 +29,13 @@ class Pair:
     torchruns alone, until they are released.
     """
 
-    def __init__(self, number: int, sides: Sequence[Side], turn: Turn, held: bool = False) -> None:
+    def __init__(
+        self, number: int, sides: Sequence[Side], turn: PairTiming, held: bool = False
+    ) -> None:
         self.number = number
         self.progress = sides[HEAD].station.progress
         turn = turn.of_pair(number)
-        self.both = [Live(side, f"pair {number} {side.name}", turn, held) for side in sides]
+        self.both = [PairedLaunch(side, f"pair {number} {side.name}", turn, held) for side in sides]
 
     def release(self) -> None:
         """Let the ranks import, too."""
@@ -107,14 +109,16 @@ class Pair:
 
 
 def one_after_the_other(
-    number: int, sides: Sequence[Side], order: Sequence[int], turn: Turn
-) -> list[Live]:
+    number: int, sides: Sequence[Side], order: Sequence[int], turn: PairTiming
+) -> list[PairedLaunch]:
     """A launch of each side, the second when the first has ended, for trees that do not fit
     together; in the order of ``sides``.
     """
-    both: dict[int, Live] = {}
+    both: dict[int, PairedLaunch] = {}
     for which in order[:2]:
-        live = Live(sides[which], f"pair {number} {sides[which].name}", turn.of_pair(number))
+        live = PairedLaunch(
+            sides[which], f"pair {number} {sides[which].name}", turn.of_pair(number)
+        )
         other = both.get(1 - which)
         build_alone(live)
         live.warm_up(other)

@@ -9,11 +9,11 @@ from stepguard.evidence import Block, Fault, Launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.blocks import Ask, Tainted, block_limit_s, block_of, block_steps, keep
 from stepguard.measure.warmup import Protocol, WarmUp
-from stepguard.measure.workers import COMPILE_LIMIT_S, Answers, Station
+from stepguard.measure.workers import COMPILE_LIMIT_S, Answers, CaseWorkers
 
 
 @dataclass(frozen=True)
-class Turn:
+class PairTiming:
     """How long a group runs when its turn comes, in seconds."""
 
     lead_s: float  # untimed, before each block: allocations return, clocks settle
@@ -26,7 +26,7 @@ class Turn:
     # so that a pair times what the one before it did not.
     early: bool = False
 
-    def of_pair(self, number: int) -> "Turn":
+    def of_pair(self, number: int) -> "PairTiming":
         """That of the pair of this number."""
         return replace(self, early=number % 2 == 0)
 
@@ -47,7 +47,7 @@ class Side:
     """One tree's part: where it is measured, and what was measured so far."""
 
     name: str
-    station: Station
+    station: CaseWorkers
     launches: list[Launch] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
 
@@ -60,10 +60,10 @@ class SideFailed(Exception):
         self.side, self.fault = side, fault
 
 
-class Live:
+class PairedLaunch:
     """One group of a pair, from its start until it leaves. What fails raises SideFailed."""
 
-    def __init__(self, side: Side, label: str, turn: Turn, held: bool = False) -> None:
+    def __init__(self, side: Side, label: str, turn: PairTiming, held: bool = False) -> None:
         self.side, self.label, self.turn = side, label, turn
         self.group = side.station.start(label, held=held)
         self.ask = side.station.asker(self.group)
@@ -115,7 +115,7 @@ class Live:
         with self._blamed():
             self.side.station.count(self.ask, time.monotonic)
 
-    def warm_up(self, other: "Live | None" = None) -> None:
+    def warm_up(self, other: "PairedLaunch | None" = None) -> None:
         """Until steady, or the warm-up's time is over; after ``other``, which has warmed up, by its
         windows at first. Blocks are then as long as the faster one of the two needs.
         """
@@ -143,7 +143,7 @@ class Live:
         with self._blamed():
             self.ask("park")
 
-    def block(self, other: "Live | None") -> None:
+    def block(self, other: "PairedLaunch | None") -> None:
         """Untimed steps, then a timed block of those steps that ``other`` timed in its block of
         this number, if it has; measured again where the machine was disturbed.
         """
@@ -202,7 +202,7 @@ class Live:
         return ranks
 
 
-def build_alone(live: Live) -> None:
+def build_alone(live: PairedLaunch) -> None:
     """Import, build and first step of a group that has the GPUs to itself."""
     live.hello()
     expect(live)
@@ -210,6 +210,6 @@ def build_alone(live: Live) -> None:
     live.first_step()
 
 
-def expect(*lives: Live) -> None:
+def expect(*lives: PairedLaunch) -> None:
     """These groups may be on the GPUs from now on."""
     lives[0].side.station.expect(*(live.group for live in lives))

@@ -8,7 +8,7 @@ from stepguard.metrics import METRICS
 
 
 @dataclass(frozen=True)
-class Leg:
+class PlannedLaunch:
     """One launch of the plan: whether it times blocks, counts, and which differences it takes."""
 
     label: str
@@ -18,7 +18,7 @@ class Leg:
     alone: bool = False  # one rank of the case, timed beside the case's launches and not among them
 
 
-def plan(case: Case) -> list[Leg]:
+def planned_launches(case: Case) -> list[PlannedLaunch]:
     """The launches of a case, in order.
 
     On a GPU the counting pass has a launch of its own, first, which also fills the compile caches;
@@ -36,11 +36,13 @@ def plan(case: Case) -> list[Leg]:
     compared = tuple(name for name in asked if not DIFFERENCES[name].diverges)
     legs = []
     if own_launch and (counted or compared):
-        legs.append(Leg("counting launch", False, counted, compared))
+        legs.append(PlannedLaunch("counting launch", False, counted, compared))
     for name in (name for name in asked if DIFFERENCES[name].diverges):
-        legs.append(Leg(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
+        legs.append(PlannedLaunch(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
     for index in range(case.launches):
-        legs.append(Leg(f"launch {index + 1}", True, counted and not own_launch and index == 0))
+        legs.append(
+            PlannedLaunch(f"launch {index + 1}", True, counted and not own_launch and index == 0)
+        )
     if case.world_size > 1:
-        legs.append(Leg("one-rank launch", True, False, alone=True))
+        legs.append(PlannedLaunch("one-rank launch", True, False, alone=True))
     return legs

@@ -15,12 +15,12 @@ from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import current
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
-from stepguard.judge.ab import judge_turns, unproven
-from stepguard.judge.screen import comparable, judge, wants_more
-from stepguard.judge.terms import TermsOf, terms_of
+from stepguard.judge.ab import judge_ab, without_false_discoveries
+from stepguard.judge.screen import comparable, judge, wants_another_launch
+from stepguard.judge.terms import RuleFor, decision_rule
 from stepguard.judge.waivers import Waiver, waive
 from stepguard.launch.nodes import Nodes, spread
-from stepguard.measure.ab import TURNS
+from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import Bench, measure
 from stepguard.storage import baselines as baseline
@@ -89,15 +89,18 @@ class Suite:
         content = baseline.load_for(self.baseline_path(case), self._machine(case))
         return content.cases.get(case.id) if content else None
 
-    def terms(self, case: Case) -> TermsOf:
+    def terms(self, case: Case) -> RuleFor:
         """By what pairs of the case are judged here: its calibration says, where there is one.
 
         Raises BaselineError if the calibration file cannot be trusted.
         """
         path = calibrations.path_for(self.baseline_path(case))
         content = calibrations.load_for(path, self._machine(case))
-        entry, turn = content.cases.get(case.id) if content else None, TURNS[case.device].as_dict()
-        return lambda found: terms_of(entry, found, turn, case.margins)
+        entry, turn = (
+            content.cases.get(case.id) if content else None,
+            PAIR_TIMINGS[case.device].as_dict(),
+        )
+        return lambda found: decision_rule(entry, found, turn, case.margins)
 
     def _machine(self, case: Case) -> str:
         if case.device == "cpu":
@@ -115,7 +118,7 @@ class Suite:
     def _screened(self, case: Case, progress: Progress) -> Result:
         """Against the stored baseline; what moved by time is judged against its commit."""
         entry, terms = self.entry(case), self.terms(case)
-        evidence = measure(case, self._bench, progress, lambda e: wants_more(e, entry))
+        evidence = measure(case, self._bench, progress, lambda e: wants_another_launch(e, entry))
         evidence = self._as_it_is(evidence)
         path = self.store.keep(self.run_folder, case.slug, evidence)
         with self.budget.spent():
@@ -129,7 +132,7 @@ class Suite:
         case: Case,
         evidence: Evidence,
         entry: Entry | None,
-        terms: TermsOf,
+        terms: RuleFor,
         progress: Progress,
     ) -> tuple[Verdict, Comparison | None]:
         """The screen's verdict, confirmed where a time decided it; and what was measured for it."""
@@ -167,7 +170,7 @@ class Suite:
         held, problem = self._held_elsewhere(case, self.tree)
         found = replace(found, head=head, waived_pct=held, waivers_problem=problem)
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
-        verdict = waive(judge_turns(found), found.head, self.waivers, today(), found)
+        verdict = waive(judge_ab(found), found.head, self.waivers, today(), found)
         return Result(case, found.head, verdict, path, self.baseline_path(case), found)
 
     def _held_elsewhere(self, case: Case, tree: Tree) -> tuple[dict[str, float], str]:
@@ -190,7 +193,8 @@ class Suite:
     def hold_false_discoveries(self) -> list[str]:
         """Take back, at the run's end, what all its claims together do not prove; who it was."""
         taken = {
-            verdict.case_id: verdict for verdict in unproven([r.verdict for r in self.results])
+            verdict.case_id: verdict
+            for verdict in without_false_discoveries([r.verdict for r in self.results])
         }
         self.results = [
             replace(r, verdict=taken[r.case.id]) if r.case.id in taken else r for r in self.results

@@ -75,7 +75,7 @@ def watch(
     return fit_telemetry(bench.gpus, share, spread(case, bench.nodes))
 
 
-class Station:
+class CaseWorkers:
     """The worker groups of one case in one tree.
 
     ``prepared`` and ``counts`` are what its groups told, of all ranks of the case.

@@ -28,7 +28,7 @@ from stepguard.plugin.options import refuse_bad_options
 from stepguard.plugin.update import Update
 from stepguard.report import documents
 from stepguard.report import words as explain
-from stepguard.report.live import Live
+from stepguard.report.live import ProgressLine
 from stepguard.storage.baselines import BaselineError
 from stepguard.verdict import Reason
 
@@ -54,7 +54,7 @@ class PerfRun:
         self._gpus: tuple[Gpu, ...] | None = None
         self.nodes: Nodes | None = None
         self._suite: Suite | None = None
-        self._live: Live | None = None
+        self._live: ProgressLine | None = None
 
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs of this machine. Raises UsageError if a driver is there and does not answer."""
@@ -161,7 +161,7 @@ class PerfRun:
         """What was recorded and what was not, a sentence each."""
         return self._update.notices
 
-    def _started(self) -> tuple[Suite, Live]:
+    def _started(self) -> tuple[Suite, ProgressLine]:
         if self._suite is None or self._live is None:
             arguments = ["pytest", *self.config.invocation_params.args]
             self._suite = self._new_suite(arguments)
@@ -177,7 +177,7 @@ class PerfRun:
                 with capture.global_and_fixture_disabled():
                     reporter._tw.write(text, flush=True)
 
-            self._live = Live(
+            self._live = ProgressLine(
                 write,
                 terminal=bool(reporter and reporter.isatty),
                 verbose=self.config.option.verbose > 0,

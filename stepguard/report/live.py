@@ -12,7 +12,7 @@ ID_LEAST = 10  # columns that a case's id keeps
 NARROW = 60  # columns: on less the time left gives way to the stage
 
 
-class Live:
+class ProgressLine:
     """Progress of a run of cases. ``write`` puts text on the terminal, past any capturing."""
 
     def __init__(

@@ -125,11 +125,11 @@ class Session:
     def do_alternate(self, ways: list[str], order: list[int], steps: int) -> dict[str, Any]:
         """Segments of steps, run the ways that ``order`` says; each one's step time."""
         from stepguard.worker.clock import alternate
-        from stepguard.worker.ways import WAYS
+        from stepguard.worker.ways import VARIANTS
 
         synchronize = self.clock.synchronize
         try:
-            steppers = [WAYS[way](self.workload, synchronize) for way in ways]
+            steppers = [VARIANTS[way](self.workload, synchronize) for way in ways]
         except ValueError as error:
             raise BadWorkload(str(error)) from None
         began_ns = time.perf_counter_ns()

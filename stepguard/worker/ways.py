@@ -61,7 +61,7 @@ def _exchanges(step: Step) -> list[str]:
     return sorted({e.name for e in record.events() if e.name.startswith(EXCHANGES)})
 
 
-WAYS: dict[str, Callable[[Any, Synchronize], Step]] = {
+VARIANTS: dict[str, Callable[[Any, Synchronize], Step]] = {
     "pipelined": _pipelined,
     "synced": _synced,
     "no_gradient_sync": _no_gradient_sync,

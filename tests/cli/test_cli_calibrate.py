@@ -9,8 +9,8 @@ import pytest
 from counts import counted
 
 from stepguard import Case
+from stepguard.cli import calibrate as cli_calibrate
 from stepguard.cli.collect import cases_of
-from stepguard.cli.main import calibrate as cli_calibrate
 from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.fingerprint import Fingerprint

@@ -4,7 +4,7 @@ from importlib import metadata
 
 import pytest
 
-from stepguard.cli.main import doctor
+from stepguard.cli import doctor
 from stepguard.gpu.nvml import Gpu, MachineError
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)

@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from stepguard.judge.sequential_plan import MIN_PAIRS, PLAN
+from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.margins import Prior
 
 
@@ -13,7 +13,7 @@ def errors(prior: Prior, ratio: float, points: int = 1000) -> dict[str, float]:
     """
     sd, at = ratio * prior.sd_pct / 100, (np.arange(points) + 0.5) / points
     total = {"alpha": 0.0, "beta": 0.0}
-    for look in PLAN:
+    for look in SEQUENTIAL_PLAN:
         n = look.pairs
         samples = sd**2 * stats.chi2.ppf(at, n - 1) / (n - 1)
         moderated = [prior.moderated(sample, n) for sample in samples]

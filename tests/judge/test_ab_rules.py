@@ -12,7 +12,13 @@ from hypothesis import strategies as st
 from stepguard import Case
 from stepguard.comparison import Comparison, from_json, judged, to_json
 from stepguard.evidence import Counts, Fault
-from stepguard.judge.ab import FALSE_DISCOVERIES, decision, judge_turns, unproven, wants_more
+from stepguard.judge.ab import (
+    FALSE_DISCOVERIES,
+    decision,
+    judge_ab,
+    wants_another_pair,
+    without_false_discoveries,
+)
 from stepguard.margins import Margins, Prior
 from stepguard.metrics import METRICS
 from stepguard.report.words import block as told_block
@@ -43,7 +49,7 @@ def shifted(pct, spread=SPREAD):
 
 def decided(found):
     """Status and reason of the verdict on a comparison."""
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     return verdict.status, verdict.reason
 
 
@@ -77,7 +83,7 @@ def test_a_known_change_has_its_verdict(pct, status, reason):
     """Six pairs that scatter by 0.015 % say what a change of so many percent is."""
     found = turns(shifted(pct))
     assert decided(found) == (status, reason)
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     step = metric(verdict, "step_ms")
     assert step.change_pct == pytest.approx(pct, abs=0.02)
     assert step.new / step.old == pytest.approx(1 + pct / 100, rel=1e-3)
@@ -96,9 +102,9 @@ def test_between_two_looks_only_the_end_of_time_decides():
     """Seven pairs of 2 % are SLOWER if there will be no more, and else wait for the eighth."""
     ratios = shifted(2.0, (*SPREAD, 0.0))
     assert decided(turns(ratios)) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
-    assert wants_more(turns(ratios))
+    assert wants_another_pair(turns(ratios))
     late = turns(ratios, out_of_time=True)
-    assert decided(late) == (Status.SLOWER, Reason.BEYOND_MARGIN) and not wants_more(late)
+    assert decided(late) == (Status.SLOWER, Reason.BEYOND_MARGIN) and not wants_another_pair(late)
 
 
 def test_few_pairs_cannot_say_slower():
@@ -112,17 +118,17 @@ def test_the_margins_are_the_comparisons_own():
     """2 % slower is `same` where 5 % is to be ignored and 20 % matters; the note says which."""
     found = turns(shifted(2.0), margins=Margins(5.0, 20.0))
     assert decided(found) == (Status.SAME, Reason.WITHIN_MARGINS)
-    note = metric(judge_turns(found), "step_ms").note
+    note = metric(judge_ab(found), "step_ms").note
     assert "over 6 pairs" in note and "margins 5 and 20 %" in note
 
 
 def test_the_note_says_how_it_was_measured():
     """One launch after the other, and how many more pairs there might have been."""
-    note = metric(judge_turns(turns(shifted(1.0)[:2], together=False)), "step_ms").note
+    note = metric(judge_ab(turns(shifted(1.0)[:2], together=False)), "step_ms").note
     assert "over 2 pairs of 24 at most, one launch after the other" in note
-    late = metric(judge_turns(turns(shifted(1.0)[:2], out_of_time=True)), "step_ms").note
+    late = metric(judge_ab(turns(shifted(1.0)[:2], out_of_time=True)), "step_ms").note
     assert "over 2 pairs of 24 at most, pair" in late
-    assert "over 6 pairs, pair sd" in metric(judge_turns(turns(shifted(2.0))), "step_ms").note
+    assert "over 6 pairs, pair sd" in metric(judge_ab(turns(shifted(2.0))), "step_ms").note
 
 
 def test_the_mean_decides_and_the_median_is_shown():
@@ -132,7 +138,7 @@ def test_the_mean_decides_and_the_median_is_shown():
     launches = tuple(launch(index=n, blocks=(odd,) * 2) for n in range(1, 7))
     found = turns(head={"launches": launches})
     assert decided(found) == (Status.SLOWER, Reason.BEYOND_MARGIN)
-    median = metric(judge_turns(found), "step_ms_median")
+    median = metric(judge_ab(found), "step_ms_median")
     assert median.status is Status.SAME and not median.gated and median.change_pct == 0
 
 
@@ -143,7 +149,7 @@ def test_a_counter_that_rose_is_changed_beside_equal_times():
     """One more of a cost, and times inside the margins."""
     found = turns()
     risen = found.head.counts.values[COST] + 1
-    verdict = judge_turns(replace(found, head=with_counts(found.head, **{COST: risen})))
+    verdict = judge_ab(replace(found, head=with_counts(found.head, **{COST: risen})))
     assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert metric(verdict, "step_ms").status is Status.SAME
     assert metric(verdict, COST).change_pct > 0
@@ -161,7 +167,7 @@ def test_slower_is_worse_than_changed():
     """The time decides, and the counter keeps its word beside it."""
     found = turns(shifted(2.0))
     risen = found.head.counts.values[COST] + 1
-    verdict = judge_turns(replace(found, head=with_counts(found.head, **{COST: risen})))
+    verdict = judge_ab(replace(found, head=with_counts(found.head, **{COST: risen})))
     assert verdict.status is Status.SLOWER
     assert metric(verdict, COST).status is Status.CHANGED
 
@@ -170,11 +176,11 @@ def test_a_case_of_counters_alone_needs_one_pair():
     """Its times are shown and decide nothing, however far apart; a counter still decides."""
     sides = {"gates": COUNTERS}
     found = turns(shifted(50.0)[:1], head=sides, base=sides)
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     assert verdict.status is Status.SAME and verdict.p_value is None
     assert not metric(verdict, "step_ms").gated
-    assert decision(found) is None and not wants_more(found)
-    assert wants_more(turns((), head=sides, base=sides))
+    assert decision(found) is None and not wants_another_pair(found)
+    assert wants_another_pair(turns((), head=sides, base=sides))
     risen = with_counts(found.head, **{COST: found.head.counts.values[COST] + 1})
     assert decided(replace(found, head=risen)) == (Status.CHANGED, Reason.COUNTER_ROSE)
 
@@ -198,7 +204,7 @@ def test_other_flops_are_not_comparable(ratio):
     """Half the FLOPs is no gain, whatever the time."""
     found = turns((ratio,) * 6)
     half = with_counts(found.head, flops_per_step=found.head.counts.values["flops_per_step"] // 2)
-    verdict = judge_turns(replace(found, head=half))
+    verdict = judge_ab(replace(found, head=half))
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
     assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in verdict.message
 
@@ -208,14 +214,14 @@ def test_other_flops_of_any_rank_are_not_comparable():
     found = turns()
     flops = found.head.counts.values["flops_per_step"]
     idle = replace(found.head.counts, by_rank={"flops_per_step": (flops, 0)})
-    verdict = judge_turns(replace(found, head=replace(found.head, counts=idle)))
+    verdict = judge_ab(replace(found, head=replace(found.head, counts=idle)))
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
     assert f"now {flops:,}, 0" in verdict.message
 
 
 def test_other_tokens_are_not_comparable():
     """Nor is a step of twice the tokens."""
-    verdict = judge_turns(turns(head={"tokens_per_step": 2 * 131_072}))
+    verdict = judge_ab(turns(head={"tokens_per_step": 2 * 131_072}))
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_TOKENS)
     assert "tokens_per_step 131,072 in main (000000000000), now 262,144" in verdict.message
 
@@ -223,10 +229,10 @@ def test_other_tokens_are_not_comparable():
 def test_other_work_is_known_before_the_first_pair():
     """It is said without a pair, and none is measured."""
     found = turns(())
-    assert wants_more(found)
+    assert wants_another_pair(found)
     other = replace(found, head=with_counts(found.head, flops_per_step=1))
     assert decided(other) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
-    assert not wants_more(other)
+    assert not wants_another_pair(other)
 
 
 @pytest.mark.parametrize("side", ["head", "base", "both"])
@@ -238,7 +244,7 @@ def test_unknown_flops_are_no_equal_flops(side):
         values = {k: v for k, v in lacking.counts.values.items() if k != "flops_per_step"}
         counts = Counts(values, {"flops_per_step": "does not fit in memory"})
         found = replace(found, **{name: replace(lacking, counts=counts)})
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.METRIC_MISSING)
     assert "is not known: does not fit in memory" in verdict.message
     whose = "main (000000000000)" if side == "base" else "HEAD"
@@ -259,10 +265,10 @@ def test_what_the_other_tree_lacks_is_not_comparable(code, pairs):
         shifted(0.0)[:pairs], head={"launches": ()} if not pairs else {}, base=fault(code)
     )
     found = replace(found, base=replace(found.base, **unmeasured))
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.BASE_LACKS)
     assert verdict.message == "main (000000000000): planted" and verdict.detail == "detail"
-    assert not wants_more(found)
+    assert not wants_another_pair(found)
 
 
 @pytest.mark.parametrize(
@@ -279,10 +285,10 @@ def test_what_the_other_tree_lacks_is_not_comparable(code, pairs):
 def test_a_side_that_fails_otherwise_is_named(side, code, status):
     """BROKEN or UNFIT with its own reason, and the other revision's name if it is its own."""
     found = turns((), **{side: fault(code) | UNMEASURED})
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (status, Reason[code])
     assert verdict.message.startswith("main (000000000000): ") is (side == "base")
-    assert not wants_more(found)
+    assert not wants_another_pair(found)
 
 
 def test_heads_own_fault_goes_first():
@@ -302,7 +308,7 @@ def test_unstable_counters_do_not_pass(side):
     )
     found = replace(found, **{side: moved})
     assert decided(found) == (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)
-    assert not wants_more(found)
+    assert not wants_another_pair(found)
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -317,7 +323,7 @@ def test_a_counter_that_moved_is_told_though_another_is_unknown(side, more, stat
     moved = replace(
         getattr(found, side), counts=replace(counts, values=values, unstable={other: "5, then 6"})
     )
-    verdict = judge_turns(replace(found, **{side: moved}))
+    verdict = judge_ab(replace(found, **{side: moved}))
     assert verdict.status is status and verdict.outcome != "passed"
     if more:
         assert {one.metric: one.status for one in verdict.metrics} == {
@@ -343,13 +349,13 @@ def test_no_time_is_broken(side, ms):
     launches = (*getattr(found, side).launches[:5], replace(odd, index=6))
     found = replace(found, **{side: replace(getattr(found, side), launches=launches)})
     assert decided(found) == (Status.BROKEN, Reason.NOTHING_MEASURED)
-    assert decision(found) is None and not wants_more(found)
+    assert decision(found) is None and not wants_another_pair(found)
 
 
 def test_no_pair_is_broken():
     """No launch and no fault: nobody knows why, and it does not pass; a pair would help."""
     assert decided(turns(())) == (Status.BROKEN, Reason.NOTHING_MEASURED)
-    assert wants_more(turns(()))
+    assert wants_another_pair(turns(()))
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -357,7 +363,7 @@ def test_launches_without_a_partner_are_broken(side):
     """One launch more on a side than on the other: they are not pairs."""
     found = turns()
     fewer = replace(getattr(found, side), launches=getattr(found, side).launches[:5])
-    verdict = judge_turns(replace(found, **{side: fewer}))
+    verdict = judge_ab(replace(found, **{side: fewer}))
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.TOO_FEW_LAUNCHES)
 
 
@@ -430,10 +436,10 @@ def test_no_damaged_comparison_passes(damages, ratios, out_of_time):
         if now.launches and now.counts:
             change = DAMAGE[name](now) if callable(DAMAGE[name]) else DAMAGE[name]
             found = replace(found, **{side: replace(now, **change)})
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     assert verdict.status.outcome == "error", verdict
     assert verdict.against and verdict.message
-    assert not (found.pairs and wants_more(found))
+    assert not (found.pairs and wants_another_pair(found))
 
 
 @PROPERTY
@@ -441,14 +447,14 @@ def test_no_damaged_comparison_passes(damages, ratios, out_of_time):
 def test_a_pass_rests_on_bounds_inside_the_margins(ratios, out_of_time):
     """Sound pairs of any kind: what passes has its whole interval where the verdict says."""
     found = turns(tuple(ratios), out_of_time=out_of_time)
-    verdict, said = judge_turns(found), decision(found)
+    verdict, said = judge_ab(found), decision(found)
     if verdict.status is Status.SAME:
         assert -0.5 < said.low_pct and said.high_pct < 0.5 and said.pairs >= 4
     elif verdict.status is Status.FASTER:
         assert said.high_pct < -0.2 / 1.002 + 1e-9 and said.pairs >= 6
     else:
         assert verdict.status in (Status.SLOWER, Status.INCONCLUSIVE)
-    assert wants_more(found) is (verdict.status is Status.INCONCLUSIVE and not said.final)
+    assert wants_another_pair(found) is (verdict.status is Status.INCONCLUSIVE and not said.final)
 
 
 # Benjamini and Hochberg
@@ -456,7 +462,7 @@ def test_a_pass_rests_on_bounds_inside_the_margins(ratios, out_of_time):
 
 def claim(p_value, status=Status.SLOWER, number=0):
     """A verdict by pairs with this p-value."""
-    verdict = judge_turns(turns(shifted(2.0 if status is Status.SLOWER else 0.0)))
+    verdict = judge_ab(turns(shifted(2.0 if status is Status.SLOWER else 0.0)))
     assert verdict.status is status
     return replace(verdict, p_value=p_value, case_id=f"f[{number}]")
 
@@ -468,12 +474,12 @@ def others(count):
 
 def test_a_claim_among_few_stands():
     """p = 0.001 among ten, the level of the rule itself, is below 1 %: nothing is taken back."""
-    assert unproven([claim(0.001), *others(9)]) == []
+    assert without_false_discoveries([claim(0.001), *others(9)]) == []
 
 
 def test_a_claim_among_many_is_taken_back():
     """p = 0.001 among eleven is not; as INCONCLUSIVE, which is an error, and so is its time."""
-    (taken,) = unproven([claim(0.001, number=77), *others(10)])
+    (taken,) = without_false_discoveries([claim(0.001, number=77), *others(10)])
     assert (taken.case_id, taken.status, taken.reason) == (
         "f[77]",
         Status.INCONCLUSIVE,
@@ -487,34 +493,40 @@ def test_a_claim_among_many_is_taken_back():
 
 def test_claims_hold_each_other_up():
     """Two of p = 0.001 among twenty stand: a fiftieth and a tenth of 1 % a piece."""
-    assert unproven([claim(0.001, number=1), claim(0.001, number=2), *others(18)]) == []
-    assert len(unproven([claim(0.001, number=1), claim(0.5, number=2), *others(18)])) == 2
+    assert (
+        without_false_discoveries([claim(0.001, number=1), claim(0.001, number=2), *others(18)])
+        == []
+    )
+    assert (
+        len(without_false_discoveries([claim(0.001, number=1), claim(0.5, number=2), *others(18)]))
+        == 2
+    )
 
 
 def test_only_claims_by_pairs_count():
     """Verdicts of a stored baseline have no p-value: they neither weigh nor are taken back."""
     stored = [Verdict(f"s[{n}]", Status.SLOWER, Reason.BEYOND_LIMIT) for n in range(50)]
-    assert unproven([*stored, claim(0.001)]) == []
-    assert unproven([]) == [] and FALSE_DISCOVERIES == 0.01
+    assert without_false_discoveries([*stored, claim(0.001)]) == []
+    assert without_false_discoveries([]) == [] and FALSE_DISCOVERIES == 0.01
 
 
 def test_a_counter_keeps_its_say():
     """What is taken back is the time; a counter that rose stays CHANGED, and decides."""
     found = turns(shifted(2.0))
     risen = with_counts(found.head, **{COST: found.head.counts.values[COST] + 1})
-    slower = replace(judge_turns(replace(found, head=risen)), p_value=0.001)
-    (taken,) = unproven([slower, *others(10)])
+    slower = replace(judge_ab(replace(found, head=risen)), p_value=0.001)
+    (taken,) = without_false_discoveries([slower, *others(10)])
     assert metric(taken, COST).status is Status.CHANGED is taken.status
     assert metric(taken, "step_ms").reason is Reason.UNPROVEN and taken.undecided
 
 
 def test_what_is_not_proven_is_not_waived():
     """A waiver is of what is known to be slower; what is taken back does not pass by it."""
-    slower = replace(judge_turns(turns(shifted(2.0))), p_value=0.001)
+    slower = replace(judge_ab(turns(shifted(2.0))), p_value=0.001)
     metrics = (replace(metric(slower, "step_ms"), waived_until="2026-12-31"),)
     waived = slower.with_metrics(metrics)
     assert (waived.status, waived.outcome) == (Status.SLOWER, "passed")
-    (taken,) = unproven([waived, *others(10)])
+    (taken,) = without_false_discoveries([waived, *others(10)])
     assert (taken.status, taken.outcome) == (Status.INCONCLUSIVE, "error")
 
 
@@ -524,21 +536,21 @@ def test_what_is_not_proven_is_not_waived():
 def test_what_to_do_is_no_acceptance():
     """Another revision is no baseline: nothing offers to accept what could not be compared."""
     lacks = turns((), base=fault("BAD_WORKLOAD") | UNMEASURED, head={"launches": ()})
-    steps = next_steps(judge_turns(lacks), "e.json")
+    steps = next_steps(judge_ab(lacks), "e.json")
     assert steps[0].startswith("choose a revision that can") and steps[1] == "look closer: e.json"
     assert not any("accept" in step for step in steps)
-    slower = next_steps(judge_turns(turns(shifted(2.0))), "e.json")
+    slower = next_steps(judge_ab(turns(shifted(2.0))), "e.json")
     assert slower[0].startswith("if it is meant: python -m stepguard waive")
-    noisy = judge_turns(turns(shifted(1.0)[:4], out_of_time=True))
+    noisy = judge_ab(turns(shifted(1.0)[:4], out_of_time=True))
     assert next_steps(noisy, "e.json")[0].startswith("give it more time: --perf-budget=MIN")
-    foreign = judge_turns(turns((), head=fault("FOREIGN_PROCESS") | UNMEASURED))
+    foreign = judge_ab(turns((), head=fault("FOREIGN_PROCESS") | UNMEASURED))
     assert next_steps(foreign, "e.json")[0].endswith("-m stepguard doctor")
-    assert next_steps(judge_turns(turns()), "e.json") == []
+    assert next_steps(judge_ab(turns()), "e.json") == []
 
 
 def test_the_report_names_the_other_revision():
     """Interval, pairs, margins and the revision stand under a failure."""
-    text = told_block(judge_turns(turns(shifted(2.0))), "e.json")
+    text = told_block(judge_ab(turns(shifted(2.0))), "e.json")
     assert "over 6 pairs" in text and "margins 0.2 and 0.5 %" in text
     assert "compared with main (000000000000), measured beside it" in text
     assert "SLOWER, beyond the margin, the other revision beside it" in text

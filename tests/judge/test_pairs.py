@@ -14,11 +14,11 @@ from scipy import stats
 from benchmarks.judge_simulation import NOISES, binomial_bounds, outcomes
 from stepguard.judge.pairs import benjamini_hochberg, bounds, decide
 from stepguard.judge.power import smallest_detectable_pct
-from stepguard.judge.sequential_plan import ALPHA, BETA, MIN_PAIRS, PLAN
+from stepguard.judge.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.margins import Margins, Prior
 from stepguard.verdict import Status
 
-BUDGET = PLAN[-1].pairs
+BUDGET = SEQUENTIAL_PLAN[-1].pairs
 LOG_RATIOS = st.lists(st.floats(-0.02, 0.02), min_size=1, max_size=BUDGET)
 MIRRORED = {Status.SLOWER: Status.FASTER, Status.FASTER: Status.SLOWER}
 
@@ -33,7 +33,7 @@ def log_pct(*percents: float) -> list[float]:
 
 def test_the_plan_is_the_documented_one():
     """The looks, levels, margins and the prior that the documentation gives are those in use."""
-    assert [look.pairs for look in PLAN] == [4, 6, 8, 12, 17, 24]
+    assert [look.pairs for look in SEQUENTIAL_PLAN] == [4, 6, 8, 12, 17, 24]
     assert (ALPHA, BETA, MIN_PAIRS) == (0.001, 0.05, 6)
     assert asdict(Margins()) == {"ignore_pct": 0.2, "matter_pct": 0.5}
     assert asdict(Prior()) == {"sd_pct": 0.2, "degrees": 4.0}
@@ -318,7 +318,7 @@ def test_the_bounds_hold_the_truth_at_every_look(truth_pct, sd_pct):
     drawn = truth + rng.normal(0, sd_pct / 100, (runs, BUDGET))
     held = 0
     for pairs in drawn.tolist():
-        seen = [bounds(pairs[: look.pairs]) for look in PLAN]
+        seen = [bounds(pairs[: look.pairs]) for look in SEQUENTIAL_PLAN]
         held += all(one.low <= truth <= one.high for one in seen)
     assert binomial_bounds(held, runs)[1] >= 0.90
 

@@ -30,7 +30,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.evidence import Counts, Difference, Fault
-from stepguard.judge.screen import judge, measurement_problem, wants_more
+from stepguard.judge.screen import judge, measurement_problem, wants_another_launch
 from stepguard.metrics import METRICS
 from stepguard.verdict import Reason, Status
 
@@ -580,26 +580,26 @@ def test_a_local_torch_build_is_the_same_torch():
 
 def test_more_launches_are_wanted_when_close():
     """Near the limit of 4 % another launch could turn the answer; far from it none could."""
-    assert wants_more(evidence((259.9,) * 3), entry())
-    assert wants_more(evidence((240.3,) * 3), entry())
-    assert not wants_more(evidence((250.0,) * 3), entry())
-    assert not wants_more(evidence((290.0,) * 3), entry())
+    assert wants_another_launch(evidence((259.9,) * 3), entry())
+    assert wants_another_launch(evidence((240.3,) * 3), entry())
+    assert not wants_another_launch(evidence((250.0,) * 3), entry())
+    assert not wants_another_launch(evidence((290.0,) * 3), entry())
 
 
 def test_more_launches_are_wanted_when_noisy():
     """Launches that disagree by more than the limit allows ask for another."""
-    assert wants_more(evidence((240.0, 260.0, 250.0)), FIVE)
-    assert wants_more(evidence((400.0, 410.0, 420.0)), FIVE)
+    assert wants_another_launch(evidence((240.0, 260.0, 250.0)), FIVE)
+    assert wants_another_launch(evidence((400.0, 410.0, 420.0)), FIVE)
 
 
 def test_no_more_launches_for_what_they_cannot_help():
     """Unsound evidence, no baseline, other software, or counters alone: no launch is added."""
     close = evidence((259.9,) * 3)
-    assert not wants_more(replace(close, faults=(Fault("RAISED", "x"),)), entry())
-    assert not wants_more(replace(close, gates=("flops_per_step",)), entry())
-    assert not wants_more(close, None)
-    assert not wants_more(close, one_recording(software={"torch": "1.0"}))
-    assert not wants_more(close, one_recording(times_ms={}))
+    assert not wants_another_launch(replace(close, faults=(Fault("RAISED", "x"),)), entry())
+    assert not wants_another_launch(replace(close, gates=("flops_per_step",)), entry())
+    assert not wants_another_launch(close, None)
+    assert not wants_another_launch(close, one_recording(software={"torch": "1.0"}))
+    assert not wants_another_launch(close, one_recording(times_ms={}))
 
 
 def test_the_verdict_carries_the_case():

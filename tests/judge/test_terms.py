@@ -9,12 +9,12 @@ from comparisons import alike
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepguard.judge.ab import judge_turns
+from stepguard.judge.ab import judge_ab
 from stepguard.judge.calibration import CalibratedCase
 from stepguard.judge.noise import prior_of
 from stepguard.judge.power import smallest_detectable_pct
-from stepguard.judge.sequential_plan import PLAN
-from stepguard.judge.terms import NOT_CALIBRATED, WIDEST_PCT, Terms, terms_of, widened
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.terms import NOT_CALIBRATED, WIDEST_PCT, DecisionRule, decision_rule, widened
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 
 TURN = {"lead_s": 0.5, "block_s": 2.0, "warmup_min_s": 1.5}
@@ -44,16 +44,16 @@ def entry(**changes):
 
 def test_without_a_calibration():
     """The defaults, and that nothing was calibrated; so also before any worker has told."""
-    assert terms_of(None, evidence(), TURN) == Terms()
-    assert Terms() == Terms(MARGINS, PRIOR, NOT_CALIBRATED)
-    assert terms_of(entry(), evidence(fingerprint=None), TURN) == Terms()
+    assert decision_rule(None, evidence(), TURN) == DecisionRule()
+    assert DecisionRule() == DecisionRule(MARGINS, PRIOR, NOT_CALIBRATED)
+    assert decision_rule(entry(), evidence(fingerprint=None), TURN) == DecisionRule()
     wider = Margins(1.0, 3.0)
-    assert terms_of(None, evidence(), TURN, wider) == Terms(wider)
+    assert decision_rule(None, evidence(), TURN, wider) == DecisionRule(wider)
 
 
 def test_a_quiet_machine_keeps_the_margins():
     """Its noise is the prior, at four degrees; the margins are the defaults, never narrower."""
-    found = terms_of(entry(sd_pct=0.06), evidence(), TURN)
+    found = decision_rule(entry(sd_pct=0.06), evidence(), TURN)
     assert (found.margins, found.prior) == (MARGINS, Prior(0.06, 4.0))
     assert found.why == "calibrated 2026-11-20: pair sd 0.06 % over 24 pairs"
 
@@ -62,7 +62,7 @@ def test_a_noisy_machine_widens_what_matters():
     """0.5 % between pairs cannot decide 0.5 %: 0.68 % can be, by the rule's own figures, and the
     ignore margin stays.
     """
-    found = terms_of(entry(sd_pct=0.5), evidence(), TURN)
+    found = decision_rule(entry(sd_pct=0.5), evidence(), TURN)
     assert (found.margins, found.prior) == (Margins(0.2, 0.68), Prior(0.5, 4.0))
     assert "widened from 0.2 and 0.5 %" in found.why and "pair sd 0.5 %" in found.why
     for matter, decided in ((0.68, True), (0.67, False)):
@@ -93,7 +93,9 @@ def test_margins_are_never_narrower_and_decide(sd_pct, degrees, defaults):
     found = widened(sd_pct, float(degrees), defaults)
     assert found.ignore_pct == defaults.ignore_pct
     assert defaults.matter_pct <= found.matter_pct <= max(WIDEST_PCT, defaults.matter_pct)
-    finds = smallest_detectable_pct(PLAN[-1].pairs, sd_pct, found, prior_of(sd_pct, float(degrees)))
+    finds = smallest_detectable_pct(
+        SEQUENTIAL_PLAN[-1].pairs, sd_pct, found, prior_of(sd_pct, float(degrees))
+    )
     assert finds <= found.matter_pct or found.matter_pct >= WIDEST_PCT
 
 
@@ -119,7 +121,7 @@ STALE = {
 def test_a_stale_calibration_is_ignored_loudly(name):
     """Other software, another case or another protocol: the defaults, why, and what mends it."""
     recorded, now, words = STALE[name]
-    found = terms_of(entry(sd_pct=0.6, **recorded), evidence(**now), TURN)
+    found = decision_rule(entry(sd_pct=0.6, **recorded), evidence(**now), TURN)
     assert (found.margins, found.prior) == (MARGINS, PRIOR)
     assert words in found.why and "calibration of 2026-11-20 ignored" in found.why
     assert "python -m stepguard calibrate 'train_step[124m-bf16]'" in found.why
@@ -128,16 +130,16 @@ def test_a_stale_calibration_is_ignored_loudly(name):
 def test_another_card_of_the_kind_is_not_stale():
     """A file is for a kind of machine; which card it was is told in the file."""
     other = replace(FINGERPRINT, device_uuid="GPU-other")
-    assert terms_of(entry(), evidence(fingerprint=other), TURN).prior == Prior(0.1, 4.0)
+    assert decision_rule(entry(), evidence(fingerprint=other), TURN).prior == Prior(0.1, 4.0)
 
 
 @pytest.mark.parametrize("ratio_pct", [0.0, 0.9, -0.9])
 def test_every_verdict_says_which_margins_and_why(ratio_pct):
     """SLOWER, FASTER and same alike."""
     pairs = alike([ratio_pct + wobble for wobble in (0.01, -0.01, 0.0, 0.01, -0.01, 0.0)])
-    terms = terms_of(entry(sd_pct=0.5), pairs.head, TURN)
+    terms = decision_rule(entry(sd_pct=0.5), pairs.head, TURN)
     found = replace(pairs, margins=terms.margins, prior=terms.prior, why=terms.why)
-    verdict = judge_turns(replace(found, out_of_time=True))
+    verdict = judge_ab(replace(found, out_of_time=True))
     (note,) = (metric.note for metric in verdict.metrics if metric.metric == "step_ms")
     assert f"margins 0.2 and 0.68 % ({terms.why})" in note
 
@@ -147,9 +149,9 @@ def test_widening_changes_what_is_said():
     a slowdown of 2 % is SLOWER by either.
     """
     wobble = [math.sin(3 * k) for k in range(24)]
-    wide = terms_of(entry(sd_pct=0.6), evidence(), TURN)
+    wide = decision_rule(entry(sd_pct=0.6), evidence(), TURN)
     for shift, usual, wider in ((0.25, "INCONCLUSIVE", "same"), (2.0, "SLOWER", "SLOWER")):
         pairs = alike([shift + one for one in wobble])
-        assert judge_turns(pairs).status.value == usual
+        assert judge_ab(pairs).status.value == usual
         calibrated = replace(pairs, margins=wide.margins, prior=wide.prior)
-        assert judge_turns(calibrated).status.value == wider
+        assert judge_ab(calibrated).status.value == wider

@@ -16,10 +16,10 @@ from stepguard import Case
 from stepguard.evidence import Fault
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import Gpu
-from stepguard.judge.ab import judge_turns
+from stepguard.judge.ab import judge_ab
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.margins import Margins, Prior
-from stepguard.measure.ab import TURNS, measure_turns
+from stepguard.measure.ab import PAIR_TIMINGS, measure_ab
 from stepguard.measure.workers import Bench
 from stepguard.verdict import Reason, Status
 
@@ -209,9 +209,7 @@ def measure(world, tmp_path):
         base = replace(bench, folder=tmp_path / "base", revision=Revision("0" * 40))
         world.told = []
         more = lambda found: found.pairs < pairs  # noqa: E731
-        return measure_turns(
-            case, (bench, base), "main", world.told.append, more, budget_s, **changes
-        )
+        return measure_ab(case, (bench, base), "main", world.told.append, more, budget_s, **changes)
 
     return measure
 
@@ -257,7 +255,7 @@ def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
     found = measure(1, GPU)
     (head,), (base,) = found.head.launches, found.base.launches
     (steps,) = {block.steps for launch in (head, base) for block in launch.blocks}
-    assert steps == max(4, round(TURNS["cuda"].block_s * 1e3 / min(250.0, base_ms)))
+    assert steps == max(4, round(PAIR_TIMINGS["cuda"].block_s * 1e3 / min(250.0, base_ms)))
     ran = [[block.ran for block in launch.blocks] for launch in (head, base)]
     assert [a == b for a, b in zip(*ran, strict=True)] == alike
     for side, launch in (("head", head), ("base", base)):
@@ -485,7 +483,7 @@ def test_a_disturbed_block_is_measured_again(world, measure):
     assert len(head.blocks) == len(base.blocks) == 2
     assert [block.tainted for block in head.discarded] == ["thermal slowdown"]
     assert not base.discarded and not any(block.tainted for block in head.blocks)
-    timed = f"block {round(TURNS['cuda'].block_s * 1e3 / STEP_MS['base'])}"
+    timed = f"block {round(PAIR_TIMINGS['cuda'].block_s * 1e3 / STEP_MS['base'])}"
     assert [what for _, what in world.asked("pair 1 head")].count(timed) == 3
 
 
@@ -500,7 +498,7 @@ def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
     (fault,) = found.head.faults
     assert fault.code == reason and fault.during == "pair 1 head, block"
     assert not found.base.faults and found.pairs == 0
-    assert judge_turns(found).status is Status.UNFIT
+    assert judge_ab(found).status is Status.UNFIT
 
 
 def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
@@ -512,7 +510,7 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
 
     monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
     found = measure(1, GPU)
-    assert not world.groups and judge_turns(found).reason is Reason.GPU_LOCKED
+    assert not world.groups and judge_ab(found).reason is Reason.GPU_LOCKED
 
 
 # failures
@@ -543,7 +541,7 @@ def test_out_of_memory_later_is_a_fault(world, measure):
     found = measure(3, GPU)
     (fault,) = found.base.faults
     assert fault.code == "OUT_OF_MEMORY" and found.together and found.pairs == 1
-    assert judge_turns(found).reason is Reason.OUT_OF_MEMORY
+    assert judge_ab(found).reason is Reason.OUT_OF_MEMORY
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -564,7 +562,7 @@ def test_who_fails_is_blamed(world, measure, side, command, number):
     assert fault.code == "KILLED" and not others.faults
     assert found.pairs == (number - 2 if command == "ready" else number - 1)
     assert all(group.closed for group in world.groups.values())
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     assert verdict.reason is Reason.KILLED
     assert verdict.message.startswith("main (000000000000): ") is (side == "base")
 
@@ -580,7 +578,7 @@ def test_who_fails_when_counted_is_blamed(world, measure, side, command):
     pairs = {what for label, what in world.events if label.startswith("pair")}
     assert pairs <= {"start", "close"}
     status = Status.BROKEN if side == "head" else Status.NOT_COMPARABLE
-    assert judge_turns(found).status is status
+    assert judge_ab(found).status is status
 
 
 def test_an_interrupt_leaves_nothing(world, measure, monkeypatch):
@@ -603,7 +601,7 @@ def test_a_spent_budget_ends_it(world, measure):
     """One pair is measured in any case; it says that there were to be more."""
     found = measure(5, budget_s=0.0)
     assert found.pairs == 1 and found.out_of_time
-    assert judge_turns(found).status is Status.INCONCLUSIVE
+    assert judge_ab(found).status is Status.INCONCLUSIVE
 
 
 def test_whoever_has_enough_is_not_out_of_time(world, measure):

@@ -1,4 +1,4 @@
-"""By which terms measure_turns() lets a comparison be judged, before and without any pair."""
+"""By which terms measure_ab() lets a comparison be judged, before and without any pair."""
 
 import pytest
 
@@ -6,10 +6,10 @@ import stepguard.measure.ab
 from stepguard import Case
 from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import Revision
-from stepguard.judge.terms import NOT_CALIBRATED, Terms
+from stepguard.judge.terms import NOT_CALIBRATED, DecisionRule
 from stepguard.launch.group import LaunchFailed
 from stepguard.margins import Margins, Prior
-from stepguard.measure.ab import measure_turns
+from stepguard.measure.ab import measure_ab
 from stepguard.measure.workers import Bench
 
 
@@ -22,7 +22,7 @@ def measured(monkeypatch, tmp_path):
 
     def measure(case, **terms):
         bench = Bench(tmp_path, tmp_path, tmp_path, (), Revision("f" * 40), "pytest")
-        return measure_turns(case, (bench, bench), "main", print, lambda found: True, 1.0, **terms)
+        return measure_ab(case, (bench, bench), "main", print, lambda found: True, 1.0, **terms)
 
     monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
     return measure
@@ -45,7 +45,7 @@ def test_terms_are_asked_of_heads_evidence(measured):
 
     def terms(evidence):
         asked.append(evidence)
-        return Terms(Margins(1.0, 2.0), Prior(0.3, 3.0), "planted")
+        return DecisionRule(Margins(1.0, 2.0), Prior(0.3, 3.0), "planted")
 
     found = measured(Case("a", "b:c"), terms=terms)
     assert (found.margins, found.prior, found.why) == (

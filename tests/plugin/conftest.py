@@ -146,7 +146,7 @@ class Gate:
     def measure_turns(
         self, case, benches, against, progress, wants_more, budget_s, terms, steps
     ) -> Comparison:
-        """In place of stepguard.measure.ab.measure_turns."""
+        """In place of stepguard.measure.ab.measure_ab."""
         self.turns.append((case.id, benches[1].revision.commit, budget_s))
         self.turn_steps = steps
         progress("pair 1 head: block 1/2 of 4 steps")

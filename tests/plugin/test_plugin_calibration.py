@@ -6,7 +6,7 @@ import subprocess
 import pytest
 
 from stepguard.judge.calibration import CalibratedCase
-from stepguard.measure.ab import TURNS
+from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.storage import calibrations
 
 OTHER = "--perf-against=old"
@@ -27,7 +27,7 @@ def a_case(gate, h200, pct=0.0, **calibrated):
             "device_uuid": h200.uuid,
             "driver": h200.driver,
             "software": software,
-            "turn": TURNS["cuda"].as_dict(),
+            "turn": PAIR_TIMINGS["cuda"].as_dict(),
             "pairs": 24,
             "degrees": 23.0,
             "sd_pct": 0.1,

@@ -19,7 +19,7 @@ from stepguard.metrics import METRICS
 from stepguard.report import documents, live, table
 from stepguard.report import traceback as stack
 from stepguard.report import words as explain
-from stepguard.report.live import Live
+from stepguard.report.live import ProgressLine
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
@@ -491,7 +491,7 @@ class Screen:
 
     def live(self, expected_s=None, **options):
         options = {"terminal": True, "verbose": False, "width": 80} | options
-        return Live(self.written.append, expected_s=expected_s or {}, **options)
+        return ProgressLine(self.written.append, expected_s=expected_s or {}, **options)
 
 
 @pytest.fixture

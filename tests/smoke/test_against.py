@@ -23,11 +23,11 @@ from stepguard import Case
 from stepguard.evidence import Block, Evidence, Launch
 from stepguard.git.revision import current
 from stepguard.git.worktree import tree_of
-from stepguard.judge.ab import judge_turns, wants_more
+from stepguard.judge.ab import judge_ab, wants_another_pair
 from stepguard.launch.group import LaunchSpec
 from stepguard.measure.confirm import compare_with, confirm
 from stepguard.measure.launches import Bench
-from stepguard.measure.paired_launch import Turn
+from stepguard.measure.paired_launch import PairTiming
 from stepguard.measure.warmup import Protocol
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
@@ -100,12 +100,12 @@ def widened(*, device{{}}):
 """
 OLD = WORKLOAD.format("")
 NEW = WORKLOAD.format(", width=1") + "\n\ndef added(*, device):\n    return Work()\n"
-TURN = Turn(0.02, 0.2, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.2))
+TURN = PairTiming(0.02, 0.2, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.2))
 SHORT = f"""
 from stepguard.measure import workers as station
 from stepguard.measure import ab as turns
 from stepguard.launch.group import LaunchSpec
-from stepguard.measure.paired_launch import Turn
+from stepguard.measure.paired_launch import PairTiming
 from stepguard.measure.warmup import Protocol
 
 pytest_plugins = ["stepguard.plugin"]
@@ -165,7 +165,7 @@ def bench(root, tmp_path):
     return Bench(root, tmp_path / "cache", tmp_path / "runs", (), revision, "pytest")
 
 
-def compared(bench, factory, rev, params=None, budget_s=LONG_S, more=wants_more, **fields):
+def compared(bench, factory, rev, params=None, budget_s=LONG_S, more=wants_another_pair, **fields):
     """HEAD beside a revision."""
     case = Case("x", f"work:{factory}", params or {}, "cpu", launches=1, gates=GATES, **fields)
     with tree_of(bench.root, rev) as tree:
@@ -237,7 +237,7 @@ def test_a_step_that_takes_longer_is_slower(root):
 def test_equal_code_is_the_same(bench):
     """HEAD against its own commit, whose step sleeps as long: `same`, and nothing is left."""
     found = compared(bench, "slept", "HEAD")
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     assert verdict.status is Status.SAME, (verdict, found.log_ratios())
     assert found.together and found.pairs >= 4 and not found.head.dirty
     assert found.head.commit == found.base.commit
@@ -256,7 +256,7 @@ def test_equal_code_is_the_same(bench):
 def test_what_the_old_revision_does_not_do_is_not_comparable(bench, factory, params, reason, words):
     """A factory, a parameter, other FLOPs, other tokens: known from the counting launches."""
     found = compared(bench, factory, "old", params)
-    verdict = judge_turns(found)
+    verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, reason)
     assert words in verdict.message and "old (" in verdict.message
     assert found.pairs == 0 and found.head.counts is not None
@@ -335,7 +335,7 @@ def test_equal_code_is_never_slower(bench):
     """HEAD against its own commit ten times, six pairs each, as many as SLOWER needs: not once."""
     for number in range(10):
         found = compared(bench, "slept", "HEAD", more=lambda found: found.pairs < 6)
-        verdict = judge_turns(found)
+        verdict = judge_ab(found)
         assert found.pairs == 6, verdict
         told = (number, verdict.status, found.log_ratios())
         assert verdict.status in (Status.SAME, Status.INCONCLUSIVE, Status.FASTER), told

@@ -8,7 +8,7 @@ import pytest
 from git_repositories import commit, git, repository
 
 from stepguard.cli.main import main as cli
-from stepguard.measure.ab import TURNS
+from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.storage import calibrations
 
 WORK = """
@@ -44,8 +44,10 @@ def root(tmp_path, monkeypatch):
     """A repository with one case, and turns that are short: what is tested is no time."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    short = replace(TURNS["cpu"].warmup, warmup_min_s=0.1, warmup_cap_s=0.3, window_s=0.05)
-    monkeypatch.setitem(TURNS, "cpu", replace(TURNS["cpu"], block_s=0.1, warmup=short))
+    short = replace(PAIR_TIMINGS["cpu"].warmup, warmup_min_s=0.1, warmup_cap_s=0.3, window_s=0.05)
+    monkeypatch.setitem(
+        PAIR_TIMINGS, "cpu", replace(PAIR_TIMINGS["cpu"], block_s=0.1, warmup=short)
+    )
     root = repository(tmp_path / "a tree")
     (root / "perf_tests").mkdir()
     (root / "perf_tests" / "test_work.py").write_text(SUITE)

@@ -10,7 +10,7 @@ from stepguard import Case
 from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import Bench, measure
-from stepguard.measure.plan import plan
+from stepguard.measure.plan import planned_launches
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -88,7 +88,7 @@ def test_the_plan_has_a_launch_for_it_where_it_is_gated():
     """One of its own, before the timed launches, which count and time as ever."""
     case = two_ranks("uneven", device="cuda", launches=2)
     case = replace(case, gates=("step_ms", "graph_breaks", EXPOSED))
-    legs = [(leg.label, leg.timed, leg.count, leg.compare) for leg in plan(case)]
+    legs = [(leg.label, leg.timed, leg.count, leg.compare) for leg in planned_launches(case)]
     assert legs == [
         ("counting launch", False, True, ()),
         ("exposed communication launch", False, False, ("exposed_comm",)),
@@ -96,9 +96,9 @@ def test_the_plan_has_a_launch_for_it_where_it_is_gated():
         ("launch 2", True, False, ()),
         ("one-rank launch", True, False, ()),
     ]
-    both = plan(replace(case, gates=("sync_overhead_pct", EXPOSED)))
+    both = planned_launches(replace(case, gates=("sync_overhead_pct", EXPOSED)))
     assert [leg.compare for leg in both] == [("sync_overhead",), ("exposed_comm",), (), (), ()]
-    ungated = plan(replace(case, gates=("step_ms",)))
+    ungated = planned_launches(replace(case, gates=("step_ms",)))
     assert [leg.label for leg in ungated] == ["launch 1", "launch 2", "one-rank launch"]
 
 
