@@ -9,7 +9,7 @@ from counts import counted
 
 import stepguard.measure.suite
 from stepguard import Case
-from stepguard.cli.main import main as cli
+from stepguard.cli import main as cli
 from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Launch
 from stepguard.fingerprint import Fingerprint

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from stepguard.cli.main import main as cli
+from stepguard.cli import main as cli
 from stepguard.launch import node
 from stepguard.launch.nodes import NodesError, gather
 from stepguard.launch.wire import KEY_VARIABLE

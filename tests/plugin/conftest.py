@@ -80,8 +80,8 @@ class Gate:
         self.gpus: list[Gpu] = []
         self.measured: list[str] = []
         self.fields: dict[str, dict[str, object]] = {}
-        self.turns: list[tuple[str, str, float]] = []  # case, the other commit, seconds it may take
-        self.turn_fields: dict[str, dict[str, object]] = {}
+        self.paired: list[tuple[str, str, float]] = []  # case, base commit, budget in s
+        self.pair_fields: dict[str, dict[str, object]] = {}
         self._serial = 0
         pytester.makeconftest('pytest_plugins = ["stepguard.plugin"]\n')
         self.baselines = self.path / "baselines"
@@ -141,16 +141,16 @@ class Gate:
         pairs that scatter by 0.015 %, or ``wider`` times that; ``head`` and ``base`` change a
         side's evidence, ``does`` is called first, with the two benches.
         """
-        self.turn_fields[case.id] = {"pct": pct} | fields
+        self.pair_fields[case.id] = {"pct": pct} | fields
 
-    def measure_turns(
+    def measure_ab(
         self, case, benches, against, progress, wants_more, budget_s, terms, steps
     ) -> Comparison:
         """In place of stepguard.measure.ab.measure_ab."""
-        self.turns.append((case.id, benches[1].revision.commit, budget_s))
-        self.turn_steps = steps
+        self.paired.append((case.id, benches[1].revision.commit, budget_s))
+        self.pair_steps = steps
         progress("pair 1 head: block 1/2 of 4 steps")
-        fields = dict(self.turn_fields.get(case.id, {"pct": 0.0}))
+        fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
         if does:
             does(benches)
@@ -194,7 +194,7 @@ class Gate:
     def run(self, *arguments) -> pytest.RunResult:
         """pytest in this folder, in this process."""
         self.measured.clear()
-        self.turns.clear()
+        self.paired.clear()
         options = {"no_reraise_ctrlc": True}  # a test may be about a Ctrl-C
         return self.pytester.runpytest_inprocess(*WITHOUT, *arguments, **options)
 
@@ -227,7 +227,7 @@ def gate(pytester, monkeypatch):
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
     monkeypatch.setattr(stepguard.measure.suite, "measure", made.measure)
-    monkeypatch.setattr(stepguard.measure.confirm, "measure_turns", made.measure_turns)
+    monkeypatch.setattr(stepguard.measure.confirm, "measure_ab", made.measure_ab)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))

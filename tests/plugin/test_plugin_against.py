@@ -49,7 +49,7 @@ def test_equal_trees_pass_without_a_baseline(gate, h200):
     result.assert_outcomes(passed=1)
     assert result.ret == 0 and gate.measured == []
     result.stdout.fnmatch_lines(["same *100%]", "linear?124m?*same", "1 same"])
-    ((case_id, commit, _),) = gate.turns
+    ((case_id, commit, _),) = gate.paired
     assert (case_id, commit) == (case.id, gate.git("rev-parse", "old").strip())
 
 
@@ -174,7 +174,7 @@ def test_a_run_that_judged_nothing_fails(gate, h200):
     gate.gpus = []
     result = gate.run(OTHER)
     result.assert_outcomes(skipped=1)
-    assert result.ret == 1 and gate.turns == []
+    assert result.ret == 1 and gate.paired == []
     result.stdout.fnmatch_lines(["NOTHING WAS MEASURED*"])
     assert not (gate.path / ".stepguard").exists()
 
@@ -236,7 +236,7 @@ def test_an_unknown_revision_is_a_usage_error(gate, h200):
     """It names what comes close, and nothing is measured."""
     a_case(gate, h200)
     result = gate.run("--perf-against=olb")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and gate.turns == []
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and gate.paired == []
     result.stderr.fnmatch_lines(["ERROR: --perf-against=olb: 'olb' is no revision*mean old?*"])
 
 
@@ -254,7 +254,7 @@ def test_recording_is_another_run(gate, h200, update):
     """What took turns is no launch of the protocol."""
     a_case(gate, h200)
     result = gate.run(OTHER, update)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and gate.turns == []
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and gate.paired == []
     result.stderr.fnmatch_lines(["ERROR: --perf-against judges against a revision, *"])
 
 
@@ -280,7 +280,7 @@ def test_the_budget_is_shared_out(gate, h200):
     gate.suite(gate.cuda("a"), gate.cuda("b"))
     gate.commit()
     assert gate.run("--perf-against=HEAD", "--perf-budget=10").ret == 0
-    (_, _, first), (_, _, second) = gate.turns
+    (_, _, first), (_, _, second) = gate.paired
     assert first == 300 and 300 < second <= 600
 
 
@@ -338,7 +338,7 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch):
     monkeypatch.setattr(stepguard.plugin.session, "tree_of", full)
     result = gate.run(OTHER)
     result.assert_outcomes(errors=1)
-    assert result.ret == 1 and gate.turns == []
+    assert result.ret == 1 and gate.paired == []
     result.stdout.fnmatch_lines(
         ["linear?124m?: BROKEN: --perf-against=old: cannot be made: no space left; free some"]
     )
@@ -405,7 +405,7 @@ def test_an_empty_value_is_a_usage_error(gate, h200, option):
     gate.suite(gate.cuda())
     gate.commit()
     result = gate.run(f"--perf-{option}=")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.measured and not gate.turns
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.measured and not gate.paired
     result.stderr.fnmatch_lines([f"ERROR: --perf-{option}=: empty*"])
 
 
@@ -418,7 +418,7 @@ def test_head_beside_itself_has_to_be_said(gate, h200):
     gate.commit()
     gate.git("branch", "-M", "main")
     result = gate.run("--perf-against=main")
-    assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.turns
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.paired
     result.stderr.fnmatch_lines(["ERROR: --perf-against=main: that is HEAD itself*"])
     gate.run("--perf-against=HEAD").assert_outcomes(passed=1)
     (gate.path / "new.py").write_text("")

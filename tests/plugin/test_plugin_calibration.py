@@ -115,7 +115,7 @@ def test_a_file_that_cannot_be_trusted(gate, h200):
     result = gate.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines([f"*{FILE}*git checkout*"])
-    assert gate.measured == [] and gate.turns == []
+    assert gate.measured == [] and gate.paired == []
 
 
 def test_another_machines_file(gate, h200):
@@ -126,7 +126,7 @@ def test_another_machines_file(gate, h200):
     result = gate.run(OTHER)
     result.assert_outcomes(errors=1)
     result.stdout.fnmatch_lines(["*holds figures of 'NVIDIA H100', not of 'NVIDIA H200'*"])
-    assert gate.turns == []
+    assert gate.paired == []
 
 
 def test_a_calibration_can_be_recorded_beside(gate, h200):

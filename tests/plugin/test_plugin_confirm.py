@@ -36,10 +36,10 @@ def test_slower_code_is_confirmed(gate, h200):
     gate.will_compare(case, 10.0)
     result = gate.run("-v")
     result.assert_outcomes(failed=1)
-    (commit,) = {commit for _, commit, _ in gate.turns}
+    (commit,) = {commit for _, commit, _ in gate.paired}
     assert commit == gate.git("rev-parse", "HEAD~1").strip()
-    assert gate.turn_steps == gate.evidence(case).timed_steps
-    assert len(gate.turn_steps) > 0
+    assert gate.pair_steps == gate.evidence(case).timed_steps
+    assert len(gate.pair_steps) > 0
     how = f"the recording's own commit, {commit[:12]} beside it"
     result.stdout.fnmatch_lines(
         [
@@ -59,7 +59,7 @@ def test_a_machine_that_moved_passes_and_is_told(gate, h200):
     case = recorded(gate, h200)
     result = gate.run("-v", "--perf-json=run.json", "--perf-report=run.md")
     result.assert_outcomes(passed=1)
-    assert result.ret == 0 and [one[0] for one in gate.turns] == [case.id]
+    assert result.ret == 0 and [one[0] for one in gate.paired] == [case.id]
     result.stdout.fnmatch_lines(["same *100%]", "1 same", *MOVED])
     result.stdout.no_fnmatch_line("*accept:*")
     (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
@@ -72,7 +72,7 @@ def test_no_confirm_leaves_the_screens_word(gate, h200):
     recorded(gate, h200)
     result = gate.run("--perf-no-confirm")
     result.assert_outcomes(failed=1)
-    assert gate.turns == []
+    assert gate.paired == []
     result.stdout.fnmatch_lines(["1 SLOWER", "linear?124m?: SLOWER: *", "  accept: *"])
     result.stdout.no_fnmatch_line("*confirmed*")
 
@@ -82,7 +82,7 @@ def test_the_recordings_own_code_needs_no_second_look(gate, h200):
     recorded(gate, h200, ahead=False)
     result = gate.run()
     result.assert_outcomes(passed=1)
-    assert gate.turns == []
+    assert gate.paired == []
     result.stdout.fnmatch_lines(MOVED)
 
 
@@ -92,7 +92,7 @@ def test_an_edited_tree_is_not_the_recordings_code(gate, h200):
     gate.will_compare(case, 10.0)
     (gate.path / "factories.py").write_text("# edited\n")
     gate.run().assert_outcomes(failed=1)
-    assert len(gate.turns) == 1
+    assert len(gate.paired) == 1
 
 
 def test_faster_code_is_confirmed_and_a_faster_machine_is_told(gate, h200):
@@ -166,7 +166,7 @@ def test_a_counter_keeps_its_say(gate, h200):
     recorded(gate, h200, counters={"generated_kernels": 8})
     result = gate.run()
     result.assert_outcomes(failed=1)
-    assert len(gate.turns) == 1
+    assert len(gate.paired) == 1
     result.stdout.fnmatch_lines(["1 CHANGED", "linear?124m?: CHANGED: generated_kernels 7 -> 8*"])
 
 
@@ -179,7 +179,7 @@ def test_only_times_are_confirmed(gate, h200, change):
     """What needs no second tree gets none."""
     recorded(gate, h200, **change)
     gate.run()
-    assert gate.turns == [] and not (gate.path / ".stepguard" / "trees").exists()
+    assert gate.paired == [] and not (gate.path / ".stepguard" / "trees").exists()
 
 
 def test_both_measurements_are_kept(gate, h200):
@@ -198,7 +198,7 @@ def test_the_budget_is_confirmations_too(gate, h200):
     """A quarter of an hour for one case."""
     recorded(gate, h200)
     gate.run("--perf-budget=15")
-    ((_, _, share_s),) = gate.turns
+    ((_, _, share_s),) = gate.paired
     assert share_s == 900
 
 
@@ -214,7 +214,7 @@ def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
     monkeypatch.setattr(stepguard.measure.suite, "measure", edited)
     result = gate.run()
     result.assert_outcomes(failed=1)
-    assert not gate.turns and case
+    assert not gate.paired and case
     result.stdout.fnmatch_lines(["*step_ms: unconfirmed: the tree changed while it was measured"])
 
 
@@ -248,7 +248,7 @@ def test_the_epochs_first_recording_is_what_is_confirmed_against(gate, h200):
     gate.commit()
     gate.will_measure(case, step_ms=11.0)
     gate.run()
-    assert {commit for _, commit, _ in gate.turns} == {first}
+    assert {commit for _, commit, _ in gate.paired} == {first}
 
 
 @pytest.mark.parametrize("counters", [{}, {"generated_kernels": 8}, {"generated_kernels": 6}])

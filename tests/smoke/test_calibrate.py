@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from git_repositories import commit, git, repository
 
-from stepguard.cli.main import main as cli
+from stepguard.cli import main as cli
 from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.storage import calibrations
 
