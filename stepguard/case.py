@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.margins import MARGINS_PCT, Margins
 from stepguard.metrics import METRICS, default_gates
 
@@ -28,7 +29,7 @@ class Case:
     name: str  # what distinguishes it from the factory's other cases, "124m-bf16"
     workload: str  # the factory, "package.module:function"
     params: Mapping[str, Scalar] = field(default_factory=dict)  # what the factory is called with
-    device: str = "cuda"  # "cuda" or "cpu"
+    device: str = GPU  # one of DEVICES
     world_size: int = 1  # ranks, one per GPU
     launches: int = 3  # timed launches at the least; a launch is the unit of evidence
     gates: tuple[str, ...] = ()  # metrics that decide; empty means the device's default
@@ -42,11 +43,11 @@ class Case:
             raise ValueError(f"Case.name {self.name!r}: use letters, digits, '.', '_' and '-'")
         if not _WORKLOAD.fullmatch(self.workload):
             raise ValueError(f"Case.workload {self.workload!r}: write 'package.module:factory'")
-        if self.device not in ("cuda", "cpu"):
-            raise ValueError(f"Case.device {self.device!r}: 'cuda' or 'cpu'")
+        if self.device not in DEVICES:
+            raise ValueError(f"Case.device {self.device!r}: {GPU!r} or {CPU!r}")
         if self.world_size < 1:
             raise ValueError(f"Case.world_size {self.world_size}: at least 1")
-        if self.launches < 1 or (self.launches < 2 and self.device == "cuda"):
+        if self.launches < 1 or (self.launches < 2 and is_gpu(self.device)):
             raise ValueError(f"Case.launches {self.launches}: at least 2 on a GPU, 1 on a CPU")
         if self.difference_pairs < 2:
             raise ValueError(f"Case.difference_pairs {self.difference_pairs}: at least 2")
@@ -55,22 +56,27 @@ class Case:
         for key, value in self.params.items():
             if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
                 raise ValueError(f"Case.params[{key!r}] {value!r}: only JSON scalars")
-        if isinstance(self.gates, str):
-            raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
-        gates = self.gates or default_gates(self.device, self.world_size)
-        for gate in gates:
-            if gate not in METRICS or not METRICS[gate].gateable:
-                known = ", ".join(name for name, metric in METRICS.items() if metric.gateable)
-                raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
-            if not METRICS[gate].exists(self.device, self.world_size):
-                gpu = METRICS[gate].device not in ("", self.device)
-                needs = f"a {METRICS[gate].device} case" if gpu else "several ranks"
-                raise ValueError(f"Case.gates {gate!r}: only {needs} can have it")
-        self._check_margins()
-        object.__setattr__(self, "gates", tuple(gates))
+        object.__setattr__(self, "gates", self._checked_gates())
+        object.__setattr__(self, "margins_pct", self._checked_margins())
         object.__setattr__(self, "params", dict(self.params))
 
-    def _check_margins(self) -> None:
+    def _checked_gates(self) -> tuple[str, ...]:
+        if isinstance(self.gates, str):
+            raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
+        gates = tuple(self.gates) or default_gates(self.device, self.world_size)
+        for gate in gates:
+            metric = METRICS.get(gate)
+            if metric is None or not metric.gateable:
+                known = ", ".join(name for name, metric in METRICS.items() if metric.gateable)
+                raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
+            if not metric.exists(self.device, self.world_size):
+                raise ValueError(
+                    f"Case.gates {gate!r}: only {metric.scope.value} has this metric; "
+                    f"{self.id} has world_size {self.world_size} and device {self.device!r}"
+                )
+        return gates
+
+    def _checked_margins(self) -> tuple[float, ...]:
         margins = MARGINS_PCT[self.device] if self.margins_pct == () else self.margins_pct
         try:
             if isinstance(margins, str):
@@ -81,25 +87,25 @@ class Case:
             raise ValueError(
                 f"Case.margins_pct {self.margins_pct!r}: two percentages, 0 <= ignore < matter"
             ) from None
-        object.__setattr__(self, "margins_pct", (ignore, matter))
+        return ignore, matter
 
     @property
     def margins(self) -> Margins:
-        """How much slower than another revision is nothing, and how much must not be missed."""
+        """Return the slowdown that counts as nothing, and the one that must not be missed."""
         return Margins(*self.margins_pct)
 
     @property
     def id(self) -> str:
-        """The key of the case's baseline: ``factory[name]``."""
+        """Return the key of the case's baseline: ``factory[name]``."""
         return f"{self.workload.rpartition(':')[2]}[{self.name}]"
 
     @property
     def slug(self) -> str:
-        """The id as a file name."""
+        """Return the id as a file name."""
         return re.sub(r"[\[\]]+", "-", self.id).strip("-")
 
     def as_dict(self) -> dict[str, Any]:
-        """The part of a case that its figures depend on, as JSON: what a baseline must match."""
+        """Return what the case's figures depend on, as JSON: what a baseline must match."""
         return {
             "workload": self.workload,
             "params": dict(sorted(self.params.items())),

@@ -6,6 +6,8 @@ Formulas: Smyth 2004 (moderated variance).
 import math
 from dataclasses import dataclass
 
+from stepguard.device import CPU, GPU
+
 
 @dataclass(frozen=True)
 class Margins:
@@ -65,5 +67,5 @@ class Prior:
 
 MARGINS = Margins()
 # By device, where a case says nothing. A CPU's clock and its other work move a step by percents.
-MARGINS_PCT = {"cuda": (MARGINS.ignore_pct, MARGINS.matter_pct), "cpu": (5.0, 20.0)}
+MARGINS_PCT = {GPU: (MARGINS.ignore_pct, MARGINS.matter_pct), CPU: (5.0, 20.0)}
 PRIOR = Prior()

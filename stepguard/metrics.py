@@ -1,15 +1,46 @@
 """Every metric there is, in one table: its unit, which way is better, and how it is judged.
 
-Kinds: a ``time`` is judged against a limit in percent; a ``counter`` is an exact count and is
-compared to the unit; a ``difference`` of two ways to run the step is judged in percentage points of
-a step; ``information`` is shown and never judged.
+Kinds: a ``time`` is judged against a limit in percent; a ``counter`` is an exact count, of which
+every unit counts; a ``difference`` of two variants of the step is judged in percentage points of a
+step; ``information`` is shown and never judged.
 
 A counter has a role. ``work`` is what the step does (FLOPs, operator calls): a move either way
 means that it is no longer the same step. ``cost`` is what it pays (launches, peak memory): a rise
-fails, a fall is an improvement.
+fails, a fall is an improvement. Of times and differences less is better.
 """
 
 from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Literal
+
+from stepguard.device import is_gpu
+
+Kind = Literal["time", "counter", "difference", "information"]
+Role = Literal["work", "cost", ""]
+
+
+class Scope(Enum):
+    """The cases that have a metric."""
+
+    ANY = "any case"
+    GPU = "a case on a GPU"
+    CPU = "a case on a CPU"
+    SEVERAL_RANKS = "a case of several ranks"
+    # torch tells a CPU's profile only of what the profiling thread frees, and with several ranks
+    # gloo's threads free tensors too.
+    EXACT_MEMORY = "a case on a GPU, or of one rank on a CPU,"
+
+    def covers(self, device: str, world_size: int) -> bool:
+        """Return whether a case on ``world_size`` ranks of ``device`` is one of them."""
+        gpu, several = is_gpu(device), world_size > 1
+        return {
+            Scope.ANY: True,
+            Scope.GPU: gpu,
+            Scope.CPU: not gpu,
+            Scope.SEVERAL_RANKS: several,
+            Scope.EXACT_MEMORY: gpu or not several,
+        }[self]
 
 
 @dataclass(frozen=True)
@@ -18,299 +49,159 @@ class Metric:
 
     name: str
     unit: str
-    kind: str  # "time", "counter", "difference" or "information"
     meaning: str
-    role: str = ""  # counters: "work" or "cost"
-    slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
+    scope: Scope = Scope.ANY  # the cases that have it
+    kind: Kind = "information"
+    role: Role = ""  # of a counter
     digits: int = 0
-    device: str = ""  # "cpu" or "cuda" where only one of them has it
-    several_ranks: bool = False  # exists with several ranks alone
+    slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
     parts: bool = False  # counters: what it is made of is judged too, not only how much it is
 
     @property
     def gateable(self) -> bool:
-        """Whether a case may name it among its gates."""
+        """Return whether a case may name it among its gates."""
         return self.kind != "information"
 
     def exists(self, device: str, world_size: int) -> bool:
-        """Whether a case on ``world_size`` ranks of ``device`` can have it."""
-        return self.device in ("", device) and (world_size > 1 or not self.several_ranks)
+        """Return whether a case on ``world_size`` ranks of ``device`` can have it."""
+        return self.scope.covers(device, world_size)
 
 
-def _table(*metrics: Metric) -> dict[str, Metric]:
-    return {metric.name: metric for metric in metrics}
+_time = partial(Metric, kind="time", digits=3)
+_work = partial(Metric, kind="counter", role="work")
+_cost = partial(Metric, kind="counter", role="cost")
+_difference = partial(Metric, kind="difference", digits=2)
+_information = partial(Metric, kind="information", digits=3)
 
-
-METRICS: dict[str, Metric] = _table(
-    Metric(
-        "step_ms",
-        "ms",
-        "time",
-        "mean step time: a block's wall clock over its steps, slowest rank",
-        digits=3,
-    ),
-    Metric(
-        "step_ms_median",
-        "ms",
-        "time",
-        "median of single steps, by events, of the slowest rank",
-        digits=3,
-    ),
-    Metric(
-        "flops_per_step",
-        "FLOP",
-        "counter",
-        "counted while the step runs eagerly",
-        role="work",
-        parts=True,
-    ),
-    Metric(
-        "operator_calls_per_step",
-        "calls",
-        "counter",
-        "ATen operators dispatched by the eager step",
-        role="work",
-        parts=True,
-    ),
-    Metric(
+_GPU, _SEVERAL, _EXACT = Scope.GPU, Scope.SEVERAL_RANKS, Scope.EXACT_MEMORY
+_TABLE = (
+    _time("step_ms", "ms", "mean step time: a block's wall clock over its steps, slowest rank"),
+    _time("step_ms_median", "ms", "median of single steps, by events, of the slowest rank"),
+    _work("flops_per_step", "FLOP", "counted while the step runs eagerly", parts=True),
+    _work("operator_calls_per_step", "calls", "ATen operators of the eager step", parts=True),
+    _work(
         "compiled_operator_calls_per_step",
         "calls",
-        "counter",
         "ATen operators that the compiled step still calls",
-        role="work",
         parts=True,
     ),
-    Metric("tokens_per_step", "tokens", "counter", "over all ranks", role="work"),
-    Metric(
+    _work("tokens_per_step", "tokens", "over all ranks"),
+    _cost(
         "host_syncs_per_step",
         "syncs",
-        "counter",
-        "calls that make the host wait for the GPU, those allowed by the source left out",
-        role="cost",
-        device="cuda",
+        "calls that make the host wait for the GPU, less those that the source allows",
+        _GPU,
     ),
-    Metric(
+    _cost(
         "sync_candidates_per_step",
         "calls",
-        "counter",
         "calls of the eager step that would make the host wait for a GPU",
-        role="cost",
-        device="cpu",
+        Scope.CPU,
     ),
-    Metric(
-        "launches_per_step",
-        "calls",
-        "counter",
-        "kernel and graph launches, counted as API calls",
-        role="cost",
-        slack_pct=2.0,
-        device="cuda",
+    _cost(
+        "launches_per_step", "calls", "API calls to launch a kernel or a graph", _GPU, slack_pct=2.0
     ),
-    Metric(
-        "copies_per_step",
-        "copies",
-        "counter",
-        "memory copies, by direction",
-        role="cost",
-        parts=True,
-        device="cuda",
-    ),
-    Metric(
-        "copied_bytes_per_step",
-        "B",
-        "counter",
-        "bytes of these copies",
-        role="cost",
-        parts=True,
-        device="cuda",
-    ),
-    Metric(
+    _cost("copies_per_step", "copies", "memory copies, by direction", _GPU, parts=True),
+    _cost("copied_bytes_per_step", "B", "bytes of these copies", _GPU, parts=True),
+    _cost(
         "pageable_copies_per_step",
         "copies",
-        "counter",
         "copies from or to memory that is not pinned, which the driver has to stage",
-        role="cost",
-        device="cuda",
+        _GPU,
     ),
-    Metric("memsets_per_step", "calls", "counter", "memory fills", role="cost", device="cuda"),
-    Metric(
-        "collectives_per_step",
-        "calls",
-        "counter",
-        "collectives that a rank takes part in",
-        role="cost",
-        parts=True,
-        several_ranks=True,
+    _cost("memsets_per_step", "calls", "memory fills", _GPU),
+    _cost("collectives_per_step", "calls", "collectives that a rank joins", _SEVERAL, parts=True),
+    _cost("collective_bytes_per_step", "B", "payload that a rank hands them", _SEVERAL, parts=True),
+    _cost("generated_kernels", "kernels", "kernels that the compiler generated for the workload"),
+    _cost("graph_breaks", "breaks", "unique graph breaks"),
+    _cost("unique_graphs", "graphs", "graphs that were compiled"),
+    _cost(
+        "recompiles", "recompiles", "compilations during the counted steps; steady ones have none"
     ),
-    Metric(
-        "collective_bytes_per_step",
-        "B",
-        "counter",
-        "payload that a rank hands to them",
-        role="cost",
-        parts=True,
-        several_ranks=True,
-    ),
-    Metric(
-        "generated_kernels",
-        "kernels",
-        "counter",
-        "kernels that the compiler generated for the workload",
-        role="cost",
-    ),
-    Metric("graph_breaks", "breaks", "counter", "unique graph breaks", role="cost"),
-    Metric("unique_graphs", "graphs", "counter", "graphs that were compiled", role="cost"),
-    Metric(
-        "recompiles",
-        "recompiles",
-        "counter",
-        "compilations during the counted steps, which should be steady",
-        role="cost",
-    ),
-    Metric(
+    _cost(
         "peak_allocated_bytes",
         "B",
-        "counter",
         "peak of the bytes that live tensors asked for, within a steady step",
-        role="cost",
+        _EXACT,
     ),
-    Metric(
-        "leaked_bytes_per_step",
-        "B",
-        "counter",
-        "what a steady step leaves behind",
-        role="cost",
-    ),
-    Metric(
+    _cost("leaked_bytes_per_step", "B", "what a steady step leaves behind", _EXACT),
+    _cost(
         "device_allocations_per_step",
         "calls",
-        "counter",
         "cudaMalloc, cudaFree and allocator retries in a steady step",
-        role="cost",
-        device="cuda",
+        _GPU,
     ),
-    Metric(
+    _difference(
         "sync_overhead_pct",
         "% of a step",
-        "difference",
-        "what one synchronize per step adds, synced minus pipelined blocks in turns",
-        digits=2,
-        device="cuda",
+        "what one synchronize per step adds: synced less pipelined segments, alternated",
+        _GPU,
     ),
-    Metric(
-        "sync_overhead_ms",
-        "ms",
-        "information",
-        "the same in ms a step",
-        digits=3,
-        device="cuda",
-    ),
-    Metric(
+    _information("sync_overhead_ms", "ms", "the same in ms a step", _GPU),
+    _difference(
         "exposed_comm_pct",
         "% of a step",
-        "difference",
-        "what exchange between ranks adds, steps as they are minus steps without it, in turns",
-        digits=2,
-        several_ranks=True,
+        "what exchange between ranks adds: steps as they are less steps without it",
+        _SEVERAL,
     ),
-    Metric(
-        "exposed_comm_ms",
-        "ms",
-        "information",
-        "the same in ms a step",
-        digits=3,
-        several_ranks=True,
-    ),
-    Metric(
+    _information("exposed_comm_ms", "ms", "the same in ms a step", _SEVERAL),
+    _information(
         "rank_skew_pct",
         "%",
-        "information",
         "the slowest rank's step without exchange over the fastest one's",
+        _SEVERAL,
         digits=2,
-        several_ranks=True,
     ),
-    Metric(
-        "tokens_per_s",
-        "tok/s",
-        "information",
-        "tokens of all ranks over step_ms",
-    ),
-    Metric(
+    _information("tokens_per_s", "tok/s", "tokens of all ranks over step_ms", digits=0),
+    _information(
         "scaling_efficiency_pct",
         "%",
-        "information",
         "tokens a second of each rank, all at work, over those of one rank alone",
-        digits=2,
-        several_ranks=True,
-    ),
-    Metric(
-        "one_rank_step_ms",
-        "ms",
-        "information",
-        "step time of one rank alone on this machine",
-        digits=3,
-        several_ranks=True,
-    ),
-    Metric(
-        "mfu_pct",
-        "%",
-        "information",
-        "formula FLOPs over step_ms and the GPU's nominal peak",
+        _SEVERAL,
         digits=2,
     ),
-    Metric(
-        "compile_s",
-        "s",
-        "information",
-        "the first step: compilation, or loading it from the cache",
-        digits=2,
+    _information("one_rank_step_ms", "ms", "step time of one rank alone on this machine", _SEVERAL),
+    _information("mfu_pct", "%", "formula FLOPs over step_ms and the GPU's nominal peak", digits=2),
+    _information(
+        "compile_s", "s", "the first step: compiling, or loading from the cache", digits=2
     ),
-    Metric(
+    _information(
         "enqueue_ms",
         "ms",
-        "information",
         "host time to enqueue a block's first step, when the launch queue is empty",
-        digits=3,
     ),
-    Metric(
-        "energy_j_per_step",
-        "J",
-        "information",
-        "the GPU's energy counter over the timed blocks",
-        digits=2,
-    ),
-    Metric(
+    _information("energy_j_per_step", "J", "the GPUs' energy over the timed blocks", digits=2),
+    _information(
         "peak_reserved_bytes",
         "B",
-        "information",
         "what the allocator held at its peak; it depends on what ran before",
-        device="cuda",
+        _GPU,
+        digits=0,
     ),
-    Metric(
+    _information(
         "sync_api_share_pct",
         "%",
-        "information",
-        "share of synchronize calls in the host's time in CUDA calls: a host that waits for a busy "
-        "GPU, not lost time",
+        "synchronize calls in the host's time in CUDA calls: waiting for a busy GPU, no loss",
+        _GPU,
         digits=1,
-        device="cuda",
     ),
 )
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 
 
 def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
-    """What a case gates unless it says otherwise: counters everywhere, times on GPUs alone.
+    """Return what a case gates unless it says otherwise: counters everywhere, times on GPUs.
 
     A time on a shared CPU says nothing that should stop a merge. A difference has a launch's worth
     of blocks of its own to pay for, so a case has to ask for it.
     """
-    times = ("step_ms", "step_ms_median") if device == "cuda" else ()
+    times = ("step_ms", "step_ms_median") if is_gpu(device) else ()
     counters = (metric for metric in METRICS.values() if metric.kind == "counter")
     return (*times, *(metric.name for metric in counters if metric.exists(device, world_size)))
 
 
 def format_value(name: str, value: float | None) -> str:
-    """A value as a person reads it: thousands separated, bytes in GiB or MiB, no unit."""
+    """Format a value as a person reads it: thousands separated, bytes in GiB or MiB, no unit."""
     if value is None:
         return "-"
     metric = METRICS[name]
@@ -324,7 +215,7 @@ def format_value(name: str, value: float | None) -> str:
 
 
 def format_bytes(value: float) -> str:
-    """Binary units, as torch prints them: 1 GiB = 2**30 B; exact bytes under 10 MiB."""
+    """Format bytes in binary units, as torch prints them (1 GiB = 2**30 B); exact under 10 MiB."""
     if abs(value) >= 2**30:
         return f"{value / 2**30:,.3f} GiB"
     if abs(value) >= 10 * 2**20:

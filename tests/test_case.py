@@ -133,15 +133,25 @@ def test_a_case_does_not_change_with_the_callers_dict():
 @pytest.mark.parametrize(
     ("device", "gate", "says"),
     [
-        ("cpu", "sync_overhead_pct", "only a cuda case can have it"),
-        ("cuda", "sync_candidates_per_step", "only a cpu case can have it"),
-        ("cuda", "collectives_per_step", "only several ranks can have it"),
+        ("cpu", "sync_overhead_pct", "only a case on a GPU has this metric"),
+        ("cuda", "sync_candidates_per_step", "only a case on a CPU has this metric"),
+        ("cuda", "collectives_per_step", "only a case of several ranks has this metric"),
     ],
 )
 def test_a_gate_that_the_case_cannot_have(device, gate, says):
     """Refused when the case is written, not after it was measured."""
     with pytest.raises(ValueError, match=f"{gate}.*{says}"):
         Case("a", FACTORY, device=device, gates=(gate,))
+
+
+@pytest.mark.parametrize("gate", ["peak_allocated_bytes", "leaked_bytes_per_step"])
+def test_memory_of_several_cpu_ranks_is_not_exact(gate):
+    """gloo's threads free what a CPU's profile does not see: refused there, gated elsewhere."""
+    with pytest.raises(ValueError, match=f"{gate}.*or of one rank on a CPU.*world_size 2"):
+        Case("a", FACTORY, device="cpu", world_size=2, gates=(gate,))
+    assert gate not in Case("a", FACTORY, device="cpu", world_size=2).gates
+    assert gate in Case("a", FACTORY, device="cpu").gates
+    assert gate in Case("a", FACTORY, world_size=2).gates
 
 
 def test_a_forgotten_tuple():

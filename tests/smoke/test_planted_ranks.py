@@ -103,7 +103,6 @@ def test_one_more_reduction_is_named_by_its_size(verdicts):
     found = moved(verdict)
     assert found[CALLS][1] - found[CALLS][0] == 1
     assert found[PAYLOAD][1] - found[PAYLOAD][0] == 4000
-    assert "leaked_bytes_per_step" not in found  # whichever thread lets go of the floats last
     text = block(verdict, "evidence")
     assert f"{CALLS} [calls]: " in text
     assert "moved: allreduce 4000 B 0 -> 1" in text

@@ -3,8 +3,6 @@
 import gc
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -51,12 +49,12 @@ def counted():
     What the rest of this process holds is taken off the peaks.
     """
 
-    def count(make, world_size=1):
+    def count(make):
         held = live_tensor_bytes()
         tally, phases = Tally(), Phases(lambda name: None)
         step = make(phases)
         step()
-        count_memory(tally, step, CPU, phases, world_size)
+        count_memory(tally, step, CPU, phases)
         assert phases.listener is None
         peak = (tally.values[PEAK] - held) / UNIT if PEAK in tally.values else None
         detail = {name: (peak - held) / UNIT for name, peak in tally.detail.get(PEAK, {}).items()}
@@ -199,7 +197,7 @@ def test_a_leak_in_every_other_step_is_half_of_it(counted):
     assert counted(make).leak == UNIT
 
 
-def test_buffers_taking_turns_are_no_leak(counted):
+def test_alternating_buffers_are_no_leak(counted):
     """Two buffers of 1 unit replaced in turns: 3 while the new one comes, 4 with 2 more after it.
 
     The peak is stable, though each buffer is freed two steps after it was made.
@@ -242,85 +240,6 @@ def test_a_step_that_shrinks_leaks_nothing(counted):
         return kept.pop
 
     assert counted(make).leak == 0
-
-
-def freed_elsewhere(tensors):
-    """Another thread lets go of the tensors last, as gloo's do; a CPU profile misses that."""
-    handed = [tensors.pop() for _ in range(len(tensors))]
-    thread = threading.Thread(target=handed.clear)
-    thread.start()
-    thread.join()
-
-
-@pytest.mark.parametrize("at", range(1, 9))
-def test_a_free_on_another_thread_is_no_leak_of_ranks(counted, at):
-    """1 unit of one step in eight, whichever, freed by another thread: no leak, and 2 units' peak
-    in every look, though one step of them seems to have kept the unit.
-    """
-
-    def make(phases):
-        steps = []
-
-        def step():
-            steps.append(0)
-            mine = [empty(1)]
-            if len(steps) % 8 == at % 8:
-                freed_elsewhere(mine)
-            del mine
-            empty(2)
-
-        return step
-
-    found = counted(make, world_size=2)
-    assert (found.peak, found.leak, found.unstable) == (2, 0, {})
-
-
-def test_a_leak_of_ranks_is_a_leak(counted):
-    """A unit a step in every look."""
-
-    def make(phases):
-        kept = []
-        return lambda: kept.append(empty(1))
-
-    assert counted(make, world_size=2).leak == UNIT
-
-
-def test_peaks_of_ranks_that_take_turns_are_unstable(counted):
-    """2 units and 3 in turns: the least of the looks is had for each turn by itself."""
-
-    def make(phases):
-        steps = []
-
-        def step():
-            steps.append(0)
-            empty(2 + len(steps) % 2)
-
-        return step
-
-    assert PEAK in counted(make, world_size=2).unstable
-
-
-def test_a_result_that_another_thread_uses_is_freed_here(counted):
-    """A thread lets go of the step's result 20 ms after the step, in every step: no leak."""
-
-    def make(phases):
-        def step():
-            result, busy = empty(1), threading.Event()
-
-            def use(held):
-                busy.set()
-                until = time.monotonic() + 0.02
-                while time.monotonic() < until:
-                    pass
-
-            threading.Thread(target=use, args=(result,)).start()
-            busy.wait()
-            return result
-
-        return step
-
-    found = counted(make)
-    assert (found.peak, found.leak, found.unstable) == (1, 0, {})
 
 
 def test_peaks_that_differ_are_unstable(counted):
@@ -477,7 +396,7 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     gpu, phases, tally = FakeGpu(monkeypatch), Phases(lambda name: None), Tally()
     count_memory(tally, lambda: gpu.add(7), torch.device("cuda"), phases)
     assert tally.values == {
-        PEAK: 7 * (memory.TURNS + memory.ACTIVE_STEPS),
+        PEAK: 7 * (memory.PERIOD + memory.ACTIVE_STEPS),
         LEAK: 7,
         "device_allocations_per_step": 0,
     }

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from stepguard.metrics import METRICS
 from stepguard.site import merge
 from stepguard.worker.clock import Step
 from stepguard.worker.count import compiler
@@ -39,8 +40,9 @@ def count(
     progress("count: compiler")
     count_compiler(tally)
     with compiler.Recompiles() as recompiles:
-        progress("count: memory")
-        count_memory(tally, step, device, phases, world_size)
+        if METRICS["peak_allocated_bytes"].exists(device.type, world_size):
+            progress("count: memory")
+            count_memory(tally, step, device, phases)
         progress("count: profiled steps")
         count_profiled(tally, step, device, phases, world_size, any_rank)
     count_recompiles(tally, recompiles)

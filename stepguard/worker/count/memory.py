@@ -7,43 +7,40 @@ included: on an H200 the same step read 1.7 MB apart with a cold and a warm comp
 
 import gc
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from stepguard.worker.count.quiet import exchanged_held, wait_for_quiet
 from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
 from stepguard.worker.phases import Phases
 
 Step = Callable[[], object]
-TURNS = 2  # steps between which a step may differ: two buffers taking turns
-LEAK_STEPS = 2 * TURNS  # so that such buffers are no growth
-RANK_LOOKS = 3  # of ranks on a CPU: what gloo's threads free goes unseen, now and then
+PERIOD = 2  # steps after which a step may repeat itself: two buffers that alternate
+LEAK_STEPS = 2 * PERIOD  # so that such buffers are no growth
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
 
-def count_memory(
-    tally: Tally, step: Step, device: torch.device, phases: Phases, world_size: int = 1
-) -> None:
-    """peak_allocated_bytes, leaked_bytes_per_step and, on a GPU, device_allocations_per_step."""
+def count_memory(tally: Tally, step: Step, device: torch.device, phases: Phases) -> None:
+    """Count peak_allocated_bytes, leaked_bytes_per_step and, on a GPU, device_allocations_per_step.
+
+    On a CPU only what this thread frees is seen: of a rank among several, whose gloo threads free
+    too, neither the peak nor the leak would be exact (metrics.Scope.EXACT_MEMORY).
+    """
     gpu = device.type == "cuda"
-    looks = 1 if gpu or world_size == 1 else RANK_LOOKS
     peak_by_phase = _gpu_peaks if gpu else _cpu_peaks
-    for _ in range(TURNS):  # on a CPU frees of what was made before the first peak go unseen
+    for _ in range(PERIOD):  # on a CPU frees of what was made before the first peak go unseen
         peak_by_phase(step, phases)
-    seen = [[peak_by_phase(step, phases) for _ in range(ACTIVE_STEPS)] for _ in range(looks)]
-    peaks = [min(turn, key=_highest) for turn in zip(*seen, strict=True)]
+    peaks = [peak_by_phase(step, phases) for _ in range(ACTIVE_STEPS)]
     before_calls = _allocator_calls(gpu)
-    grown = _gpu_growth(step) if gpu else _cpu_growth(step, looks)
+    grown = _gpu_growth(step) if gpu else _cpu_growth(step)
     leaked = max(0, grown) // LEAK_STEPS
     tally.add("leaked_bytes_per_step", [leaked])
     if leaked:  # each step's peak is higher than the last one's, which the leak says better
         del peaks[:-1]
     detail = peaks[0] if len(peaks[0]) > 1 else None
-    tally.add("peak_allocated_bytes", [_highest(by) for by in peaks], detail)
+    tally.add("peak_allocated_bytes", [max(by_phase.values()) for by_phase in peaks], detail)
     if gpu:
         calls = {k: v - before_calls[k] for k, v in _allocator_calls(gpu).items()}
         per_step = -(-sum(calls.values()) // LEAK_STEPS)  # one in four steps is still one
@@ -51,10 +48,6 @@ def count_memory(
         reserved = _gpu_peaks(step, phases, "reserved_bytes")
         tally.information["peak_reserved_bytes"] = float(max(reserved.values()))
         tally.detail["peak_reserved_bytes"] = reserved
-
-
-def _highest(by_phase: dict[str, int]) -> int:
-    return max(by_phase.values())
 
 
 def _gpu_peaks(step: Step, phases: Phases, what: str = "requested_bytes") -> dict[str, int]:
@@ -88,33 +81,24 @@ def _gpu_growth(step: Step) -> int:
     return _live_gpu_bytes() - before
 
 
-def _cpu_growth(step: Step, looks: int) -> int:
-    """Bytes allocated less bytes freed over LEAK_STEPS steps, whoever holds them: Python, autograd
-    or a bare storage. Frees of what was made before the profile are not told, hence TURNS first;
-    nor are those of another thread, which only add, hence the least of ``looks``.
+def _cpu_growth(step: Step) -> int:
+    """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever holds them: Python,
+    autograd or a bare storage. Frees of what was made before the profile go unseen, hence PERIOD
+    steps first.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-        for steps in (TURNS, *[LEAK_STEPS] * looks):
-            for _ in range(steps):
-                _run(step)
-            gc.collect()
-            with record_function(_PHASE):
-                pass
+        for _ in range(PERIOD):
+            step()
+        gc.collect()
+        with record_function(_PHASE):
+            pass
+        for _ in range(LEAK_STEPS):
+            step()
+        gc.collect()
     events = list(_events(profiled))
-    marks = sorted(event.start_ns() for event in events if event.name() == _PHASE)
-    memory = [event for event in events if event.name() == "[memory]"]
-    return min(
-        sum(int(event.nbytes()) for event in memory if began <= event.start_ns() < ended)
-        for began, ended in pairwise(marks)
-    )
-
-
-def _run(step: Step) -> None:
-    """A step whose result, and whatever it exchanged, is freed here, whichever thread used it."""
-    with exchanged_held():
-        result = step()
-        wait_for_quiet()
-        del result
+    began = next(event.start_ns() for event in events if event.name() == _PHASE)
+    memory = (event for event in events if event.name() == "[memory]")
+    return sum(int(event.nbytes()) for event in memory if event.start_ns() >= began)
 
 
 def _live_gpu_bytes() -> int:
@@ -146,7 +130,7 @@ def _cpu_peaks(step: Step, phases: Phases) -> dict[str, int]:
     phases.listener = mark
     try:
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            _run(step)
+            step()
     finally:
         phases.listener = None
     return running_peaks(_events(profiled), live)
@@ -176,7 +160,6 @@ def live_tensor_bytes() -> int:
 
     A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it.
     """
-    wait_for_quiet()
     gc.unfreeze()
     gc.collect()
     storages: dict[int, int] = {}
