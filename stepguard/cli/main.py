@@ -1,7 +1,6 @@
 """The command line: measure one workload, check the machine, accept what was measured.
 
     python -m stepguard run model.workloads:train_step size=nano batch=4 seq=64 device=cpu
-    python -m stepguard node --endpoint HOST:PORT
     python -m stepguard doctor
     python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
     python -m stepguard baselines list
@@ -12,7 +11,6 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -23,11 +21,8 @@ from stepguard.cli import waive as cli_waive
 from stepguard.cli.doctor import examine
 from stepguard.cli.usage import UsageError
 from stepguard.git.resolve import TreeError
-from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
+from stepguard.gpu.nvml import MachineError, visible_gpus
 from stepguard.judge.screen import measurement_problem
-from stepguard.launch import node
-from stepguard.launch.nodes import Nodes, NodesError, gather
-from stepguard.launch.wire import endpoint_of
 from stepguard.measure.suite import Result, Suite
 from stepguard.report import documents
 from stepguard.report import figures as shell
@@ -46,7 +41,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 2
-    except (BaselineError, MachineError, NodesError, StoreError, TreeError, ValueError) as error:
+    except (BaselineError, MachineError, StoreError, TreeError, ValueError) as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -76,14 +71,9 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     run.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
     run.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
     run.add_argument("--gpus", type=int, default=1, metavar="N", help="ranks (%(default)s)")
-    run.add_argument("--nnodes", type=int, default=1, metavar="N", help="nodes (%(default)s)")
-    run.add_argument("--rdzv-endpoint", metavar="HOST:PORT", help="where other nodes find this one")
     run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
     run.add_argument("--json", metavar="PATH", help="write the result as one JSON document")
     run.set_defaults(call=_run)
-    other = commands.add_parser("node", help="serve a run of several nodes on another node")
-    other.add_argument("--endpoint", required=True, metavar="HOST:PORT", help="of the first node")
-    other.set_defaults(call=_node)
     doctor = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
     doctor.set_defaults(call=lambda options: examine(root, options.baselines))
     cli_baselines.add_commands(commands, root)
@@ -126,9 +116,8 @@ def _run(options: argparse.Namespace) -> int:
     )
     shell.refuse_target(options.json)
     root = root_of(Path.cwd())
-    nodes = _nodes(options, root, gpus)
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
-    suite = Suite(root, root / "baselines", gpus, typed, nodes=nodes)
+    suite = Suite(root, root / "baselines", gpus, typed)
     live = _live(suite)
     live.plan([(case.id, device)])
     live.begin(case.id)
@@ -136,37 +125,12 @@ def _run(options: argparse.Namespace) -> int:
         result = suite.run(case, live.stage)
     finally:
         live.end()
-        if nodes:
-            nodes.close()
     for line in shell.figures(result):
         print(line)
     if not _measured(result):
         print(explain.block(result.verdict, str(result.evidence_path)), file=sys.stderr)
     shell.put_json(documents.result_document(result), options.json, result.evidence_path)
     return 0 if _measured(result) else 1
-
-
-def _nodes(options: argparse.Namespace, root: Path, gpus: tuple[Gpu, ...]) -> Nodes | None:
-    if options.nnodes < 1 or (options.nnodes > 1) != bool(options.rdzv_endpoint):
-        raise UsageError("--nnodes and --rdzv-endpoint go together; see docs/several-nodes.md")
-    if options.nnodes == 1:
-        return None
-    if options.gpus % options.nnodes:
-        raise UsageError(
-            f"--gpus {options.gpus}: {options.nnodes} nodes cannot share them equally; write "
-            f"--gpus {options.nnodes} or a multiple"
-        )
-    return gather(options.nnodes, options.rdzv_endpoint, root, gpus, dict(os.environ), _say)
-
-
-def _node(options: argparse.Namespace) -> int:
-    """Obey the first node until its run is over."""
-    endpoint = endpoint_of(options.endpoint)
-    return node.serve(root_of(Path.cwd()), endpoint, visible_gpus(), _say)
-
-
-def _say(text: str) -> None:
-    print(f"stepguard: {text}", file=sys.stderr, flush=True)
 
 
 def _measured(result: Result) -> bool:

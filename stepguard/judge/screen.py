@@ -21,8 +21,7 @@ _UNFIT = {
     Reason.GPU_LOCKED,
     Reason.THROTTLED,
     Reason.MACHINE_UNREADABLE,
-    Reason.NODE_LOST,
-    Reason.NODES_DIFFER,
+    Reason.RANKS_DIFFER,
     Reason.TOO_FEW_GPUS,
 }
 

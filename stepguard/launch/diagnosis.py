@@ -26,13 +26,10 @@ SHOWN_STACKS = 2  # ranks; the others stand where one of these does, as a rule
 _WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
 STACKS_S = 0.5  # for faulthandler to write every stack
-# Causes before what may follow from them, where several nodes report.
-_CAUSES = ("KILLED", "BAD_WORKLOAD", "OUT_OF_MEMORY", "RAISED", "AGENT_DIED", "NOT_STARTED")
 _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
     r"|DistNetworkError|ncclRemoteError"
 )
-_BY_TORCHRUN = "was ended by torchrun"
 Told = tuple[int, dict[str, Any]]  # a rank and the error that it wrote down
 Cause = tuple[int, str]  # a rank and how it ended
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
@@ -52,7 +49,7 @@ class Scene:
     """A launch that failed."""
 
     folder: Path  # its notes, error files and logs
-    ranks: range  # those on this node
+    ranks: range
     token: str
     pids: Mapping[int, int]  # by rank, of those that said hello; empty before that
     agent: "subprocess.Popen[bytes]"
@@ -98,29 +95,8 @@ def _stacks(scene: Scene) -> str:
 
 
 def positions(scene: Scene) -> str:
-    """Where every rank of this node was last."""
+    """Where every rank was last."""
     return "; ".join(f"rank {r} in {scene.position(r)}" for r in scene.ranks)
-
-
-def anything_ended(scene: Scene) -> bool:
-    """Whether a process of this node ended, or a rank wrote why it will."""
-    dead = any(not alive(pid) for pid in scene.pids.values())
-    return dead or scene.agent.poll() is not None or bool(_error_files(scene))
-
-
-def first_cause(found: Sequence[Fault]) -> Fault:
-    """Of the faults of several nodes the one that the others follow from: nobody's clock can tell,
-    but a rank that lost its peer says so.
-    """
-
-    def rank(fault: Fault) -> int:
-        if fault.code == Reason.RAISED.name and _LOST_PEER.search(fault.detail):
-            return len(_CAUSES)
-        if _BY_TORCHRUN in fault.message:
-            return len(_CAUSES)
-        return _CAUSES.index(fault.code) if fault.code in _CAUSES else len(_CAUSES) - 1
-
-    return min(found, key=rank)
 
 
 def lost_worker(scene: Scene) -> Fault:
@@ -134,7 +110,7 @@ def lost_worker(scene: Scene) -> Fault:
     if failed and not cause:
         return _raised(scene, *failed[0])
     if dead:
-        first, how = cause or (dead[0], _BY_TORCHRUN)
+        first, how = cause or (dead[0], "was ended by torchrun")
         message = f"rank {first} {how} in {scene.position(first)}"
         return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
     if not scene.pids:

@@ -19,7 +19,6 @@ from stepguard.interrupts import interrupts_deferred
 from stepguard.launch import torchrun
 from stepguard.launch.channel import Control, LostWorker, Message, NoAnswer, Poll
 from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
-from stepguard.launch.elsewhere import Elsewhere
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
 from stepguard.worker.agent import STANDS
 
@@ -29,11 +28,11 @@ HELLO_LIMIT_S = 120.0
 class WorkerGroup:
     """A running launch. Use as a context manager; leaving it leaves nothing behind."""
 
-    def __init__(self, spec: LaunchSpec, elsewhere: Elsewhere | None = None) -> None:
-        self.spec, self._elsewhere = spec, elsewhere
+    def __init__(self, spec: LaunchSpec) -> None:
+        self.spec = spec
         self.token = secrets.token_hex(16)
         self.began = time.monotonic()
-        self.pids: dict[int, int] = {}  # by rank, of the ranks on this node
+        self.pids: dict[int, int] = {}  # by rank
         self._closed = False
         self._poll: Poll = lambda: None
         shutil.rmtree(spec.folder, ignore_errors=True)  # an older launch's errors are not ours
@@ -41,13 +40,9 @@ class WorkerGroup:
         self._scratch = Path(tempfile.mkdtemp(prefix="stepguard-"))
         self._control = Control(self.token)
         try:
-            if elsewhere:
-                elsewhere.start(spec, self.token)
             self._agent = torchrun.start(spec, self.token, self._control.name, self._scratch)
         except BaseException:
             self._control.close()
-            if elsewhere:
-                elsewhere.kill()
             shutil.rmtree(self._scratch, ignore_errors=True)
             raise
 
@@ -78,9 +73,7 @@ class WorkerGroup:
             return
         with self._faults("start", poll):
             told = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
-        self.pids = {rank: told[rank] for rank in self.spec.ranks}
-        if self._elsewhere:
-            self._elsewhere.watch(told)
+        self.pids = dict(enumerate(told))
 
     def ready(self) -> bool:
         """Whether the ranks stand ready, without waiting. LaunchFailed if they never will."""
@@ -129,22 +122,18 @@ class WorkerGroup:
         for pid in self.pids.values():
             if not alive(pid):
                 raise LostWorker(f"process {pid} ended")
-        if self._elsewhere and (how := self._elsewhere.ended()):
-            raise LostWorker(how)
 
     def _diagnose(self, command: str, error: Exception) -> Fault:
         scene = Scene(
             folder=self.spec.folder,
-            ranks=self.spec.ranks,
+            ranks=range(self.spec.world_size),
             token=self.token,
             pids=self.pids,
             agent=self._agent,
             during=f"{self.spec.label}, {command}",
             waited_s=time.monotonic() - self.began,
         )
-        if isinstance(error, NoAnswer):
-            return self._elsewhere.no_answer(scene) if self._elsewhere else no_answer(scene)
-        return self._elsewhere.lost_worker(scene) if self._elsewhere else lost_worker(scene)
+        return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
 
     def leave(self) -> None:
         """End in order: the ranks exit by themselves, then torchrun, which has nothing to add."""
@@ -163,9 +152,5 @@ class WorkerGroup:
             return
         with interrupts_deferred():
             self._control.close()
-            try:
-                torchrun.end(self._agent, self.token, self._scratch)
-            finally:
-                if self._elsewhere:
-                    self._elsewhere.kill()
+            torchrun.end(self._agent, self.token, self._scratch)
             self._closed = True

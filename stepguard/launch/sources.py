@@ -7,7 +7,7 @@ the deepest folder that holds a file says whose it is.
 """
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from stepguard.git.revision import git
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.engine import ENGINE
 from stepguard.launch.held import INSTALLABLE, Copy, Held, copies
-from stepguard.launch.likeness import python_sources
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.verdict import Reason
 
 SHOWN = 3
+_PASSED_OVER = ("__pycache__", "node_modules", "site-packages")
 LISTED = ("*.py", *(f":(glob)**/{name}" for name in INSTALLABLE))
 
 
@@ -39,6 +39,19 @@ def held_by(root: Path, own: Path | None = None) -> Held:
     if not any((top / file).is_relative_to(root) for file in files):
         files |= {path.relative_to(top).as_posix() for path in python_sources(root)}
     return Held(files, "" if below == "." else below)
+
+
+def python_sources(folder: Path) -> Iterator[Path]:
+    """Every Python source below the folder, but for hidden folders and what is installed."""
+    for where, folders, names in os.walk(folder):
+        folders[:] = [
+            name
+            for name in folders
+            if name[0] != "."
+            and name not in _PASSED_OVER
+            and not Path(where, name, "pyvenv.cfg").exists()
+        ]
+        yield from (Path(where, name) for name in names if name.endswith(".py"))
 
 
 def check(
@@ -74,9 +87,7 @@ def _top(root: Path, held: Held) -> Path:
 
 
 def _copied(told: Mapping[str, Any], root: Path, held: Held, factory: str) -> list[Copy]:
-    """What the rank imported from elsewhere though the tree holds it. On another node the same tree
-    lies in another folder; a link of the tree is the file that it leads to.
-    """
+    """What the rank imported from elsewhere though the tree holds it; a link is its target."""
     top, theirs = _top(root, held), _top(Path(told.get("root", root)), held)
     here, elsewhere = {}, dict(told.get("installed", {}))
     for name, file in told["sources"].items():

@@ -1,32 +1,18 @@
-"""One torchrun: its arguments, its environment, its end. What every node of a launch does alike."""
+"""One torchrun: its arguments, its environment, its end."""
 
 import hashlib
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepguard.fingerprint import steers
 from stepguard.launch import engine
-from stepguard.launch.wire import environment
 from stepguard.worker.lifeline import kill_by_token, pids_by_token
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
 CPU_THREADS = 1  # fixed: what a CPU step allocates depends on it, and more only spin on busy cores
-
-
-@dataclass(frozen=True)
-class Share:
-    """A node's part of a launch that several nodes share equally. Node 0 holds rank 0."""
-
-    nodes: int
-    node_rank: int
-    address: str  # of node 0, as the others reach it
-    port: int  # where its torchrun lets the others join
-    meeting: str  # the rendezvous id, alike on all of them
 
 
 @dataclass(frozen=True)
@@ -35,7 +21,7 @@ class LaunchSpec:
 
     device: str
     preload: tuple[str, ...]  # modules imported before the ranks say hello
-    world_size: int  # over all nodes
+    world_size: int
     root: Path  # the source tree: working directory and, behind the engine, first to import from
     folder: Path  # logs and notes of this launch; kept
     cache: Path  # compile caches, shared by the launches of a checkout
@@ -44,25 +30,18 @@ class LaunchSpec:
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
     one_of_several: bool = False  # one rank of a case that has several
-    share: Share | None = None  # None: all ranks are here
     held: bool = False  # torchrun imports, and starts no rank before it is told to
-    steering: Mapping[str, str] | None = None  # None: the variables that steer are as they are here
-
-    @property
-    def ranks(self) -> range:
-        """The ranks of this node."""
-        if self.share is None:
-            return range(self.world_size)
-        size = self.world_size // self.share.nodes
-        return range(self.share.node_rank * size, (self.share.node_rank + 1) * size)
 
 
 def start(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> "subprocess.Popen[bytes]":
-    """torchrun with this node's ranks. ``socket`` is the name of rank 0's way to the host."""
+    """torchrun with the ranks. ``socket`` is the name of rank 0's way to the host."""
     arguments = [
-        *_rendezvous(spec),
-        f"--nproc-per-node={len(spec.ranks)}",
-        f"--rdzv-id={spec.share.meeting if spec.share else token}",
+        "--nnodes=1",
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=127.0.0.1:0",
+        "--local-addr=127.0.0.1",
+        f"--nproc-per-node={spec.world_size}",
+        f"--rdzv-id={token}",
         "--max-restarts=0",
         "--monitor-interval=0.1",
         f"--log-dir={spec.folder / 'ranks'}",
@@ -82,27 +61,8 @@ def start(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> "subproce
         )
 
 
-def _rendezvous(spec: LaunchSpec) -> list[str]:
-    if spec.share is None:
-        return [
-            "--nnodes=1",
-            "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0",
-            "--local-addr=127.0.0.1",
-        ]
-    # Static, since a dynamic rendezvous may put rank 0 on any node, and rank 0 has to be here.
-    return [
-        f"--nnodes={spec.share.nodes}",
-        f"--node-rank={spec.share.node_rank}",
-        "--rdzv-backend=static",
-        f"--rdzv-endpoint={spec.share.address}:{spec.share.port}",
-    ]
-
-
 def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> dict[str, str]:
-    env = {key: value for key, value in environment().items() if not key.startswith("PYTEST_")}
-    if spec.steering is not None:
-        env = {key: value for key, value in env.items() if not steers(key)} | dict(spec.steering)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {
         "STEPGUARD_TOKEN": token,
         "STEPGUARD_SOCKET": socket,
@@ -136,7 +96,7 @@ def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> di
 
 
 def end(agent: "subprocess.Popen[bytes]", token: str, scratch: Path) -> None:
-    """Kill what is left of a launch on this node; return when nothing is.
+    """Kill what is left of a launch; return when nothing is.
 
     Raises RuntimeError if something does not die within GONE_LIMIT_S.
     """

@@ -16,7 +16,6 @@ from stepguard.git.worktree import Tree, tree_of
 from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
 from stepguard.judge.terms import RuleFor
-from stepguard.launch.nodes import spread
 from stepguard.measure.ab import measure_ab
 from stepguard.measure.workers import Bench
 from stepguard.verdict import Reason, Verdict
@@ -89,8 +88,6 @@ def confirm(
         return verdict, None
     if Reason.TREE_CHANGED.value in evidence.dirty:  # nobody knows what was measured
         return unconfirmed(verdict, Reason.TREE_CHANGED.value), None
-    if spread(case, bench.nodes):
-        return unconfirmed(verdict, "the baseline's tree would be on one of the nodes only"), None
     chosen = commit_for_confirmation(bench.root, recorded)
     if not chosen.commit:
         return unconfirmed(verdict, chosen.how), None

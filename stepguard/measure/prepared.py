@@ -21,7 +21,7 @@ def refuse_other_gpus(ranks: Sequence[dict[str, Any]], gpus: Sequence[Gpu]) -> N
 
 
 def refuse_unlike_ranks(ranks: Sequence[dict[str, Any]]) -> None:
-    """Raise LaunchFailed if a rank, on another node maybe, runs on or with something else."""
+    """Raise LaunchFailed if a rank runs on or with something else than rank 0."""
     first = _alike(ranks[0])
     for rank, told in enumerate(ranks):
         mine = _alike(told)
@@ -29,13 +29,13 @@ def refuse_unlike_ranks(ranks: Sequence[dict[str, Any]]) -> None:
         if moved:
             there, here = ", ".join(moved), ranks[0]["fingerprint"]["torch"]
             message = f"rank {rank} has {there}, rank 0 does not (torch {here})"
-            raise LaunchFailed(Fault(Reason.NODES_DIFFER.name, message))
+            raise LaunchFailed(Fault(Reason.RANKS_DIFFER.name, message))
 
 
 def _alike(told: dict[str, Any]) -> dict[str, str]:
     known = told["fingerprint"]
     names = ("device_name", "torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
-    steering = {key: value for key, value in known["environment"].items() if steers(key)}
+    steering = {key: value for key, value in known.get("environment", {}).items() if steers(key)}
     found = {name: str(known.get(name, "")) for name in names}
     return found | {"steering variables": str(steering) if steering else ""}
 

@@ -19,7 +19,6 @@ from stepguard.judge.ab import judge_ab, without_false_discoveries
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.terms import RuleFor, decision_rule
 from stepguard.judge.waivers import Waiver, waive
-from stepguard.launch.nodes import Nodes, spread
 from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import Bench, measure
@@ -57,9 +56,8 @@ class Suite:
         gpus: tuple[Gpu, ...],
         arguments: list[str],
         waivers: tuple[Waiver, ...] = (),
-        nodes: Nodes | None = None,
     ) -> None:
-        self.waivers, self.nodes = waivers, nodes
+        self.waivers = waivers
         self.root, self.baselines, self.gpus = root, baselines, gpus
         self.store = Store(root)
         self.run_folder = self.store.new_run()
@@ -74,14 +72,11 @@ class Suite:
             gpus=gpus,
             revision=current(root, baselines),
             command=shlex.join(arguments),
-            nodes=nodes,
         )
 
     def baseline_path(self, case: Case) -> Path:
         """The file that holds the case's baseline on this machine."""
-        nodes = spread(case, self.nodes)
-        over = nodes.count if nodes else 1
-        name = baseline.file_name(case.device, self._machine(case), case.world_size, over)
+        name = baseline.file_name(case.device, self._machine(case), case.world_size)
         return self.baselines / name
 
     def entry(self, case: Case) -> Entry | None:

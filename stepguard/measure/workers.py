@@ -16,13 +16,10 @@ from stepguard.evidence import Counts, Fault
 from stepguard.fingerprint import Fingerprint
 from stepguard.git.revision import Revision
 from stepguard.gpu.lock import GpuLocked, held
-from stepguard.gpu.nvml import Gpu
-from stepguard.gpu.telemetry import Telemetry, fit_telemetry
+from stepguard.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.elsewhere import Elsewhere, share_of
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.held import Held
-from stepguard.launch.nodes import Nodes, identity, per_node, spread
 from stepguard.launch.sources import check as check_sources
 from stepguard.launch.sources import held_by
 from stepguard.launch.torchrun import LaunchSpec
@@ -52,7 +49,6 @@ class Bench:
     gpus: tuple[Gpu, ...]
     revision: Revision
     command: str
-    nodes: Nodes | None = None  # the others; cases of several ranks are then spread over all
     more_launches: int = 3  # at most, when the comparison is close
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
@@ -60,19 +56,35 @@ class Bench:
 
 def watch(
     case: Case, bench: Bench, stack: contextlib.ExitStack, progress: Callable[[str], None]
-) -> Telemetry | None:
+) -> Monitor | None:
     """Who watches the case's GPUs, None on a CPU; nobody else measures on them until ``stack``
     ends. Raises LaunchFailed if they cannot be measured on.
     """
     if case.device != "cuda":
         return None
-    share = per_node(case, bench.nodes)
+    gpus = bench.gpus[: case.world_size]
+    if len(gpus) < case.world_size:
+        message = f"{case.world_size} GPUs needed, {len(gpus)} here"
+        raise LaunchFailed(Fault(Reason.TOO_FEW_GPUS.name, message, "", "preflight"))
     try:
-        stack.enter_context(held([gpu.uuid for gpu in bench.gpus[:share]], bench.command, progress))
+        stack.enter_context(held([gpu.uuid for gpu in gpus], bench.command, progress))
     except GpuLocked as error:
         fault = Fault(Reason.GPU_LOCKED.name, str(error), "", "preflight")
         raise LaunchFailed(fault) from None
-    return fit_telemetry(bench.gpus, share, spread(case, bench.nodes))
+    return _fit_monitor(gpus)
+
+
+def _fit_monitor(gpus: Sequence[Gpu]) -> Monitor:
+    """Raises LaunchFailed, before anything is launched, where a GPU is not fit to measure on."""
+    reason = Reason.FOREIGN_PROCESS
+    try:
+        monitor = Monitor(gpus)
+        problem = monitor.preflight()
+    except MachineError as error:
+        reason, problem = Reason.MACHINE_UNREADABLE, str(error)
+    if problem:
+        raise LaunchFailed(Fault(reason.name, problem, "", "preflight"))
+    return monitor
 
 
 class CaseWorkers:
@@ -86,11 +98,10 @@ class CaseWorkers:
         case: Case,
         bench: Bench,
         progress: Ticker,
-        telemetry: Telemetry | None,
+        telemetry: Monitor | None,
         stack: contextlib.ExitStack,
     ) -> None:
         self.case, self.bench, self.progress, self.telemetry = case, bench, progress, telemetry
-        self.nodes = spread(case, bench.nodes)
         self._stack = stack  # closes every group at the end, whatever happens
         self.prepared: Answers = []
         self.counts: Counts | None = None
@@ -104,7 +115,6 @@ class CaseWorkers:
         """A group that begins to import. ``alone``: of one rank, though the case has several;
         ``held``: torchrun alone, until the group is released.
         """
-        nodes = None if alone else self.nodes
         name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
         spec = LaunchSpec(
             device=self.case.device,
@@ -119,16 +129,13 @@ class CaseWorkers:
             forbidden=self.bench.forbidden,
             one_of_several=alone,
             held=held,
-            share=share_of(nodes) if nodes else None,
         )
-        return self._stack.enter_context(WorkerGroup(spec, Elsewhere(nodes) if nodes else None))
+        return self._stack.enter_context(WorkerGroup(spec))
 
     def expect(self, *groups: WorkerGroup) -> None:
         """The ranks of these groups, and no others, may be on the GPUs from now on."""
         if self.telemetry:
-            pids = [[*group.pids.values()] for group in groups]
-            everywhere = groups[0].spec.share is not None
-            self.telemetry.expect(*pids, token=groups[0].token, everywhere=everywhere)
+            self.telemetry.expect(*([*group.pids.values()] for group in groups))
 
     def asker(self, group: WorkerGroup) -> Ask:
         """A function that asks the group's ranks, while the machine is watched."""
@@ -150,8 +157,7 @@ class CaseWorkers:
         self._check(group, told, "prepare")
         if self.telemetry:
             refuse_other_gpus(told, self.telemetry.gpus)
-        if self.nodes:
-            refuse_unlike_ranks(told)
+        refuse_unlike_ranks(told)
         if not group.spec.one_of_several:
             self.prepared = told
         return told
@@ -197,7 +203,10 @@ class CaseWorkers:
 
     def annotate(self) -> Annotate:
         """What says whether the machine was fit during a block."""
-        return self.telemetry.annotate if self.telemetry else undisturbed
+        monitor = self.telemetry
+        if monitor is None:
+            return undisturbed
+        return lambda block, ranks: monitor.annotate(block, *span(ranks))
 
     def shown(self, label: str) -> Callable[[str], None]:
         """Progress under a label."""
@@ -205,7 +214,7 @@ class CaseWorkers:
 
     def identity(self) -> dict[str, Any]:
         """What the case's figures depend on."""
-        return identity(self.case, self.nodes)
+        return self.case.as_dict()
 
     def told(self) -> dict[str, Any]:
         """What the ranks said of themselves, as fields of Evidence."""
@@ -219,3 +228,8 @@ class CaseWorkers:
             "flops_per_step": sum(rank["flops_per_step"] for rank in self.prepared),
             "floor_flops_per_step": first.get("floor_flops_per_step", 0.0),
         }
+
+
+def span(ranks: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """From when the first of the ranks began till the last one ended, on the machine's clock."""
+    return min(rank["began_ns"] for rank in ranks), max(rank["ended_ns"] for rank in ranks)

@@ -101,8 +101,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     run = session.config.stash[_RUN]
     run.asked = sum(_asks_for_perf(item) for item in session.items)
     ours = [(item, case) for item in session.items if (case := _case_of(item))]
-    if run.options_good:  # pytest comes here, too, after they were refused
-        run.gather_nodes([case for _, case in ours])
     for item, case in ours:
         if reason := run.unsuited(case):
             item.add_marker(pytest.mark.skip(reason=reason))

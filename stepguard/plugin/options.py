@@ -45,18 +45,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "do not measure the baseline's commit beside the tree when a time moved",
     },
-    "--perf-nnodes": {
-        "metavar": "N",
-        "type": int,
-        "default": 1,
-        "help": "spread cases of several ranks over N nodes; see docs/several-nodes.md "
-        "(%(default)s)",
-    },
-    "--perf-rdzv-endpoint": {
-        "metavar": "HOST:PORT",
-        "help": "where the other nodes find this one: python -m stepguard node --endpoint "
-        "HOST:PORT",
-    },
     "--perf-json": {"metavar": "PATH", "help": "write the run as one JSON document"},
     "--perf-report": {"metavar": "PATH", "help": "write the run as Markdown"},
 }
@@ -71,7 +59,7 @@ def add_options(group: Any) -> None:
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
     """Raise UsageError for what would pass cases unmeasured, or could not be done."""
     option = config.option
-    for name in ("reason", "baselines", "against", "rdzv_endpoint", "json", "report"):
+    for name in ("reason", "baselines", "against", "json", "report"):
         if (value := getattr(option, f"perf_{name}")) is not None and not value.strip():
             raise pytest.UsageError(
                 f"{_flag(f'perf_{name}')}={value}: empty; a variable that is not set, maybe"
@@ -91,16 +79,6 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
     if option.perf_reason is not None:
         _refuse_bad_reason(option)
     _refuse_bad_revision(option, root, baselines)
-    if option.perf_nnodes < 1:
-        raise pytest.UsageError(
-            f"--perf-nnodes={option.perf_nnodes}: 1 is this node alone, 2 up with "
-            "--perf-rdzv-endpoint=HOST:PORT; see docs/several-nodes.md"
-        )
-    if (option.perf_nnodes > 1) != bool(option.perf_rdzv_endpoint):
-        raise pytest.UsageError(
-            f"--perf-nnodes={option.perf_nnodes}: several nodes and --perf-rdzv-endpoint="
-            "HOST:PORT go together; see docs/several-nodes.md"
-        )
     for name in ("perf_json", "perf_report"):
         target = getattr(option, name)
         path = Path(config.invocation_params.dir, target or "")
@@ -128,8 +106,6 @@ def _refuse_bad_revision(option: Any, root: Path, baselines: Path) -> None:
         raise pytest.UsageError(f"--perf-budget={option.perf_budget}: a number of minutes")
     if not option.perf_against:
         return
-    if option.perf_nnodes > 1:
-        raise pytest.UsageError("--perf-against: the other revision's tree is on one node only")
     if option.perf_update or option.perf_update_new:
         raise pytest.UsageError(
             "--perf-against judges against a revision, not a baseline: record in another run"

@@ -5,7 +5,6 @@ tests costs nothing.
 """
 
 import contextlib
-import os
 import shutil
 import sys
 from collections import Counter
@@ -19,7 +18,6 @@ from stepguard.comparison import JUDGED_TIME, judged
 from stepguard.git.resolve import TreeError
 from stepguard.git.worktree import tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
-from stepguard.launch.nodes import Nodes, NodesError, gather, per_node, refuse_to_spread, spread
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import Result, Suite
 from stepguard.plugin.baselines import Baselines
@@ -52,7 +50,6 @@ class PerfRun:
         self._update = Update(self)
         self.stack = contextlib.ExitStack()  # what has to be given up at the end
         self._gpus: tuple[Gpu, ...] | None = None
-        self.nodes: Nodes | None = None
         self._suite: Suite | None = None
         self._live: ProgressLine | None = None
 
@@ -90,31 +87,9 @@ class PerfRun:
             raise pytest.UsageError(str(error)) from None
         self.options_good = True
 
-    def gather_nodes(self, cases: list[Case]) -> None:
-        """Wait for the other nodes, where there are to be any. Raises UsageError without them, and,
-        before anybody waits, where these cases cannot be spread over so many.
-        """
-        option = self.config.option
-        if option.perf_nnodes == 1 or option.collectonly or not cases or self.nodes:
-            return
-        reporter = self.config.pluginmanager.getplugin("terminalreporter")
-        show = reporter.write_line if reporter else print
-        count, endpoint = option.perf_nnodes, option.perf_rdzv_endpoint
-        try:
-            refuse_to_spread(cases, count, len(self.gpus()))
-            self.nodes = gather(count, endpoint, self.root, self.gpus(), dict(os.environ), show)
-        except (NodesError, ValueError) as error:
-            raise pytest.UsageError(f"--perf-nnodes={count}: {error}") from None
-        self.config.add_cleanup(self.nodes.close)
-
     def plan(self, cases: list[Case]) -> None:
-        """Remember the cases to come. Raises UsageError for one that the nodes cannot share."""
+        """Remember the cases to come. Raises UsageError if two of them have one id."""
         self.selected = cases
-        try:
-            for case in (case for case in cases if not self.unsuited(case)):
-                per_node(case, self.nodes)
-        except ValueError as error:
-            raise pytest.UsageError(str(error)) from None
         ids = [case.id for case in cases]
         if twice := sorted({case_id for case_id in ids if ids.count(case_id) > 1}):
             raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
@@ -189,9 +164,7 @@ class PerfRun:
 
     def _new_suite(self, arguments: list[str]) -> Suite:
         option = self.config.option
-        suite = Suite(
-            self.root, self.baselines, self.gpus(), arguments, self.kept.waivers, self.nodes
-        )
+        suite = Suite(self.root, self.baselines, self.gpus(), arguments, self.kept.waivers)
         suite.confirms = not option.perf_no_confirm
         cases = sum(not self.unsuited(case) for case in self.selected)
         suite.budget = Budget(60 * option.perf_budget, cases)
@@ -218,12 +191,7 @@ class PerfRun:
     def unsuited(self, case: Case) -> str:
         """Why this machine is not for the case, or the empty string."""
         have = len(self.gpus())
-        if nodes := spread(case, self.nodes):
-            least = nodes.gpus(have)
-            if case.device == "cuda" and least * nodes.count < case.world_size:
-                share = f"{case.world_size} GPU(s) on {nodes.count} nodes"
-                return f"{case.id} needs {share}, one of them shows {least}"
-        elif case.device == "cuda" and have < case.world_size:
+        if case.device == "cuda" and have < case.world_size:
             return f"{case.id} needs {case.world_size} GPU(s), this machine shows {have}"
         if case.device == "cpu" and have and "smoke" not in str(self.config.option.markexpr):
             return f"{case.id}: a GPU is here, its cases run instead (or say: -m smoke)"

@@ -166,8 +166,6 @@ def next_steps(
         return []
     elif verdict.status is Status.BROKEN or verdict.reason is Reason.COUNT_UNSTABLE:
         steps = []  # a workload that raises is no matter of the machine
-    elif verdict.reason in (Reason.NODE_LOST, Reason.NODES_DIFFER):
-        steps = ["see what that node's agent has said, and start the run and the agents again"]
     else:
         steps = [f"see if the machine is fit: {python} -m stepguard doctor"]
     if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:

@@ -14,10 +14,10 @@ import pytest
 
 from stepguard import Case
 from stepguard.git.revision import Revision
-from stepguard.gpu import telemetry
 from stepguard.gpu.lock import GpuLocked, held
 from stepguard.gpu.nvml import Gpu, MachineError
 from stepguard.judge.screen import judge
+from stepguard.measure import workers
 from stepguard.measure import workers as station
 from stepguard.measure.launches import Bench, measure
 from stepguard.verdict import Reason, Status
@@ -211,7 +211,7 @@ def test_the_lock_is_held_while_the_machine_is_looked_at_and_not_after(
         notes.append((tmp_path / f"stepguard-{UUID}.lock").read_text())
         raise MachineError("planted")
 
-    monkeypatch.setattr(telemetry, "Monitor", monitor)
+    monkeypatch.setattr(workers, "Monitor", monitor)
     found = on_a_gpu()
     assert [fault.code for fault in found.faults] == ["MACHINE_UNREADABLE"]
     assert json.dumps(notes).count(f"process {os.getpid()}") == 1

@@ -58,16 +58,15 @@ class Monitor:
     def __init__(self, world):
         self.world, self.gpus, self.expected = world, (H200,), []
 
-    def expect(self, *groups, token, everywhere):
+    def expect(self, *groups):
         """The processes that may be there."""
-        assert token and not everywhere
         self.expected.append(groups)
 
     def poll(self):
         """Sampled by the main thread alone."""
         assert threading.current_thread() is threading.main_thread()
 
-    def annotate(self, block, ranks):
+    def annotate(self, block, began_ns, ended_ns):
         """The next taint that the test planned."""
         return replace(block, tainted=self.world.taints.pop(0) if self.world.taints else "")
 
@@ -76,8 +75,7 @@ def fake_group(world):
     """A WorkerGroup's stand-in."""
 
     class Group:
-        def __init__(self, spec, elsewhere):
-            assert elsewhere is None
+        def __init__(self, spec):
             self.spec, self.pids, self.began, self.closed = spec, {}, 0.0, False
             self.token, self.done = "token", 0
             self.label, self.held = spec.label, spec.held

@@ -203,7 +203,6 @@ def test_a_traceback_stands_in_the_block():
         (NO_BASELINE, "accept: python -m stepguard accept"),
         (Verdict("c", Status.UNFIT, Reason.THROTTLED, "hot"), "stepguard doctor"),
         (Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, "x"), "stepguard doctor"),
-        (Verdict("c", Status.UNFIT, Reason.NODE_LOST, "x"), "see what that node's agent has said"),
     ],
 )
 def test_every_verdict_has_its_next_step(verdict, command):
