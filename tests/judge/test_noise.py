@@ -119,7 +119,7 @@ def test_blocks_noisier_than_their_pairs():
 
 def test_pairs_of_an_h200():
     """Twenty pairs measured on one: all of their noise is that of blocks, and none drift."""
-    path = Path(__file__).parents[2] / "docs" / "evidence" / "h200_pairs_aa_2026-11-21.json"
+    path = Path(__file__).parents[2] / "studies" / "judge_power" / "h200_pairs_aa_2026-11-21.json"
     pairs = json.loads(path.read_text())["pairs"]
     head, base = ([pair[side]["blocks_ms"] for pair in pairs] for side in ("head", "base"))
     found = noise_of(comparison_of(head, base))

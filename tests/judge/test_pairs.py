@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from benchmarks.judge_simulation import NOISES, binomial_bounds, outcomes
 from stepguard.judge.pairs import benjamini_hochberg, bounds, decide
 from stepguard.judge.power import smallest_detectable_pct
 from stepguard.judge.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.margins import Margins, Prior
 from stepguard.verdict import Status
+from studies.judge_power.simulate import NOISES, binomial_bounds, outcomes
 
 BUDGET = SEQUENTIAL_PLAN[-1].pairs
 LOG_RATIOS = st.lists(st.floats(-0.02, 0.02), min_size=1, max_size=BUDGET)

@@ -1,6 +1,6 @@
 """Two real ranks, end to end: what is planted between them is caught by its counter and named.
 
-What is measured are clones of this repository, planted by benchmarks/planted_ranks.py, which judges
+What is measured are clones of this repository, planted by studies/planted_ranks, which judges
 them beside HEAD, on GPUs too. Here they are judged against a recording.
 """
 
@@ -8,7 +8,6 @@ from functools import partial
 
 import pytest
 
-from benchmarks.planted_ranks import PLANTS, bench_of, case_of, clone, told
 from stepguard.baseline_model import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
@@ -16,6 +15,7 @@ from stepguard.measure.launches import measure
 from stepguard.report.words import block
 from stepguard.storage.accept import recording_of
 from stepguard.verdict import Status, Verdict
+from studies.planted_ranks.measure import PLANTS, bench_of, case_of, clone, told
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
 CAUGHT = [name for name, plant in PLANTS.items() if plant.edits]

@@ -1,11 +1,11 @@
-"""The recordings of a faster card, as benchmarks/machine_moved.py makes them."""
+"""The recordings of a faster card, as studies/machine_moved makes them."""
 
 from pathlib import Path
 
 import pytest
 
-from benchmarks.machine_moved import faster
 from stepguard.storage.baselines import load
+from studies.machine_moved.measure import faster
 
 BASELINE = Path(__file__).parents[2] / "baselines" / "h200x1.json"
 CASE = "train_step[124m-bf16]"

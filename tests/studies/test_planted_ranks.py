@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
-from benchmarks import planted_ranks
-from benchmarks.planted_ranks import PLANTS, arguments, as_expected
 from stepguard.verdict import Status
+from studies.planted_ranks import measure as planted_ranks
+from studies.planted_ranks.measure import PLANTS, arguments, as_expected
 
 
 def asked(monkeypatch, *given):

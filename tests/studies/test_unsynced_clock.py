@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.turns import balanced
-from benchmarks.unsynced_clock_report import WHAT
+from studies.common.series import balanced
+from studies.unsynced_clock.report import WHAT
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 300
@@ -19,7 +19,7 @@ QUICK = ("--device", "cpu", "--steps", "2", "--warm-up-steps", "1", "--warm-up-s
 def run(folder, *arguments):
     """The finished command and what it wrote."""
     out = folder / "clock.json"
-    command = [sys.executable, "benchmarks/unsynced_clock.py", *QUICK, "--out", str(out)]
+    command = [sys.executable, "-m", "studies.unsynced_clock.measure", *QUICK, "--out", str(out)]
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=LONG_S
     )
@@ -89,7 +89,7 @@ def test_a_parameter_without_a_value_is_refused(tmp_path):
 
 def test_too_few_gpus_are_refused_at_once(tmp_path):
     """More GPUs than there are: one line, and nothing is started."""
-    command = [sys.executable, "benchmarks/unsynced_clock.py", "--gpus", "4096"]
+    command = [sys.executable, "-m", "studies.unsynced_clock.measure", "--gpus", "4096"]
     command += ["--out", str(tmp_path / "x.json")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONG_S)
     assert done.returncode == 1 and "4096 GPUs are wanted" in done.stderr

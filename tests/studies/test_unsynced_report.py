@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from benchmarks import unsynced_clock_report as report
 from stepguard.trace.gpu_time import GpuTime
+from studies.unsynced_clock import report
 
 
 def series(**true_and_clock):
