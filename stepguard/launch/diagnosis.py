@@ -19,8 +19,8 @@ from typing import Any
 from stepguard.evidence import Fault
 from stepguard.launch.elastic_log import ElasticLog
 from stepguard.verdict import Reason
-from stepguard.worker import note
 from stepguard.worker.lifeline import pids_by_token
+from stepguard.worker.position import read_position
 
 SHOWN_STACKS = 2  # ranks; the others stand where one of these does, as a rule
 _WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
@@ -58,7 +58,7 @@ class Scene:
 
     def position(self, rank: int) -> str:
         """Where a rank was last: "block, step 12, phase backward"."""
-        return note.read(self.folder / f"note-{rank}")
+        return read_position(self.folder / f"note-{rank}")
 
     def stderr_tail(self, rank: int) -> str:
         """The last lines a rank wrote."""

@@ -60,7 +60,7 @@ def measure_difference(
         left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
         done = f"{len(pairs)} of {pairs_wanted} pairs, {left * seconds:.0f} s to go"
         progress(f"{ways.words}, {done}")
-        arguments = {"ways": [ways.plain, ways.other], "order": order, "steps": steps}
+        arguments = {"variants": [ways.plain, ways.other], "order": order, "steps": steps}
         ranks = ask("alternate", limit_s=LIMIT_S + 3 * seconds, **arguments)
         whole = Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ())
         if keep(annotate(whole, ranks), discarded, protocol.retries):

@@ -1,12 +1,12 @@
-"""A rank: takes commands from the host one at a time, on live state, until told to leave.
+"""A rank: runs the host's commands one at a time on a workload that it keeps, until ``exit``.
 
-    prepare   import the factory and build the workload
-    first_step run one step and wait for it: compilation
-    block     run n timed steps
-    alternate run segments of steps in different ways, in turns
-    count     the counting pass
-    sources   which files the modules came from, those imported late included
-    park      give cached memory back, so that another group can use the card
+    prepare     import the factory and build the workload
+    first_step  run one step and wait for it: compilation
+    block       run n timed steps
+    alternate   run segments of variants of the step
+    count       the counting pass
+    sources     the files that the modules came from, those imported late included
+    park        give cached memory back, so that another group can use the card
     exit
 
 An exception ends the launch. It is written to a file of the rank's own, since any rank may fail and
@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.worker.lifeline import die_with_parent
-from stepguard.worker.note import Note
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Note, Phases
 
 REQUIRED = ("step", "tokens_per_step")
 
@@ -39,23 +38,30 @@ class BadWorkload(Exception):
 
 
 class Session:
-    """The commands, on one rank."""
+    """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer.
+
+    torch is imported here and in what these methods import: main() has to be ready to report
+    whatever happens before that.
+    """
 
     def __init__(self, note: Note) -> None:
-        import torch
-
+        from stepguard.worker import device
         from stepguard.worker.channel import Channel
         from stepguard.worker.clock import CudaClock, HostClock
 
-        self.torch = torch
         self.root = str(Path.cwd().resolve())  # not later: what is imported may go elsewhere
         preload()
         self.note = note
         self.phases = Phases(note.phase)
-        self.device = _device()
-        _join_process_group(self.device)
+        try:
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            self.device = device.rank_device(os.environ["STEPGUARD_DEVICE"], local_rank)
+        except ValueError as error:
+            raise BadWorkload(str(error)) from None
+        self.on_gpu = device.on_gpu(self.device)
+        _join_process_group(device.backend(self.device))
         self.channel = Channel()
-        self.clock = CudaClock() if self.device.type == "cuda" else HostClock()
+        self.clock = CudaClock() if self.on_gpu else HostClock()
         self.workload: Any = None
 
     def serve(self) -> None:
@@ -74,16 +80,18 @@ class Session:
 
     def leave(self) -> None:
         """Take the process group down in order, so that no rank is left waiting for another."""
-        if self.torch.distributed.is_initialized():
-            self.torch.distributed.destroy_process_group()
+        import torch.distributed as dist
+
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
     def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
-        """Build the workload. What it says of itself, and what this rank runs on."""
+        """Build the workload; return what it says of itself, and what this rank runs on."""
         from stepguard.worker.count import compiler
+        from stepguard.worker.device import select, usable_bytes
         from stepguard.worker.fingerprint import fingerprint
 
-        if self.device.type == "cuda":  # not before: a launch that waits must not hold a context
-            self.torch.cuda.set_device(self.device)
+        select(self.device)  # not before: a launch on standby must not hold a context on the GPU
         self.workload = build(factory, params, self.device.type)
         compiler.install()  # not before: only a workload that compiles has imported the compiler
         if hasattr(self.workload, "on_phase"):
@@ -94,18 +102,18 @@ class Session:
             "floor_flops_per_step": float(getattr(self.workload, "floor_flops_per_step", 0.0)),
             "precision": str(getattr(self.workload, "precision", "")),
             "fingerprint": fingerprint(self.device),
-            "memory_bytes": _memory_bytes(self.device),
+            "memory_bytes": usable_bytes(self.device),
             **self.do_sources(),
         }
 
     def do_sources(self) -> dict[str, Any]:
-        """Which files this rank's modules came from, and the folder that it was started in."""
+        """Return the files that this rank's modules came from, and the folder it was started in."""
         from stepguard.worker.sources import installed, sources
 
         return {"sources": sources(), "installed": installed(), "root": self.root}
 
     def do_first_step(self) -> dict[str, Any]:
-        """The first step, compilation included, in seconds to synchronization."""
+        """Run the first step, compilation included; return the seconds to synchronization."""
         from stepguard.worker.count import compiler
 
         self.clock.synchronize()
@@ -117,37 +125,36 @@ class Session:
         return {"compile_s": took_s}
 
     def do_block(self, steps: int) -> dict[str, Any]:
-        """One block, and what would show that it was not steady."""
+        """Time one block; return its times, and what would show that it was not steady."""
         barrier = self.channel.barrier
         timed = self.clock.block(self.workload.step, steps, self.note.step, barrier)
         return timed | self._steadiness()
 
-    def do_alternate(self, ways: list[str], order: list[int], steps: int) -> dict[str, Any]:
-        """Segments of steps, run the ways that ``order`` says; each one's step time."""
-        from stepguard.worker.clock import alternate
-        from stepguard.worker.ways import VARIANTS
+    def do_alternate(self, variants: list[str], order: list[int], steps: int) -> dict[str, Any]:
+        """Time segments of the named variants, in the order of their indices."""
+        from stepguard.worker.variants import VARIANTS, alternate
 
         synchronize = self.clock.synchronize
         try:
-            steppers = [VARIANTS[way](self.workload, synchronize) for way in ways]
+            chosen = [VARIANTS[name](self.workload, synchronize) for name in variants]
         except ValueError as error:
             raise BadWorkload(str(error)) from None
         began_ns = time.perf_counter_ns()
-        segments_ms = alternate(steppers, order, steps, synchronize, self.channel.barrier)
+        segments_ms = alternate(chosen, order, steps, synchronize, self.channel.barrier)
         ended_ns = time.perf_counter_ns()
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 
     def _steadiness(self) -> dict[str, int]:
         from stepguard.worker.count.compiler import unique_graphs
+        from stepguard.worker.device import allocator_calls
 
         found = {"compiled_graphs": unique_graphs()}
-        if self.device.type == "cuda":
-            stats = self.torch.cuda.memory_stats()
-            found["device_allocations"] = int(stats.get("num_device_alloc", 0))
+        if self.on_gpu:
+            found["device_allocations"] = allocator_calls()["cudaMalloc"]
         return found
 
     def do_count(self) -> dict[str, Any]:
-        """The counting pass."""
+        """Run the counting pass; return its counts."""
         from stepguard.worker.count.counters import count
 
         def progress(text: str) -> None:
@@ -158,12 +165,11 @@ class Session:
         return count(step, self.device, progress, self.phases, channel.world_size, channel.any)
 
     def do_park(self) -> dict[str, Any]:
-        """Hand cached memory back to the driver."""
-        if self.device.type == "cuda":
-            self.torch.cuda.synchronize()
-            self.torch.cuda.empty_cache()
-            return {"reserved_bytes": int(self.torch.cuda.memory_reserved())}
-        return {"reserved_bytes": 0}
+        """Hand cached memory back to the driver; return the bytes that the allocator keeps."""
+        from stepguard.worker.device import empty_cache
+
+        self.clock.synchronize()
+        return {"reserved_bytes": empty_cache() if self.on_gpu else 0}
 
 
 def build(factory: str, params: dict[str, Any], device: str) -> Any:
@@ -210,43 +216,20 @@ def preload() -> None:
             importlib.import_module(name)
 
 
-def _device() -> Any:
-    import torch
-
-    kind = os.environ["STEPGUARD_DEVICE"]
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise BadWorkload(
-            f"torch {torch.__version__} cannot use this machine's GPU "
-            f"(built for CUDA {torch.version.cuda}); see: python -m stepguard doctor"
-        )
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    return torch.device(kind, local_rank) if kind == "cuda" else torch.device(kind)
-
-
-def _memory_bytes(device: Any) -> int:
-    """What this process may take of its card (a workload may have set a share); 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    import torch
-
-    total = torch.cuda.get_device_properties(device).total_memory
-    return int(total * torch.cuda.get_per_process_memory_fraction(device))
-
-
-def _join_process_group(device: Any) -> None:
-    """With several ranks; alone, only where one rank of several is to run: a workload of several
-    may reduce without asking how many there are.
+def _join_process_group(backend: str) -> None:
+    """Join the other ranks, if there are any. A single rank of a case that has several does it too:
+    its workload may reduce without asking how many ranks there are.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and "STEPGUARD_ONE_OF_SEVERAL" not in os.environ:
         return
     import torch.distributed as dist
 
     # No device_id: that would open NCCL at once, on a card that another launch is measured on.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
+    dist.init_process_group(backend)
 
 
 def main() -> None:
-    """Run until told to leave; leave a description of what went wrong, if anything did."""
+    """Serve until ``exit``; leave a description of what went wrong in a file, if anything did."""
     if not die_with_parent(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL):
         os._exit(1)
     rank = os.environ.get("RANK", "0")

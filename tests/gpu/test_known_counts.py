@@ -8,7 +8,7 @@ import torch
 
 from stepguard import allow_sync
 from stepguard.worker.count.counters import count
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Phases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 KIB = 1 << 10
@@ -18,7 +18,7 @@ class Program:
     """A step made of one body, run ``k`` times in the phase "forward"."""
 
     def __init__(self, body: Callable[[], object], k: int) -> None:
-        self.phases = Phases(lambda name: None)
+        self.phases = Phases()
         self._body, self._k = body, k
 
     def step(self) -> None:

@@ -18,9 +18,9 @@ DRIVER = """
 import json, torch
 from stepguard.worker.count.counters import count
 from stepguard.worker.main import build
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Phases
 
-phases = Phases(lambda name: None)
+phases = Phases()
 params = {"size": "nano", "batch": 4, "seq": 64, "micro_steps": 2, "compile": False}
 workload = build("model.workloads:train_step", params, "cuda")
 workload.on_phase = phases

@@ -35,12 +35,12 @@ def test_segments_of_a_longer_lead_never_count():
     assert plain_by_rank(ranks, order, 3) == [11]
 
 
-def test_the_ways_are_asked_for_by_name_and_series_are_averaged():
+def test_the_variants_are_asked_for_by_name_and_series_are_averaged():
     """Two series of two pairs: four pairs, and each rank's mean over both."""
     asked, lengths, levels = [], [], iter((10.0, 20.0))
 
     def ask(command, limit_s, **arguments):
-        asked.append((command, arguments["ways"]))
+        asked.append((command, arguments["variants"]))
         level, segments = next(levels), len(arguments["order"])
         lengths.append(segments)
         told = {"began_ns": 0, "ended_ns": 1}

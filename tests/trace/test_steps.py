@@ -17,7 +17,7 @@ from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.steps import read_steps
 from stepguard.worker.count import profiled
 from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Phases
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 120.0
@@ -401,7 +401,7 @@ def test_a_real_trace_has_its_operators(count):
         for _ in range(count):
             x.add_(y)
 
-    cpu, phases = torch.device("cpu"), Phases(lambda name: None)
+    cpu, phases = torch.device("cpu"), Phases()
     steps, seen = profiled.profile_steps(step, cpu, phases)
     assert [calls.operators["aten::add_"] for calls in steps] == [count] * ACTIVE_STEPS
     assert [calls.operators.total() for calls in steps] == [count] * ACTIVE_STEPS
@@ -412,7 +412,7 @@ GLOO_RUN = """
 import json, os, sys, torch, torch.distributed as dist
 from model.workloads import train_step
 from stepguard.worker.count import profiled
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Phases
 from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
 from torch.nn.parallel import DistributedDataParallel
 
@@ -452,7 +452,7 @@ for step in (plain, data_parallel, two_types, training):
         step()
     tally = Tally()
     steps, _ = profiled.profile_steps(
-        step, torch.device("cpu"), Phases(lambda name: None), None, shapes=True
+        step, torch.device("cpu"), Phases(), None, shapes=True
     )
     profiled.count_collectives(tally, steps)
     found[step.__name__] = tally.as_dict()

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from stepguard.worker.count import compiler
 from stepguard.worker.count.compiler import Recompiles, graph_breaks, recompile_limits
 from stepguard.worker.count.counters import Tally, count_compiler
-from stepguard.worker.count.enclosing import qualified
+from stepguard.worker.count.locate import qualified
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = "tests/unit/broken_graphs.py"
+PROGRAMS = "tests/worker/broken_graphs.py"
 LONG_S = 300.0
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace")
@@ -63,7 +63,7 @@ def python(code, *args, **env):
     done = subprocess.run(
         [sys.executable, "-c", code, *args],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/unit'}"} | env,
+        env=os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests/worker'}"} | env,
         capture_output=True,
         text=True,
         timeout=LONG_S,
@@ -316,7 +316,7 @@ def test_a_recompile_names_guard_and_function(clean, fullgraph):
     (site,) = seen.sites
     line = inspect.getsourcelines(scale)[1]
     assert site.what == "recompile: factor == 2"
-    assert (site.file, site.line) == ("tests/unit/test_compiler.py", line)
+    assert (site.file, site.line) == ("tests/worker/test_compiler.py", line)
     assert (site.function, site.text) == ("scale", "def scale(x, factor=1):")
     assert seen.compilations == seen.graphs == 1
 
@@ -374,7 +374,7 @@ def test_the_recompile_limit_is_told(clean, program):
     guard = "tensor 'x' size mismatch at index 0. expected 4, actual 5"
     assert limit.what == f"recompile limit reached: {guard}"
     assert limit.function == ("scale" if program is scale else "Doubler.forward")
-    assert limit.file == "tests/unit/test_compiler.py" and limit.text.startswith("def ")
+    assert limit.file == "tests/worker/test_compiler.py" and limit.text.startswith("def ")
     kinds = [s.what.partition(":")[0] for s in seen.sites]
     assert kinds == ["compilation", "recompile", "recompile", "recompile limit reached"]
     assert seen.sites[-1] == limit
@@ -449,3 +449,14 @@ def test_the_counters_take_it_over(clean):
     assert sum(tally.detail["graph_breaks"].values()) == 3
     assert tally.values["unique_graphs"] == compiler.unique_graphs() > 0
     assert list(tally.sites["graph_breaks"]) == graph_breaks()
+
+
+def test_asking_for_graphs_does_not_import_the_compiler():
+    """An uncompiled workload has no compiled graphs, and finding that out imports nothing."""
+    code = (
+        "import sys; from stepguard.worker.count.compiler import unique_graphs\n"
+        "assert unique_graphs() == 0; print('torch._inductor' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip() == "False", done.stderr
+    assert isinstance(compiler.unique_graphs(), int)

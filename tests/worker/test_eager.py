@@ -8,9 +8,9 @@ import torch
 
 from model import workloads
 from stepguard.allow import allow_sync, allowed_by_comment, allowed_now
-from stepguard.worker.count.eager import count_eager
+from stepguard.worker.count.eager import OperatorCounter, count_eager
 from stepguard.worker.count.tally import Tally
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Phases
 
 CPU = torch.device("cpu")
 METRIC = "sync_candidates_per_step"
@@ -37,7 +37,7 @@ def program(tmp_path, monkeypatch):
         sys.modules.pop("waiting", None)
         importlib.invalidate_caches()
         module = importlib.import_module("waiting")
-        phases, tally = Phases(lambda name: None), Tally()
+        phases, tally = Phases(), Tally()
         try:
             count_eager(tally, lambda: module.step(phases), CPU, phases)
         finally:
@@ -196,7 +196,7 @@ def test_a_step_with_another_number_is_unstable():
         if len(calls) % 2:
             x.item()
 
-    count_eager(tally, step, CPU, Phases(lambda name: None))
+    count_eager(tally, step, CPU, Phases())
     assert METRIC not in tally.values
     assert tally.unstable[METRIC].startswith("steps differ: ")
 
@@ -207,7 +207,7 @@ def test_the_workloads_do_not_wait(factory, precision):
     """A clean nano step has no candidate: nothing is to be mended where nothing waits."""
     made = dict(size="nano", batch=2, seq=64, precision=precision, compile=False, device="cpu")
     workload = getattr(workloads, factory)(**made)
-    phases, tally = Phases(lambda name: None), Tally()
+    phases, tally = Phases(), Tally()
     workload.on_phase = phases
     count_eager(tally, workload.step, CPU, phases)
     assert tally.values[METRIC] == 0
@@ -292,3 +292,14 @@ def test_a_wait_in_one_step_of_ten_is_unstable(program):
     tally, sites = program(*lines, before="clock = []", stable=False)
     assert METRIC not in tally.values and "steps differ" in tally.unstable[METRIC]
     assert [(site.what, site.text) for site in sites] == [(".item()", "x.sum().item()")]
+
+
+def test_operators_are_counted_backward_included():
+    """One product forward is one mm, and two more in its backward pass."""
+    a = torch.ones(2, 2, requires_grad=True)
+    b = torch.ones(2, 2, requires_grad=True)
+    with OperatorCounter() as counter:
+        product = a @ b
+        assert counter.calls == {"aten.mm.default": 1}
+        product.sum().backward()
+    assert counter.calls["aten.mm.default"] == 3

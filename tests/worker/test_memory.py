@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from stepguard.worker.count import memory
 from stepguard.worker.count.memory import count_memory, live_tensor_bytes, running_peaks
 from stepguard.worker.count.tally import Tally
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Phases
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = torch.device("cpu")
@@ -51,7 +51,7 @@ def counted():
 
     def count(make):
         held = live_tensor_bytes()
-        tally, phases = Tally(), Phases(lambda name: None)
+        tally, phases = Tally(), Phases()
         step = make(phases)
         step()
         count_memory(tally, step, CPU, phases)
@@ -273,7 +273,7 @@ def test_a_leaked_graph_is_a_leak(counted):
 
 def test_a_failing_step_leaves_no_listener():
     """The workload's error comes through, and phases are no longer listened to."""
-    phases = Phases(lambda name: None)
+    phases = Phases()
 
     def step():
         raise ValueError("planted")
@@ -369,7 +369,7 @@ class FakeGpu:
 
 def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
     """Peaks by phase of requested bytes, the leak, and one cudaMalloc in four steps as one."""
-    gpu, phases, tally = FakeGpu(monkeypatch), Phases(lambda name: None), Tally()
+    gpu, phases, tally = FakeGpu(monkeypatch), Phases(), Tally()
     gpu.add(100)
     steps = []
 
@@ -393,7 +393,7 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
 
 def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     """7 bytes a step are 7, and the peak is the last step's."""
-    gpu, phases, tally = FakeGpu(monkeypatch), Phases(lambda name: None), Tally()
+    gpu, phases, tally = FakeGpu(monkeypatch), Phases(), Tally()
     count_memory(tally, lambda: gpu.add(7), torch.device("cuda"), phases)
     assert tally.values == {
         PEAK: 7 * (memory.PERIOD + memory.ACTIVE_STEPS),
@@ -406,7 +406,7 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
 HIDDEN = """
 import gc, sys, torch
 from stepguard.worker.count.memory import count_memory
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Phases
 from stepguard.worker.count.tally import Tally
 kept = []
 def storage():
@@ -418,7 +418,7 @@ weight = torch.ones(250, requires_grad=True)
 def graph():
     kept.append((weight * torch.ones(250)).grad_fn)
 tally = Tally()
-count_memory(tally, globals()[sys.argv[1]], torch.device("cpu"), Phases(lambda name: None))
+count_memory(tally, globals()[sys.argv[1]], torch.device("cpu"), Phases())
 print(tally.values["leaked_bytes_per_step"])
 """
 

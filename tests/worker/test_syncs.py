@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from stepguard.allow import allow_sync
 from stepguard.site import Site
 from stepguard.trace.steps import StepCalls, Sync
-from stepguard.worker.count import syncs
 from stepguard.worker.count.locate import Place
 from stepguard.worker.count.profiled import count_syncs
 from stepguard.worker.count.syncs import Seen, SyncListener, by_place, located, what_waits
 from stepguard.worker.count.tally import Tally
-from stepguard.worker.phases import Phases
+from stepguard.worker.device import SYNC_KINDS
+from stepguard.worker.position import Phases
 
 ITEM = ("aten::item", "aten::_local_scalar_dense")
 NODE = "autograd::engine::evaluate_function: "
@@ -213,6 +213,13 @@ def test_some_micro_steps_are_named():
     assert site.phase == "forward, micro_step_0, micro_step_2"
 
 
+def test_what_is_allowed_is_a_site_of_its_own():
+    """Two waits in one place of which one is allowed are two: the other one still counts."""
+    for place in ({}, {"file": "model/gpt.py", "line": 7, "function": "f", "text": "x.item()"}):
+        sites = [Site(".item()", **place, allowed=why) for why in ("logged", "", "")]
+        assert [(s.allowed, s.count) for s in by_place(sites)] == [("logged", 1), ("", 2)]
+
+
 # Listening
 
 
@@ -225,14 +232,13 @@ def listener_without(monkeypatch, error):
 
     with monkeypatch.context() as patch:
         patch.setattr(importlib, "import_module", missing)
-        return SyncListener(Phases(lambda name: None))
+        return SyncListener(Phases())
 
 
 @pytest.mark.parametrize("error", [ImportError("gone"), AttributeError("gone")])
-def test_a_torch_without_the_private_module_is_told(monkeypatch, error):
-    """The fallback says which syncs it cannot locate, and why."""
-    found = listener_without(monkeypatch, error)
-    assert found.blind == "device and event syncs have no line: gone"
+def test_a_torch_without_the_private_module_is_no_error(monkeypatch, error):
+    """It falls back to torch's warnings."""
+    assert listener_without(monkeypatch, error)._only_warnings
 
 
 def test_the_fallback_takes_torchs_warnings(monkeypatch):
@@ -276,8 +282,8 @@ def test_what_torch_tells_is_noted_while_listening(monkeypatch):
     trace = FakeTrace()
     monkeypatch.setattr(importlib, "import_module", lambda name: trace)
     monkeypatch.setattr(torch._C, "_activate_gpu_trace", lambda: None, raising=False)
-    found = SyncListener(Phases(lambda name: None))
-    assert (found.blind, sorted(trace.told)) == ("", sorted(KINDS))
+    found = SyncListener(Phases())
+    assert sorted(trace.told) == sorted(KINDS) and not found._only_warnings
     trace.told["stream"](0)
     found.phases("backward")
     with found.listen():
@@ -298,5 +304,5 @@ def test_what_torch_tells_is_noted_while_listening(monkeypatch):
 def test_this_torch_still_has_what_is_used():
     """The private module has the three registrations; a torch without them falls back."""
     trace = importlib.import_module("torch.cuda._gpu_trace")
-    for kind in syncs._KINDS:
+    for kind in SYNC_KINDS:
         assert callable(getattr(trace, f"register_callback_for_{kind}_synchronization"))

@@ -27,8 +27,7 @@ from typing import Any, Self
 import torch
 
 from stepguard.site import Site
-from stepguard.worker.count.enclosing import enclosing, qualified
-from stepguard.worker.count.locate import Place, locate
+from stepguard.worker.count.locate import Place, enclosing, locate, qualified
 
 RECORDS = 100_000  # torch keeps the newest 64 compilations unless told otherwise
 _UTILS = "torch._dynamo.utils"  # looked up, not imported: who does not compile pays nothing

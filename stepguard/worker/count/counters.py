@@ -19,7 +19,7 @@ from stepguard.worker.count.eager import count_eager
 from stepguard.worker.count.memory import count_memory
 from stepguard.worker.count.profiled import count_profiled
 from stepguard.worker.count.tally import Tally
-from stepguard.worker.phases import Phases
+from stepguard.worker.position import Phases
 
 SETTLING_STEPS = 1  # after the first: gradients and optimizer state exist from the second on
 
@@ -32,8 +32,11 @@ def count(
     world_size: int = 1,
     any_rank: Callable[[bool], bool] = bool,
 ) -> dict[str, Any]:
-    """Every counter of a workload whose step has run at least once."""
-    tally, phases = Tally(), phases or Phases(lambda name: None)
+    """Return every counter of a workload whose step has run at least once: a Tally's fields.
+
+    ``any_rank`` tells whether something holds on any rank, on all of them alike.
+    """
+    tally, phases = Tally(), phases or Phases()
     progress("count: settling")
     for _ in range(SETTLING_STEPS):
         step()
@@ -52,7 +55,7 @@ def count(
 
 
 def count_compiler(tally: Tally) -> None:
-    """Graphs, unique graph breaks and generated kernels of this process so far."""
+    """Count graphs, unique graph breaks and generated kernels of this process so far."""
     breaks = compiler.graph_breaks()
     reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
     tally.add("graph_breaks", [len(breaks)], reasons, breaks)
@@ -61,7 +64,7 @@ def count_compiler(tally: Tally) -> None:
 
 
 def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:
-    """Compilations while ``seen`` was active, and functions that torch has given up compiling.
+    """Count compilations while ``seen`` was active, and functions that torch gave up compiling.
 
     Such a function no longer recompiles, which must not read as steady.
     """

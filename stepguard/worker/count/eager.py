@@ -7,7 +7,6 @@ A compiled region is opaque to dispatch modes, so the compiler is told to step a
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,13 +14,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from stepguard.device import CPU
 from stepguard.site import Site
+from stepguard.worker.clock import Step
 from stepguard.worker.count.locate import call_source
 from stepguard.worker.count.syncs import by_place, seen_here, site_of
 from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
-from stepguard.worker.phases import Phases
+from stepguard.worker.device import empty_cache, on_gpu
+from stepguard.worker.position import Phases
 
-Step = Callable[[], object]
 # Operators that hand a value of the device to the host, or need one to know their output's shape.
 _WAITING = {
     "aten._local_scalar_dense.default": ".item()",
@@ -40,8 +41,6 @@ _INDEX_PUT = ("aten.index_put.default", "aten.index_put_.default", "aten._index_
 # Methods that no operator shows on a CPU, where the copy to the host is none.
 _TO_HOST = {"cpu": "copy to the host", "tolist": ".tolist()", "__repr__": "print of a tensor"}
 _TO_CPU = re.compile(r"""\.to\(\s*(device\s*=\s*)?(torch\.device\(\s*)?["']cpu["']""")
-
-
 CANDIDATE_STEPS = 10  # whoever logs every tenth step is seen, whatever step the counting begins at
 
 
@@ -52,7 +51,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.calls: Counter[str] = Counter()
         self.candidates: list[Site] = []
-        self._phases = phases or Phases(lambda name: None)
+        self._phases = phases or Phases()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
@@ -63,12 +62,12 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         return func(*args, **kwargs)
 
     def note(self, what: str) -> None:
-        """A candidate, two frames above."""
-        self.candidates.append(site_of(seen_here("", self._phases, depth=2), what))
+        """Add a candidate: the line that is running now."""
+        self.candidates.append(site_of(seen_here("", self._phases), what))
 
 
 def _waits(name: str, args: Any, kwargs: Any) -> str | None:
-    if name in _WAITING:  # an output_size spares repeat_interleave the look at its repeats
+    if name in _WAITING:  # an output_size spares repeat_interleave reading its repeats
         return None if kwargs.get("output_size") is not None else _WAITING[name]
     if name == _INDEX or name in _INDEX_PUT and not _fills(*args[2:4]):
         return "nonzero of a mask" if any(_is_mask(index) for index in args[1]) else None
@@ -76,7 +75,7 @@ def _waits(name: str, args: Any, kwargs: Any) -> str | None:
 
 
 def _fills(values: Any, accumulate: bool = False) -> bool:
-    """Whether ``x[mask] = 0.0`` is what torch makes of it on a GPU: masked_fill, without a wait."""
+    """Return whether torch makes a masked_fill of it on a GPU, as of ``x[mask] = 0.0``: no wait."""
     return values.dim() == 0 and not accumulate
 
 
@@ -98,19 +97,20 @@ class HostCopies(TorchFunctionMode):  # type: ignore[misc]
             self._counter.note(_TO_HOST[name])
         elif name == "to" and any(map(_is_cpu, (*args[1:2], kwargs.get("device")))):
             # x.to(device) is no copy to the host because this run's device happens to be a CPU.
-            if _TO_CPU.search(call_source(sys._getframe(1))):
+            if _TO_CPU.search(call_source(sys._getframe())):
                 self._counter.note("copy to the host")
         return func(*args, **kwargs)
 
 
 def _is_cpu(device: Any) -> bool:
-    return isinstance(device, str | torch.device) and str(device) == "cpu"
+    return isinstance(device, str | torch.device) and str(device) == CPU
 
 
 def count_eager(tally: Tally, step: Step, device: torch.device, phases: Phases) -> None:
-    """FLOPs and operators of the step, and on a CPU what would make a host wait for a GPU."""
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    """Count FLOPs and operators of the step, and on a CPU what would make a host wait for a GPU."""
+    gpu = on_gpu(device)
+    if gpu:
+        empty_cache()
     by_operator: list[dict[str, int]] = []
     counters: list[OperatorCounter] = []
     try:
@@ -118,7 +118,7 @@ def count_eager(tally: Tally, step: Step, device: torch.device, phases: Phases) 
             step()
             for _ in range(ACTIVE_STEPS):
                 by_operator.append(_flops(step))
-            for _ in range(CANDIDATE_STEPS if device.type == "cpu" else ACTIVE_STEPS):
+            for _ in range(ACTIVE_STEPS if gpu else CANDIDATE_STEPS):
                 phases.begin_step()
                 counters.append(OperatorCounter(phases))
                 with HostCopies(counters[-1]), counters[-1]:
@@ -131,12 +131,12 @@ def count_eager(tally: Tally, step: Step, device: torch.device, phases: Phases) 
     tally.add("flops_per_step", [sum(step.values()) for step in by_operator], by_operator[0])
     calls = [counter.calls.total() for counter in counters[:ACTIVE_STEPS]]
     tally.add("operator_calls_per_step", calls, dict(first.calls))
-    if device.type == "cpu":
+    if not gpu:
         count_candidates(tally, counters, len(phases.micro_steps))
 
 
 def count_candidates(tally: Tally, counters: list[OperatorCounter], micro_steps: int = 0) -> None:
-    """sync_candidates_per_step with their sites; those that are allowed do not count."""
+    """Count sync_candidates_per_step and keep their sites; allowed ones do not count."""
     counts = [sum(not site.allowed for site in counter.candidates) for counter in counters]
     most = counters[counts.index(max(counts))]
     tally.add("sync_candidates_per_step", counts, sites=by_place(most.candidates, micro_steps))
@@ -151,7 +151,7 @@ def _flops(step: Step) -> dict[str, int]:
 
 
 def _cpu_sdpa() -> dict[Any, Any]:
-    """Formulas for the CPU's fused attention, which torch 2.13 and older count as zero FLOPs."""
+    """Return formulas for the CPU's fused attention, zero FLOPs to torch 2.13 and older."""
     aten = torch.ops.aten
     found: dict[Any, Any] = {}
 

@@ -1,9 +1,12 @@
-"""From a call stack to the line that somebody wrote."""
+"""Where in somebody's source: from a call stack to a line, from a line to its function."""
 
+import ast
 import linecache
 import os
+import re
 import sysconfig
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -14,6 +17,7 @@ _TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _ENGINE = str(Path(__file__).parents[2]) + os.sep  # by the link that it was imported through
 _INSTALLED = ("site-packages", "dist-packages")
+_RESUMED = re.compile(r"^torch_dynamo_resume_in_(.+)_at_\d+$")  # the rest of a broken function
 
 
 class Place(NamedTuple):
@@ -26,7 +30,7 @@ class Place(NamedTuple):
 
 
 def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
-    """(file, line, function) from a frame outwards, for ``locate``."""
+    """Yield (file, line, function) from a frame outwards, for ``locate``."""
     while innermost is not None:
         code = innermost.f_code
         yield code.co_filename, innermost.f_lineno, code.co_qualname.replace(".<locals>", "")
@@ -34,7 +38,7 @@ def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
 
 
 def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
-    """The innermost frame of the measured tree, else the innermost outside torch and this engine.
+    """Return the innermost frame of the measured tree, else the innermost outside of torch and us.
 
     ``stack`` goes from the innermost frame outwards. Returns an empty Place when every frame is
     torch's, the standard library's or the engine's (an autograd thread has no Python frame).
@@ -56,14 +60,14 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
 
 
 def _is_machinery(file: str) -> bool:
-    """Whether a frame's file is torch's, this engine's, the standard library's, or none."""
+    """Return whether a frame's file is torch's, this engine's, the standard library's, or none."""
     if file.startswith(("<", _TORCH, _ENGINE)):
         return True
     return file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
 
 
 def call_source(innermost: FrameType | None) -> str:
-    """The source of the call that somebody wrote, over all its lines; empty if it is not known."""
+    """Return the source of the call that somebody wrote, all its lines; empty if unknown."""
     frame = innermost
     while frame is not None and _is_machinery(frame.f_code.co_filename):
         frame = frame.f_back
@@ -81,3 +85,58 @@ def call_source(innermost: FrameType | None) -> str:
     encoded[-1] = encoded[-1][:end]
     encoded[0] = encoded[0][start:]
     return b"".join(encoded).decode(errors="replace")
+
+
+class Definition(NamedTuple):
+    """A function or a class in a file; ``first`` is the line of its first decorator, if any."""
+
+    name: str  # dotted: "Block.forward"
+    first: int
+    line: int  # of "def" or "class"
+    last: int
+    is_function: bool
+
+
+def enclosing(file: str, line: int) -> Definition | None:
+    """Return the innermost function around the line; None outside of any or without source."""
+    around = [d for d in _definitions(file) if d.is_function and d.first <= line <= d.last]
+    return max(around, key=lambda d: d.first, default=None)
+
+
+def qualified(file: str, line: int, name: str) -> str:
+    """Return ``Block.forward`` for ``forward`` or ``torch_dynamo_resume_in_forward_at_7``.
+
+    The bare name where the source is unreadable; without a name, that of the function around it.
+    """
+    resumed = _RESUMED.match(name)
+    name = resumed[1] if resumed else name
+    function = enclosing(file, line)
+    if function is None:
+        return name
+    if not name or function.name.rpartition(".")[2] == name:
+        return function.name
+    return f"{function.name}.{name}" if name.startswith("<") else name
+
+
+@lru_cache(maxsize=256)
+def _definitions(file: str) -> tuple[Definition, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return ()
+    found: list[Definition] = []
+    _walk(tree, "", found)
+    return tuple(found)
+
+
+def _walk(node: ast.AST, prefix: str, found: list[Definition]) -> None:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{prefix}{child.name}"
+            first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+            last = child.end_lineno or child.lineno
+            is_function = not isinstance(child, ast.ClassDef)
+            found.append(Definition(name, first, child.lineno, last, is_function))
+            _walk(child, f"{name}.", found)
+        else:
+            _walk(child, prefix, found)

@@ -6,16 +6,25 @@ included: on an H200 the same step read 1.7 MB apart with a cold and a warm comp
 """
 
 import gc
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from stepguard.device import CPU
+from stepguard.worker.clock import Step
 from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
-from stepguard.worker.phases import Phases
+from stepguard.worker.device import (
+    REQUESTED,
+    RESERVED,
+    allocator_calls,
+    live_bytes,
+    on_gpu,
+    peak_bytes,
+    synchronize,
+)
+from stepguard.worker.position import Phases
 
-Step = Callable[[], object]
 PERIOD = 2  # steps after which a step may repeat itself: two buffers that alternate
 LEAK_STEPS = 2 * PERIOD  # so that such buffers are no growth
 _PHASE = "stepguard.phase:"
@@ -28,12 +37,12 @@ def count_memory(tally: Tally, step: Step, device: torch.device, phases: Phases)
     On a CPU only what this thread frees is seen: of a rank among several, whose gloo threads free
     too, neither the peak nor the leak would be exact (metrics.Scope.EXACT_MEMORY).
     """
-    gpu = device.type == "cuda"
+    gpu = on_gpu(device)
     peak_by_phase = _gpu_peaks if gpu else _cpu_peaks
     for _ in range(PERIOD):  # on a CPU frees of what was made before the first peak go unseen
         peak_by_phase(step, phases)
     peaks = [peak_by_phase(step, phases) for _ in range(ACTIVE_STEPS)]
-    before_calls = _allocator_calls(gpu)
+    calls_before = allocator_calls() if gpu else {}
     grown = _gpu_growth(step) if gpu else _cpu_growth(step)
     leaked = max(0, grown) // LEAK_STEPS
     tally.add("leaked_bytes_per_step", [leaked])
@@ -42,35 +51,30 @@ def count_memory(tally: Tally, step: Step, device: torch.device, phases: Phases)
     detail = peaks[0] if len(peaks[0]) > 1 else None
     tally.add("peak_allocated_bytes", [max(by_phase.values()) for by_phase in peaks], detail)
     if gpu:
-        calls = {k: v - before_calls[k] for k, v in _allocator_calls(gpu).items()}
+        calls = {call: n - calls_before[call] for call, n in allocator_calls().items()}
         per_step = -(-sum(calls.values()) // LEAK_STEPS)  # one in four steps is still one
         tally.add("device_allocations_per_step", [per_step], calls)
-        reserved = _gpu_peaks(step, phases, "reserved_bytes")
+        reserved = _gpu_peaks(step, phases, RESERVED)
         tally.information["peak_reserved_bytes"] = float(max(reserved.values()))
         tally.detail["peak_reserved_bytes"] = reserved
 
 
-def _gpu_peaks(step: Step, phases: Phases, what: str = "requested_bytes") -> dict[str, int]:
-    """Peak of ``what`` by phase. The allocator works on the host, as phases do: exact."""
+def _gpu_peaks(step: Step, phases: Phases, what: str = REQUESTED) -> dict[str, int]:
+    """Return the peak of ``what`` by phase: exact, since allocator and phases run on the host."""
     peaks: dict[str, int] = {}
     now = _OUTSIDE
 
     def close(following: str) -> None:
         nonlocal now
-        peak = int(torch.cuda.memory_stats()[f"{what}.all.peak"])
-        peaks[now] = max(peak, peaks.get(now, 0))
-        torch.cuda.reset_peak_memory_stats()
+        peaks[now] = max(peak_bytes(what), peaks.get(now, 0))
         now = following
 
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    phases.listener = close
-    try:
+    synchronize()
+    peak_bytes(what)
+    with phases.heard_by(close):
         step()
-    finally:
-        phases.listener = None
     close("")
-    torch.cuda.synchronize()
+    synchronize()
     return peaks
 
 
@@ -103,23 +107,13 @@ def _cpu_growth(step: Step) -> int:
 
 def _live_gpu_bytes() -> int:
     gc.collect()
-    torch.cuda.synchronize()
-    return int(torch.cuda.memory_stats()["requested_bytes.all.current"])
-
-
-def _allocator_calls(gpu: bool) -> dict[str, int]:
-    stats = torch.cuda.memory_stats() if gpu else {}
-    names = {
-        "cudaMalloc": "num_device_alloc",
-        "cudaFree": "num_device_free",
-        "retries": "num_alloc_retries",
-    }
-    return {name: int(stats.get(key, 0)) for name, key in names.items()}
+    synchronize()
+    return live_bytes()
 
 
 def _cpu_peaks(step: Step, phases: Phases) -> dict[str, int]:
-    """Peak by phase on a CPU: what lives when the step begins (storages that Python can reach) plus
-    the highest running sum of the step's allocation events.
+    """Return the peak by phase on a CPU: what lives when the step begins (storages that Python can
+    reach) plus the highest running sum of the step's allocation events.
     """
 
     def mark(name: str) -> None:
@@ -127,12 +121,9 @@ def _cpu_peaks(step: Step, phases: Phases) -> dict[str, int]:
             pass
 
     live = live_tensor_bytes()
-    phases.listener = mark
-    try:
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
-            step()
-    finally:
-        phases.listener = None
+    profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
+    with phases.heard_by(mark), profiled:
+        step()
     return running_peaks(_events(profiled), live)
 
 
@@ -141,7 +132,7 @@ def _events(profiled: Any) -> Any:
 
 
 def running_peaks(events: Any, live: int) -> dict[str, int]:
-    """The highest ``live`` plus running sum of "[memory]" events, by the phase they fall into."""
+    """Return the highest ``live`` plus running sum of "[memory]" events, by their phase."""
     peaks: dict[str, int] = {}
     now, running = _OUTSIDE, live
     peaks[now] = live
@@ -156,7 +147,7 @@ def running_peaks(events: Any, live: int) -> dict[str, int]:
 
 
 def live_tensor_bytes() -> int:
-    """Bytes of distinct CPU storages behind tensors that Python can reach, gradients included.
+    """Return the bytes of distinct CPU storages that Python can reach through tensors.
 
     A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it.
     """
@@ -167,7 +158,7 @@ def live_tensor_bytes() -> int:
         if type(thing) not in (torch.Tensor, torch.nn.Parameter):
             continue
         for tensor in (thing, thing.grad if thing.is_leaf else None):
-            if tensor is None or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+            if tensor is None or tensor.device.type != CPU or tensor.layout != torch.strided:
                 continue
             storage = tensor.untyped_storage()
             storages[storage.data_ptr()] = storage.nbytes()

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.profiler import ProfilerActivity, profile, record_function
+from torch.profiler import profile, record_function
 
 from stepguard.trace.steps import StepCalls, read_steps
+from stepguard.worker.clock import Step
 from stepguard.worker.count.syncs import Seen, SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
-from stepguard.worker.phases import Phases
+from stepguard.worker.device import activities, on_gpu, synchronize
+from stepguard.worker.position import Phases
 
-Step = Callable[[], object]
 TRIES = 3  # profiles taken until one holds the GPU's record of every copy
 MARK = "stepguard.step"
 
@@ -30,14 +31,13 @@ def count_profiled(
     world_size: int = 1,
     any_rank: Callable[[bool], bool] = bool,
 ) -> None:
-    """Everything that a trace of ACTIVE_STEPS steps tells: operators everywhere; collectives with
+    """Count all that a trace of ACTIVE_STEPS steps shows: operators everywhere; collectives with
     several ranks; launches, copies, memsets and host syncs on a GPU.
 
     All ranks profile again if ``any_rank`` has to: one that ran more steps than the others would
     wait in its exchange for ever.
     """
-    gpu = device.type == "cuda"
-    listener = SyncListener(phases) if gpu else None
+    listener = SyncListener(phases) if on_gpu(device) else None
     for _ in range(TRIES):
         steps, seen = profile_steps(step, device, phases, listener, world_size > 1)
         if not any_rank(any(calls.lost_copies for calls in steps)):
@@ -56,7 +56,7 @@ def count_profiled(
 
 
 def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
-    """launches_per_step, memsets_per_step and the copies with their bytes."""
+    """Count launches_per_step, memsets_per_step and the copies with their bytes."""
     first = steps[0]
     launches = [calls.launches.total() for calls in steps]
     tally.add("launches_per_step", launches, dict(first.launches))
@@ -79,14 +79,14 @@ def _pageable(copies: Counter[str]) -> Counter[str]:
 
 
 def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
-    """collectives_per_step and collective_bytes_per_step of this rank."""
+    """Count collectives_per_step and collective_bytes_per_step of this rank."""
     first = steps[0]
     calls = [step.collectives.total() for step in steps]
     tally.add("collectives_per_step", calls, dict(first.collective_sizes))
     if any(step.unsized_collectives for step in steps):
         unknown = sorted(name for name in first.collective_sizes if "unknown size" in name)
         tally.missing(
-            f"the trace tells no size of {', '.join(unknown) or 'some collectives'} (gloo: of one "
+            f"the trace has no size of {', '.join(unknown) or 'some collectives'} (gloo: of one "
             "length and several types); take the metric out of the case's gates, or use another "
             "length",
             "collective_bytes_per_step",
@@ -99,9 +99,9 @@ def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
 def count_syncs(
     tally: Tally, steps: list[StepCalls], seen: list[list[Seen]], micro_steps: int = 0
 ) -> None:
-    """host_syncs_per_step with their sites; those that are allowed do not count."""
+    """Count host_syncs_per_step and keep their sites; allowed ones do not count."""
     both = zip(steps, seen, strict=True)
-    sites = [located(calls.syncs, told, micro_steps) for calls, told in both]
+    sites = [located(calls.syncs, lines, micro_steps) for calls, lines in both]
     counts = [sum(site.count for site in of_step if not site.allowed) for of_step in sites]
     tally.add("host_syncs_per_step", counts, sites=sites[0])
     api_us = sum(calls.api_us for calls in steps)
@@ -117,12 +117,9 @@ def profile_steps(
     listener: SyncListener | None = None,
     shapes: bool = False,
 ) -> tuple[list[StepCalls], list[list[Seen]]]:
-    """One warm-up and ACTIVE_STEPS marked steps: their calls, and the syncs that torch told of."""
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
+    """Run a step, then profile ACTIVE_STEPS; return their calls and the syncs torch reported."""
     seen: list[list[Seen]] = []
-    with profile(activities=activities, acc_events=True, record_shapes=shapes) as profiled:
+    with profile(activities=activities(device), acc_events=True, record_shapes=shapes) as profiled:
         step()
         for _ in range(ACTIVE_STEPS):
             phases.begin_step()
@@ -131,8 +128,8 @@ def profile_steps(
             if listener is not None:
                 seen.append(listener.seen)
                 listener.seen = []
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        if on_gpu(device):
+            synchronize()
     return read_steps(_events(profiled), MARK, ACTIVE_STEPS), seen
 
 

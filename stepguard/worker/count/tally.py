@@ -37,11 +37,11 @@ class Tally:
             self.sites[metric] = sites
 
     def missing(self, reason: str, *metrics: str) -> None:
-        """None of these could be counted."""
+        """Note why none of these could be counted."""
         self.unstable |= dict.fromkeys(metrics, reason)
 
     def as_dict(self) -> dict[str, Any]:
-        """What a rank sends."""
+        """Return what a rank sends."""
         return {
             "values": self.values,
             "unstable": self.unstable,

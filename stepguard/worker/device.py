@@ -1,0 +1,147 @@
+"""The rank's device as torch offers it: in worker/ only this module names a vendor's interface.
+
+Functions that take no device are for GPUs alone.
+"""
+
+import importlib
+import platform
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from stepguard.device import is_gpu
+
+SYNC_KINDS = ("stream", "device", "event")
+REQUESTED, RESERVED = "requested_bytes", "reserved_bytes"  # by tensors; by the caching allocator
+
+
+def rank_device(kind: str, local_rank: int) -> torch.device:
+    """Return the device of a rank. Raises ValueError where torch cannot use this machine's GPU."""
+    if not is_gpu(kind):
+        return torch.device(kind)
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"torch {torch.__version__} cannot use this machine's GPU "
+            f"(built for CUDA {torch.version.cuda}); see: python -m stepguard doctor"
+        )
+    return torch.device(kind, local_rank)
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Return whether the device is a GPU."""
+    return is_gpu(device.type)
+
+
+def select(device: torch.device) -> None:
+    """Make a GPU this process's current one; on a CPU do nothing."""
+    if on_gpu(device):
+        torch.cuda.set_device(device)
+
+
+def synchronize() -> None:
+    """Wait for the GPU."""
+    torch.cuda.synchronize()
+
+
+def timing_event() -> torch.cuda.Event:
+    """Return an event that can be recorded on the current stream, and timed."""
+    return torch.cuda.Event(enable_timing=True)
+
+
+def backend(device: torch.device) -> str:
+    """Return the backends by which ranks exchange, as init_process_group takes them."""
+    return "cpu:gloo,cuda:nccl" if on_gpu(device) else "gloo"
+
+
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """Return what the profiler has to record of a step on the device."""
+    host = [ProfilerActivity.CPU]
+    return [*host, ProfilerActivity.CUDA] if on_gpu(device) else host
+
+
+def properties(device: torch.device) -> dict[str, Any]:
+    """Return the device's fields of evidence.Fingerprint, and a GPU's number of SMs."""
+    if not on_gpu(device):
+        return {"device_name": platform.processor() or "CPU", "device_uuid": ""}
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "device_name": found.name,
+        "device_uuid": f"GPU-{found.uuid}",
+        "cuda": torch.version.cuda or "",
+        "cudnn": str(torch.backends.cudnn.version() or ""),
+        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
+        "capability": f"{found.major}.{found.minor}",
+        "sm_count": found.multi_processor_count,
+    }
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Return what this process may take of its GPU (a workload may have set a share); CPU: 0."""
+    if not on_gpu(device):
+        return 0
+    total = torch.cuda.get_device_properties(device).total_memory
+    return int(total * torch.cuda.get_per_process_memory_fraction(device))
+
+
+def live_bytes() -> int:
+    """Return the bytes that live tensors on the GPU asked for."""
+    return int(torch.cuda.memory_stats()[f"{REQUESTED}.all.current"])
+
+
+def peak_bytes(what: str) -> int:
+    """Return the peak of REQUESTED or RESERVED bytes since the last call, and begin a new one."""
+    peak = int(torch.cuda.memory_stats()[f"{what}.all.peak"])
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def empty_cache() -> int:
+    """Hand memory that the allocator caches back to the driver; return the bytes that it keeps."""
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_reserved())
+
+
+def allocator_calls() -> dict[str, int]:
+    """Return how often the allocator has called the driver so far, by call."""
+    stats = torch.cuda.memory_stats()
+    names = {
+        "cudaMalloc": "num_device_alloc",
+        "cudaFree": "num_device_free",
+        "retries": "num_alloc_retries",
+    }
+    return {name: int(stats.get(key, 0)) for name, key in names.items()}
+
+
+def call_on_sync(callback: Callable[[str], None]) -> None:
+    """Call back with the kind of every synchronization that torch makes from now on.
+
+    The module is private to torch (it serves the CUDA sanitizer), and what it registers stays.
+    Raises ImportError or AttributeError where this torch lacks it.
+    """
+    trace: Any = importlib.import_module("torch.cuda._gpu_trace")
+    torch._C._activate_gpu_trace()
+    for kind in SYNC_KINDS:
+        register = getattr(trace, f"register_callback_for_{kind}_synchronization")
+        register(lambda *stream, kind=kind: callback(kind))
+
+
+@contextmanager
+def sync_warnings(callback: Callable[[], None]) -> Iterator[None]:
+    """Call back, inside the block, when torch warns of an operator that synchronizes."""
+
+    def show(message: Any, *rest: Any, **named: Any) -> None:
+        if "synchronizing CUDA operation" in str(message):
+            callback()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = show
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")

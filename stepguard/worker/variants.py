@@ -1,0 +1,100 @@
+"""Variants of a step, by name: what two of them differ in is what a difference measures.
+
+pipelined         the step as it is
+synced            the host waits for the device after every step
+no_gradient_sync  ranks exchange nothing; their replicas diverge, so nothing may be measured on
+                  them afterwards. The workload offers it: an attribute ``gradient_sync``,
+                  which is True unless it is set to False
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from stepguard.worker.clock import Step, quiet_gc
+
+EXCHANGES = ("c10d::", "_c10d_functional::")
+
+Synchronize = Callable[[], None]
+
+
+def alternate(
+    variants: Sequence[Step],
+    order: Sequence[int],
+    steps: int,
+    synchronize: Synchronize,
+    line_up: Callable[[], None] = lambda: None,
+) -> list[float]:
+    """Return the mean step time in ms of each segment: ``steps`` steps of one of ``variants``, in
+    the ``order`` of their indices.
+
+    Segments follow each other with nothing but a synchronization between them: a card under its
+    power cap answers even a short pause with seconds of other clocks. Several ranks ``line_up``
+    before each: after steps without exchange a fast rank is ahead, and would wait for the others in
+    the next segment's time.
+    """
+    segments_ms = []
+    with quiet_gc():
+        synchronize()
+        for index in order:
+            step = variants[index]
+            line_up()
+            began = time.perf_counter_ns()
+            for _ in range(steps):
+                step()
+            synchronize()
+            segments_ms.append((time.perf_counter_ns() - began) / 1e6 / steps)
+    return segments_ms
+
+
+def _pipelined(workload: Any, synchronize: Synchronize) -> Step:
+    step: Step = workload.step
+    return step
+
+
+def _synced(workload: Any, synchronize: Synchronize) -> Step:
+    def run() -> None:
+        workload.step()
+        synchronize()
+
+    return run
+
+
+def _no_gradient_sync(workload: Any, synchronize: Synchronize) -> Step:
+    if getattr(workload, "gradient_sync", None) is not True:
+        kind = type(workload).__name__
+        raise ValueError(
+            f"{kind} has no attribute gradient_sync that is True: its step cannot be run without "
+            "gradient sync, so exposed_comm_pct cannot be measured"
+        )
+
+    def run() -> None:
+        workload.gradient_sync = False
+        try:
+            workload.step()
+        finally:
+            workload.gradient_sync = True
+
+    if calls := _exchanges(run):
+        raise ValueError(
+            f"with gradient_sync False the step still calls {', '.join(calls)}: it would be "
+            "compared with itself, and its exchange measured as nothing"
+        )
+    return run
+
+
+def _exchanges(step: Step) -> list[str]:
+    """Return what a step calls to exchange with other ranks, DDP's own calls included."""
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        step()
+    return sorted({e.name for e in record.events() if e.name.startswith(EXCHANGES)})
+
+
+# Each makes, of a workload, a function that runs one step. Raises ValueError if it cannot.
+VARIANTS: dict[str, Callable[[Any, Synchronize], Step]] = {
+    "pipelined": _pipelined,
+    "synced": _synced,
+    "no_gradient_sync": _no_gradient_sync,
+}

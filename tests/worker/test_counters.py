@@ -1,0 +1,27 @@
+"""The counting pass as a whole."""
+
+import itertools
+
+import torch
+
+from stepguard.worker.count.counters import count
+
+
+def test_eager_counts_rest_on_two_steps():
+    """Every other step does a product more: FLOPs and calls are unstable, with both values seen."""
+    a = torch.ones(4, 4)
+    parity = itertools.count()
+
+    def step():
+        for _ in range(1 + next(parity) % 2):
+            a @ a
+
+    found = count(step, torch.device("cpu"), lambda text: None)
+    for metric, seen in (("flops_per_step", {128, 256}), ("operator_calls_per_step", {1, 2})):
+        assert metric not in found["values"]
+        values = found["unstable"][metric].removeprefix("steps differ: ").split(", ")
+        assert len(values) == 2 and {int(value) for value in values} == seen
+    steady = count(lambda: a @ a, torch.device("cpu"), lambda text: None)
+    assert steady["values"]["flops_per_step"] == 128
+    assert steady["values"]["operator_calls_per_step"] == 1
+    assert not {"flops_per_step", "operator_calls_per_step"} & steady["unstable"].keys()

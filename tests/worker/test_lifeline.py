@@ -1,0 +1,112 @@
+"""Processes die with their parent, and are found by their launch's token."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from stepguard.worker.lifeline import die_with_parent, kill_by_token, pids_by_token
+
+LONG_S = 60.0
+
+
+CHILD = """
+import os, sys, time
+from stepguard.worker.lifeline import die_with_parent
+tied = die_with_parent(int(sys.argv[1]))
+print(os.getpid(), tied, flush=True)
+time.sleep(600)
+"""
+PARENT = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", sys.argv[1], str(os.getpid())])
+time.sleep(600)
+"""
+
+
+def gone(pid):
+    """Wait until the process is no more, or a zombie; False if it stays."""
+    until = time.monotonic() + LONG_S
+    while time.monotonic() < until:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] in ("Z", "X"):
+                    return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_dies_with_its_parent(signum):
+    """However the parent ends, SIGKILL included, the kernel ends the child."""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, CHILD], stdout=subprocess.PIPE, text=True
+    )
+    pid, tied = parent.stdout.readline().split()
+    try:
+        assert tied == "True" and not (int(pid) == parent.pid)
+        os.kill(parent.pid, signum)
+        parent.wait(LONG_S)
+        assert gone(pid)
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+
+
+def test_a_parent_that_is_gone_already_is_noticed():
+    """If another process adopted the child before it asked, die_with_parent says so."""
+    code = "from stepguard.worker.lifeline import die_with_parent; print(die_with_parent(1234567))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "False"
+
+
+def test_asking_for_an_impossible_signal_raises():
+    """The kernel's refusal is an OSError, not silence."""
+    with pytest.raises(OSError):
+        die_with_parent(os.getppid(), 4242)
+
+
+def sleeper(token):
+    """A process that carries a token, with a child in a session of its own that does too."""
+    code = (
+        "import subprocess, sys, time\n"
+        "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+        " start_new_session=True)\n"
+        "print('ready', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"STEPGUARD_TOKEN": token},
+        stdout=subprocess.PIPE,
+    )
+    process.stdout.readline()
+    return process
+
+
+def test_processes_are_found_by_their_token():
+    """A token finds its process and what that started, in other sessions too, and nobody else."""
+    mine, other = f"mine-{os.getpid()}", f"mine-{os.getpid()}-other"
+    one, two = sleeper(mine), sleeper(other)
+    try:
+        assert one.pid in pids_by_token(mine) and len(pids_by_token(mine)) == 2
+        assert two.pid in pids_by_token(other) and len(pids_by_token(other)) == 2
+        assert pids_by_token(f"mine-{os.getpid()}-nobody") == []
+        assert pids_by_token(mine[:-1]) == []  # no token is the beginning of another
+        child = next(pid for pid in pids_by_token(mine) if pid != one.pid)
+        assert kill_by_token(mine, spare=one.pid) == [child]
+        assert gone(child) and one.poll() is None
+        assert kill_by_token(mine) == [one.pid]
+        assert gone(one.pid)  # a zombie now, and not found any more
+        assert pids_by_token(mine) == []
+        assert len(pids_by_token(other)) == 2
+    finally:
+        for process, token in ((one, mine), (two, other)):
+            kill_by_token(token)
+            process.wait()
+            process.stdout.close()

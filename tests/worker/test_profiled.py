@@ -1,0 +1,38 @@
+"""Profiles of steps: taken again where the GPU's records are not whole, by all ranks alike."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from stepguard.trace.steps import read_steps
+from stepguard.worker.count import profiled
+from stepguard.worker.count.profiled import MARK
+from stepguard.worker.count.tally import Tally
+from stepguard.worker.position import Phases
+
+
+@pytest.mark.parametrize(
+    ("lost", "others_lost", "profiles"),
+    [
+        ([0], [False], 1),
+        ([0, 0], [True, False], 2),
+        ([1, 0], [False, False], 2),
+        ([1] * 3, [0] * 3, 3),
+    ],
+)
+def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, profiles):
+    """A rank whose own trace is whole takes part: its steps have the others' exchanges."""
+    found = read_steps([{"name": MARK, "cat": "user_annotation", "ts": 0, "dur": 1}], MARK, 1)
+    taken = iter([[replace(found[0], lost_copies=count)] for count in lost])
+    monkeypatch.setattr(profiled, "profile_steps", lambda *rest: (next(taken), []))
+    others = iter(others_lost)
+    asked = []
+
+    def any_rank(own):
+        asked.append(own)
+        return own or bool(next(others))
+
+    step, cpu = lambda: None, torch.device("cpu")
+    profiled.count_profiled(Tally(), step, cpu, Phases(), 1, any_rank)
+    assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None

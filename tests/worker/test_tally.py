@@ -1,0 +1,38 @@
+"""Counts as they come in: a value, or why there is none."""
+
+from stepguard.site import Site
+from stepguard.worker.count.tally import Tally
+
+
+def test_a_count_that_differs_between_steps_is_no_value():
+    """Two steps that disagree make a counter unstable, with what was seen; no average."""
+    tally = Tally()
+    tally.add("graph_breaks", [2, 2], {"b": 1, "a": 1})
+    tally.add("launches_per_step", [676, 677])
+    assert tally.as_dict() == {
+        "values": {"graph_breaks": 2},
+        "unstable": {"launches_per_step": "steps differ: 676, 677"},
+        "detail": {"graph_breaks": {"a": 1, "b": 1}},
+        "sites": {},
+        "information": {},
+    }
+
+
+def test_places_travel_with_their_count():
+    """What a count is made of goes with it as plain types, and as nothing where it is nowhere."""
+    tally = Tally()
+    tally.add("host_syncs_per_step", [1, 1], sites=[Site(".item()", "model/gpt.py", 7)])
+    tally.add("graph_breaks", [0], sites=[])
+    sent = tally.as_dict()["sites"]
+    assert list(sent) == ["host_syncs_per_step"]
+    assert Site(**sent["host_syncs_per_step"][0]) == Site(".item()", "model/gpt.py", 7)
+
+
+def test_what_could_not_be_counted_says_why():
+    """A reason in place of a value, for each of the metrics."""
+    tally = Tally()
+    tally.missing("no memory", "flops_per_step", "operator_calls_per_step")
+    assert tally.values == {}
+    assert tally.unstable == dict.fromkeys(
+        ("flops_per_step", "operator_calls_per_step"), "no memory"
+    )
