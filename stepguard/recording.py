@@ -6,6 +6,7 @@ Whether it may be recorded is storage/baselines.py's to say.
 import msgspec
 
 from stepguard.baseline_model import RecordedDifference, Recording
+from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.limits import paired
 from stepguard.metrics import METRICS
@@ -17,7 +18,7 @@ def summary_of(evidence: Evidence) -> Recording:
     """The evidence as what later ones are compared with. It must have a fingerprint."""
     assert evidence.fingerprint is not None
     values = evidence.values()
-    timed = evidence.case["device"] == "cuda"
+    timed = is_gpu(evidence.case["device"])
     counted = evidence.counts.detail if evidence.counts else {}
     found = evidence.counts.sites if evidence.counts else {}
     ranks = evidence.counts.by_rank if evidence.counts else {}

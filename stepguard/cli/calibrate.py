@@ -15,6 +15,7 @@ from stepguard.case import Case
 from stepguard.cli.collect import cases_of
 from stepguard.cli.usage import UsageError
 from stepguard.comparison import JUDGED_TIME
+from stepguard.device import is_gpu
 from stepguard.git.revision import current
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, visible_gpus
@@ -98,7 +99,7 @@ def chosen(cases: Sequence[Case], names: Sequence[str], gpus: Sequence[Gpu]) -> 
             raise ValueError(f"{name}: {why}")
     if names:
         return [known[name] for name in dict.fromkeys(names)]
-    core = [case for case in known.values() if case.device == "cuda" and not case.extended]
+    core = [case for case in known.values() if is_gpu(case.device) and not case.extended]
     found = [case for case in core if not _unsuited(case, gpus)]
     if not found:
         raise ValueError(
@@ -112,7 +113,7 @@ def _unsuited(case: Case, gpus: Sequence[Gpu]) -> str:
     if JUDGED_TIME not in case.gates:
         how = f"a case that is to be has {JUDGED_TIME!r} among its gates"
         return f"it gates no {JUDGED_TIME}, so that no pair would judge it; {how}"
-    if case.device == "cuda" and case.world_size > len(gpus):
+    if is_gpu(case.device) and case.world_size > len(gpus):
         return f"it needs {case.world_size} GPU(s), this machine shows {len(gpus)}"
     return ""
 
@@ -197,7 +198,7 @@ class _Work:
             self.live.end()
 
     def _machine(self, case: Case) -> str:
-        return baseline.CPU_MACHINE if case.device == "cpu" else self.gpus[0].name
+        return self.gpus[0].name if is_gpu(case.device) else baseline.CPU_MACHINE
 
     def _path(self, case: Case) -> Path:
         name = baseline.file_name(case.device, self._machine(case), case.world_size)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+from stepguard.device import GPU
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.storage import baselines as baseline
 
@@ -94,7 +95,7 @@ def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
             yield "ERROR", problem
     if len({gpu.name for gpu in gpus}) > 1:
         yield "ERROR", "GPUs of several kinds: choose one kind with CUDA_VISIBLE_DEVICES"
-    yield _baseline(baselines / baseline.file_name("cuda", gpus[0].name, 1))
+    yield _baseline(baselines / baseline.file_name(GPU, gpus[0].name, 1))
 
 
 def _ask_torch() -> dict[str, object] | str:

@@ -20,6 +20,7 @@ from stepguard.cli import calibrate as cli_calibrate
 from stepguard.cli import waive as cli_waive
 from stepguard.cli.doctor import examine
 from stepguard.cli.usage import UsageError
+from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError, visible_gpus
 from stepguard.judge.screen import measurement_problem
@@ -69,7 +70,7 @@ def _commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPar
     run = commands.add_parser("run", help="measure one workload, without a baseline")
     run.add_argument("factory", metavar="FACTORY", help="package.module:function")
     run.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
-    run.add_argument("--device", choices=("cuda", "cpu"), help="default: cuda where there is one")
+    run.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
     run.add_argument("--gpus", type=int, default=1, metavar="N", help="ranks (%(default)s)")
     run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
     run.add_argument("--json", metavar="PATH", help="write the result as one JSON document")
@@ -106,8 +107,8 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
 def _run(options: argparse.Namespace) -> int:
     params = parse_params(options.params)
     gpus = tuple(visible_gpus())
-    device = str(params.pop("device", None) or options.device or ("cuda" if gpus else "cpu"))
-    default = 3 if device == "cuda" else 1
+    device = str(params.pop("device", None) or options.device or (GPU if gpus else CPU))
+    default = 3 if is_gpu(device) else 1
     launches = default if options.launches is None else options.launches
     if options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")

@@ -6,6 +6,7 @@ Pure: no I/O. Each rule says what it found, in values, and what to do; the empty
 from collections.abc import Sequence
 
 from stepguard.baseline_model import Entry
+from stepguard.device import is_gpu
 from stepguard.evidence import Block, Evidence
 from stepguard.judge.limits import (
     DIFFERENCE_LIMIT_PCT,
@@ -62,7 +63,7 @@ def _disturbed(evidence: Evidence) -> str:
 
 
 def _too_few(evidence: Evidence) -> str:
-    timed = evidence.case["device"] == "cuda" and _gated_times(evidence)
+    timed = is_gpu(evidence.case["device"]) and _gated_times(evidence)
     count = len(evidence.launches)
     if timed and count < MIN_TIMED_LAUNCHES:
         return f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}; give the case more launches"

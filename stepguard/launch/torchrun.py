@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepguard.device import is_gpu
 from stepguard.launch import engine
 from stepguard.worker.lifeline import kill_by_token, pids_by_token
 
@@ -90,7 +91,7 @@ def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> di
         env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
     if spec.held:
         env |= {"STEPGUARD_HELD": "1"}
-    if spec.device == "cpu":
+    if not is_gpu(spec.device):
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
     return env
 

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, judged
+from stepguard.device import CPU, GPU, is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.judge.terms import DecisionRule, RuleFor
@@ -34,8 +35,8 @@ FULL = 0.9  # of the card's memory: with more, two groups are not built at the s
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
 # 13.5 s of load a pair, 8 of them timed: 8 pairs in two minutes of GPU time, 22 in five.
 PAIR_TIMINGS = {
-    "cuda": PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
-    "cpu": PairTiming(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1),
+    GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
+    CPU: PairTiming(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1),
 }
 
 
@@ -172,7 +173,7 @@ class _Turns:
 
     def _both_fit(self) -> bool:
         """Whether the peaks that were counted fit the card at the same time; always on a CPU."""
-        if self.case.device != "cuda":
+        if not is_gpu(self.case.device):
             return True
         counts = [side.station.counts for side in self.sides]
         peaks = [c.information.get("peak_reserved_bytes", 0.0) for c in counts if c]

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from stepguard.case import Case
+from stepguard.device import is_gpu
 from stepguard.measure.differences import DIFFERENCES
 from stepguard.metrics import METRICS
 
@@ -30,7 +31,7 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
     measured before, on cards in the state that the recordings were made in. Its own card is as warm
     as it was in the case's last launch.
     """
-    own_launch = case.device == "cuda"
+    own_launch = is_gpu(case.device)
     counted = any(METRICS[name].kind == "counter" for name in case.gates)
     asked = [name for name in DIFFERENCES if f"{name}_pct" in case.gates]
     compared = tuple(name for name in asked if not DIFFERENCES[name].diverges)

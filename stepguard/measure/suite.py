@@ -11,6 +11,7 @@ from pathlib import Path
 from stepguard.baseline_model import Entry
 from stepguard.case import Case
 from stepguard.comparison import Comparison
+from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import current
 from stepguard.git.worktree import Tree
@@ -98,7 +99,7 @@ class Suite:
         return lambda found: decision_rule(entry, found, turn, case.margins)
 
     def _machine(self, case: Case) -> str:
-        if case.device == "cpu":
+        if not is_gpu(case.device):
             return baseline.CPU_MACHINE
         return self.gpus[0].name if self.gpus else ""
 

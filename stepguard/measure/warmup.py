@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
+from stepguard.device import CPU, GPU
 from stepguard.judge.limits import steady
 
 
@@ -32,8 +33,8 @@ class Protocol:
 
 
 PROTOCOLS = {
-    "cuda": Protocol(5.0, 60.0, 1.0, 0.003, blocks=3, block_s=2.0),
-    "cpu": Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3, settling_segments=1),
+    GPU: Protocol(5.0, 60.0, 1.0, 0.003, blocks=3, block_s=2.0),
+    CPU: Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3, settling_segments=1),
 }
 
 

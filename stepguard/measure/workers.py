@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.case import Case
+from stepguard.device import is_gpu
 from stepguard.evidence import Counts, Fault
 from stepguard.fingerprint import Fingerprint
 from stepguard.git.revision import Revision
@@ -60,7 +61,7 @@ def watch(
     """Who watches the case's GPUs, None on a CPU; nobody else measures on them until ``stack``
     ends. Raises LaunchFailed if they cannot be measured on.
     """
-    if case.device != "cuda":
+    if not is_gpu(case.device):
         return None
     gpus = bench.gpus[: case.world_size]
     if len(gpus) < case.world_size:

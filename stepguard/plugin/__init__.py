@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stepguard.case import Case
+from stepguard.device import is_gpu
 from stepguard.git.resolve import TreeError
 from stepguard.measure.suite import Result
 from stepguard.plugin.benchmark import Sink, WithBenchmark, WithoutBenchmark
@@ -51,8 +52,8 @@ def cases(*items: Case) -> pytest.MarkDecorator:
 
 
 def _marks(case: Case) -> list[pytest.MarkDecorator]:
-    names = ["smoke" if case.device == "cpu" else "gpu"]
-    names += ["multi_gpu"] if case.device == "cuda" and case.world_size > 1 else []
+    names = ["gpu" if is_gpu(case.device) else "smoke"]
+    names += ["multi_gpu"] if is_gpu(case.device) and case.world_size > 1 else []
     names += ["extended"] if case.extended else []
     return [getattr(pytest.mark, name) for name in names]
 

@@ -15,6 +15,7 @@ import pytest
 
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, judged
+from stepguard.device import is_gpu
 from stepguard.git.resolve import TreeError
 from stepguard.git.worktree import tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
@@ -191,9 +192,9 @@ class PerfRun:
     def unsuited(self, case: Case) -> str:
         """Why this machine is not for the case, or the empty string."""
         have = len(self.gpus())
-        if case.device == "cuda" and have < case.world_size:
+        if is_gpu(case.device) and have < case.world_size:
             return f"{case.id} needs {case.world_size} GPU(s), this machine shows {have}"
-        if case.device == "cpu" and have and "smoke" not in str(self.config.option.markexpr):
+        if not is_gpu(case.device) and have and "smoke" not in str(self.config.option.markexpr):
             return f"{case.id}: a GPU is here, its cases run instead (or say: -m smoke)"
         return ""
 

@@ -7,7 +7,9 @@ a line says that a case begins, and with -v every stage gets one.
 import time
 from collections.abc import Callable
 
-GUESS_S = {"cuda": 110.0, "cpu": 20.0}  # a case that never ran here
+from stepguard.device import CPU, GPU
+
+GUESS_S = {GPU: 110.0, CPU: 20.0}  # a case that never ran here
 ID_LEAST = 10  # columns that a case's id keeps
 NARROW = 60  # columns: on less the time left gives way to the stage
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Protocol
 
 from stepguard.case import Case
+from stepguard.device import is_gpu
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import table
@@ -117,4 +118,4 @@ def colour(status: Status | None) -> Markup:
 
 def _may_judge_times(case: Case) -> bool:
     kinds = {METRICS[name].kind for name in case.gates}
-    return case.device != "cpu" or bool(kinds & {"time", "difference"})
+    return is_gpu(case.device) or bool(kinds & {"time", "difference"})

@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 
 from stepguard.baseline_model import SCHEMA, BaselineFile, Entry
+from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS
 from stepguard.site import Site
@@ -38,7 +39,7 @@ def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) ->
     ``world_size`` is that of all ``nodes`` together.
     """
     over = f"-{nodes}-nodes" if nodes > 1 else ""
-    if device == "cpu":
+    if not is_gpu(device):
         return f"cpu{over}.json"
     words = re.findall(r"[a-z0-9]+", device_name.lower().replace("nvidia", ""))
     return f"{'-'.join(words)}x{world_size}{over}.json"
@@ -116,7 +117,7 @@ def load(path: Path) -> BaselineFile | None:
 
 def machine_of(evidence: Evidence) -> str:
     """The kind of machine that the evidence is from, as a baseline file names it."""
-    if evidence.case["device"] == "cpu":
+    if not is_gpu(evidence.case["device"]):
         return CPU_MACHINE
     return evidence.fingerprint.device_name if evidence.fingerprint else ""
 

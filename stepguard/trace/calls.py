@@ -1,4 +1,9 @@
-"""Names of CUDA API calls, by what they do, and bytes of the element types that traces name."""
+"""Names of CUDA API calls, by what they do, and bytes of the element types that traces name.
+
+Another vendor's calls go into these tables.
+"""
+
+API_CATEGORIES = ("cuda_runtime", "cuda_driver")  # of trace events: calls of the host
 
 LAUNCH_CALLS = frozenset(
     {
@@ -52,10 +57,10 @@ DTYPE_BYTES = {
 
 
 def is_copy(call: str) -> bool:
-    """Whether the API call copies memory."""
+    """Return whether the API call copies memory."""
     return call.startswith(("cudaMemcpy", "cuMemcpy"))
 
 
 def is_memset(call: str) -> bool:
-    """Whether the API call fills memory."""
+    """Return whether the API call fills memory."""
     return call.startswith(("cudaMemset", "cuMemset"))

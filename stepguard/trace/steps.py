@@ -12,10 +12,16 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from stepguard.trace.calls import DTYPE_BYTES, LAUNCH_CALLS, SYNC_CALLS, is_copy, is_memset
+from stepguard.trace.calls import (
+    API_CATEGORIES,
+    DTYPE_BYTES,
+    LAUNCH_CALLS,
+    SYNC_CALLS,
+    is_copy,
+    is_memset,
+)
 
 Event = dict[str, Any]
-API_CATEGORIES = ("cuda_runtime", "cuda_driver")
 
 
 @dataclass(frozen=True)
