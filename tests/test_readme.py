@@ -4,6 +4,7 @@ pytest tests/test_readme.py
 """
 
 import dataclasses
+import importlib
 import os
 import re
 import subprocess
@@ -13,15 +14,19 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
+from stepguard.cli.main import main as stepguard_main
 from stepguard.metrics import METRICS
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
+OPTIONS = (ROOT / "docs" / "options.md").read_text()
+YOUR_MODEL = (ROOT / "docs" / "your-model.md").read_text()
 DOCUMENTS = [
     *sorted(ROOT.glob("*.md")),
     *sorted(ROOT.glob("docs/*.md")),
     ROOT / "baselines" / "README.md",
+    *sorted(ROOT.glob("studies/**/*.md")),
 ]
 
 
@@ -34,9 +39,9 @@ def run(*arguments, cwd):
     )
 
 
-def blocks(language):
-    """The fenced blocks of the README in a language."""
-    fences = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def blocks(language, text=README):
+    """Return the fenced blocks of a document in a language."""
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for found, block in fences if found == language]
 
 
@@ -67,12 +72,38 @@ def test_the_options_table_is_what_pytest_offers():
     shown = run(sys.executable, "-m", "pytest", "--help", cwd=ROOT).stdout
     offered = set(re.findall(r"^  (--perf-[a-z-]+)", shown, re.MULTILINE))
     assert offered
-    assert set(re.findall(r"^\| `(--perf-[a-z-]+)", README, re.MULTILINE)) == offered
+    assert set(re.findall(r"^\| `(--perf-[a-z-]+)", OPTIONS, re.MULTILINE)) == offered
+    named = {name for text in (README, YOUR_MODEL) for name in re.findall(r"--perf-[a-z-]+", text)}
+    assert named <= offered
+
+
+def help_of(main, monkeypatch, capsys, *arguments):
+    """Return what a command line prints for ``--help``."""
+    monkeypatch.setattr(sys, "argv", ["command", *arguments, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_the_commands_table_is_what_the_command_line_offers(monkeypatch, capsys):
+    """No command missing, none invented; and every option that a row names is the command's."""
+    shown = help_of(stepguard_main, monkeypatch, capsys)
+    section = OPTIONS.partition("\n## Commands\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^(\| `([a-z]+)\b.*)$", section, re.MULTILINE)
+    rows = [(line, command) for line, command in rows if command != "python"]
+    assert {command for _, command in rows} == set(
+        re.findall(r"^    ([a-z]+)\b", shown, re.MULTILINE)
+    )
+    for line, command in rows:
+        helped = help_of(stepguard_main, monkeypatch, capsys, command)
+        offered = set(re.findall(r"--[a-z-]+", helped))
+        assert set(re.findall(r"(?<!\w)--[a-z-]+", line)) <= offered
 
 
 def test_the_table_of_a_cases_fields_is_the_class():
     """All of them, in their order; a default that is one plain value is the one it has."""
-    table = README.partition("| field | default |")[2].partition("\n\n")[0]
+    table = YOUR_MODEL.partition("| field | default |")[2].partition("\n\n")[0]
     rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", table, re.MULTILINE)
     fields = dataclasses.fields(Case)
     assert [name for name, _ in rows] == [field.name for field in fields]
@@ -86,23 +117,62 @@ def test_the_table_of_a_cases_fields_is_the_class():
     }
 
 
-def test_the_files_that_the_readme_lists_exist():
-    """The tree is drawn with two spaces a level."""
+def test_the_readmes_tree_is_the_folders():
+    """All of them, down to those of stepguard/; it is drawn with two spaces a level."""
     (tree,) = [block for block in blocks("") if block.startswith("model/")]
-    folders = []
+    drawn, folders = set(), []
     for line in tree.splitlines():
         name = line.split()[0]
         del folders[(len(line) - len(line.lstrip())) // 2 :]
-        assert ROOT.joinpath(*folders, name).exists(), line
-        folders.append(name)
+        folders.append(name.rstrip("/"))
+        drawn.add("/".join(folders))
+    tracked = run("git", "ls-files", cwd=ROOT).stdout.split()
+    parts = [path.split("/")[:-1] for path in tracked]
+    there = {part[0] for part in parts if part and not part[0].startswith(".")}
+    there |= {f"stepguard/{part[1]}" for part in parts if part[:1] == ["stepguard"] and part[1:]}
+    assert drawn == there
+
+
+def test_what_to_read_first_is_there():
+    """The files that the README names."""
+    _, _, named = README.partition("Read\nfirst: ")
+    paths = re.findall(r"`([\w/]+\.py)`", named)
+    assert len(paths) == 4 and all((ROOT / path).is_file() for path in paths)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_lead_somewhere(document):
-    """Relative links only; measurements.md is written when there are measurements."""
-    for target in re.findall(r"\]\(([^)#]+)\)", document.read_text()):
-        found = document.parent / target
+    """Relative links only: the file is there, and so is the heading."""
+    for target, heading in re.findall(r"\]\(([^)#]*)(?:#([^)]+))?\)", document.read_text()):
+        found = document.parent / target if target else document
         assert found.exists(), target
+        if heading:
+            assert heading in anchors(found.read_text()), f"{target}#{heading}"
+
+
+def anchors(text):
+    """Return the anchors that a page's headings have on GitHub."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w -]", "", heading).strip().lower().replace(" ", "-") for heading in headings
+    }
+
+
+def commands_of_the_studies():
+    """Return what each of their modules is called with, over all documents."""
+    found: dict[str, set[str]] = {}
+    for document in DOCUMENTS:
+        text = document.read_text().replace("\\\n", " ")
+        for module, rest in re.findall(r"python -m (studies\.[\w.]+)([^`\n]*)", text):
+            found.setdefault(module, set()).update(re.findall(r"(?<!\S)--[a-z-]+", rest))
+    return sorted(found.items())
+
+
+@pytest.mark.parametrize(("module", "options"), commands_of_the_studies())
+def test_the_commands_of_the_studies_are_there(module, options, monkeypatch, capsys):
+    """A page's command names a module, and each of its options is one of the module's."""
+    helped = help_of(importlib.import_module(module).main, monkeypatch, capsys)
+    assert options <= set(re.findall(r"--[a-z-]+", helped))
 
 
 def test_make_knows_the_commands_of_the_readme():
@@ -113,12 +183,14 @@ def test_make_knows_the_commands_of_the_readme():
 
 
 def test_the_readmes_own_model_records_and_is_then_the_same(tmp_path):
-    """The example, copied out of the README into an empty repository, without a GPU."""
-    for block in blocks("python"):
+    """The example and that of several ranks, in an empty repository, without a GPU."""
+    for block in blocks("python") + blocks("python", YOUR_MODEL):
         path = tmp_path / re.match(r"# ([\w/.]+)", block).group(1)
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a") as file:
             file.write(block + "\n\n")
+    (settings,) = blocks("ini", YOUR_MODEL)
+    (tmp_path / "pytest.ini").write_text(settings)
     (tmp_path / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
     run("git", "init", "--quiet", cwd=tmp_path)
     run("git", "add", ".", cwd=tmp_path)
@@ -126,7 +198,7 @@ def test_the_readmes_own_model_records_and_is_then_the_same(tmp_path):
     committed = run("git", *author, "commit", "--quiet", "-m", "a model", cwd=tmp_path)
     assert committed.returncode == 0, committed.stderr
     pytest_command = (sys.executable, "-m", "pytest", "-p", "stepguard.plugin", "-m", "smoke")
-    pytest_command += ("-p", "no:cacheprovider", "perf_tests/test_my_model.py")
+    pytest_command += ("-p", "no:cacheprovider", "perf_tests")
     recorded = run(*pytest_command, "--perf-update-new", cwd=tmp_path)
     assert "first recording in" in recorded.stdout, recorded.stdout
     assert (tmp_path / "baselines" / "cpu.json").is_file()
