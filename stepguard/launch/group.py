@@ -52,15 +52,15 @@ class WorkerGroup:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def stands(self) -> bool:
-        """Whether a launch that is held has imported. LaunchFailed if it never will."""
+    def torchrun_ready(self) -> bool:
+        """Tell whether a standby's torchrun has imported. Raises LaunchFailed if it never will."""
         if (self._scratch / STANDS).exists():
             return True
         self._still_starts()
         return False
 
     def release(self) -> None:
-        """Let a held launch start its ranks; once is enough."""
+        """Let a standby start its ranks; once is enough."""
         if self._agent.stdin and not self._agent.stdin.closed:
             self.began = time.monotonic()
             with contextlib.suppress(OSError):  # it has ended: whoever waits for it will notice
@@ -68,17 +68,26 @@ class WorkerGroup:
                 self._agent.stdin.close()
 
     def hello(self, poll: Poll = lambda: None) -> None:
-        """Wait until the ranks have imported torch and stand ready. Once is enough."""
-        if self.pids:
-            return
+        """Wait until the ranks have imported torch. Their time limit runs from then on."""
+        if not self.pids:
+            self._accept(poll)
+        self.began = time.monotonic()
+
+    def grant(self, seconds: float) -> None:
+        """Add time during which the ranks had to wait to their time limit."""
+        self.began += seconds
+
+    def _accept(self, poll: Poll) -> None:
         with self._faults("start", poll):
             told = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
         self.pids = dict(enumerate(told))
 
     def ready(self) -> bool:
-        """Whether the ranks stand ready, without waiting. LaunchFailed if they never will."""
+        """Tell whether the ranks have imported, without waiting. Raises LaunchFailed if they never
+        will.
+        """
         if not self.pids and self._control.somebody_waits():
-            self.hello()
+            self._accept(lambda: None)
         elif not self.pids:
             self._still_starts()
         return bool(self.pids)

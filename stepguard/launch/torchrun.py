@@ -31,7 +31,7 @@ class LaunchSpec:
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
     one_of_several: bool = False  # one rank of a case that has several
-    held: bool = False  # torchrun imports, and starts no rank before it is told to
+    standby: bool = False  # torchrun imports, and starts no rank before it is told to
 
 
 def start(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> "subprocess.Popen[bytes]":
@@ -55,7 +55,7 @@ def start(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> "subproce
             [*engine.command("stepguard.worker.agent"), *arguments],
             cwd=spec.root,
             env=_environment(spec, token, socket, scratch),
-            stdin=subprocess.PIPE if spec.held else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if spec.standby else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # a Ctrl-C at the terminal is ours alone to handle
@@ -89,7 +89,7 @@ def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> di
         env.setdefault("OMP_NUM_THREADS", "1")
     if spec.one_of_several:
         env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
-    if spec.held:
+    if spec.standby:
         env |= {"STEPGUARD_HELD": "1"}
     if not is_gpu(spec.device):
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}

@@ -11,7 +11,8 @@ from stepguard.judge.calibration import CalibratedCase, calibrated, refusal
 from stepguard.judge.noise import Noise, noise_of
 from stepguard.judge.sequential_plan import MIN_PAIRS
 from stepguard.measure.ab import PAIR_TIMINGS
-from stepguard.measure.confirm import Progress, compare_with
+from stepguard.measure.confirm import compare_with
+from stepguard.measure.progress import Progress
 from stepguard.measure.workers import Bench
 
 ToldPair = Callable[[int, float, float], None]  # pairs so far, the last one's d in %, s a pair
@@ -71,7 +72,7 @@ def calibrate(
     counting = _Counting(pairs, told)
     # What else the case gates says nothing of noise, but work that differs says that all is vain.
     timed = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
-    found = compare_with(timed, bench, tree, progress, budget_s, more=counting.more)
+    found = compare_with(timed, bench, tree, progress, budget_s, wants_another=counting.more)
     if why := refusal(found):
         if found.out_of_time and found.pairs < MIN_PAIRS:
             minutes = math.ceil((counting.counted_s + (MIN_PAIRS + 1) * counting.pair_s) / 60)

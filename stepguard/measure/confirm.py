@@ -17,10 +17,9 @@ from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
 from stepguard.judge.terms import RuleFor
 from stepguard.measure.ab import measure_ab
+from stepguard.measure.progress import Progress
 from stepguard.measure.workers import Bench
 from stepguard.verdict import Reason, Verdict
-
-Progress = Callable[[str], None]
 
 
 @dataclass
@@ -51,12 +50,12 @@ def compare_with(
     tree: Tree,
     progress: Progress,
     budget_s: float,
-    more: Callable[[Comparison], bool] = wants_another_pair,
-    terms: RuleFor | None = None,
+    wants_another: Callable[[Comparison], bool] = wants_another_pair,
+    rule_for: RuleFor | None = None,
     steps: range = range(0),
 ) -> Comparison:
-    """HEAD's tree (``bench``) and ``tree`` take turns while ``more``, timing all of ``steps``;
-    what was measured of both, to be judged by ``terms``.
+    """Measure pairs of HEAD's tree (``bench``) and ``tree`` while ``wants_another``, timing all of
+    ``steps``; to be judged by the rule that ``rule_for`` gives.
     """
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
@@ -67,7 +66,9 @@ def compare_with(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    return measure_ab(case, (head, base), tree.rev, progress, more, budget_s, terms, steps)
+    return measure_ab(
+        case, (head, base), tree.rev, progress, wants_another, budget_s, rule_for, steps
+    )
 
 
 def confirm(

@@ -1,25 +1,25 @@
-"""Two ways to run the same step, in turns: what the one costs more than the other."""
+"""Differences: what one variant of a step costs more than another, in alternating segments."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
-from typing import Any
 
 from stepguard.evidence import Block, Difference
-from stepguard.measure.blocks import Annotate, Ask, keep
-from stepguard.measure.warmup import Protocol
+from stepguard.measure.ranks import Answers
+from stepguard.measure.running_launch import RunningLaunch
 
 LIMIT_S = 120.0  # beyond three times what the segments should take
 
 
 @dataclass(frozen=True)
 class Variants:
-    """The two ways that a difference compares, by the names that a worker has for them."""
+    """The two variants that a difference compares, by the names that a worker has for them."""
 
     words: str  # what a person reads while it is measured
     plain: str
     other: str
-    diverges: bool = False  # one way spoils the state: it needs a launch of its own
+    diverges: bool = False  # one variant spoils the state: it needs a launch of its own
 
 
 DIFFERENCES = {
@@ -30,22 +30,14 @@ DIFFERENCES = {
 }
 
 
-def measure_difference(
-    name: str,
-    ask: Ask,
-    protocol: Protocol,
-    step_s: float,
-    pairs_wanted: int,
-    annotate: Annotate,
-    progress: Callable[[str], None],
-) -> Difference:
-    """Segments of the plain (P) and the other way (S), P S S P, series after series, until there
-    are enough pairs.
+def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> Difference:
+    """Measure segments of the plain (P) and the other variant (V), P V V P, series after series,
+    until there are enough pairs. The launch has warmed up.
 
-    ``annotate`` says whether the machine was fit meanwhile; a series that was not is measured
-    again. Raises Tainted after ``protocol.retries`` of those.
+    A series during which the machine was disturbed is measured again. Raises LaunchFailed after
+    the protocol's ``retries`` of those.
     """
-    ways = DIFFERENCES[name]
+    variants, protocol, step_s = DIFFERENCES[name], launch.protocol, launch.warmup.step_s
     steps = max(4, round(protocol.segment_s / step_s))
     series = [0, 1, 1, 0] * (protocol.pairs_in_a_series // 2)
     pairs: list[tuple[float, float]] = []
@@ -56,24 +48,30 @@ def measure_difference(
         # which the warm-up is not, has to settle first: the first pair read 0.4 to 0.9 % too much.
         lead = 1 if pairs else protocol.settling_segments
         order = [0] * lead + series
-        seconds = len(order) * steps * step_s
         left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
-        done = f"{len(pairs)} of {pairs_wanted} pairs, {left * seconds:.0f} s to go"
-        progress(f"{ways.words}, {done}")
-        arguments = {"variants": [ways.plain, ways.other], "order": order, "steps": steps}
-        ranks = ask("alternate", limit_s=LIMIT_S + 3 * seconds, **arguments)
-        whole = Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ())
-        if keep(annotate(whole, ranks), discarded, protocol.retries):
-            pairs += pairs_of(ranks, order, lead)
-            plain_ms.append(plain_by_rank(ranks, order, lead))
+        left_s = left * len(order) * steps * step_s
+        launch.show(f"{variants.words}, {len(pairs)} of {pairs_wanted} pairs, {left_s:.0f} s to go")
+        measure = partial(_series, variants, launch.ask, order, steps, step_s)
+        _, ranks = launch.undisturbed(measure, discarded, variants.words)
+        pairs += pairs_of(ranks, order, lead)
+        plain_ms.append(plain_by_rank(ranks, order, lead))
     return Difference(name, tuple(pairs), tuple(map(fmean, zip(*plain_ms, strict=True))))
 
 
-def pairs_of(
-    ranks: Sequence[dict[str, Any]], order: Sequence[int], lead: int = 1
-) -> list[tuple[float, float]]:
-    """(plain, other) step times of the slowest rank, of neighbours in the order 0 1 1 0 ... that
-    follows ``lead`` segments which do not count.
+def _series(
+    variants: Variants, ask: Callable[..., Answers], order: Sequence[int], steps: int, step_s: float
+) -> tuple[Block, Answers]:
+    """Run the segments of one series; the block that spans them, and the ranks' answers."""
+    seconds = len(order) * steps * step_s
+    names = [variants.plain, variants.other]
+    limit_s = LIMIT_S + 3 * seconds
+    ranks = ask("alternate", limit_s=limit_s, variants=names, order=order, steps=steps)
+    return Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ()), ranks
+
+
+def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[float, float]]:
+    """Return (plain, other) step times of the slowest rank, of neighbours in the order 0 1 1 0 ...
+    that follows ``lead`` segments which do not count.
     """
     slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
     pairs = []
@@ -83,9 +81,7 @@ def pairs_of(
     return pairs
 
 
-def plain_by_rank(
-    ranks: Sequence[dict[str, Any]], order: Sequence[int], lead: int = 1
-) -> list[float]:
-    """Mean step time of the plain way on each rank, less the ``lead`` segments."""
-    chosen = [index for index, way in enumerate(order) if way == 0 and index >= lead]
+def plain_by_rank(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[float]:
+    """Return the mean step time of the plain variant on each rank, without ``lead`` segments."""
+    chosen = [index for index, variant in enumerate(order) if variant == 0 and index >= lead]
     return [fmean(rank["segments_ms"][index] for index in chosen) for rank in ranks]

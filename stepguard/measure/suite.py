@@ -4,7 +4,6 @@ Both the pytest plugin and the command line drive this; neither measures or judg
 """
 
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +21,9 @@ from stepguard.judge.terms import RuleFor, decision_rule
 from stepguard.judge.waivers import Waiver, waive
 from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.measure.confirm import Budget, compare_with, confirm
-from stepguard.measure.launches import Bench, measure
+from stepguard.measure.launches import measure_launches
+from stepguard.measure.progress import Progress
+from stepguard.measure.workers import Bench
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.accept import accept
@@ -30,7 +31,6 @@ from stepguard.storage.runs import Store
 from stepguard.storage.waivers import held_by, today
 from stepguard.verdict import Reason, Verdict
 
-Progress = Callable[[str], None]
 CHANGED = Reason.TREE_CHANGED.value  # as evidence says it, among what was not committed
 BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
 
@@ -114,7 +114,9 @@ class Suite:
     def _screened(self, case: Case, progress: Progress) -> Result:
         """Against the stored baseline; what moved by time is judged against its commit."""
         entry, terms = self.entry(case), self.terms(case)
-        evidence = measure(case, self._bench, progress, lambda e: wants_another_launch(e, entry))
+        evidence = measure_launches(
+            case, self._bench, progress, lambda e: wants_another_launch(e, entry)
+        )
         evidence = self._as_it_is(evidence)
         path = self.store.keep(self.run_folder, case.slug, evidence)
         with self.budget.spent():
@@ -158,7 +160,7 @@ class Suite:
         terms = self.terms(case)
         with self.budget.spent():
             share_s = self.budget.share_s()
-            found = compare_with(case, self._bench, self.tree, progress, share_s, terms=terms)
+            found = compare_with(case, self._bench, self.tree, progress, share_s, rule_for=terms)
         head = self._as_it_is(found.head)
         if CHANGED in head.dirty:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED.name, CHANGED, "", "pairs")

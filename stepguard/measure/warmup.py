@@ -25,7 +25,7 @@ class Protocol:
     blocks: int
     block_s: float
     retries: int = 3  # tainted blocks measured again, per launch
-    # Two ways to run the step take turns in such segments. On an H200 at its power cap pairs of
+    # Two variants of the step alternate in such segments. On an H200 at its power cap pairs of
     # them differ by 0.25 % of a step (sd), since the clocks swing: six pairs say 0.25 % either way.
     segment_s: float = 3.0
     pairs_in_a_series: int = 6  # even: a series is P S S P ... without a pause

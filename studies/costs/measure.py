@@ -22,7 +22,8 @@ from stepguard.case import Case
 from stepguard.evidence import Evidence
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import visible_gpus
-from stepguard.measure.launches import Bench, measure
+from stepguard.measure.launches import measure_launches
+from stepguard.measure.workers import Bench
 from studies.common.results import ROOT
 
 TINY = {"size": "nano", "batch": 1, "seq": 16, "precision": "fp32", "compile": False}
@@ -52,7 +53,7 @@ def launch(folder: str) -> Evidence:
         ROOT, Path(folder, "cache"), Path(folder, "runs"), (), Revision(), "studies.costs"
     )
     case = Case("tiny", "model.workloads:forward", TINY, device="cpu", launches=1)
-    evidence = measure(case, bench)
+    evidence = measure_launches(case, bench)
     if evidence.faults:
         raise SystemExit(evidence.faults[0].message)
     return evidence

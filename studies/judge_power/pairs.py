@@ -124,7 +124,7 @@ def main() -> None:
                 print(f"pair {found.pairs}: {d:+.3f} % after {found.wall_s:.0f} s", flush=True)
             return found.pairs < options.pairs and time.monotonic() - began < options.limit_s
 
-        found = compare_with(case, bench, tree, stages(began), 1e9, more=keep)
+        found = compare_with(case, bench, tree, stages(began), 1e9, wants_another=keep)
         keep(found)
     for fault in (*found.head.faults, *found.base.faults):
         print(f"{fault.during}: {fault.message}\n{fault.detail}")

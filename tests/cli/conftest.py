@@ -80,11 +80,11 @@ def shell(tmp_path, monkeypatch, capsys):
             subprocess.run(git, cwd=tmp_path, check=True)
 
     def will_measure(evidence):
-        def measure(case, bench, progress, wants_more=None):
+        def measure(case, bench, progress, wants_another=None):
             revision = {"commit": bench.revision.commit, "dirty": bench.revision.dirty}
             return replace(evidence, case_id=case.id, case=case.as_dict(), **revision)
 
-        monkeypatch.setattr(stepguard.measure.suite, "measure", measure)
+        monkeypatch.setattr(stepguard.measure.suite, "measure_launches", measure)
 
     call.keep, call.path, call.made = keep, tmp_path, made
     call.keep_comparison = keep_comparison

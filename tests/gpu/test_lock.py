@@ -19,7 +19,8 @@ from stepguard.gpu.nvml import Gpu, MachineError
 from stepguard.judge.screen import judge
 from stepguard.measure import workers
 from stepguard.measure import workers as station
-from stepguard.measure.launches import Bench, measure
+from stepguard.measure.launches import measure_launches
+from stepguard.measure.workers import Bench
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,7 +191,7 @@ def on_a_gpu(tmp_path, monkeypatch):
     monkeypatch.setattr(station, "held", partial(held, folder=tmp_path, limit_s=0.2))
     gpu = Gpu(UUID, "NVIDIA H200", "580.159", 1980)
     bench = Bench(ROOT, tmp_path / "c", tmp_path / "r", (gpu,), Revision("a" * 40), "pytest x")
-    return lambda: measure(Case("c", "factories:linear", {}, "cuda"), bench)
+    return lambda: measure_launches(Case("c", "factories:linear", {}, "cuda"), bench)
 
 
 def test_a_case_on_a_locked_gpu_is_unfit(on_a_gpu, holder):

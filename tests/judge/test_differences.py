@@ -15,7 +15,7 @@ from stepguard.evidence import Counts, Difference
 from stepguard.judge.compare import compare
 from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.screen import judge
-from stepguard.measure.rank_counts import counts_of
+from stepguard.measure.ranks import counts_of
 from stepguard.report.words import evidence_lines
 from stepguard.site import Site
 from stepguard.verdict import Reason, Status, Verdict

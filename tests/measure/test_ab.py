@@ -41,7 +41,7 @@ class World:
         self.fails = {}  # (label, command): reason
         self.fails_once = {}  # the same, but the next time it works
         self.slow_imports = {}  # label: how often it says that it is not ready
-        self.slow_torchruns = {}  # the same of a held one's torchrun
+        self.slow_torchruns = {}  # the same of a standby's torchrun
         self.taints = []  # of the blocks to come, in order
         self.threads = {}
         self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
@@ -76,9 +76,9 @@ def fake_group(world):
 
     class Group:
         def __init__(self, spec):
-            self.spec, self.pids, self.began, self.closed = spec, {}, 0.0, False
+            self.spec, self.pids, self.closed = spec, {}, False
             self.token, self.done = "token", 0
-            self.label, self.held = spec.label, spec.held
+            self.label, self.standby = spec.label, spec.standby
             self.side = "head" if "head" in spec.folder.parts else "base"
             world.groups[self.key] = self
             self.note("start")
@@ -101,26 +101,29 @@ def fake_group(world):
             self.close()
 
         def hello(self, poll):
-            assert not self.held
+            assert not self.standby
             self.note("hello")
             self.pids = {0: len(world.groups)}
 
         def ready(self):
-            assert not self.held
+            assert not self.standby
             left = world.slow_imports.get(self.key, 0)
             world.slow_imports[self.key] = left - 1
             self.note("ready" if left <= 0 else "importing")
             return left <= 0
 
-        def stands(self):
+        def torchrun_ready(self):
             left = world.slow_torchruns.get(self.key, 0)
             world.slow_torchruns[self.key] = left - 1
-            self.note("stands" if left <= 0 else "importing")
+            self.note("torchrun_ready" if left <= 0 else "importing")
             return left <= 0
 
+        def grant(self, seconds):
+            assert seconds >= 0
+
         def release(self):
-            if self.held:
-                self.held = False
+            if self.standby:
+                self.standby = False
                 self.note("release")
 
         def leave(self):
@@ -193,7 +196,7 @@ def world(monkeypatch):
     monkeypatch.setattr(
         stepguard.measure.ab,
         "watch",
-        lambda case, *rest: made.monitor if case.device == "cuda" else None,
+        lambda case, *rest: (made.monitor if case.device == "cuda" else None, None),
     )
     return made
 
@@ -391,7 +394,7 @@ def test_on_a_gpu_two_pairs_import(world, measure):
     assert at(("pair 1 head", "leave")) < at(("pair 3 head", "release"))
     first = at(("pair 2 base", "park"))
     runs = [i for i, (who, what) in enumerate(world.events) if "pair 2" in who and "block" in what]
-    assert first < at(("pair 4 head", "stands")) < min(runs) > at(("pair 3 base", "ready"))
+    assert first < at(("pair 4 head", "torchrun_ready")) < min(runs) > at(("pair 3 base", "ready"))
     assert not any(what == "importing" for _, what in world.events[min(runs) :])
     assert ("pair 4 head", "release") not in world.events
     assert all(group.closed for group in world.groups.values())
@@ -413,9 +416,9 @@ def test_where_no_time_is_judged_no_pair_imports_ahead(world, measure, device, p
 
 
 @pytest.mark.parametrize("who", ["pair 3 head", "pair 3 base"])
-def test_a_torchrun_that_dies_while_held_is_a_fault(world, measure, who):
+def test_a_torchrun_that_dies_on_standby_is_a_fault(world, measure, who):
     """Its side's, as of a launch that runs."""
-    world.fails[(who, "stands")] = "KILLED"
+    world.fails[(who, "torchrun_ready")] = "KILLED"
     found = measure(3, GPU)
     side = found.head if who.endswith("head") else found.base
     assert [fault.code for fault in side.faults] == ["KILLED"] and found.pairs == 0
@@ -503,8 +506,7 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
     """UNFIT before anything starts."""
 
     def refuse(*arguments):
-        fault = Fault(Reason.GPU_LOCKED.name, "held by process 1", "", "preflight")
-        raise LaunchFailed(fault)
+        return None, Fault(Reason.GPU_LOCKED.name, "held by process 1", "", "preflight")
 
     monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
     found = measure(1, GPU)
@@ -585,7 +587,7 @@ def test_an_interrupt_leaves_nothing(world, measure, monkeypatch):
     def stop(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(stepguard.measure.pair.Pair, "take_turns", stop)
+    monkeypatch.setattr(stepguard.measure.pair.Pair, "run", stop)
     with pytest.raises(KeyboardInterrupt):
         measure(1)
     assert world.groups["pair 2 base"].closed
@@ -615,7 +617,7 @@ def test_a_wait_for_the_card_is_none_of_the_budget(world, measure, monkeypatch):
 
     def wait(*arguments):
         clock["now"] += 3600.0
-        return world.monitor
+        return world.monitor, None
 
     monkeypatch.setattr(stepguard.measure.ab, "watch", wait)
     found = measure(3, GPU, budget_s=600.0)

@@ -1,11 +1,13 @@
 """Blocks and segments during which the machine was disturbed: measured again, never kept."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from stepguard.measure.blocks import Tainted, timed_blocks
+from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import measure_difference
+from stepguard.measure.running_launch import RunningLaunch
 from stepguard.measure.warmup import PROTOCOLS
 
 GPU = PROTOCOLS["cuda"]
@@ -15,7 +17,7 @@ def answers(command, *, steps, order=(), **rest):
     """A rank whose steps take 100 ms, and 101 ms synced."""
     times = {"began_ns": 1, "ended_ns": 2}
     if command == "alternate":
-        return [times | {"segments_ms": [100.0 + way for way in order]}]
+        return [times | {"segments_ms": [100.0 + variant for variant in order]}]
     single = {"step_ms": [100.0] * steps, "enqueue_ms": 1.0}
     return [times | single | {"wall_ms": 100.0 * steps, "events_ms": 100.0 * steps}]
 
@@ -32,27 +34,53 @@ class Machine:
         return replace(block, tainted=self.how if self.asked <= self.disturbed else "")
 
 
+class Group:
+    """A worker group's stand-in, whose only rank answers at once."""
+
+    def __init__(self, answer):
+        self.request = lambda command, *, limit_s, poll, progress, **rest: answer(command, **rest)
+
+
+def running(machine=None, answer=answers):
+    """A launch that has warmed up on a machine; ``shown`` is its progress."""
+    shown = []
+    workers = SimpleNamespace(
+        progress=shown.append,
+        poll=lambda: None,
+        monitored=machine.annotate if machine else lambda block, ranks: block,
+        start=lambda label, **options: Group(answer),
+    )
+    launch = RunningLaunch(workers, "launch 2", GPU)
+    launch.warmup.step_s = 0.1
+    launch.shown = shown
+    return launch
+
+
+def time_blocks(launch):
+    """As many blocks of 20 steps as the protocol wants."""
+    for _ in range(GPU.blocks):
+        launch.timed_block(20, of=GPU.blocks)
+    return launch.measured(2)
+
+
 def test_a_disturbed_block_is_discarded_and_kept_for_the_record():
     """As many blocks as planned, and the disturbed one beside them."""
-    machine, shown = Machine(1), []
-    kept, discarded = timed_blocks(answers, GPU, 0.1, machine.annotate, shown.append)
-    assert (len(kept), len(discarded), machine.asked) == (GPU.blocks, 1, GPU.blocks + 1)
-    assert not any(block.tainted for block in kept)
-    assert shown[-1] == f"block {GPU.blocks}/{GPU.blocks} of 20 steps"
+    machine = Machine(1)
+    launch = running(machine)
+    found = time_blocks(launch)
+    assert (len(found.blocks), len(found.discarded)) == (GPU.blocks, 1)
+    assert machine.asked == GPU.blocks + 1
+    assert not any(block.tainted for block in found.blocks)
+    assert launch.shown[-1] == f"launch 2: block {GPU.blocks}/{GPU.blocks} of 20 steps"
+    assert [block.ran for block in found.blocks] == [20, 40, 60]
 
 
 def test_a_disturbed_series_is_measured_again():
     """The pairs of a difference are those of an undisturbed series alone."""
     machine = Machine(1)
-    found = measure_difference(
-        "sync_overhead", answers, GPU, 0.1, 6, machine.annotate, lambda text: None
-    )
+    found = measure_difference("sync_overhead", running(machine), 6)
     assert found.pairs_ms == ((100.0, 101.0),) * 6
     assert machine.asked == 2
-
-
-def undisturbed(block, ranks):
-    return block
 
 
 class Stalls:
@@ -71,23 +99,23 @@ class Stalls:
 def test_a_block_whose_clocks_disagree_once_is_measured_again():
     """A single stall of the host costs a block, not the case; the evidence has what it was."""
     stalls = Stalls(2)
-    kept, discarded = timed_blocks(stalls, GPU, 0.1, undisturbed, lambda text: None)
-    assert stalls.asked == GPU.blocks + 1 == len(kept) + 1
-    assert [block.tainted for block in discarded] == [
+    found = time_blocks(running(answer=stalls))
+    assert stalls.asked == GPU.blocks + 1 == len(found.blocks) + 1
+    assert [block.tainted for block in found.discarded] == [
         "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
     ]
-    assert not any(block.clocks_disagree() for block in kept)
+    assert not any(block.clocks_disagree() for block in found.blocks)
 
 
 @pytest.mark.parametrize("which", [(1, 2), (1, GPU.blocks + 1)])
 def test_clocks_that_disagree_twice_in_a_launch_are_a_fault(which):
     """Work that the events do not see is no stall: the second such block ends the launch."""
     stalls = Stalls(*which)
-    with pytest.raises(Tainted) as raised:
-        timed_blocks(stalls, GPU, 0.1, undisturbed, lambda text: None)
-    fault = raised.value.fault("launch 1, block")
+    with pytest.raises(LaunchFailed) as raised:
+        time_blocks(running(answer=stalls))
+    fault = raised.value.fault
     assert stalls.asked == which[1]
-    assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", "launch 1, block")
+    assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", "launch 2, block")
     assert fault.message.startswith("2 blocks could not be used: rank 0: wall clock 2012.00 ms")
 
 
@@ -99,14 +127,15 @@ def test_clocks_that_disagree_twice_in_a_launch_are_a_fault(which):
         ("hw thermal slowdown", "THROTTLED"),
     ],
 )
-def test_a_machine_that_stays_disturbed_is_a_fault(how, code):
+@pytest.mark.parametrize("measured", ["block", "sync overhead"])
+def test_a_machine_that_stays_disturbed_is_a_fault(how, code, measured):
     """After the retries neither gives a figure, and the fault says what disturbed it, how often."""
-    for measure in (
-        lambda m: timed_blocks(answers, GPU, 0.1, m.annotate, lambda text: None),
-        lambda m: measure_difference("sync_overhead", answers, GPU, 0.1, 6, m.annotate, print),
-    ):
-        with pytest.raises(Tainted) as raised:
-            measure(Machine(10**6, how))
-        fault = raised.value.fault("launch 2, block")
-        assert (fault.code, fault.during) == (code, "launch 2, block")
-        assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how}"
+    launch = running(Machine(10**6, how))
+    with pytest.raises(LaunchFailed) as raised:
+        if measured == "block":
+            time_blocks(launch)
+        else:
+            measure_difference("sync_overhead", launch, 6)
+    fault = raised.value.fault
+    assert (fault.code, fault.during) == (code, f"launch 2, {measured}")
+    assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how}"

@@ -1,6 +1,7 @@
 """Exposed communication and rank skew as figures: from segments to metrics, notes and lines."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from builders import evidence, recording, two_rank_evidence
@@ -17,6 +18,17 @@ PAIRS = ((250.0, 260.0), (252.0, 262.0))
 ALONE = (250.0, 245.0, 251.0, 248.0)
 EXPOSED = Difference("exposed_comm", PAIRS, ALONE)
 PROTOCOL = Protocol(0, 0, 0, 0, blocks=1, block_s=1, segment_s=1.0, pairs_in_a_series=2)
+
+
+def launch(ask):
+    """A launch that has warmed up, whose ranks answer by ``ask``, undisturbed."""
+    return SimpleNamespace(
+        ask=ask,
+        protocol=PROTOCOL,
+        warmup=SimpleNamespace(step_s=0.1),
+        show=lambda text: None,
+        undisturbed=lambda measure, discarded, during: measure(),
+    )
 
 
 def test_segments_become_pairs_of_the_slowest_and_means_of_each_rank():
@@ -46,9 +58,7 @@ def test_the_variants_are_asked_for_by_name_and_series_are_averaged():
         told = {"began_ns": 0, "ended_ns": 1}
         return [told | {"segments_ms": [level + rank] * segments} for rank in (0, 1)]
 
-    found = measure_difference(
-        "exposed_comm", ask, PROTOCOL, 0.1, 4, lambda block, *_: block, lambda text: None
-    )
+    found = measure_difference("exposed_comm", launch(ask), 4)
     assert asked == [("alternate", ["no_gradient_sync", "pipelined"])] * 2
     assert lengths == [3 + 4, 1 + 4]  # the machine settles before the first series alone
     assert found.pairs_ms == ((11, 11),) * 2 + ((21, 21),) * 2
@@ -62,9 +72,7 @@ def test_the_wait_of_the_faster_rank_is_no_exchange():
     told = {"began_ns": 0, "ended_ns": 1}
     alone = (6.0, 9.0)
     ranks = [told | {"segments_ms": [ms] * 4 + [12.0, 12.0, ms]} for ms in alone]
-    found = measure_difference(
-        "exposed_comm", lambda *_, **__: ranks, PROTOCOL, 0.1, 2, lambda b, *_: b, lambda _: None
-    )
+    found = measure_difference("exposed_comm", launch(lambda *_, **__: ranks), 2)
     values = two_rank_evidence(differences=(found,)).values()
     assert values["exposed_comm_ms"] == pytest.approx(3)
     assert values["exposed_comm_pct"] == pytest.approx(100 * 3 / 9)

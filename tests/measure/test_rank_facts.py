@@ -3,7 +3,7 @@
 import pytest
 
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.prepared import refuse_unlike_ranks
+from stepguard.measure.ranks import refuse_unlike_ranks
 
 
 def rank(**changes):

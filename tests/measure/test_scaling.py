@@ -11,7 +11,7 @@ from stepguard import Case
 from stepguard.evidence import from_json, to_json
 from stepguard.judge.compare import compare
 from stepguard.judge.screen import judge
-from stepguard.measure.plan import planned_launches
+from stepguard.measure.launches import planned_launches
 from stepguard.metrics import METRICS
 from stepguard.report import table
 from stepguard.report.words import evidence_lines
@@ -128,6 +128,6 @@ def test_one_rank_comes_after_everything_that_is_gated():
     """Last, alone, timed and not counted; a case of one rank has no such launch."""
     case = Case("two", "model.workloads:train_step", world_size=2)
     *gated, last = planned_launches(case)
-    assert (last.alone, last.timed, last.count, last.compare) == (True, True, False, ())
-    assert len(gated) == 1 + case.launches and not any(leg.alone for leg in gated)
-    assert not any(leg.alone for leg in planned_launches(replace(case, world_size=1, gates=())))
+    assert (last.alone, last.timed, last.count, last.differences) == (True, True, False, ())
+    assert len(gated) == 1 + case.launches and not any(one.alone for one in gated)
+    assert not any(one.alone for one in planned_launches(replace(case, world_size=1, gates=())))

@@ -127,8 +127,8 @@ class Gate:
         counts = replace(made.counts, values=made.counts.values | counters)
         return replace(made, **({"counts": counts} | fields))
 
-    def measure(self, case, bench, progress, wants_more=None) -> Evidence:
-        """In place of stepguard.measure.launches.measure."""
+    def measure(self, case, bench, progress, wants_another=None) -> Evidence:
+        """In place of stepguard.measure.launches.measure_launches."""
         self.measured.append(case.id)
         progress("launch 1: start")
         progress("launch 1: block 1/3 of 4 steps")
@@ -144,7 +144,7 @@ class Gate:
         self.pair_fields[case.id] = {"pct": pct} | fields
 
     def measure_ab(
-        self, case, benches, against, progress, wants_more, budget_s, terms, steps
+        self, case, benches, against, progress, wants_another, budget_s, rule_for, steps
     ) -> Comparison:
         """In place of stepguard.measure.ab.measure_ab."""
         self.paired.append((case.id, benches[1].revision.commit, budget_s))
@@ -173,14 +173,14 @@ class Gate:
             counters = found.counts.values | changes.pop("counters", {})
             counts = replace(found.counts, values=counters)
             made[name] = replace(found, **({"counts": counts} | changes))
-        by = terms(made["head"])
+        by = rule_for(made["head"])
         judged_by = {"margins": by.margins, "prior": by.prior, "why": by.why}
         return Comparison(against, **made, **judged_by, **fields)
 
     def measure_really(self) -> None:
         """From now on a case is measured by worker processes."""
-        real = stepguard.measure.launches.measure
-        self._monkeypatch.setattr(stepguard.measure.suite, "measure", real)
+        real = stepguard.measure.launches.measure_launches
+        self._monkeypatch.setattr(stepguard.measure.suite, "measure_launches", real)
 
     def record(self, *cases: Case) -> Path:
         """Give the cases a baseline: what measuring them gives now. The file of the last one."""
@@ -226,7 +226,7 @@ def gate(pytester, monkeypatch):
     """A suite in a folder of its own, with made-up measurements; without a GPU at first."""
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
-    monkeypatch.setattr(stepguard.measure.suite, "measure", made.measure)
+    monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
     monkeypatch.setattr(stepguard.measure.confirm, "measure_ab", made.measure_ab)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")

@@ -181,7 +181,7 @@ def test_a_tree_that_changes_while_it_is_measured_is_not_recorded(gate, monkeypa
         (gate.path / "test_perf.py").write_text((gate.path / "test_perf.py").read_text() + "\n")
         return measure(*arguments)
 
-    monkeypatch.setattr("stepguard.measure.suite.measure", meddled)
+    monkeypatch.setattr("stepguard.measure.suite.measure_launches", meddled)
     result = gate.run("--perf-update")
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*the tree changed while it was measured*"])

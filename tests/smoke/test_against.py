@@ -1,4 +1,4 @@
-"""Two revisions of a small repository in turns, for real, on a CPU: from git to the verdict.
+"""Two revisions of a small repository side by side, for real, on a CPU: from git to the verdict.
 
 A step sleeps, so that what it takes is known and does not depend on what else the machine does; its
 products and tokens are what may not differ. Turns are short and groups import no compiler, for the
@@ -26,9 +26,9 @@ from stepguard.git.worktree import tree_of
 from stepguard.judge.ab import judge_ab, wants_another_pair
 from stepguard.launch.group import LaunchSpec
 from stepguard.measure.confirm import compare_with, confirm
-from stepguard.measure.launches import Bench
-from stepguard.measure.paired_launch import PairTiming
+from stepguard.measure.pair import PairTiming
 from stepguard.measure.warmup import Protocol
+from stepguard.measure.workers import Bench
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,17 +100,17 @@ def widened(*, device{{}}):
 """
 OLD = WORKLOAD.format("")
 NEW = WORKLOAD.format(", width=1") + "\n\ndef added(*, device):\n    return Work()\n"
-TURN = PairTiming(0.02, 0.2, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.2))
+SHORT_PAIRS = PairTiming(0.02, 0.2, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.2))
 SHORT = f"""
-from stepguard.measure import workers as station
-from stepguard.measure import ab as turns
+from stepguard.measure import workers
+from stepguard.measure import ab
 from stepguard.launch.group import LaunchSpec
-from stepguard.measure.paired_launch import PairTiming
+from stepguard.measure.pair import PairTiming
 from stepguard.measure.warmup import Protocol
 
 pytest_plugins = ["stepguard.plugin"]
-turns.TURNS = {{"cpu": {TURN!r}}}
-station.LaunchSpec = lambda **fields: LaunchSpec(**fields | {{"preload": ("work",)}})
+ab.PAIR_TIMINGS = {{"cpu": {SHORT_PAIRS!r}}}
+workers.LaunchSpec = lambda **fields: LaunchSpec(**fields | {{"preload": ("work",)}})
 """
 TESTS = f"""
 from stepguard import Case
@@ -147,9 +147,9 @@ def root(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Short turns, groups that do not import the compiler, and no settings of the user's."""
+    """Short pairs, groups that do not import the compiler, and no settings of the user's."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setattr(stepguard.measure.ab, "TURNS", {"cpu": TURN})
+    monkeypatch.setattr(stepguard.measure.ab, "PAIR_TIMINGS", {"cpu": SHORT_PAIRS})
     monkeypatch.setattr(
         stepguard.measure.workers,
         "LaunchSpec",

@@ -9,8 +9,8 @@ import pytest
 from stepguard import Case
 from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
-from stepguard.measure.launches import Bench, measure
-from stepguard.measure.plan import planned_launches
+from stepguard.measure.launches import measure_launches, planned_launches
+from stepguard.measure.workers import Bench
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +34,7 @@ def bench(tmp_path_factory):
 @pytest.fixture(scope="module")
 def uneven(bench):
     """Rank 1 has five times rank 0's work, and exchange costs as much as that is more."""
-    return measure(two_ranks("uneven"), bench)
+    return measure_launches(two_ranks("uneven"), bench)
 
 
 def test_exchange_costs_something(uneven):
@@ -64,7 +64,7 @@ def test_wall_times_of_blocks_do_not_show_it(uneven):
 def test_a_workload_that_cannot_do_without_exchange_is_broken(bench):
     """The attribute that it lacks is named, instead of a difference of nothing."""
     case = two_ranks("pair", params={"how": "never", "at_step": -1})
-    found = measure(case, bench)
+    found = measure_launches(case, bench)
     verdict = judge(found, None)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.BAD_WORKLOAD)
     assert "Pair has no attribute gradient_sync" in verdict.message
@@ -72,14 +72,14 @@ def test_a_workload_that_cannot_do_without_exchange_is_broken(bench):
 
 def test_a_workload_that_exchanges_all_the_same_is_broken(bench):
     """An attribute that nothing reads would measure no difference: a gain, and a green one."""
-    verdict = judge(measure(two_ranks("deaf"), bench), None)
+    verdict = judge(measure_launches(two_ranks("deaf"), bench), None)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.BAD_WORKLOAD)
     assert "still calls c10d::allreduce_: it would be compared with itself" in verdict.message
 
 
 def test_the_training_step_can_do_without_exchange(bench):
     """DDP's buckets and the loss: none is exchanged where the attribute says so."""
-    found = measure(two_ranks("ranks"), bench)
+    found = measure_launches(two_ranks("ranks"), bench)
     assert not found.faults, found.faults
     assert len(found.differences) == 1
 
@@ -88,8 +88,8 @@ def test_the_plan_has_a_launch_for_it_where_it_is_gated():
     """One of its own, before the timed launches, which count and time as ever."""
     case = two_ranks("uneven", device="cuda", launches=2)
     case = replace(case, gates=("step_ms", "graph_breaks", EXPOSED))
-    legs = [(leg.label, leg.timed, leg.count, leg.compare) for leg in planned_launches(case)]
-    assert legs == [
+    planned = [(one.label, one.timed, one.count, one.differences) for one in planned_launches(case)]
+    assert planned == [
         ("counting launch", False, True, ()),
         ("exposed communication launch", False, False, ("exposed_comm",)),
         ("launch 1", True, False, ()),
@@ -97,9 +97,9 @@ def test_the_plan_has_a_launch_for_it_where_it_is_gated():
         ("one-rank launch", True, False, ()),
     ]
     both = planned_launches(replace(case, gates=("sync_overhead_pct", EXPOSED)))
-    assert [leg.compare for leg in both] == [("sync_overhead",), ("exposed_comm",), (), (), ()]
+    assert [one.differences for one in both] == [("sync_overhead",), ("exposed_comm",), (), (), ()]
     ungated = planned_launches(replace(case, gates=("step_ms",)))
-    assert [leg.label for leg in ungated] == ["launch 1", "launch 2", "one-rank launch"]
+    assert [one.label for one in ungated] == ["launch 1", "launch 2", "one-rank launch"]
 
 
 def test_one_rank_cannot_gate_it():

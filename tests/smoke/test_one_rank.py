@@ -12,7 +12,8 @@ from stepguard import Case
 from stepguard.baseline_model import Entry, Epoch
 from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
-from stepguard.measure.launches import Bench, measure
+from stepguard.measure.launches import measure_launches
+from stepguard.measure.workers import Bench
 from stepguard.recording import summary_of
 from stepguard.verdict import Reason, Status
 
@@ -30,7 +31,7 @@ def bench(tmp_path_factory):
 def measured(bench, factory, world_size=2, wants_more=lambda evidence: False):
     """The evidence of a CPU case of one planned launch."""
     case = Case(factory, f"factories:{factory}", {}, "cpu", world_size, 1, ("graph_breaks",))
-    return measure(case, bench, wants_more=wants_more)
+    return measure_launches(case, bench, wants_another=wants_more)
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from git_repositories import commit, git, repository
 from stepguard import Case
 from stepguard.git.revision import Revision
 from stepguard.git.worktree import tree_of
-from stepguard.measure.launches import Bench, measure
+from stepguard.measure.launches import measure_launches
+from stepguard.measure.workers import Bench
 
 N = 16
 FLOPS = 2 * N**3  # of one product
@@ -110,7 +111,7 @@ def run(root, tmp_path, monkeypatch):
             sides = {"root": root, "own": tree.base, "forbidden": (tree.top,)}
             if old:
                 sides = {"root": tree.root, "own": tree.top, "forbidden": (tree.base,)}
-            return measure(
+            return measure_launches(
                 case,
                 Bench(
                     cache=root / ".stepguard" / "cache",

@@ -11,7 +11,7 @@ import pytest
 from stepguard.baseline_model import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
-from stepguard.measure.launches import measure
+from stepguard.measure.launches import measure_launches
 from stepguard.report.words import block
 from stepguard.storage.accept import recording_of
 from stepguard.verdict import Status, Verdict
@@ -25,7 +25,7 @@ CASE = case_of("cpu", 2, "nothing")
 def measured(folder, name, where=".") -> Evidence:
     """The step of two gloo ranks in a clone with that plant."""
     tree = clone(folder / where, name, 2, 0.0)
-    return measure(CASE, bench_of(CASE, tree, folder, folder / "cache"))
+    return measure_launches(CASE, bench_of(CASE, tree, folder, folder / "cache"))
 
 
 @pytest.fixture(scope="module")

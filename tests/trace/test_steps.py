@@ -12,7 +12,7 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.measure.rank_counts import counts_of
+from stepguard.measure.ranks import counts_of
 from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.steps import read_steps
 from stepguard.worker.count import profiled

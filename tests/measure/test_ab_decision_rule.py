@@ -1,4 +1,4 @@
-"""By which terms measure_ab() lets a comparison be judged, before and without any pair."""
+"""The decision rule that measure_ab() puts into a comparison, before and without any pair."""
 
 import pytest
 
@@ -7,7 +7,6 @@ from stepguard import Case
 from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import Revision
 from stepguard.judge.terms import NOT_CALIBRATED, DecisionRule
-from stepguard.launch.group import LaunchFailed
 from stepguard.margins import Margins, Prior
 from stepguard.measure.ab import measure_ab
 from stepguard.measure.workers import Bench
@@ -18,17 +17,17 @@ def measured(monkeypatch, tmp_path):
     """What is measured of a case on a machine that is unfit at once."""
 
     def refuse(*arguments):
-        raise LaunchFailed(Fault("GPU_LOCKED", "planted", "", "preflight"))
+        return None, Fault("GPU_LOCKED", "planted", "", "preflight")
 
-    def measure(case, **terms):
+    def measure(case, **options):
         bench = Bench(tmp_path, tmp_path, tmp_path, (), Revision("f" * 40), "pytest")
-        return measure_ab(case, (bench, bench), "main", print, lambda found: True, 1.0, **terms)
+        return measure_ab(case, (bench, bench), "main", print, lambda found: True, 1.0, **options)
 
     monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
     return measure
 
 
-def test_without_terms_the_cases_margins_stand(measured):
+def test_without_a_rule_the_cases_margins_hold(measured):
     """And it is said that nothing was calibrated."""
     for case, margins in (
         (Case("a", "b:c"), Margins(0.2, 0.5)),
@@ -39,15 +38,15 @@ def test_without_terms_the_cases_margins_stand(measured):
         assert (found.margins, found.prior, found.why) == (margins, Prior(), NOT_CALIBRATED)
 
 
-def test_terms_are_asked_of_heads_evidence(measured):
+def test_the_rule_is_asked_for_with_heads_evidence(measured):
     """They decide by what HEAD's side is: its case, its software."""
     asked = []
 
-    def terms(evidence):
+    def rule_for(evidence):
         asked.append(evidence)
         return DecisionRule(Margins(1.0, 2.0), Prior(0.3, 3.0), "planted")
 
-    found = measured(Case("a", "b:c"), terms=terms)
+    found = measured(Case("a", "b:c"), rule_for=rule_for)
     assert (found.margins, found.prior, found.why) == (
         Margins(1.0, 2.0),
         Prior(0.3, 3.0),

@@ -1,4 +1,4 @@
-"""A launch that is held: torchrun stands ready, no rank has started. It can die all the same."""
+"""A launch on standby: torchrun waits, no rank has started. It can die all the same."""
 
 import os
 import signal
@@ -16,8 +16,8 @@ from stepguard.worker.lifeline import pids_by_token
 
 
 @pytest.fixture
-def held(tmp_path):
-    """A held launch."""
+def standby(tmp_path):
+    """A launch on standby."""
     spec = LaunchSpec(
         device="cpu",
         preload=(),
@@ -27,7 +27,7 @@ def held(tmp_path):
         cache=tmp_path / "cache",
         label="launch 1",
         time_limit_s=60.0,
-        held=True,
+        standby=True,
     )
     with WorkerGroup(spec) as group:
         yield group
@@ -42,58 +42,58 @@ def until(condition):
         time.sleep(0.02)
 
 
-def test_no_rank_starts_before_it_is_released(held):
+def test_no_rank_starts_before_it_is_released(standby):
     """Torchrun alone is there; released, it starts the rank, which says hello."""
-    until(held.stands)
-    (torchrun,) = pids_by_token(held.token)
-    assert torchrun == held._agent.pid and not list(held.spec.folder.glob("note-*"))
-    held.release()
-    held.release()
-    held.hello()
-    assert set(pids_by_token(held.token)) == {torchrun, *held.pids.values()}
-    held.leave()
+    until(standby.torchrun_ready)
+    (torchrun,) = pids_by_token(standby.token)
+    assert torchrun == standby._agent.pid and not list(standby.spec.folder.glob("note-*"))
+    standby.release()
+    standby.release()
+    standby.hello()
+    assert set(pids_by_token(standby.token)) == {torchrun, *standby.pids.values()}
+    standby.leave()
 
 
-def test_it_can_be_released_before_it_stands(held):
+def test_it_can_be_released_before_torchrun_is_ready(standby):
     """Then nothing waits."""
-    assert not held.stands()
-    held.release()
-    held.hello()
-    assert held.stands() and held.pids
+    assert not standby.torchrun_ready()
+    standby.release()
+    standby.hello()
+    assert standby.torchrun_ready() and standby.pids
 
 
-@pytest.mark.parametrize("stands", [False, True])
-def test_it_is_closed_as_any_other(held, stands):
+@pytest.mark.parametrize("waits", [False, True])
+def test_it_is_closed_as_any_other(standby, waits):
     """While it imports, or waits: nothing is left, see the fixture."""
-    if stands:
-        until(held.stands)
-    held.close()
+    if waits:
+        until(standby.torchrun_ready)
+    standby.close()
 
 
-def test_a_torchrun_that_dies_is_a_lost_worker(held):
+def test_a_torchrun_that_dies_is_a_lost_worker(standby):
     """Whoever looks after it is told, released or not; to release it is no error."""
-    os.kill(held._agent.pid, signal.SIGKILL)
-    held._agent.wait()
+    os.kill(standby._agent.pid, signal.SIGKILL)
+    standby._agent.wait()
     with pytest.raises(LaunchFailed) as caught:
-        held.stands()
-    held.release()
-    for ask in (held.ready, held.hello):
+        standby.torchrun_ready()
+    standby.release()
+    for ask in (standby.ready, standby.hello):
         with pytest.raises(LaunchFailed):
             ask()
     assert caught.value.fault.during == "launch 1, start"
 
 
 @pytest.mark.parametrize("released", [False, True])
-def test_nobody_waits_for_ever(held, released, monkeypatch):
+def test_nobody_waits_for_ever(standby, released, monkeypatch):
     """Past the limit it is NOT_STARTED; a launch that is released has the limit from then on."""
     monkeypatch.setattr(launch, "HELLO_LIMIT_S", 60.0)
-    held.began -= 60.0
+    standby.began -= 60.0
     if released:
-        held.release()
-        assert not held.ready()
-        held.began -= 60.0
+        standby.release()
+        assert not standby.ready()
+        standby.began -= 60.0
     with pytest.raises(LaunchFailed) as caught:
-        held.ready() if released else held.stands()
+        standby.ready() if released else standby.torchrun_ready()
     assert caught.value.fault.code == "NOT_STARTED"
 
 
@@ -105,9 +105,9 @@ from pathlib import Path
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec
 folder = Path({str(tmp_path)!r})
-spec = LaunchSpec("cpu", (), 1, folder, folder / "launch", folder, "launch 1", 60.0, held=True)
+spec = LaunchSpec("cpu", (), 1, folder, folder / "launch", folder, "launch 1", 60.0, standby=True)
 group = WorkerGroup(spec)
-while not group.stands():
+while not group.torchrun_ready():
     time.sleep(0.02)
 print(group.token, group._scratch, flush=True)
 time.sleep(600)

@@ -1,0 +1,104 @@
+"""What all ranks of a launch answer, as one: their counts, their machine and software. Pure.
+
+Ranks need not do the same: many log on the first one alone. A count is that of the rank that
+counted most; where ranks differ, the count of each is kept beside it, since a cost that the others
+gain would be hidden behind the busiest.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from stepguard.evidence import Counts, Fault
+from stepguard.fingerprint import Fingerprint, steers
+from stepguard.gpu.nvml import Gpu
+from stepguard.gpu.peaks import nominal_peak_flops, physical_peak_flops
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.site import Site, merge
+from stepguard.verdict import Reason
+
+Answers = list[dict[str, Any]]  # of every rank, in rank order
+
+
+def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
+    """Raise LaunchFailed if a rank runs on another GPU than the one that is monitored for it."""
+    for rank, (gpu, answer) in enumerate(zip(gpus, ranks, strict=False)):
+        uuid = answer["fingerprint"]["device_uuid"]
+        if uuid != gpu.uuid:
+            message = f"rank {rank} runs on {uuid}, NVML's GPU {rank} is {gpu.uuid}"
+            raise LaunchFailed(Fault(Reason.MACHINE_UNREADABLE.name, message))
+
+
+def refuse_unlike_ranks(ranks: Answers) -> None:
+    """Raise LaunchFailed if a rank runs on other hardware or software than rank 0."""
+    first = _platform(ranks[0])
+    for rank, answer in enumerate(ranks):
+        mine = _platform(answer)
+        odd = [f"{key} {mine[key] or 'none'}" for key in first if mine[key] != first[key]]
+        if odd:
+            torch = ranks[0]["fingerprint"]["torch"]
+            message = f"rank {rank} has {', '.join(odd)}, rank 0 does not (torch {torch})"
+            raise LaunchFailed(Fault(Reason.RANKS_DIFFER.name, message))
+
+
+def _platform(answer: dict[str, Any]) -> dict[str, str]:
+    known = answer["fingerprint"]
+    names = ("device_name", "torch", "cuda", "cudnn", "nccl", "triton", "python", "arch")
+    steering = {key: value for key, value in known.get("environment", {}).items() if steers(key)}
+    found = {name: str(known.get(name, "")) for name in names}
+    return found | {"steering variables": str(steering) if steering else ""}
+
+
+def fingerprint_of(answer: dict[str, Any], gpus: Sequence[Gpu]) -> Fingerprint:
+    """Return rank 0's fingerprint, on a GPU with what only the driver knows of the first one."""
+    known = dict(answer["fingerprint"])
+    capability, sm_count = known.pop("capability", ""), known.pop("sm_count", 0)
+    if not known.get("cuda"):  # a CPU, whatever GPUs the machine has besides
+        return Fingerprint(**known)
+    gpu, precision = gpus[0], answer["precision"]
+    return Fingerprint(
+        **known,
+        driver=gpu.driver,
+        peak_flops=nominal_peak_flops(gpu.name, precision),
+        floor_flops=physical_peak_flops(capability, sm_count, gpu.max_sm_clock_mhz, precision),
+    )
+
+
+def counts_of(ranks: Answers, wall_s: float) -> Counts:
+    """Return one Counts for every rank's answer to ``count``; it took ``wall_s`` seconds.
+
+    Values and parts are those of the rank that counted most, sites those of all ranks. What is
+    unstable on one rank is unstable. Information is rank 0's.
+    """
+    counted = [msgspec.convert(rank, Counts) for rank in ranks]
+    unstable: dict[str, str] = {}
+    for rank, counts in enumerate(counted):
+        for name, reason in counts.unstable.items():
+            unstable.setdefault(name, f"rank {rank}: {reason}" if len(counted) > 1 else reason)
+    names = {name: None for counts in counted for name in counts.values if name not in unstable}
+    each = {name: tuple(counts.values.get(name, 0) for counts in counted) for name in names}
+    most = {name: counted[values.index(max(values))] for name, values in each.items()}
+    return Counts(
+        values={name: max(values) for name, values in each.items()},
+        unstable=unstable,
+        detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
+        sites={
+            name: _of_all_ranks([counts.sites.get(name, ()) for counts in counted])
+            for name in names
+            if any(name in counts.sites for counts in counted)
+        },
+        by_rank={name: values for name, values in each.items() if len({*values}) > 1},
+        information=counted[0].information,
+        wall_s=wall_s,
+    )
+
+
+def _of_all_ranks(sites: Iterable[Iterable[Site]]) -> tuple[Site, ...]:
+    """Return each site as often as on the rank that was there most often; of equals the first."""
+    found: dict[tuple[str, ...], Site] = {}
+    for of_rank in sites:
+        for site in merge(of_rank):
+            if site.key not in found or site.count > found[site.key].count:
+                found[site.key] = site
+    return tuple(found.values())

@@ -1,0 +1,224 @@
+"""One launch while it runs: import, build, first step, warm-up, timed blocks, end.
+
+The host decides everything that is not physics, so that one rank protocol serves the launches of a
+case (launches.py) and the pairs of two trees (ab.py).
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from stepguard.evidence import Block, Launch
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.measure import blocks
+from stepguard.measure.ranks import Answers
+from stepguard.measure.warmup import Protocol, WarmUp
+from stepguard.measure.workers import CaseWorkers
+
+COMPILE_LIMIT_S = 600.0
+COMMAND_LIMIT_S = 120.0
+
+
+class WorkersFailed(LaunchFailed):
+    """A launch that failed, and whose it was."""
+
+    def __init__(self, workers: CaseWorkers, failed: LaunchFailed) -> None:
+        super().__init__(failed.fault)
+        self.workers = workers
+
+
+class RunningLaunch:
+    """A worker group that imports from now on. Whatever fails raises WorkersFailed.
+
+    ``alone``: of one rank, though the case has several; ``standby``: torchrun imports, and its
+    ranks only after release().
+    """
+
+    def __init__(
+        self,
+        workers: CaseWorkers,
+        label: str,
+        protocol: Protocol,
+        *,
+        alone: bool = False,
+        standby: bool = False,
+    ) -> None:
+        self.workers, self.label, self.protocol = workers, label, protocol
+        self._group = workers.start(label, alone=alone, standby=standby)
+        self._began = time.monotonic()
+        self._compile_s = 0.0
+        self.warmup = WarmUp(protocol)
+        self.ran = 0  # steps since the first one
+        self.blocks: list[Block] = []
+        self._discarded: list[Block] = []
+
+    @contextlib.contextmanager
+    def _blamed(self) -> Iterator[None]:
+        try:
+            yield
+        except LaunchFailed as failed:
+            raise WorkersFailed(self.workers, failed) from None
+
+    def show(self, text: str) -> None:
+        """Show progress under the launch's label."""
+        self.workers.progress(f"{self.label}: {text}")
+
+    def ask(self, command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any) -> Answers:
+        """Ask every rank, while the machine is monitored."""
+        poll, show = self.workers.poll, self.show
+        with self._blamed():
+            return self._group.request(
+                command, limit_s=limit_s, poll=poll, progress=show, **arguments
+            )
+
+    @staticmethod
+    def expect(*launches: "RunningLaunch") -> None:
+        """Let these launches, and no others, be on the GPUs from now on."""
+        launches[0].workers.expect(*(launch._group for launch in launches))
+
+    def release(self) -> None:
+        """Let the ranks of a standby import, too."""
+        self._group.release()
+
+    def torchrun_ready(self) -> bool:
+        """Tell whether a standby's torchrun has imported, without waiting."""
+        with self._blamed():
+            return self._group.torchrun_ready()
+
+    def ready(self) -> bool:
+        """Tell whether the ranks have imported all, without waiting."""
+        with self._blamed():
+            return self._group.ready()
+
+    def hello(self) -> None:
+        """Wait until the ranks have imported all; their time limit runs from then on."""
+        self._began = time.monotonic()
+        self.show("start")
+        with self._blamed():
+            self._group.hello(self.workers.progress.tick)
+
+    def grant(self, seconds: float) -> None:
+        """Add time during which the ranks had to wait to their time limit."""
+        self._group.grant(seconds)
+
+    def build(self, quietly: bool = False) -> Answers:
+        """Build the workload and run its first step; return what the ranks say of it.
+
+        ``quietly`` is for another thread than the main one, which alone samples the machine and
+        shows progress.
+        """
+        ask = self._ask_quietly if quietly else self.ask
+        if not quietly:
+            self.show("build and first step")
+        case = self.workers.case
+        answers = ask("prepare", factory=case.workload, params=case.params)
+        with self._blamed():
+            self.workers.take_description(answers, self._group.spec)
+        first = ask("first_step", limit_s=COMPILE_LIMIT_S)
+        self._compile_s = max(rank["compile_s"] for rank in first)
+        return answers
+
+    def _ask_quietly(
+        self, command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any
+    ) -> Answers:
+        with self._blamed():
+            return self._group.request(
+                command, limit_s=limit_s, poll=_nothing, progress=_nothing, **arguments
+            )
+
+    def warm_up(
+        self,
+        until: Callable[[], bool] = lambda: True,
+        windows: Sequence[int] = (),
+        most: int = 0,
+    ) -> None:
+        """Run windows of steps, those of ``windows`` first, until steady, or until the cap, and
+        until ``until``; of ``most`` steps in all, if that is not 0.
+
+        The card is kept busy while the next launch still imports: a pause would cool it.
+        """
+        self.warmup, given = WarmUp(self.protocol), [*windows]
+        while given or not self.warmup.done() or not until():
+            steps = given.pop(0) if given else self.warmup.next_steps()
+            if most:
+                if self.warmup.steps >= most:
+                    break
+                steps = min(steps, most - self.warmup.steps)
+            self.show("warm-up")
+            self.warmup.add(self.run(steps))
+
+    def run(self, steps: int) -> Answers:
+        """Run so many steps in a block; every rank's times of it."""
+        limit_s = blocks.block_limit_s(steps, self.warmup.step_s)
+        answers = self.ask("block", steps=steps, limit_s=limit_s)
+        self.ran += steps
+        return answers
+
+    def timed_block(self, steps: int, of: int) -> None:
+        """Time a block of so many steps, again where the machine was disturbed; the launch has
+        ``of`` blocks.
+        """
+
+        def measure() -> tuple[Block, Answers]:
+            self.show(f"block {len(self.blocks) + 1}/{of} of {steps} steps")
+            ran = self.ran
+            answers = self.run(steps)
+            return blocks.block_of(answers, steps, ran), answers
+
+        block, _ = self.undisturbed(measure, self._discarded, "block")
+        self.blocks.append(block)
+
+    def undisturbed(
+        self,
+        measure: Callable[[], tuple[Block, Answers]],
+        discarded: list[Block],
+        during: str,
+    ) -> tuple[Block, Answers]:
+        """Measure until the machine was fit meanwhile; see blocks.undisturbed."""
+        with self._blamed():
+            return blocks.undisturbed(
+                measure,
+                self.workers.monitored,
+                discarded,
+                self.protocol.retries,
+                f"{self.label}, {during}",
+            )
+
+    def count(self) -> None:
+        """Run the counting pass, whose figures are the case's."""
+        began = time.monotonic()
+        answers = self.ask("count", limit_s=COMPILE_LIMIT_S)
+        self.workers.take_counts(answers, time.monotonic() - began)
+
+    def park(self) -> None:
+        """Give the cached memory back and idle until asked again."""
+        self.ask("park")
+
+    def leave(self) -> None:
+        """End in order; what the ranks imported late is checked first."""
+        answers = self.ask("sources")
+        with self._blamed():
+            self.workers.check_sources(answers, self._group.spec, "end")
+            self._group.leave()
+
+    def close(self) -> None:
+        """End at once; its memory is free then."""
+        self._group.close()
+
+    def measured(self, index: int) -> Launch:
+        """Return what it ran so far, as the case's launch ``index``."""
+        return Launch(
+            index=index,
+            blocks=tuple(self.blocks),
+            compile_s=self._compile_s,
+            warmup_s=self.warmup.seconds,
+            warmup_steps=self.warmup.steps,
+            steady=self.warmup.problem,
+            wall_s=time.monotonic() - self._began,
+            discarded=tuple(self._discarded),
+        )
+
+
+def _nothing(*progress: object) -> None:
+    pass
