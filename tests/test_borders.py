@@ -1,56 +1,38 @@
-"""Who may import whom, read from the sources; and that collecting the suite imports no torch."""
+"""One order of folders: an import goes downwards or stays inside its folder. Read from the sources.
+
+pytest tests/test_borders.py
+"""
 
 import ast
 import os
 import subprocess
 import sys
-import tomllib
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PURE = (
-    "case",
-    "evidence",
-    "fingerprint",
-    "metrics",
-    "statistics",
-    "looks",
-    "power",
-    "pairs",
-    "noise",
-    "calibration",
-    "terms",
-    "comparison",
-    "versus",
-    "confirm",
-    "recording",
-    "verdict",
-    "site",
-    "compare",
-    "judge",
-    "explain",
-    "stack",
-    "allow",
-    "baseline_model",
-    "hardware",
-    "trace.calls",
-    "trace.gpu_time",
-    "trace.kernels",
-    "trace.steps",
-)
+ENGINE = ROOT / "stepguard"
+NOUNS = ""  # the modules directly in stepguard/
+# From the top down. Ranks read their own traces, so trace/ is below worker/.
+ORDER = ("cli", "plugin", "report", "measure", "launch", "storage", "git", "gpu", "judge")
+ORDER += ("worker", "trace", NOUNS)
+PURE = ("judge", "trace", NOUNS)
 IMPURE = {
     "ctypes",
+    "fcntl",
+    "filelock",
     "glob",
     "io",
+    "logging",
     "mmap",
     "multiprocessing",
     "os",
     "pathlib",
     "pynvml",
-    "pytest",
     "random",
+    "select",
     "shutil",
     "signal",
     "socket",
@@ -59,88 +41,119 @@ IMPURE = {
     "tempfile",
     "threading",
     "time",
-    "torch",
 }
+PYTEST = {"pytest", "_pytest", "pluggy", "pytest_benchmark"}
 
 
-def modules(package):
+def paths(package):
     """Every module of a package, by its path."""
-    paths = sorted((ROOT / package).rglob("*.py"))
-    assert paths, f"no {package} in {ROOT}"
-    return paths
+    found = sorted((ROOT / package).rglob("*.py"))
+    assert found, f"no {package} in {ROOT}"
+    return found
 
 
-def imports(path):
-    """The full names that a file imports, at any depth, function bodies included."""
+def statements(path):
+    """What a file imports, at any depth, function bodies included: (module, name or None)."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            yield f"{node.module}"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield from ((str(node.module), alias.name) for alias in node.names)
 
 
-def roots(path):
+def packages(path):
     """The top-level packages that a file imports."""
-    return {name.partition(".")[0] for name in imports(path)}
+    return {module.partition(".")[0] for module, _ in statements(path)}
+
+
+def dotted(path):
+    """A module's name, of its path."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {dotted(path): path for path in paths("stepguard")}
+
+
+def imported(path):
+    """The modules of stepguard that a file imports."""
+    found = {
+        part if (part := f"{module}.{name}") in MODULES else module
+        for module, name in statements(path)
+    }
+    return found & MODULES.keys()
+
+
+def folder(module):
+    """The folder below stepguard/ that a module is in; its entry point belongs to cli/."""
+    inner = MODULES[module].relative_to(ENGINE).parts
+    return "cli" if inner == ("__main__.py",) else inner[0] if len(inner) > 1 else NOUNS
+
+
+def of(*folders):
+    """A parameter for each module in these folders."""
+    found = [module for module in MODULES if folder(module) in folders]
+    return pytest.mark.parametrize("module", found)
 
 
 def test_the_walk_sees_imports_of_every_kind(tmp_path):
     """Plain, from, aliased, nested in functions: none is overlooked."""
     source = "import a.b as c\nfrom d import e\ndef f():\n    if g:\n        import h.i\n"
     (tmp_path / "x.py").write_text(source)
-    assert roots(tmp_path / "x.py") == {"a", "d", "h"}
+    assert packages(tmp_path / "x.py") == {"a", "d", "h"}
 
 
-@pytest.mark.parametrize("path", modules("model"), ids=lambda path: path.name)
+def test_every_folder_has_its_place():
+    """A new folder is put into the order, and a removed one is taken out."""
+    assert {folder(module) for module in MODULES} == set(ORDER)
+
+
+@of(*ORDER)
+def test_imports_go_downwards(module):
+    """What a module imports is in its own folder or in one below it."""
+    place = ORDER.index(folder(module))
+    upwards = [name for name in imported(MODULES[module]) if ORDER.index(folder(name)) < place]
+    assert not upwards, f"{module} imports {', '.join(sorted(upwards))}"
+
+
+def test_no_circles():
+    """Modules that import each other, however far round, are one module."""
+    graph = {module: imported(path) - {module} for module, path in MODULES.items()}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" <- ".join(error.args[1]))
+
+
+@of(*ORDER)
+def test_torch_and_pytest_stay_where_they_belong(module):
+    """worker/ alone imports torch, plugin/ alone pytest; pytest-benchmark comes by its fixture."""
+    found = packages(MODULES[module])
+    assert "torch" not in found or folder(module) == "worker"
+    assert not found & PYTEST or (folder(module) == "plugin" and "pytest_benchmark" not in found)
+
+
+@of(*PURE)
+def test_pure_modules_do_nothing_but_compute(module):
+    """No files, no clock, no processes, no output."""
+    path = MODULES[module]
+    assert not packages(path) & IMPURE
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    called = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
+    assert not called & {"open", "print", "input", "exec", "eval", "__import__"}
+
+
+@pytest.mark.parametrize("path", paths("model"), ids=lambda path: path.name)
 def test_the_model_does_not_know_its_guard(path):
     """model/ never imports stepguard."""
-    assert "stepguard" not in roots(path)
+    assert "stepguard" not in packages(path)
 
 
-@pytest.mark.parametrize(
-    "path", modules("stepguard"), ids=lambda path: str(path.relative_to(ROOT / "stepguard"))
-)
-def test_stepguards_borders(path):
-    """stepguard never imports model; torch and pytest stay where they belong."""
-    inner = path.relative_to(ROOT / "stepguard")
-    found = roots(path)
-    assert not found & {"model", "perf_tests", "tests"}
-    if "torch" in found:
-        assert inner.parts[0] == "worker" or inner.name == "cuda_stamp.py"
-    if found & {"pytest", "_pytest", "pluggy"}:
-        assert str(inner) in ("plugin.py", "options.py", "pytest_run.py", "benchmark_bridge.py")
-    assert "pytest_benchmark" not in found  # reached through its fixture alone
-
-
-@pytest.mark.parametrize("name", PURE)
-def test_pure_modules_do_nothing_but_compute(name):
-    """No I/O, no clock, no torch, no pytest; of stepguard only each other."""
-    path = ROOT / "stepguard" / f"{name.replace('.', '/')}.py"
-    assert not roots(path) & IMPURE
-    ours = {part for part in imports(path) if part.startswith("stepguard.")}
-    known = {f"stepguard.{pure}" for pure in PURE}
-    assert all(part in known or part.rpartition(".")[0] in known for part in ours)
-    calls = [
-        node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)
-    ]
-    named = {call.id for call in calls if isinstance(call, ast.Name)}
-    assert not named & {"open", "print", "input", "exec", "eval", "__import__"}
-
-
-def test_every_package_is_installed():
-    """A package that setuptools is not told of works from a clone and is missing elsewhere."""
-    told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    there = {path.parent.relative_to(ROOT) for path in modules("stepguard")}
-    assert set(told) == {".".join(folder.parts) for folder in there}
-
-
-def test_workers_do_not_reach_into_the_host():
-    """A rank never imports what runs in the calling process, nor reports."""
-    for path in modules("stepguard/worker"):
-        for name in imports(path):
-            assert not name.startswith(("stepguard.host", "stepguard.report", "stepguard.plugin"))
+@of(*ORDER)
+def test_the_engine_does_not_know_what_it_measures(module):
+    """stepguard never imports the model, its suite, tests or studies."""
+    assert not packages(MODULES[module]) & {"model", "perf_tests", "tests", "studies"}
 
 
 WATCH = """
