@@ -251,12 +251,12 @@ def waive(life: Life) -> None:
     life.say("## A waiver")
     life.say(
         "A new version of a library makes the step slower, and its next version will mend that. "
-        "The level is not accepted, since it is not meant to stay; it is waived, for 60 days, as "
-        "far as was measured, and half a point to a point more:"
+        "The level is not accepted, since it is not meant to stay; it is waived, for 60 days, "
+        "up to 6 %, a little more than was measured:"
     )
     slower = life.measured(273.5, PEAK - 9_000_000_000)
     name, why = "train_step[124m-bf16]", "library issue 1234, mended in its next version"
-    arguments = ("--evidence", slower, "--reason", why, "--days", "60", "--who", "A. Author")
+    arguments = ("--limit-pct", "6", "--reason", why, "--days", "60", "--who", "A. Author")
     life.stepguard("waive", name, "step_ms", *arguments)
     life.diff()
     life.say("The case passes, and says on every run until when and why:")
@@ -266,7 +266,7 @@ def waive(life: Life) -> None:
     life.stepguard("judge", "--evidence", worse, "--json", "../verdict.json")
     life.say(
         "The day after its last one it fails likewise, as `EXPIRED`. When the case is `same` "
-        "again the waiver is reported as stale, and a line is taken out."
+        "again the waiver is reported as stale, and it is removed."
     )
 
 

@@ -30,8 +30,6 @@ class Comparison:
     together: bool = True  # both groups alive, one of them parked; else one after the other
     out_of_time: bool = False  # there were to be more pairs, and the budget was spent
     wall_s: float = 0.0
-    waived_pct: dict[str, float] = field(default_factory=dict)  # by the other revision's waivers
-    waivers_problem: str = ""  # why those cannot be read
     schema: int = SCHEMA
 
     @property

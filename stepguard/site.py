@@ -6,11 +6,12 @@ function, source text and what happens there; the line is for the reader.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 
-@dataclass(frozen=True)
-class Site:
+class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One place and what happens there, so often per step (or in all, for the compiler's)."""
 
     what: str  # ".item()", "graph break: ...", "recompile: ..."

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from stepguard.site import Site
+from stepguard.waiver import WaiverOutcome
 
 
 class Status(Enum):
@@ -152,7 +153,7 @@ class Verdict:
     against: str = ""  # the other revision that took turns, where one did
     p_value: float | None = None  # of the step time: that it is no slower than the other's
     waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
-    waivers: tuple[str, ...] = ()  # what each waiver of the case did, a sentence each
+    waivers: tuple[WaiverOutcome, ...] = ()  # of the case, and what each of them did
 
     @property
     def outcome(self) -> str:

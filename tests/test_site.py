@@ -3,7 +3,6 @@
 import importlib
 import sys
 import sysconfig
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -12,6 +11,7 @@ import torch
 from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 import stepguard
 from stepguard.report.words import block, evidence_lines, headline
@@ -61,7 +61,7 @@ def test_merge_keeps_every_count(sites):
 def test_merge_joins_phases():
     """Each phase once; sites without one add none."""
     phases = ("forward", "", "backward", "forward")
-    (found,) = merge([replace(ITEM, phase=phase) for phase in phases])
+    (found,) = merge([structs.replace(ITEM, phase=phase) for phase in phases])
     assert (found.phase, found.count) == ("forward, backward", 4)
 
 
@@ -78,7 +78,7 @@ def test_merge_of_nothing_is_nothing():
 def test_nothing_is_added_to_itself(sites, moved):
     """Equal sites add nothing, and neither do edits above them that move every line."""
     assert added(sites, sites) == ()
-    assert added(sites, [replace(site, line=site.line + moved) for site in sites]) == ()
+    assert added(sites, [structs.replace(site, line=site.line + moved) for site in sites]) == ()
     assert added(sites, sites[::-1]) == ()
 
 
@@ -113,14 +113,15 @@ def test_what_one_side_adds_the_other_takes_away(old, new):
 )
 def test_another_place_is_added(change):
     """Another file, function, text or happening is another site, with its own line."""
-    other = replace(ITEM, line=5, **change)
+    other = structs.replace(ITEM, line=5, **change)
     assert added([ITEM], [ITEM, other]) == (other,)
     assert added([ITEM, other], [ITEM]) == ()
 
 
 def test_a_rise_at_one_place_is_the_difference():
     """2 of a place that had 5 before and has 7 now."""
-    assert added([replace(ITEM, count=5)], [replace(ITEM, count=7)]) == (replace(ITEM, count=2),)
+    old, new, more = (structs.replace(ITEM, count=count) for count in (5, 7, 2))
+    assert added([old], [new]) == (more,)
 
 
 # In words
@@ -130,8 +131,8 @@ def test_a_rise_at_one_place_is_the_difference():
     ("site", "words"),
     [
         (ITEM, "n = loss.item() in GPT.forward (model/gpt.py:88), forward"),
-        (replace(ITEM, phase=""), "n = loss.item() in GPT.forward (model/gpt.py:88)"),
-        (replace(ITEM, text=""), ".item() in GPT.forward (model/gpt.py:88), forward"),
+        (structs.replace(ITEM, phase=""), "n = loss.item() in GPT.forward (model/gpt.py:88)"),
+        (structs.replace(ITEM, text=""), ".item() in GPT.forward (model/gpt.py:88), forward"),
         (Site(".item() in IndexBackward0"), ".item() in IndexBackward0"),
         (Site(".item()", phase="backward"), ".item(), backward"),
     ],
@@ -144,7 +145,7 @@ def test_a_site_in_words(site, words):
 @pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
 def test_long_source_is_cut(length, shown):
     """Sixty characters of the line are enough to find it."""
-    words = replace(ITEM, text="x" * length).describe()
+    words = structs.replace(ITEM, text="x" * length).describe()
     assert words == f"{shown} in GPT.forward (model/gpt.py:88), forward"
 
 
@@ -158,7 +159,7 @@ def rise(*sites):
 
 def test_a_failure_names_the_place():
     """The headline has file and line, the lines under it what happens there and how often."""
-    verdict = rise(replace(ITEM, count=2))
+    verdict = rise(structs.replace(ITEM, count=2))
     assert headline(verdict).endswith(" model/gpt.py:88")
     line = "    2 x .item(): n = loss.item() in GPT.forward (model/gpt.py:88), forward"
     assert line in evidence_lines(verdict)
@@ -180,7 +181,7 @@ def test_a_failure_without_a_place_names_none():
 @given(SITES)
 def test_sites_survive_json(sites):
     """What a rank sends is what the host reads."""
-    sent = msgspec.json.encode([vars(site) for site in sites])
+    sent = msgspec.json.encode([structs.asdict(site) for site in sites])
     assert msgspec.json.decode(sent, type=list[Site]) == sites
 
 

@@ -18,6 +18,7 @@ from stepguard.metrics import METRICS
 from stepguard.report import documents, recorded, table
 from stepguard.report import figures as shell
 from stepguard.report import words as explain
+from stepguard.report.waivers import sentences
 from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import Refused, accept
 from stepguard.storage.baselines import BaselineError
@@ -114,9 +115,8 @@ def _judge(options: argparse.Namespace) -> int:
     shell.refuse_target(options.json)
     verdicts = []
     wanted, waivers = _wanted(options), load_waivers(options.baselines, today())
-    kept = [evidence for _, evidence in wanted]
-    kept += [one.evidence for one in Store(options.root).measured()] if waivers else []
-    for case_id in unknown(options.baselines, waivers, [one.case_id for one in kept]):
+    known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
+    for case_id in unknown(options.baselines, waivers, known):
         where = options.baselines / baseline.WAIVERS
         print(f"stepguard: {where}: no baseline or kept run has {case_id!r}", file=sys.stderr)
     for _, evidence in wanted:
@@ -131,7 +131,7 @@ def _judge(options: argparse.Namespace) -> int:
         if verdict.status is not Status.SAME:
             print("\n".join([explain.headline(verdict), *explain.evidence_lines(verdict)]))
         else:
-            for text in verdict.waivers:
+            for text in sentences(verdict):
                 print(f"{verdict.case_id}: waiver {text}")
     shell.put_json([documents.verdict_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1

@@ -1,27 +1,43 @@
-"""A machine's own noise, as pairs of the same code showed it: what is kept of it, and what of it
-may be kept. Pure; reading and writing it is storage/calibrations.py's.
+"""A machine's own noise, and the rule that A/B comparisons on it are decided by. Pure.
+
+Pairs of the same code say how noisy a machine's pairs are. That becomes the prior of the next
+comparisons; and where such noise cannot be decided by the default margins within the sequential
+plan, the matter margin is widened, never narrowed.
 """
 
-from dataclasses import replace
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import fmean, stdev
 from typing import Annotated, Any
 
 import msgspec
+from scipy.special import chdtri, stdtrit
 
 from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.evidence import Evidence
 from stepguard.judge.ab import judge_ab
-from stepguard.judge.noise import Noise
+from stepguard.judge.limits import DEFAULT_LIMIT_PCT
+from stepguard.judge.power import smallest_detectable_pct
 from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
+from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.verdict import Reason, Status, Verdict
 
-SCHEMA = 1
+SCHEMA = 2
+MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
+NOT_CALIBRATED = "not calibrated"
+# No wider than the screen's limit where nothing is known: past that pairs would say no more than a
+# stored baseline does. Noisier machines end as INCONCLUSIVE.
+WIDEST_PCT = DEFAULT_LIMIT_PCT
 
-Pct = Annotated[float, msgspec.Meta(ge=0, lt=100)]
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class CalibratedCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one case's pairs said. Standard deviations are of 100 * a logarithm."""
+    """The noise of one case's pairs on one kind of machine, and all that it depends on."""
 
     case: dict[str, Any]  # what it was measured with, as Case.as_dict() gives it
     date: Text  # UTC, ISO 8601
@@ -29,15 +45,15 @@ class CalibratedCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     device_uuid: str
     driver: str
     software: dict[str, str]  # versions that must be equal for it to apply
-    turn: dict[str, Seconds]  # how a turn ran; run otherwise, pairs have other noise
-    pairs: Annotated[int, msgspec.Meta(ge=MIN_PAIRS, le=SEQUENTIAL_PLAN[-1].pairs)]
-    degrees: Annotated[float, msgspec.Meta(gt=0)]  # of freedom of sd_pct: pairs - 1
-    sd_pct: Annotated[float, msgspec.Meta(ge=0.001, lt=100)]  # of a pair's log-ratio
-    launch_sd_pct: Pct  # between the launches of one side, the run's drift included
-    block_sd_pct: Pct  # of one block
-    drift_pct: float
-    together: bool  # both groups alive; else one launch after the other
+    timing: dict[str, Seconds]  # of a pair; with another one pairs have other noise
+    pairs: Annotated[int, msgspec.Meta(ge=MIN_PAIRS, le=MOST_PAIRS)]
+    sd_pct: Annotated[float, msgspec.Meta(ge=0.001, lt=100)]  # of a pair's 100 * log-ratio
     seconds_a_pair: Seconds
+
+    @property
+    def prior(self) -> Prior:
+        """The prior that these pairs make."""
+        return prior_of(self.sd_pct, self.pairs - 1)
 
 
 class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,10 +64,46 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cases: dict[str, CalibratedCase]
 
 
+@dataclass(frozen=True)
+class PairNoise:
+    """The scatter of pairs of the same code, in percent, with 95 % intervals for normal pairs."""
+
+    pairs: int
+    sd_pct: float
+    sd_low_pct: float
+    sd_high_pct: float
+    mean_pct: float  # which is zero in truth
+    mean_half_width_pct: float
+
+
+def pair_noise(comparison: Comparison) -> PairNoise:
+    """Return the noise of a comparison of the same code with itself.
+
+    Raises ValueError with fewer than three pairs, and for pairs that do not differ at all: a clock
+    without noise measured no time.
+    """
+    ratios = [100 * d for d in comparison.log_ratios()]
+    count = len(ratios)
+    if count < 3:
+        raise ValueError(f"{count} pairs: their spread needs 3")
+    sd = stdev(ratios)
+    if not sd > 0:
+        raise ValueError(f"{count} pairs and all of them {ratios[0]:+.3f} %: no clock is that even")
+    degrees = count - 1
+    return PairNoise(
+        pairs=count,
+        sd_pct=sd,
+        sd_low_pct=sd * math.sqrt(degrees / float(chdtri(degrees, 0.025))),
+        sd_high_pct=sd * math.sqrt(degrees / float(chdtri(degrees, 0.975))),
+        mean_pct=fmean(ratios),
+        mean_half_width_pct=float(stdtrit(degrees, 0.975)) * sd / math.sqrt(count),
+    )
+
+
 def calibrated(
-    comparison: Comparison, noise: Noise, pair_s: float, turn: dict[str, float]
+    comparison: Comparison, noise: PairNoise, pair_s: float, timing: dict[str, float]
 ) -> CalibratedCase:
-    """What is kept; ``turn`` is how a turn ran, in seconds."""
+    """Return what is kept; ``timing`` is that of a pair, in seconds."""
     head = comparison.head
     assert head.fingerprint is not None
     return CalibratedCase(
@@ -61,25 +113,20 @@ def calibrated(
         device_uuid=head.fingerprint.device_uuid,
         driver=head.fingerprint.driver,
         software=head.software_key(),
-        turn=turn,
+        timing=timing,
         pairs=noise.pairs,
-        degrees=float(noise.pairs - 1),
         sd_pct=_digits(noise.sd_pct),
-        launch_sd_pct=_digits(noise.launch_sd_pct),
-        block_sd_pct=_digits(noise.block_sd_pct),
-        drift_pct=_digits(noise.drift_pct),
-        together=comparison.together,
         seconds_a_pair=_digits(pair_s),
     )
 
 
 def _digits(value: float) -> float:
-    """Four that count: a standard deviation is never known better, and rounds to nothing."""
+    """Return four significant digits: a standard deviation is never known better."""
     return float(f"{value:.4g}")
 
 
 def refusal(comparison: Comparison) -> str:
-    """Why these pairs of the same code are no calibration; empty if they are one."""
+    """Return why these pairs of the same code are no calibration; empty if they are one."""
     verdict = judge_ab(replace(comparison, out_of_time=True))
     undecided = verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.UNDECIDED
     if verdict.status is not Status.SAME and not undecided:
@@ -90,13 +137,103 @@ def refusal(comparison: Comparison) -> str:
 
 
 def _not_alike(verdict: Verdict) -> str:
-    """The same code failed, or came out as other code."""
+    """Describe how the same code failed, or came out as other code."""
     worst, word = verdict.worst, verdict.status.value
     if verdict.message or worst is None:
         return f"{word}: {verdict.message or verdict.reason.value}"
     if worst.metric != JUDGED_TIME:
         return f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code"
     return (
-        f"the same code came out {word}: {worst.note}; something tells the two sides apart, "
+        f"the same code came out {word}: {worst.note}; something makes the two sides unequal, "
         "see: python -m stepguard doctor, then calibrate again"
     )
+
+
+@dataclass(frozen=True)
+class DecisionRule:
+    """The margins and the prior that pairs are judged by; ``why`` is beside them in every verdict.
+
+    Where nothing is known of the machine these are the case's own margins and the usual prior.
+    """
+
+    margins: Margins = MARGINS
+    prior: Prior = PRIOR
+    why: str = NOT_CALIBRATED
+
+
+# Whether a calibration applies is known once HEAD's side has sent what software it runs.
+RuleFor = Callable[[Evidence], DecisionRule]
+
+
+def decision_rule(
+    entry: CalibratedCase | None,
+    evidence: Evidence,
+    timing: Mapping[str, float],
+    defaults: Margins = MARGINS,
+) -> DecisionRule:
+    """Return the rule for ``evidence`` of HEAD; ``timing`` is that of a pair now, in seconds.
+
+    A calibration of other software, parameters or timing is not used, and ``why`` says so.
+    """
+    if entry is None or evidence.fingerprint is None:
+        return DecisionRule(defaults)
+    day = entry.date[:10]
+    if stale := _stale(entry, evidence, timing):
+        again = f"python -m stepguard calibrate {shlex.quote(evidence.case_id)}"
+        return DecisionRule(defaults, why=f"calibration of {day} ignored, {stale}: {again}")
+    margins = widened(entry.prior, defaults)
+    why = f"calibrated {day}: pair sd {entry.sd_pct:.2g} % over {entry.pairs} pairs"
+    if margins != defaults:
+        why = (
+            f"widened from {defaults.ignore_pct:g} and {defaults.matter_pct:g} %, which "
+            f"{MOST_PAIRS} pairs of this noise do not decide; {why}"
+        )
+    return DecisionRule(margins, entry.prior, why)
+
+
+def _stale(entry: CalibratedCase, evidence: Evidence, timing: Mapping[str, float]) -> str:
+    """Return what is not as it was then; empty if all is."""
+    for prefix, then, now in (
+        ("case.", entry.case, evidence.case),
+        ("", entry.software, evidence.software_key()),
+        ("timing.", entry.timing, timing),
+    ):
+        for key in sorted(then.keys() | now.keys()):
+            if then.get(key) != now.get(key):
+                return f"{prefix}{key} was {then.get(key)!r} and is {now.get(key)!r}"
+    return ""
+
+
+def prior_of(sd_pct: float, degrees: float) -> Prior:
+    """Return the prior of a machine's own pairs; never worth more than the default's degrees.
+
+    With more, the sequential plan would err more often than it says wherever the noise is not what
+    it was: at noise 2.5 times as large, 0.094 % of false alarms at 4 degrees, 0.11 % at 5, 0.41 %
+    at 23.
+    """
+    return Prior(sd_pct, min(degrees, PRIOR.degrees))
+
+
+@lru_cache(maxsize=256)
+def widened(prior: Prior, defaults: Margins = MARGINS) -> Margins:
+    """Return the margins that the plan can decide at the prior's noise: the defaults, or a larger
+    ``matter_pct``.
+
+    Decided means that a slowdown of the matter margin is SLOWER within the whole plan in 95 of 100
+    runs. The ignore margin stays: how much is nothing is no question of noise. To 0.01 %, upwards,
+    and WIDEST_PCT at most.
+    """
+
+    def decides(matter_pct: float) -> bool:
+        margins = Margins(defaults.ignore_pct, matter_pct)
+        return smallest_detectable_pct(MOST_PAIRS, prior.sd_pct, margins, prior) <= matter_pct
+
+    low, high = defaults.matter_pct, max(WIDEST_PCT, defaults.matter_pct)
+    if low == high or decides(low):
+        return defaults
+    if not decides(high):
+        return Margins(defaults.ignore_pct, high)
+    while high - low > 0.005:
+        middle = (low + high) / 2
+        low, high = (low, middle) if decides(middle) else (middle, high)
+    return Margins(defaults.ignore_pct, math.ceil(round(100 * high, 6)) / 100)

@@ -19,8 +19,8 @@ from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.evidence import Evidence, Fault, Launch
+from stepguard.judge.calibration import DecisionRule, RuleFor
 from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.judge.terms import DecisionRule, RuleFor
 from stepguard.measure.pair import (
     BASE,
     HEAD,

@@ -1,4 +1,4 @@
-"""HEAD against itself: the pairs by which a machine's own noise is known."""
+"""HEAD against itself: the pairs that show a machine's own noise."""
 
 import math
 from collections.abc import Callable
@@ -7,15 +7,18 @@ from dataclasses import dataclass, replace
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.git.worktree import Tree
-from stepguard.judge.calibration import CalibratedCase, calibrated, refusal
-from stepguard.judge.noise import Noise, noise_of
+from stepguard.judge.calibration import (
+    CalibratedCase,
+    PairNoise,
+    calibrated,
+    pair_noise,
+    refusal,
+)
 from stepguard.judge.sequential_plan import MIN_PAIRS
 from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.measure.confirm import compare_with
 from stepguard.measure.progress import Progress
 from stepguard.measure.workers import Bench
-
-ToldPair = Callable[[int, float, float], None]  # pairs so far, the last one's d in %, s a pair
 
 
 class NotCalibrated(Exception):
@@ -28,33 +31,11 @@ class NotCalibrated(Exception):
 
 @dataclass(frozen=True)
 class Calibration:
-    """What pairs of the same code told."""
+    """The pairs of the same code, their noise, and what is kept of it."""
 
     comparison: Comparison
-    noise: Noise
-    pair_s: float
+    noise: PairNoise
     entry: CalibratedCase
-
-
-@dataclass
-class _Counting:
-    """Wants pairs until there are enough, and keeps the time: that of the counting passes, which
-    come before the first pair, is no pair's.
-    """
-
-    enough: int
-    told: ToldPair
-    counted_s: float = 0.0
-    pair_s: float = 0.0  # on average, so far
-
-    def more(self, found: Comparison) -> bool:
-        """Whether another pair is wanted."""
-        if not found.pairs:
-            self.counted_s = found.wall_s
-        else:
-            self.pair_s = (found.wall_s - self.counted_s) / found.pairs
-            self.told(found.pairs, 100 * found.log_ratios()[-1], self.pair_s)
-        return found.pairs < self.enough
 
 
 def calibrate(
@@ -64,23 +45,35 @@ def calibrate(
     pairs: int,
     budget_s: float,
     progress: Progress,
-    told: ToldPair = lambda pairs, last_pct, pair_s: None,
+    completed: Callable[[Comparison], None] = lambda comparison: None,
 ) -> Calibration:
-    """Pairs of HEAD and ``tree``, which holds the same commit: ``pairs`` of them, or as many as
-    ``budget_s`` allows. Raises NotCalibrated if they are none to rely on.
+    """Measure HEAD beside ``tree``, which holds the same commit: ``pairs`` pairs, or as many as
+    ``budget_s`` allows; ``completed`` is called after each.
+
+    Raises NotCalibrated if they cannot be relied on.
     """
-    counting = _Counting(pairs, told)
-    # What else the case gates says nothing of noise, but work that differs says that all is vain.
+    counted_s = pair_s = 0.0  # the counting passes before the first pair are no pair's time
+
+    def wants_another_pair(found: Comparison) -> bool:
+        nonlocal counted_s, pair_s
+        if found.pairs:
+            pair_s = (found.wall_s - counted_s) / found.pairs
+            completed(found)
+        else:
+            counted_s = found.wall_s
+        return found.pairs < pairs
+
+    # What else the case gates says nothing of noise, but FLOPs that differ say that all is vain.
     timed = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
-    found = compare_with(timed, bench, tree, progress, budget_s, wants_another=counting.more)
+    found = compare_with(timed, bench, tree, progress, budget_s, wants_another=wants_another_pair)
     if why := refusal(found):
         if found.out_of_time and found.pairs < MIN_PAIRS:
-            minutes = math.ceil((counting.counted_s + (MIN_PAIRS + 1) * counting.pair_s) / 60)
-            why += f"; a pair takes {counting.pair_s:.0f} s, give a case {minutes} min: --budget"
+            minutes = math.ceil((counted_s + (MIN_PAIRS + 1) * pair_s) / 60)
+            why += f"; a pair takes {pair_s:.0f} s, give a case {minutes} min: --budget"
         raise NotCalibrated(why, found)
     try:
-        noise = noise_of(found)
+        noise = pair_noise(found)
     except ValueError as error:
         raise NotCalibrated(str(error), found) from None
-    entry = calibrated(found, noise, counting.pair_s, PAIR_TIMINGS[case.device].as_dict())
-    return Calibration(found, noise, counting.pair_s, entry)
+    entry = calibrated(found, noise, pair_s, PAIR_TIMINGS[case.device].as_dict())
+    return Calibration(found, noise, entry)

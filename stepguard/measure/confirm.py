@@ -14,8 +14,8 @@ from stepguard.git.resolve import TreeError, commit_for_confirmation
 from stepguard.git.revision import Revision
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.judge.ab import wants_another_pair
+from stepguard.judge.calibration import RuleFor
 from stepguard.judge.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
-from stepguard.judge.terms import RuleFor
 from stepguard.measure.ab import measure_ab
 from stepguard.measure.progress import Progress
 from stepguard.measure.workers import Bench

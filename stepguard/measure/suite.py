@@ -16,9 +16,9 @@ from stepguard.git.revision import current
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab import judge_ab, without_false_discoveries
+from stepguard.judge.calibration import RuleFor, decision_rule
 from stepguard.judge.screen import comparable, judge, wants_another_launch
-from stepguard.judge.terms import RuleFor, decision_rule
-from stepguard.judge.waivers import Waiver, waive
+from stepguard.judge.waivers import waive
 from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import measure_launches
@@ -28,8 +28,9 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.accept import accept
 from stepguard.storage.runs import Store
-from stepguard.storage.waivers import held_by, today
+from stepguard.storage.waivers import today
 from stepguard.verdict import Reason, Verdict
+from stepguard.waiver import Waiver
 
 CHANGED = Reason.TREE_CHANGED.value  # as evidence says it, among what was not committed
 BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
@@ -165,21 +166,10 @@ class Suite:
         if CHANGED in head.dirty:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED.name, CHANGED, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
-        held, problem = self._held_elsewhere(case, self.tree)
-        found = replace(found, head=head, waived_pct=held, waivers_problem=problem)
+        found = replace(found, head=head)
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
-        verdict = waive(judge_ab(found), found.head, self.waivers, today(), found)
+        verdict = waive(judge_ab(found), found.head, self.waivers, today())
         return Result(case, found.head, verdict, path, self.baseline_path(case), found)
-
-    def _held_elsewhere(self, case: Case, tree: Tree) -> tuple[dict[str, float], str]:
-        """What the other revision's own waivers grant the case. A folder that lies outside of the
-        repository is of no revision.
-        """
-        folder, top = self.baselines.resolve(), tree.base.resolve()
-        if not folder.is_relative_to(top):
-            return {}, ""
-        held, problem = held_by(tree.top / folder.relative_to(top), case.id, today())
-        return held, problem.replace(f"{tree.top}/", "")  # which is gone when it is read
 
     def _as_it_is(self, evidence: Evidence) -> Evidence:
         """The evidence, dirty if its tree changed meanwhile."""

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepguard.judge.waivers import Waiver
 from stepguard.measure.suite import Result
+from stepguard.report.waivers import described, sentences
 from stepguard.storage import calibrations
 from stepguard.storage.baselines import WAIVERS, BaselineError, files, load
 from stepguard.storage.waivers import load_waivers, today, unknown
+from stepguard.waiver import Waiver
 
 
 class Baselines:
@@ -56,11 +57,11 @@ class Baselines:
 
     def waiver_lines(self, results: Sequence[Result]) -> list[str]:
         """Every waiver, on every run: what it did, or that its case was not measured."""
-        said = {result.case.id: result.verdict.waivers for result in results}
+        said = {result.case.id: sentences(result.verdict) for result in results}
         lines = [f"{case_id}: waiver {text}" for case_id, texts in said.items() for text in texts]
         rest = [waiver for waiver in self.waivers if waiver.case not in said]
         return lines + [
-            f"{w.case}: waiver not used, its case was not measured: {w.told()}" for w in rest
+            f"{w.case}: waiver not used, its case was not measured: {described(w)}" for w in rest
         ]
 
     def stale(self, results: Sequence[Result], relative: Callable[[Path], str]) -> list[str]:

@@ -4,13 +4,15 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from stepguard.measure.suite import Result
 from stepguard.report import table
 from stepguard.report import words as explain
+from stepguard.report.waivers import sentences
 from stepguard.verdict import Status, Verdict
 
 SCHEMA = 1
@@ -18,10 +20,11 @@ SCHEMA = 1
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
     """A verdict as JSON: names of statuses and reasons instead of enums."""
-    document = asdict(verdict)
-    for item in (document, *document["metrics"]):
-        item["reason"] = item["reason"].name
-        item["status"] = item["status"].value
+    document: dict[str, Any] = msgspec.to_builtins(verdict)
+    found: list[Any] = [verdict, *verdict.metrics]
+    for item, one in zip([document, *document["metrics"]], found, strict=True):
+        item["reason"] = one.reason.name
+    document["waivers"] = sentences(verdict)
     return document
 
 

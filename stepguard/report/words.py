@@ -5,6 +5,7 @@ import shlex
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS, format_value
 from stepguard.report.traceback import users_frames
+from stepguard.report.waivers import sentences, waive_commands
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
@@ -97,7 +98,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
             lines.append(f"    {noise} {metric.noise_pct:.2f} %")
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and m.note):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {shown.note}")
-    lines += [f"  waiver: {text}" for text in verdict.waivers]
+    lines += [f"  waiver: {text}" for text in sentences(verdict)]
     if verdict.against and not verdict.message:
         lines.append(f"  compared with {verdict.against}, measured beside it")
     if verdict.recordings:
@@ -183,9 +184,11 @@ def _against(verdict: Verdict, case: str, python: str, baselines: str) -> list[s
         words = f"{case}{in_folder(baselines)} --reason '...'"
         again = f"pytest perf_tests{in_folder(baselines, '--perf-baselines=')}"
         accept = f"{python} -m stepguard accept {words}"
+        waive = waive_commands(verdict, python, in_folder(baselines))
         return [
-            f"if it is meant: {python} -m stepguard waive {words} --days N",
-            f"after the merge, on main: {again}, then {accept}; the waiver then goes",
+            *(f"if it is meant: {command}" for command in waive),
+            f"after the merge, on main: {again}, then {accept}"
+            + ("; then remove the waiver" if waive else ""),
         ]
     if verdict.reason is Reason.UNDECIDED:
         return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]

@@ -10,7 +10,7 @@
 import contextlib
 import os
 import shutil
-from dataclasses import dataclass
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from stepguard.comparison import Comparison
 from stepguard.comparison import from_json as comparison_from_json
 from stepguard.comparison import to_json as comparison_json
 from stepguard.evidence import Evidence, from_json, to_json
+from stepguard.storage.json_file import replace_file
 
 FOLDER = ".stepguard"
 KEPT_RUNS = 20
@@ -27,33 +28,6 @@ COMPARISON = "comparison.json"
 
 class StoreError(Exception):
     """Evidence cannot be kept; one sentence with the remedy."""
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What a run left of a case: its evidence, and, where that is all of it, what was measured
-    beside another revision.
-    """
-
-    evidence: Evidence  # HEAD's side of a comparison
-    comparison: Comparison | None = None
-
-
-def measured_below(folder: Path) -> list[Path]:
-    """What each case of each run left at any depth of a folder, oldest run first: its evidence, or
-    else its comparison. A confirmation leaves both, and the evidence is what it is about.
-    """
-    names = (COMPARISON, EVIDENCE)
-    left = {path.parent: path for name in names for path in folder.rglob(name)}
-    return [left[case] for case in sorted(left)]
-
-
-def read_measured(path: Path) -> Measured:
-    """Raises OSError or ValueError for a file that is neither."""
-    if path.name != COMPARISON:
-        return Measured(from_json(path.read_bytes(), str(path)))
-    comparison = comparison_from_json(path.read_bytes(), str(path))
-    return Measured(comparison.head, comparison)
 
 
 def keep_out_of_git(folder: Path) -> None:
@@ -148,22 +122,16 @@ class Store:
         runs = self._runs()
         return sorted(runs[-1].glob(f"*/{EVIDENCE}")) if runs else []
 
-    def measured(self) -> list[Measured]:
-        """Everything that is kept and can be read, oldest run first."""
-        found = []
-        for path in measured_below(self.runs):
-            with contextlib.suppress(OSError, ValueError):
-                found.append(read_measured(path))
-        return found
+    def measured_cases(self) -> set[str]:
+        """Return the ids of the cases of all that is kept and can be read."""
+        return set(self._newest()) | {found.head.case_id for found in _comparisons(self.runs)}
 
     def last_against(self) -> str:
-        """The other revision of the newest run, where that left comparisons and no evidence."""
+        """Return the other revision of the newest run, if that left comparisons and no evidence."""
         runs = self._runs()
-        for path in measured_below(runs[-1]) if runs else ():
-            with contextlib.suppress(OSError, ValueError):
-                comparison = read_measured(path).comparison
-                return comparison.against if comparison else ""
-        return ""
+        if not runs or self.last_run():
+            return ""
+        return next((found.against for found in _comparisons(runs[-1])), "")
 
     def last_wall_s(self) -> dict[str, float]:
         """How long each case took the last time, for the live line."""
@@ -171,15 +139,16 @@ class Store:
         return {case_id: found.wall_s for case_id, (_, found) in newest if not found.faults}
 
 
+def _comparisons(folder: Path) -> Iterator[Comparison]:
+    for path in sorted(folder.rglob(COMPARISON)):
+        with contextlib.suppress(OSError, ValueError):
+            yield comparison_from_json(path.read_bytes(), str(path))
+
+
 def _kept(path: Path, data: bytes, evidence: Evidence) -> Path:
-    temporary = path.with_suffix(".part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
+        replace_file(path, data)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         raise StoreError(
             f"{path}: cannot be written: {error.strerror}; what was measured: {evidence.values()}"
         ) from None

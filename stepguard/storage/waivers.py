@@ -6,8 +6,12 @@ from pathlib import Path
 
 import msgspec
 
-from stepguard.judge.waivers import SCHEMA, Waiver, problem_of
-from stepguard.storage.baselines import WAIVERS, BaselineError, files, load, read, restore, write
+from stepguard.judge.waivers import problem_of
+from stepguard.storage.baselines import WAIVERS, files, load
+from stepguard.storage.json_file import FileError, read, save
+from stepguard.waiver import Waiver
+
+SCHEMA = 1
 
 
 class WaiverFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,97 +21,60 @@ class WaiverFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     waivers: list[Waiver]
 
 
-class BadWaiver(BaselineError):
+class BadWaiver(FileError):
     """A waiver that is wrong by itself, before it is written."""
 
 
 def today() -> date:
-    """The day that waivers expire by, in UTC: the same on every machine."""
+    """Return the day that waivers expire by, in UTC: the same on every machine."""
     return datetime.now(UTC).date()
 
 
 def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
-    """The waivers of a folder of baselines; none where there is no file.
+    """Return the waivers of a folder of baselines; none where there is no file.
 
-    Raises BaselineError, which names the place, for a file that is not exactly one, and for a
-    waiver that is too long, without a limit or there twice. Whether there is such a case is
-    unknown()'s to say: whoever judges against revisions alone has no baseline.
+    Raises FileError, which names the place, for a file that is not exactly one, and for a waiver
+    that is too long, without a limit or there twice. Cases are not looked up: see unknown().
     """
     path = folder / WAIVERS
-    raw = read(path)
-    if raw is None:
-        return ()
-    schema = raw.get("schema")
-    if schema != SCHEMA:
-        raise BaselineError(
-            f"{path}: schema {schema!r}, this version of stepguard reads {SCHEMA}; {restore(path)}"
-        )
-    try:
-        waivers = msgspec.convert(raw, WaiverFile, strict=True).waivers
-    except msgspec.ValidationError as error:
-        raise BaselineError(f"{path}: {error}; mend it, or {restore(path)}") from None
+    content = read(path, WaiverFile, SCHEMA, "python -m stepguard waive")
+    waivers = tuple(content.waivers) if content else ()
     for index, waiver in enumerate(waivers):
-        if problem := _problem(waiver, waivers[:index], day):
+        problem = problem_of(waiver, day)
+        if any(_key(waiver) == _key(one) for one in waivers[:index]):
+            problem = problem or "there is another one of the same metric; keep one"
+        if problem:
             where = f"waiver {index + 1} ({waiver.case}, {waiver.metric})"
-            raise BaselineError(f"{path}, {where}: {problem}")
-    return tuple(waivers)
+            raise FileError(f"{path}, {where}: {problem}")
+    return waivers
 
 
-def held_by(folder: Path, case_id: str, day: date) -> tuple[dict[str, float], str]:
-    """How many percent of each metric of a case another revision's folder waives, also if that has
-    expired, since what was waived is in its code; or why nobody knows.
-    """
-    try:
-        waivers = load_waivers(folder, day)
-    except BaselineError as error:
-        return {}, str(error)
-    mine = [one for one in waivers if one.case == case_id]
-    return {one.metric: one.limit_pct for one in mine if one.limit_pct is not None}, ""
+def _key(waiver: Waiver) -> tuple[str, str]:
+    return waiver.case, waiver.metric
 
 
 def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> list[str]:
-    """The cases of the waivers that no baseline of the folder has and that are not ``known``
-    otherwise: misspelt, or gone.
+    """Return the cases of the waivers that no baseline of the folder has and that are not
+    ``known`` otherwise: misspelt, or gone.
     """
     contents = (load(path) for path in files(folder)) if waivers else ()
     recorded = {case_id for content in contents if content for case_id in content.cases}
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
 
 
-def _problem(waiver: Waiver, earlier: Sequence[Waiver], day: date) -> str:
-    if problem := problem_of(waiver, day):
-        return problem
-    if any((one.case, one.metric) == (waiver.case, waiver.metric) for one in earlier):
-        return "stands twice; keep one"
-    return ""
+def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] = ()) -> Path:
+    """Write the waiver into the folder's file, in place of an older one of the same metric.
 
-
-def add_waivers(
-    folder: Path, waivers: Sequence[Waiver], day: date, measured: Collection[str] = ()
-) -> Path:
-    """Write the waivers into the folder's file, in place of older ones of the same metrics.
-
-    Raises BadWaiver when one of them is not sound, or of a case that no baseline has and that was
-    not ``measured`` either, BaselineError when the file is not; the file is then unchanged.
+    Raises BadWaiver when it is not sound, or of a case that no baseline has and that is not
+    ``known`` either, FileError when the file is not; the file is then unchanged.
     """
     path = folder / WAIVERS
-    fresh = {(one.case, one.metric) for one in waivers}
-    others = [one for one in load_waivers(folder, day) if (one.case, one.metric) not in fresh]
-    nowhere = unknown(folder, waivers, measured)
-    for waiver in waivers:
-        problem = _problem(waiver, others, day)
-        if waiver.case in nowhere:
-            problem = problem or "no baseline and no run that is kept here has this case"
-        try:
-            msgspec.convert(msgspec.to_builtins(waiver), Waiver, strict=True)
-        except msgspec.ValidationError as error:
-            problem = problem or str(error)
-        if problem:
-            raise BadWaiver(f"{waiver.case}: not waived, {problem}")
-    ordered = sorted([*others, *waivers], key=lambda one: (one.case, one.metric))
-    whole = msgspec.to_builtins(WaiverFile(schema=SCHEMA, waivers=ordered))
-    for one in whole["waivers"]:
-        for name in [name for name, value in one.items() if value is None]:
-            del one[name]
-    write(path, whole)
+    problem = problem_of(waiver, day)
+    if not problem and unknown(folder, [waiver], known):
+        problem = "no baseline and no run that is kept here has this case"
+    if problem:
+        raise BadWaiver(f"{waiver.case}: not waived, {problem}")
+    others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]
+    whole = WaiverFile(schema=SCHEMA, waivers=sorted([*others, waiver], key=_key))
+    save(path, whole, "run the command again")
     return path

@@ -15,7 +15,7 @@ from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.fingerprint import Fingerprint
 from stepguard.gpu.nvml import Gpu
-from stepguard.judge.terms import widened
+from stepguard.judge.calibration import widened
 from stepguard.measure import calibrate
 from stepguard.storage import calibrations
 
@@ -107,15 +107,16 @@ def test_one_case(bench):
     (entry,) = content(bench).cases.values()
     sd = math.sqrt(math.fsum(d * d for d in QUIET) / 23)
     assert entry.sd_pct == pytest.approx(sd, rel=1e-3)
-    assert (entry.pairs, entry.degrees, entry.commit) == (24, 23.0, commit)
+    assert (entry.pairs, entry.commit) == (24, commit)
     assert (entry.seconds_a_pair, entry.device_uuid) == (30.0, "GPU-1")
     assert entry.case == CASES[0].as_dict()
     assert "step[one] on NVIDIA H200: 24 pairs" in done.out
-    assert re.search(r"^pair sd +0\.031 % ", done.out, re.MULTILINE)
-    assert re.search(r"^a pair takes +30\.0 s$", done.out, re.MULTILINE)
-    assert "margins 0.2 and 0.5 %: this noise can be decided by them" in done.out
-    assert "  pairs                       6        8       12       17       24" in done.out
-    assert "  they take                3:00     4:00     6:00     8:30    12:00" in done.out
+    assert re.search(r"^pair sd +0\.031 %  95 %: 0\.024 to 0\.044 %$", done.out, re.MULTILINE)
+    assert re.search(
+        r"^mean difference +-?0\.000 %  95 %: -0\.013 to \+0\.013 %", done.out, re.MULTILINE
+    )
+    assert "smallest detectable slowdown 0.32 % within 24 pairs, 30.0 s each" in done.out
+    assert "margins 0.2 and 0.5 %: they can decide at this noise" in done.out
     assert "written to baselines/calibration/h200x1.json: review it, and commit it" in done.out
 
 
@@ -137,7 +138,7 @@ def test_the_core_suite_by_default(bench):
     assert done.status == 0, done.err
     assert [item[0] for item in bench.measured] == ["step[one]", "step[two]"]
     assert bench.measured[0][2] == 40 * 60 / 2
-    assert "\n[2/2] step[two]: about" in done.err
+    assert "\n[2/2] step[two]: up to about 40:00" in done.err  # the first one left all of its share
     assert len(list((bench.path / ".stepguard/runs").iterdir())) == 1
     bench.gpus += [replace(H200, uuid=f"GPU-{number}") for number in (2, 3, 4)]
     assert bench("calibrate", "step[four]").status == 0
@@ -151,17 +152,9 @@ def test_noise_that_the_margins_cannot_decide(bench):
     done = bench("calibrate", "step[one]")
     assert done.status == 0, done.err
     (entry,) = content(bench).cases.values()
-    matter = widened(entry.sd_pct, entry.degrees).matter_pct
+    matter = widened(entry.prior).matter_pct
     assert 0.55 < matter < 0.75
     assert f"margins 0.2 and {matter:g} %, wider than the case's 0.2 and 0.5 %" in done.out
-
-
-def test_a_wild_pair_is_pointed_out(bench):
-    """Kept, but the reviewer is told which one it was."""
-    bench.pairs = lambda case_id: [*QUIET[:10], 3.0, *QUIET[11:]]
-    done = bench("calibrate", "step[one]")
-    assert done.status == 0
-    assert "pair 11 alone makes most of this" in done.out
 
 
 def test_a_cpu_case_of_ones_own(bench):
@@ -174,12 +167,11 @@ def test_a_cpu_case_of_ones_own(bench):
 
 
 def test_progress_and_time_left(bench):
-    """How many pairs of how many, what the last one said, and how long yet."""
+    """How long it may take, how many pairs of how many, and what the last one said."""
     done = bench("calibrate", "step[one]")
-    assert "[1/1] step[one]: about 30:00 left" in done.err
+    assert "[1/1] step[one]: up to about 30:00" in done.err
     assert " s  pair 1 base: warm-up" in done.err
-    told = "4/24 pairs, the last -0.030 %, about 10:00 left; pair 5 base: warm-up"
-    assert told in done.err
+    assert "4/24 pairs, the last -0.030 %; pair 5 base: warm-up" in done.err
 
 
 REFUSED = {
@@ -256,7 +248,7 @@ def test_a_tree_that_is_not_heads(bench):
     (bench.path / "work.py").write_text("")
     done = bench("calibrate")
     assert done.status == 1 and not bench.measured
-    assert "work.py is not as it is there; commit or git stash, then calibrate" in done.err
+    assert "work.py differs from it; commit or git stash, then calibrate" in done.err
 
 
 def test_a_tree_that_changes_meanwhile(bench):

@@ -1,14 +1,36 @@
-"""What pairs of the same code are kept as, and which are not kept."""
+"""A machine's own noise: what pairs say of it, what is kept, and which rule it makes."""
 
+import json
+import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
-from builders import FINGERPRINT, SOFTWARE, with_counts
+from builders import CASE, FINGERPRINT, PROPERTY, SOFTWARE, evidence, with_counts
 from comparisons import alike, comparison_of, simulated
+from error_rates import errors
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
 
 from stepguard.evidence import Fault
-from stepguard.judge.calibration import calibrated, refusal
-from stepguard.judge.noise import noise_of
+from stepguard.judge.ab import judge_ab
+from stepguard.judge.calibration import (
+    MOST_PAIRS,
+    NOT_CALIBRATED,
+    WIDEST_PCT,
+    CalibratedCase,
+    DecisionRule,
+    calibrated,
+    decision_rule,
+    pair_noise,
+    prior_of,
+    refusal,
+    widened,
+)
+from stepguard.judge.power import smallest_detectable_pct
+from stepguard.judge.sequential_plan import ALPHA, BETA
+from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01]
 
@@ -22,14 +44,14 @@ def test_quiet_pairs_are_kept():
 def test_what_is_kept():
     """The noise to four digits, and all by which a later run knows whether it applies."""
     pairs = simulated(24, 0.1, 0.05)
-    noise = noise_of(pairs)
+    noise = pair_noise(pairs)
     found = calibrated(pairs, noise, 31.23456, {"block_s": 2.0})
-    assert (found.pairs, found.degrees, found.seconds_a_pair) == (24, 23.0, 31.23)
+    assert (found.pairs, found.prior, found.seconds_a_pair) == (24, Prior(found.sd_pct, 4.0), 31.23)
     assert found.sd_pct == pytest.approx(noise.sd_pct, rel=1e-3)
     assert len(f"{found.sd_pct:g}".lstrip("0.")) <= 4
     assert (found.case, found.software) == (pairs.head.case, SOFTWARE)
     assert (found.device_uuid, found.driver) == (FINGERPRINT.device_uuid, FINGERPRINT.driver)
-    assert (found.turn, found.together) == ({"block_s": 2.0}, True)
+    assert found.timing == {"block_s": 2.0}
 
 
 @pytest.mark.parametrize("pairs", [1, 3, 4, 5])
@@ -80,3 +102,204 @@ def test_a_counter_that_moves_for_the_same_code():
     head = replace(with_counts(pairs.head, graph_breaks=3), gates=gates)
     found = refusal(replace(pairs, head=head, base=replace(pairs.base, gates=gates)))
     assert found.startswith("CHANGED: graph_breaks")
+
+
+# Their noise
+
+
+def test_the_interval_of_the_sd_covers():
+    """In 95 of 100 calibrations of six pairs the truth lies within."""
+    truth, hits = math.sqrt(2) * 0.1, 0
+    for seed in range(400):
+        found = pair_noise(simulated(6, 0.1, 0.0001, seed=seed))
+        hits += found.sd_low_pct <= truth <= found.sd_high_pct
+    assert 0.92 * 400 <= hits <= 0.98 * 400
+
+
+def test_by_hand():
+    """Three pairs of 0, +1 and +2 %: mean 1, sd 1."""
+    found = pair_noise(alike([0.0, 1.0, 2.0]))
+    assert (found.pairs, found.mean_pct, found.sd_pct) == (3, *map(pytest.approx, (1.0, 1.0)))
+    assert found.mean_half_width_pct == pytest.approx(stats.t.ppf(0.975, 2) / math.sqrt(3))
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 2])
+def test_too_few_pairs_have_no_noise(pairs):
+    """Two could be spread, and nobody would know how much."""
+    with pytest.raises(ValueError, match=f"{pairs} pairs"):
+        pair_noise(alike([0.1, -0.1][:pairs]))
+
+
+def test_pairs_that_do_not_differ_are_refused():
+    """A clock without any noise has told no time."""
+    with pytest.raises(ValueError, match="no clock is that even"):
+        pair_noise(alike([0.0] * 6))
+
+
+def test_pairs_of_an_h200():
+    """Twenty pairs measured on one: around zero, and decided by the usual margins."""
+    path = Path(__file__).parents[2] / "studies" / "judge_power" / "h200_pairs_aa_2026-11-21.json"
+    pairs = json.loads(path.read_text())["pairs"]
+    head, base = ([pair[side]["blocks_ms"] for pair in pairs] for side in ("head", "base"))
+    found = pair_noise(comparison_of(head, base))
+    assert found.pairs == 20 and 0.27 < found.sd_pct < 0.29
+    assert abs(found.mean_pct) < found.mean_half_width_pct
+    assert widened(prior_of(found.sd_pct, 19.0)) == Margins()
+
+
+@pytest.mark.parametrize("sd_pct", [0.02, 0.3])
+@pytest.mark.parametrize("ratio", [0.3, 1.0, 2.0, 2.5, 3.0, 10.0])
+def test_a_calibrated_prior_keeps_what_is_promised(sd_pct, ratio):
+    """However wrong a calibration of 24 pairs is elsewhere, the plan errs as stated: it counts for
+    no more degrees than the default prior.
+    """
+    total = errors(prior_of(sd_pct, 23.0), ratio, points=500)
+    assert total["alpha"] <= ALPHA and total["beta"] <= BETA
+
+
+def test_more_degrees_would_break_the_promise():
+    """At 5 degrees, let alone the 23 of 24 pairs, false alarms exceed ALPHA: hence the limit."""
+    found = {
+        degrees: errors(Prior(0.15, degrees), 2.5, points=500)["alpha"]
+        for degrees in (4, 5, 8, 12, 23)
+    }
+    assert found[4] <= ALPHA < found[5]
+    known = {4: 0.094, 5: 0.112, 8: 0.165, 12: 0.235, 23: 0.412}
+    assert {d: 100 * a for d, a in found.items()} == pytest.approx(known, rel=0.02)
+    assert prior_of(0.1, 3.0) == Prior(0.1, 3.0)
+
+
+# The rule
+
+TIMING = {"lead_s": 0.5, "block_s": 2.0, "warmup_min_s": 1.5}
+
+
+def entry(**changes):
+    """A calibration of the case that making.evidence() is of."""
+    fields = {
+        "case": CASE,
+        "date": "2026-11-20T10:00:00+00:00",
+        "commit": "a" * 40,
+        "device_uuid": "GPU-9",
+        "driver": "580.159",
+        "software": SOFTWARE,
+        "timing": TIMING,
+        "pairs": 24,
+        "sd_pct": 0.1,
+        "seconds_a_pair": 30.0,
+    }
+    return CalibratedCase(**fields | changes)
+
+
+def test_without_a_calibration():
+    """The defaults, and that nothing was calibrated; so also before any worker has told."""
+    assert decision_rule(None, evidence(), TIMING) == DecisionRule()
+    assert DecisionRule() == DecisionRule(MARGINS, PRIOR, NOT_CALIBRATED)
+    assert decision_rule(entry(), evidence(fingerprint=None), TIMING) == DecisionRule()
+    wider = Margins(1.0, 3.0)
+    assert decision_rule(None, evidence(), TIMING, wider) == DecisionRule(wider)
+
+
+def test_a_quiet_machine_keeps_the_margins():
+    """Its noise is the prior, at four degrees; the margins are the defaults, never narrower."""
+    found = decision_rule(entry(sd_pct=0.06), evidence(), TIMING)
+    assert (found.margins, found.prior) == (MARGINS, Prior(0.06, 4.0))
+    assert found.why == "calibrated 2026-11-20: pair sd 0.06 % over 24 pairs"
+
+
+def test_a_noisy_machine_widens_what_matters():
+    """0.5 % between pairs cannot decide 0.5 %: 0.68 % can be, by the rule's own figures, and the
+    ignore margin stays.
+    """
+    found = decision_rule(entry(sd_pct=0.5), evidence(), TIMING)
+    assert (found.margins, found.prior) == (Margins(0.2, 0.68), Prior(0.5, 4.0))
+    assert "widened from 0.2 and 0.5 %" in found.why and "pair sd 0.5 %" in found.why
+    for matter, decided in ((0.68, True), (0.67, False)):
+        finds = smallest_detectable_pct(24, 0.5, Margins(0.2, matter), Prior(0.5, 4.0))
+        assert (finds <= matter) is decided
+
+
+@pytest.mark.parametrize(("sd_pct", "matter_pct"), [(0.3, 0.5), (0.5, 0.68), (1.0, 1.29)])
+def test_the_documented_margins(sd_pct, matter_pct):
+    """Those that docs/judge.md gives."""
+    assert widened(prior_of(sd_pct, 23.0)) == Margins(0.2, matter_pct)
+
+
+def test_there_is_an_end_to_widening():
+    """Past the screen's limit pairs say no more than a stored baseline: they stay undecided."""
+    assert widened(prior_of(20.0, 23.0)) == Margins(0.2, WIDEST_PCT) == Margins(0.2, 4.0)
+    assert widened(prior_of(20.0, 23.0), Margins(5.0, 20.0)) == Margins(5.0, 20.0)
+
+
+@settings(PROPERTY, max_examples=10)
+@given(
+    st.floats(1e-6, 99.0),
+    st.integers(5, 23),
+    st.sampled_from([MARGINS, Margins(0.0, 0.3), Margins(1.0, 3.0), Margins(5.0, 20.0)]),
+)
+def test_margins_are_never_narrower_and_decide(sd_pct, degrees, defaults):
+    """Whatever the noise: the defaults, or as wide as the plan needs, or as wide as may be."""
+    prior = prior_of(sd_pct, float(degrees))
+    found = widened(prior, defaults)
+    assert found.ignore_pct == defaults.ignore_pct
+    assert defaults.matter_pct <= found.matter_pct <= max(WIDEST_PCT, defaults.matter_pct)
+    finds = smallest_detectable_pct(MOST_PAIRS, sd_pct, found, prior)
+    assert finds <= found.matter_pct or found.matter_pct >= WIDEST_PCT
+
+
+STALE = {
+    "software": (
+        {"software": SOFTWARE | {"torch": "2.10.0"}}, {}, "torch was '2.10.0' and is '2.11.0'"
+    ),
+    "software that is set": (
+        {}, {"fingerprint": replace(FINGERPRINT, environment={"TORCHINDUCTOR_X": "1"})},
+        "environment was None and is 'TORCHINDUCTOR_X=1'",
+    ),
+    "parameters": (
+        {"case": CASE | {"params": {"batch": 32}}}, {}, "case.params was {'batch': 32} and is"
+    ),
+    "workload": ({}, {"case": CASE | {"workload": "a:b"}}, "case.workload was"),
+    "world size": ({}, {"case": CASE | {"world_size": 2}}, "case.world_size was 1 and is 2"),
+    "block": ({"timing": TIMING | {"block_s": 4.0}}, {}, "timing.block_s was 4.0 and is 2.0"),
+    "warm-up": ({"timing": {"lead_s": 0.5, "block_s": 2.0}}, {}, "timing.warmup_min_s was None"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_a_stale_calibration_is_ignored_loudly(name):
+    """Other software, another case or another protocol: the defaults, why, and what mends it."""
+    recorded, now, words = STALE[name]
+    found = decision_rule(entry(sd_pct=0.6, **recorded), evidence(**now), TIMING)
+    assert (found.margins, found.prior) == (MARGINS, PRIOR)
+    assert words in found.why and "calibration of 2026-11-20 ignored" in found.why
+    assert "python -m stepguard calibrate 'train_step[124m-bf16]'" in found.why
+
+
+def test_another_card_of_the_kind_is_not_stale():
+    """A file is for a kind of machine; which card it was is told in the file."""
+    other = replace(FINGERPRINT, device_uuid="GPU-other")
+    assert decision_rule(entry(), evidence(fingerprint=other), TIMING).prior == Prior(0.1, 4.0)
+
+
+@pytest.mark.parametrize("ratio_pct", [0.0, 0.9, -0.9])
+def test_every_verdict_says_which_margins_and_why(ratio_pct):
+    """SLOWER, FASTER and same alike."""
+    pairs = alike([ratio_pct + wobble for wobble in (0.01, -0.01, 0.0, 0.01, -0.01, 0.0)])
+    rule = decision_rule(entry(sd_pct=0.5), pairs.head, TIMING)
+    found = replace(pairs, margins=rule.margins, prior=rule.prior, why=rule.why)
+    verdict = judge_ab(replace(found, out_of_time=True))
+    (note,) = (metric.note for metric in verdict.metrics if metric.metric == "step_ms")
+    assert f"margins 0.2 and 0.68 % ({rule.why})" in note
+
+
+def test_widening_changes_what_is_said():
+    """Pairs of 0.7 % noise around 0.25 %: never `same` by the usual margins, `same` by wider ones;
+    a slowdown of 2 % is SLOWER by either.
+    """
+    wobble = [math.sin(3 * k) for k in range(24)]
+    wide = decision_rule(entry(sd_pct=0.6), evidence(), TIMING)
+    for shift, usual, wider in ((0.25, "INCONCLUSIVE", "same"), (2.0, "SLOWER", "SLOWER")):
+        pairs = alike([shift + one for one in wobble])
+        assert judge_ab(pairs).status.value == usual
+        calibrated = replace(pairs, margins=wide.margins, prior=wide.prior)
+        assert judge_ab(calibrated).status.value == wider

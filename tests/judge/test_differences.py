@@ -1,13 +1,13 @@
 """Differences of two ways to run a step, and counts of several ranks: from pairs to a verdict."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from builders import PROPERTY, entry, evidence, recording
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from scipy import stats
 
 from stepguard.baseline_model import RecordedDifference
@@ -229,7 +229,7 @@ def syncs_then(count, *sites):
 
 def moved(lines, *sites):
     """The same places after an edit above them."""
-    return [replace(site, line=site.line + lines) for site in sites]
+    return [structs.replace(site, line=site.line + lines) for site in sites]
 
 
 def test_a_rise_names_the_new_place_alone():
@@ -242,9 +242,9 @@ def test_a_rise_names_the_new_place_alone():
 
 def test_a_rise_at_a_known_place_names_the_rise():
     """3 more of a place that had 2 are 3, at its line of today."""
-    (now,) = moved(7, replace(LOSS, count=5))
-    found = compare(SYNCS, syncs_now(5, now), syncs_then(2, replace(LOSS, count=2)))
-    assert found.sites == (replace(now, count=3),)
+    (now,) = moved(7, structs.replace(LOSS, count=5))
+    found = compare(SYNCS, syncs_now(5, now), syncs_then(2, structs.replace(LOSS, count=2)))
+    assert found.sites == (structs.replace(now, count=3),)
 
 
 def test_a_fall_names_what_went():
@@ -256,7 +256,7 @@ def test_a_fall_names_what_went():
 
 def test_a_rise_with_a_fall_names_what_rose():
     """Two new at one place and one gone at another: what makes the rise is named."""
-    more = replace(NORM, count=2)
+    more = structs.replace(NORM, count=2)
     found = compare(SYNCS, syncs_now(2, more), syncs_then(1, LOSS))
     assert found.sites == (more,)
 
@@ -296,7 +296,7 @@ def test_allowed_places_are_not_named():
 
 def test_a_place_that_is_no_longer_allowed_is_new():
     """The reason was taken away: the same line counts now, and is named."""
-    bare = replace(LOGGED, allowed="")
+    bare = structs.replace(LOGGED, allowed="")
     assert compare(SYNCS, syncs_now(8, bare), syncs_then(0, LOGGED)).sites == (bare,)
 
 
@@ -350,8 +350,12 @@ def test_parts_are_those_of_the_highest_rank_and_places_those_of_all():
         rank({"calls": 4, SYNCS: 2, "even": 5}, detail={"calls": {"x": 4}}),
     ]
     for of_rank, place, often in zip(ranks, (LOSS, NORM), (1, 2), strict=True):
-        here = vars(replace(place, count=often))
-        of_rank |= {"sites": {SYNCS: [here, vars(replace(place, text="all", allowed="known"))]}}
+        here = structs.asdict(structs.replace(place, count=often))
+        of_rank |= {
+            "sites": {
+                SYNCS: [here, structs.asdict(structs.replace(place, text="all", allowed="known"))]
+            }
+        }
         of_rank |= {"information": {"share": float(ranks.index(of_rank))}}
     counts = counts_of(ranks, 2.5)
     assert counts.values == {"calls": 4, SYNCS: 2, "even": 5}
@@ -364,9 +368,9 @@ def test_parts_are_those_of_the_highest_rank_and_places_those_of_all():
 
 def test_equal_ranks_are_one_of_them():
     """Parts and places are those of the first, so that reports do not change from run to run."""
-    first, second = (replace(LOSS, line=line) for line in (10, 20))
+    first, second = (structs.replace(LOSS, line=line) for line in (10, 20))
     ranks = [
-        rank({"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: [vars(place)]})
+        rank({"a": 1, SYNCS: 1}, detail={"a": {name: 1}}, sites={SYNCS: [structs.asdict(place)]})
         for name, place in (("x", first), ("y", second))
     ]
     counts = counts_of(ranks, 1.0)

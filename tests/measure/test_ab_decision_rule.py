@@ -6,7 +6,7 @@ import stepguard.measure.ab
 from stepguard import Case
 from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import Revision
-from stepguard.judge.terms import NOT_CALIBRATED, DecisionRule
+from stepguard.judge.calibration import NOT_CALIBRATED, DecisionRule
 from stepguard.margins import Margins, Prior
 from stepguard.measure.ab import measure_ab
 from stepguard.measure.workers import Bench

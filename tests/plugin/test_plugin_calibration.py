@@ -27,14 +27,9 @@ def a_case(gate, h200, pct=0.0, **calibrated):
             "device_uuid": h200.uuid,
             "driver": h200.driver,
             "software": software,
-            "turn": PAIR_TIMINGS["cuda"].as_dict(),
+            "timing": PAIR_TIMINGS["cuda"].as_dict(),
             "pairs": 24,
-            "degrees": 23.0,
             "sd_pct": 0.1,
-            "launch_sd_pct": 0.1,
-            "block_sd_pct": 0.1,
-            "drift_pct": 0.0,
-            "together": True,
             "seconds_a_pair": 30.0,
         }
         entry = CalibratedCase(**fields | calibrated)
@@ -88,7 +83,7 @@ def test_a_stale_calibration_is_told(gate, h200):
 
 
 def test_a_confirmation_judges_by_it(gate, h200):
-    """What a stored baseline calls SLOWER is judged on the spot by the same terms."""
+    """What a stored baseline calls SLOWER is judged on the spot by the same rule."""
     case = a_case(gate, h200, 10.0, sd_pct=1.0)
     gate.will_measure(case, commit=gate.git("rev-parse", "HEAD~1").strip())
     gate.record(case)
@@ -133,7 +128,7 @@ def test_a_calibration_can_be_recorded_beside(gate, h200):
     """A new calibration file does not make the tree dirty, so that --perf-update still records."""
     case = a_case(gate, h200)
     (gate.path / FILE).parent.mkdir(exist_ok=True)
-    (gate.path / FILE).write_text('{"cases": {}, "machine": "NVIDIA H200", "schema": 1}\n')
+    (gate.path / FILE).write_text('{"cases": {}, "machine": "NVIDIA H200", "schema": 2}\n')
     assert gate.git("status", "--porcelain", "-uall").split() == ["??", FILE]
     result = gate.run("--perf-update")
     assert result.ret == 0, subprocess.list2cmdline(result.outlines)

@@ -10,6 +10,7 @@ import pytest
 from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from stepguard import Case
 from stepguard.judge.screen import judge
@@ -126,7 +127,7 @@ def test_a_headline_ends_with_the_place():
         ("deep/" * 20 + "gpt.py", f"{bare} gpt.py:88"),
         ("g" * 60 + ".py", bare),
     ):
-        far = replace(SYNCED, sites=(replace(AT, file=file),))
+        far = replace(SYNCED, sites=(structs.replace(AT, file=file),))
         assert explain.headline(replace(verdict, metrics=(far,))) == shown
 
 
@@ -140,7 +141,7 @@ def test_a_sync_that_is_meant_is_shown_the_way():
 
 def test_a_comment_is_not_part_of_the_sentence():
     """A place shows the source without its comment."""
-    place = replace(AT, text="loss.item()  # only for the log")
+    place = structs.replace(AT, text="loss.item()  # only for the log")
     assert place.describe().startswith("loss.item() in ")
 
 
@@ -220,9 +221,14 @@ def test_every_verdict_has_its_next_step(verdict, command):
         (
             replace(SLOWER, against="main (abc)"),
             [
-                "waive 'train_step[124m-bf16]' --baselines 'my dir' --reason '...' --days N",
+                *(
+                    f"waive 'train_step[124m-bf16]' {name} --limit-pct 9 --baselines 'my dir' "
+                    "--reason '...' --days N"
+                    for name in ("step_ms", "step_ms_median")
+                ),
                 "pytest perf_tests --perf-baselines='my dir', then python -m stepguard accept "
-                "'train_step[124m-bf16]' --baselines 'my dir' --reason '...'; the waiver then goes",
+                "'train_step[124m-bf16]' --baselines 'my dir' --reason '...'; then remove the "
+                "waiver",
             ],
         ),
     ],

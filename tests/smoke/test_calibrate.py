@@ -41,7 +41,7 @@ def test_work(perf, case):
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A repository with one case, and turns that are short: what is tested is no time."""
+    """A repository with one case, and pairs that are short: what is tested is no time."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     short = replace(PAIR_TIMINGS["cpu"].warmup, warmup_min_s=0.1, warmup_cap_s=0.3, window_s=0.05)
@@ -66,7 +66,7 @@ def test_six_pairs_of_a_tiny_step(root, capsys):
     (entry,) = content.cases.values()
     assert (list(content.cases), content.machine, entry.pairs) == (["work[tiny]"], "CPU", 6)
     assert entry.commit == git(root, "rev-parse", "HEAD")
-    assert entry.together and entry.turn["block_s"] == 0.1 and entry.seconds_a_pair > 0
+    assert entry.timing["block_s"] == 0.1 and entry.seconds_a_pair > 0
     (sd,) = re.findall(r"^pair sd +([\d.]+) %", told.out, re.MULTILINE)
     assert float(sd) == pytest.approx(entry.sd_pct, rel=0.001, abs=0.001)
     assert "5/6 pairs, the last " in told.err

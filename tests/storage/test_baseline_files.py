@@ -5,7 +5,7 @@ import json
 import math
 import os
 import stat
-from pathlib import Path
+import time
 
 import msgspec
 import pytest
@@ -31,8 +31,9 @@ from stepguard.baseline_model import (
 )
 from stepguard.metrics import METRICS
 from stepguard.site import Site
-from stepguard.storage import baselines as baseline
+from stepguard.storage import json_file
 from stepguard.storage.baselines import BaselineError, file_name, load, save
+from stepguard.storage.json_file import layout
 
 KEY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -380,6 +381,36 @@ def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
     refused(tmp_path / "baselines" / "cpu.json", "Not a directory")
 
 
+def test_a_device_or_a_pipe_is_refused(tmp_path):
+    """Neither is read, since it might never end; a link to either is the same."""
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "device.json").symlink_to("/dev/zero")
+    for name in ("pipe.json", "device.json"):
+        refused(tmp_path / name, "not a regular file", "git checkout")
+
+
+def test_a_huge_file_is_refused(path, monkeypatch):
+    """Before any of it is read."""
+    monkeypatch.setattr(json_file, "MAX_BYTES", path.stat().st_size - 1)
+    refused(path, "bytes, at most", "git checkout")
+    monkeypatch.setattr(json_file, "MAX_BYTES", path.stat().st_size)
+    assert load(path) is not None
+
+
+def test_many_keys_are_read_in_linear_time(path):
+    """600 KiB of keys: compared with each other in pairs they would take minutes."""
+    document = plain()
+    many = {f"operator {number}": number for number in range(30_000)}
+    spoil(document, (*RECORDING, "detail", "operator_calls_per_step"), many)
+    path.write_text(json.dumps(document))
+    began = time.process_time()
+    assert load(path) is not None
+    assert time.process_time() - began < 10
+    text = path.read_text()
+    path.write_text(text.replace('"operator 29999"', '"operator 0"'))
+    refused(path, "'operator 0' is there twice")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
 def test_a_file_without_permission_is_refused(path):
     """A file that cannot be opened is refused, not taken to be missing."""
@@ -390,7 +421,7 @@ def test_a_file_without_permission_is_refused(path):
 
 def test_an_input_error_is_refused(path, monkeypatch):
     """A disk that fails while reading is a refusal too."""
-    monkeypatch.setattr(Path, "read_bytes", raising(OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(os, "open", raising(OSError(errno.EIO, "Input/output error")))
     with pytest.raises(BaselineError, match="Input/output error.*git checkout"):
         load(path)
 
@@ -405,8 +436,8 @@ def raising(error):
 
 
 TEXT = st.characters(codec="utf-8")
-SOUND = baseline._layout(
-    msgspec.to_builtins(baseline_file(cases={"train\U0001f680[x]": entry(case={"lr": 1e-4})})), 0
+SOUND = layout(
+    msgspec.to_builtins(baseline_file(cases={"train\U0001f680[x]": entry(case={"lr": 1e-4})}))
 )
 
 

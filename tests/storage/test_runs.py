@@ -2,7 +2,7 @@
 
 import errno
 import json
-from pathlib import Path
+import os
 
 import pytest
 from builders import CASE_ID, evidence
@@ -102,10 +102,10 @@ def test_a_full_disk_loses_no_figure(tmp_path, monkeypatch):
     store = Store(tmp_path)
     run = store.new_run()
 
-    def full(self, data):
+    def full(handle):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(StoreError, match="No space left on device.*'step_ms': "):
         store.keep(run, "x", evidence())
     assert not [path for path in run.rglob("*") if path.is_file()]

@@ -13,7 +13,9 @@ that follows.
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from stepguard.allow import allowed_by_comment, allowed_now
 from stepguard.site import Site

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import asdict
+
 from stepguard.site import Site
 
 ACTIVE_STEPS = 2  # a count is taken when this many steps agree
@@ -46,6 +48,6 @@ class Tally:
             "values": self.values,
             "unstable": self.unstable,
             "detail": self.detail,
-            "sites": {name: [vars(site) for site in sites] for name, sites in self.sites.items()},
+            "sites": {name: [asdict(site) for site in sites] for name, sites in self.sites.items()},
             "information": self.information,
         }

@@ -1,0 +1,82 @@
+"""Waivers in sentences: how far one goes, what it did in a run, and the command that writes one."""
+
+import shlex
+
+from stepguard.judge.waivers import largest_value, suggested_size, uncovered_count
+from stepguard.metrics import METRICS, format_value
+from stepguard.verdict import MetricVerdict, Reason, Verdict
+from stepguard.waiver import Waiver, WaiverEffect, WaiverOutcome
+
+
+def described(waiver: Waiver) -> str:
+    """Return "step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch 2.14"."""
+    if waiver.limit_pct is not None:
+        size = f"up to +{waiver.limit_pct:.2f} %"
+    else:
+        exact = METRICS[waiver.metric].role == "work"
+        size = f"{'at' if exact else 'up to'} {format_value(waiver.metric, waiver.value)}"
+    return f"{waiver.metric} {size} until {waiver.expires}, by {waiver.who}: {waiver.reason}"
+
+
+def sentences(verdict: Verdict) -> list[str]:
+    """Return what each waiver of the case did, a sentence each."""
+    found = {metric.metric: metric for metric in verdict.metrics}
+    return [
+        f"{_effect(outcome, found.get(outcome.waiver.metric), verdict)}: "
+        f"{described(outcome.waiver)}"
+        for outcome in verdict.waivers
+    ]
+
+
+def _effect(outcome: WaiverOutcome, found: MetricVerdict | None, verdict: Verdict) -> str:
+    waiver, effect = outcome.waiver, outcome.effect
+    against = f" against {verdict.against}" if verdict.against else ""
+    remove = "" if against else "; remove the waiver"  # the recordings may still need it
+    if effect is WaiverEffect.WAIVED:
+        return "waived"
+    if effect is WaiverEffect.EXPIRED:
+        return "EXPIRED"
+    if effect is WaiverEffect.NOT_APPLIED:
+        return f"not applied, the case is {verdict.status.value}"
+    if found is None or effect is WaiverEffect.NOT_GATED:
+        return f"not judged{against}" if against else f"stale, the case does not gate it{remove}"
+    if effect is WaiverEffect.NOT_NEEDED:
+        if found.reason is Reason.MACHINE_MOVED:
+            return "not needed, the machine changed and not the code"
+        word = f"not needed{against}" if against else "stale"
+        return f"{word}, {waiver.metric} is {found.status.value}{remove}"
+    if effect is WaiverEffect.TOO_WIDE:
+        return f"TOO WIDE, at most {format_value(waiver.metric, largest_value(found))}"
+    return _uncovered(waiver, effect, found)
+
+
+def _uncovered(waiver: Waiver, effect: WaiverEffect, found: MetricVerdict) -> str:
+    """Return by how much the metric is further off than is waived."""
+    missed = None if waiver.value is None else uncovered_count(waiver, found)
+    old, new = missed or (found.old, found.new)
+    now = format_value(waiver.metric, new)
+    if effect is WaiverEffect.OTHER_WORK:
+        return "not what was waived, " + (
+            f"it is {now} now" if new != old else "its total did not change"
+        )
+    if waiver.limit_pct is not None and found.change_pct is not None:
+        now = f"{found.change_pct:+.2f} %"
+    return f"EXCEEDED, it is {now} now"
+
+
+def waive_commands(verdict: Verdict, python: str, folder: str = "") -> list[str]:
+    """Return the commands that waive all that fails, ready but for reason and days; empty where a
+    failing metric cannot be waived. ``folder`` is the option for a folder of baselines.
+    """
+    failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
+    sizes = [suggested_size(metric) for metric in failing if not metric.waived_until]
+    if verdict.message or not all(sizes):
+        return []
+    case = shlex.quote(verdict.case_id)
+    unwaived = [metric.metric for metric in failing if not metric.waived_until]
+    return [
+        f"{python} -m stepguard waive {case} {name} {size[0]} {size[1]:g}{folder} "
+        "--reason '...' --days N"
+        for name, size in zip(unwaived, sizes, strict=True)
+        if size is not None
+    ]
