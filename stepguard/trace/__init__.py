@@ -1,1 +1,1 @@
-"""Reads profiler traces. No torch: a trace is a file, whoever wrote it."""
+"""Readers of profiler traces. No torch: a trace is a file, whoever wrote it."""

@@ -1,4 +1,4 @@
-"""Where the time of profiled steps went: in CUDA calls on the host, in kernels on the GPU.
+"""Times in a trace of marked steps: of CUDA calls on the host, of kernels on the GPU.
 
 Counts of calls are exact, the GPU's records are not: some get lost in long traces. So every figure
 of the GPU's time comes with the number of launches that have no record.
@@ -30,10 +30,10 @@ class GpuTime:
 
 
 def read_gpu_time(events: Iterable[Event], mark: str, steps: int) -> GpuTime:
-    """The time of everything that was called inside ``steps`` annotations named ``mark``.
+    """Return the times of what was called inside ``steps`` annotations named ``mark``.
 
     What runs on the GPU belongs to the step that launched it, by the correlation of call and
-    record. RuntimeError when the trace does not hold every marked step.
+    record. Raises RuntimeError when the trace does not have every marked step.
     """
     events = list(events)
     spans = [(e["ts"], e["ts"] + e["dur"]) for e in marked_steps(events, mark, steps)]
@@ -58,7 +58,7 @@ def read_gpu_time(events: Iterable[Event], mark: str, steps: int) -> GpuTime:
         if kind == OTHER:
             other_us[record["name"]] += record["dur"]
     seen = {e["args"]["correlation"] for e in records}
-    window_us, busy_us = _busy([(e["ts"], e["ts"] + e["dur"]) for e in records])
+    window_us, busy_us = _window_and_busy([(e["ts"], e["ts"] + e["dur"]) for e in records])
     return GpuTime(
         api_us=api_us,
         api_calls=Counter(e["name"] for e in calls),
@@ -75,8 +75,8 @@ def _launches(call: str) -> bool:
     return call in LAUNCH_CALLS or is_copy(call) or is_memset(call)
 
 
-def _busy(spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Length of the whole, and of the union of the spans."""
+def _window_and_busy(spans: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the length from the first begin to the last end, and that of the spans' union."""
     if not spans:
         return 0.0, 0.0
     ordered = sorted(spans)

@@ -33,7 +33,7 @@ _RULES = tuple(
 
 
 def kernel_class(name: str) -> str:
-    """The one of KERNEL_CLASSES that the kernel called ``name`` belongs to."""
+    """Return the one of KERNEL_CLASSES that the kernel called ``name`` belongs to."""
     for kind, pattern in _RULES:
         if pattern.search(name):
             return kind

@@ -1,8 +1,8 @@
-"""What a profiled step called, read off the host side of a Chrome trace.
+"""Calls of profiled steps, read off the host side of a Chrome trace.
 
 API calls are counted, not the GPU's records of them: those get lost, while the calls are exact
 over processes, ranks and steps. Only a copy's direction and bytes have to come from the GPU's
-record; where one is missing, the step's copies are not known and say so.
+record; where one is missing, the copies of the step count as lost, which says so.
 """
 
 from bisect import bisect_left
@@ -47,15 +47,15 @@ class StepCalls:
     collectives: Counter[str] = field(default_factory=Counter)
     collective_bytes: Counter[str] = field(default_factory=Counter)
     collective_sizes: Counter[str] = field(default_factory=Counter)  # "allreduce 2480 B" -> calls
-    unsized_collectives: int = 0  # collectives whose bytes the trace does not tell
+    unsized_collectives: int = 0  # collectives whose bytes are not in the trace
     api_us: float = 0.0  # host time inside CUDA calls
     sync_us: float = 0.0  # ... of it inside calls that wait
 
 
 def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls]:
-    """The calls inside each of ``steps`` user annotations named ``mark``, in order of time.
+    """Return the calls inside each of ``steps`` user annotations named ``mark``, in order of time.
 
-    Raises RuntimeError when the trace does not hold every marked step: a count from an incomplete
+    Raises RuntimeError when the trace does not have every marked step: a count from an incomplete
     trace would be wrong, not approximate.
     """
     events = list(events)
@@ -78,12 +78,13 @@ def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls
 
 
 def marked_steps(events: Iterable[Event], mark: str, steps: int) -> list[Event]:
-    """The ``steps`` user annotations named ``mark``, in order of time; RuntimeError if the trace
-    does not hold every one.
+    """Return the ``steps`` user annotations named ``mark``, in order of time.
+
+    Raises RuntimeError if the trace does not have exactly that many.
     """
     marks = [e for e in events if e["name"] == mark and e.get("cat") == "user_annotation"]
     if len(marks) != steps:
-        raise RuntimeError(f"the trace holds {len(marks)} of {steps} marked steps")
+        raise RuntimeError(f"the trace has {len(marks)} of {steps} marked steps")
     return sorted(marks, key=lambda e: float(e["ts"]))
 
 
@@ -117,7 +118,7 @@ def _step(
 
 
 def _direction(record: Event) -> str:
-    """ "HtoD (Pageable -> Device)" of a record named "Memcpy HtoD (Pageable -> Device)"."""
+    """Return "HtoD (Pageable -> Device)" of "Memcpy HtoD (Pageable -> Device)"."""
     return str(record["name"]).removeprefix("Memcpy ")
 
 
@@ -143,17 +144,18 @@ def _holds(outer: Event, inner: Event) -> bool:
 def _collectives(
     operators: Sequence[Event], sizes: dict[tuple[str, int], int]
 ) -> list[tuple[str, int | None]]:
-    """Each collective's name and payload in bytes, None where that is not known. NCCL says
-    elements and type beside each call; of gloo the trace has the element count there and the type
-    elsewhere (``sizes``).
+    """Return each collective's name and payload in bytes, None where that is not known.
+
+    NCCL notes elements and type beside each call; gloo the elements there, and the type in other
+    threads (``sizes``).
     """
     messages: list[tuple[str, int | None]] = []
-    told = [e for e in operators if e["name"] == "record_param_comms"]
+    noted = [e for e in operators if e["name"] == "record_param_comms"]
     for event in operators:
         if not event["name"].startswith("c10d::"):
             continue
         name = str(event["name"]).removeprefix("c10d::").strip("_")
-        inside = [e for e in told if e["tid"] == event["tid"] and _holds(event, e)]
+        inside = [e for e in noted if e["tid"] == event["tid"] and _holds(event, e)]
         if inside:
             args = inside[0]["args"]
             elements = args.get("In msg nelems")
@@ -169,7 +171,7 @@ def _collectives(
 
 
 def _total_bytes(messages: Sequence[tuple[str, int | None]]) -> Counter[str]:
-    """Payload by collective, of those whose size is known."""
+    """Return the payload by collective, of those whose size is known."""
     total: Counter[str] = Counter()
     for name, size in messages:
         if size is not None:
@@ -178,36 +180,37 @@ def _total_bytes(messages: Sequence[tuple[str, int | None]]) -> Counter[str]:
 
 
 def _described(name: str, size: int | None) -> str:
-    """ "allreduce 2480 B"; a barrier hands over nothing."""
+    """Return "allreduce 2480 B"; a barrier hands over nothing."""
     if name == "barrier":
         return name
     return f"{name} {size} B" if size is not None else f"{name} of unknown size"
 
 
 def _gloo_sizes(events: Iterable[Event]) -> dict[tuple[str, int], int]:
-    """Bytes of an element, by collective and number of elements of a message, as gloo's threads
-    note it. Messages of one length and several types are left out: nothing tells them apart.
+    """Return the bytes of an element, by collective and elements of a message, from gloo's threads.
+
+    Messages of one length and several types are left out: nothing sets them apart.
     """
-    told: dict[tuple[str, int], set[int | None]] = {}
+    noted: dict[tuple[str, int], set[int | None]] = {}
     for event in events:
         if event.get("cat") == "user_annotation" and event["name"].startswith("gloo:"):
             types = event.get("args", {}).get("Input type") or [""]
             key = (_bare(event["name"].removeprefix("gloo:")), _elements(event))
-            told.setdefault(key, set()).add(DTYPE_BYTES.get(str(types[0]).lower()))
-    alike = {key: next(iter(sizes)) for key, sizes in told.items() if len(sizes) == 1}
-    return {key: size for key, size in alike.items() if size is not None}
+            noted.setdefault(key, set()).add(DTYPE_BYTES.get(str(types[0]).lower()))
+    sole = {key: next(iter(sizes)) for key, sizes in noted.items() if len(sizes) == 1}
+    return {key: size for key, size in sole.items() if size is not None}
 
 
 def _bare(collective: str) -> str:
-    """ "allreduce" of "all_reduce": c10d and gloo write it differently."""
+    """Return "allreduce" of "all_reduce": c10d and gloo write it differently."""
     return collective.replace("_", "")
 
 
 def _elements(event: Event) -> int:
-    """Elements of all input tensors, from the shapes that the profiler noted; 0 without any.
+    """Return the elements of all input tensors, from the shapes in the trace; 0 without any.
 
     A list of tensors has a list of shapes, and a scalar tensor the shape []. So has what is no
-    tensor, which only its type tells.
+    tensor, which only its type shows.
     """
     args = event.get("args", {})
     types = [str(name).lower() for name in args.get("Input type", [])]

@@ -1,1 +1,1 @@
-"""What runs inside a rank. Nothing outside this package imports torch."""
+"""The code that runs inside a rank. Nothing outside of this package imports torch."""

@@ -1,4 +1,6 @@
-"""The rank side of the channel: rank 0 holds the socket and passes commands to the other ranks.
+"""The ranks' end of the channel: rank 0 has the socket and passes commands to the other ranks.
+
+The host's end is launch/channel.py.
 
 torchrun's ranks share one standard input and live in sessions of their own, so commands come over
 a Unix socket in the abstract namespace (no file to leave behind). Rank 0 broadcasts each on a gloo
@@ -18,7 +20,7 @@ _IDLE_LIMIT = timedelta(hours=6)  # the host enforces the real limits; this only
 
 
 class Channel:
-    """Commands in, one reply out for all ranks together."""
+    """Commands in, and one reply out for all ranks together."""
 
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
@@ -34,7 +36,7 @@ class Channel:
         self.reply({"hello": os.environ["STEPGUARD_TOKEN"], "pids": pids})
 
     def receive(self) -> Message:
-        """The next command, on every rank. A closed socket reads as the command ``exit``."""
+        """Return the next command, on every rank. A closed socket reads as the command ``exit``."""
         box: list[Message] = [{}]
         if self.rank == 0:
             line = self._lines.readline()
@@ -44,7 +46,7 @@ class Channel:
         return box[0]
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order, on rank 0; the others get an empty list."""
+        """Return every rank's value, in rank order, on rank 0; an empty list on the others."""
         if self._group is None:
             return [value]
         gathered: list[Any] = [None] * self.world_size
@@ -53,12 +55,12 @@ class Channel:
         return gathered if self.rank == 0 else []
 
     def any(self, value: bool) -> bool:
-        """Whether it holds on any rank; the answer is the same on every one."""
+        """Return, on every rank alike, whether ``value`` is true on any."""
         if self._group is None:
             return value
-        told = [False] * self.world_size
-        dist.all_gather_object(told, value, group=self._group)
-        return any(told)
+        values = [False] * self.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return any(values)
 
     def barrier(self) -> None:
         """Line the ranks up before a block, without touching the GPUs."""

@@ -116,6 +116,11 @@ def allocator_calls() -> dict[str, int]:
     return {name: int(stats.get(key, 0)) for name, key in names.items()}
 
 
+def device_allocations() -> int:
+    """Return how often the allocator has asked the driver for memory so far."""
+    return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
+
+
 def call_on_sync(callback: Callable[[str], None]) -> None:
     """Call back with the kind of every synchronization that torch makes from now on.
 

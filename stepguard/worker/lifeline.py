@@ -1,4 +1,4 @@
-"""Ties processes to their parent, and finds those of one launch. Standard library, Linux."""
+"""Processes that die with their parent, and those of one launch. Standard library, Linux."""
 
 import ctypes
 import os
@@ -9,7 +9,7 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
-    """Ask the kernel for ``signum`` when the parent dies; False if it is already gone."""
+    """Ask the kernel for ``signum`` when the parent dies; return False if it is gone already."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
@@ -17,7 +17,7 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
 
 
 def pids_by_token(token: str) -> list[int]:
-    """Processes that inherited ``STEPGUARD_TOKEN=token``, zombies left out."""
+    """Return the processes that inherited ``STEPGUARD_TOKEN=token``, without zombies."""
     wanted = f"STEPGUARD_TOKEN={token}".encode()
     found = []
     for entry in Path("/proc").iterdir():
@@ -32,7 +32,7 @@ def pids_by_token(token: str) -> list[int]:
 
 
 def kill_by_token(token: str, spare: int = 0) -> list[int]:
-    """SIGKILL every process of the launch but ``spare``; the pids that were killed."""
+    """Kill every process of the launch but ``spare`` (SIGKILL); return the pids that were."""
     killed = []
     for pid in pids_by_token(token):
         if pid not in (spare, os.getpid()):

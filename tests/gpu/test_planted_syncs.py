@@ -17,7 +17,7 @@ ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 DRIVER = """
 import json, torch
 from stepguard.worker.count.counters import count
-from stepguard.worker.main import build
+from stepguard.worker.session import build
 from stepguard.worker.position import Phases
 
 phases = Phases()

@@ -296,7 +296,7 @@ def test_a_missing_mark_raises(held, wanted):
     trace = Trace()
     for _ in range(held):
         trace.step(api("cudaLaunchKernel"))
-    with pytest.raises(RuntimeError, match=f"the trace holds {held} of {wanted} marked steps"):
+    with pytest.raises(RuntimeError, match=f"the trace has {held} of {wanted} marked steps"):
         trace.steps(wanted)
 
 

@@ -1,1 +1,1 @@
-"""The counting pass: what a step does, exactly, never inside a timed block."""
+"""The counting pass: exact counts of what a step does, never inside a timed block."""

@@ -14,14 +14,13 @@ private to torch; every name of theirs stands in this module. Tried with torch 2
   ``counters["frames"]`` misses fullgraph=True and counts frames that were only looked at.
 
 Tracing is done anew in every process, so all of it is the same whatever the caches on disk hold.
-Without a record there is a count or a text without a place: never a zero in its stead.
+Where a record is missing there is still a count, or a text without a place: never a zero.
 """
 
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import torch
@@ -29,6 +28,7 @@ import torch
 from stepguard.site import Site
 from stepguard.worker.count.locate import Place, enclosing, locate, qualified
 
+Stack = list[tuple[str, int, str]]  # (file, line, function), from the innermost frame outwards
 RECORDS = 100_000  # torch keeps the newest 64 compilations unless told otherwise
 _UTILS = "torch._dynamo.utils"  # looked up, not imported: who does not compile pays nothing
 _TORCH = f"{Path(torch.__file__).parent}/"
@@ -56,7 +56,7 @@ def install() -> None:
 
 
 def compilations() -> int:
-    """Frames compiled in this process so far, each recompile counted; 0 if nothing was."""
+    """Return how many frames this process has compiled so far, each recompile counted."""
     frames = getattr(sys.modules.get("torch._dynamo.convert_frame"), "FRAME_COMPILE_COUNTER", None)
     if frames is not None:
         return int(sum(frames.values()))
@@ -64,12 +64,12 @@ def compilations() -> int:
 
 
 def unique_graphs() -> int:
-    """Graphs handed to the backend in this process so far, recompiled ones included."""
+    """Return how many graphs the backend was handed so far, recompiled ones included."""
     return int(_counters("stats").get("unique_graphs", 0))
 
 
 def generated_kernels() -> int:
-    """Kernels generated for this process's graphs so far.
+    """Return how many kernels were generated for this process's graphs so far.
 
     The same with a cold and a warm cache on disk: torch stores the number with each cached graph
     and adds it when the graph is loaded.
@@ -79,40 +79,36 @@ def generated_kernels() -> int:
 
 
 def graph_breaks() -> list[Site]:
-    """The unique graph breaks of this process so far: one Site for each line and reason.
+    """Return the unique graph breaks of this process so far: one Site for each line and reason.
 
     A break deep in a call is met again when the compiler goes on with the callee alone; it is one.
     Frames that were given up because of a break count with it; the recompile limit does not.
     """
-    utils = sys.modules.get(_UTILS)
-    reasons = getattr(utils, "graph_break_reasons", None)
-    found: dict[Site, None] = {}
+    reasons = getattr(sys.modules.get(_UTILS), "graph_break_reasons", None)
     if reasons is None:
-        found |= {Site(_break(text)): None for text in _counters("graph_break")}
-    for reason, stack in _longest(reasons or ()):
-        found[_site(_break(reason), stack)] = None
+        found = [_break(text, []) for text in _counters("graph_break")]
+    else:
+        found = [_break(text, stack) for text, stack in _longest(reasons)]
     for record in _records():
         if record.fail_type is not None and not _is_limit(record):
-            found[_site(_break(str(record.fail_reason or record.fail_type)), _failed(record))] = (
-                None
-            )
+            found.append(_break(str(record.fail_reason or record.fail_type), _failed(record)))
         elif _is_given_up(record):
-            found[_site(_break(_GIVEN_UP), _compiled(record))] = None
-    return list(found)
+            found.append(_break(_GIVEN_UP, _compiled(record)))
+    return list(dict.fromkeys(found))
 
 
 def recompile_limits() -> list[Site]:
-    """Functions of this process so far that torch runs eagerly, having compiled them too often."""
+    """Return the functions that torch runs eagerly by now, having compiled them too often."""
     records = _records()
     return [_compilation(r, records) for r in records if _is_limit(r)]
 
 
 class Recompiles:
-    """Every compilation while it is active; in steady steps there should be none.
+    """Every compilation inside a block; in steady steps there should be none.
 
-    ``sites`` has one Site for each: ``recompile: <guard that failed>``, ``recompile limit reached:
-    <guard>`` when torch gives the function up, ``compilation: ...`` for what had not been compiled
-    before. ``compilations`` and ``graphs`` are counts. All are filled when the block is left.
+    When the block is left, ``compilations`` is their number and ``sites`` has one Site for each:
+    ``recompile: <guard that failed>``, ``recompile limit reached: <guard>`` when torch gives the
+    function up, ``compilation: ...`` for what had not been compiled before.
 
         with Recompiles() as seen:
             workload.step()
@@ -121,25 +117,16 @@ class Recompiles:
     def __init__(self) -> None:
         self.sites: list[Site] = []
         self.compilations = 0
-        self.graphs = 0
 
     def __enter__(self) -> Self:
         install()
-        self._records = _records()
-        self._compilations, self._graphs = compilations(), unique_graphs()
+        self._records, self._before = _records(), compilations()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # torch._dynamo.reset() sets the counts back to zero: what is there came after it.
-        before, now = self._compilations, compilations()
-        self.compilations = now - before if now >= before else now
-        before, now = self._graphs, unique_graphs()
-        self.graphs = now - before if now >= before else now
+    def __exit__(self, *error: object) -> None:
+        now = compilations()
+        # torch._dynamo.reset() sets the count back to zero: what is there came after it.
+        self.compilations = now - self._before if now >= self._before else now
         records = _records()
         new = _after(self._records, records)
         forward = [record for record in new if record.is_forward is not False]
@@ -156,22 +143,22 @@ def _counters(category: str) -> dict[str, int]:
 
 
 def _records() -> list[Any]:
-    """A record per compilation, oldest first; what only ran (autotuning) is left out."""
+    """Return a record per compilation, oldest first, without what only ran (autotuning)."""
     read = getattr(sys.modules.get(_UTILS), "get_compilation_metrics", None)
     return [r for r in read() if not getattr(r, "is_runtime", False)] if read is not None else []
 
 
 def _after(old: list[Any], new: list[Any]) -> list[Any]:
-    """The records of ``new`` that came after those of ``old``; all, if the last has fallen out."""
+    """Return the records of ``new`` behind the last of ``old``; all, if that is not kept."""
     for index in reversed(range(len(new))):
         if old and new[index] is old[-1]:
             return new[index + 1 :]
     return new
 
 
-def _longest(reasons: Iterable[Any]) -> list[tuple[str, list[tuple[str, int, str]]]]:
-    """(reason, stack from the innermost frame outwards), less stacks that end a longer one."""
-    stacks: dict[tuple[str, tuple[tuple[str, int], ...]], list[tuple[str, int, str]]] = {}
+def _longest(reasons: Iterable[Any]) -> list[tuple[str, Stack]]:
+    """Return (reason, stack) of each break, less stacks with which a longer one begins."""
+    stacks: dict[tuple[str, tuple[tuple[str, int], ...]], Stack] = {}
     for reason in reasons:
         text = str(reason.reason)
         if not text.startswith(_DDP_BUCKETS):
@@ -187,7 +174,7 @@ def _is_limit(record: Any) -> bool:
 
 
 def _is_given_up(record: Any) -> bool:
-    """Older torch leaves no error in the record of a frame that it gave up: it only lacks guards.
+    """Return whether an older torch gave the frame up: it leaves no error, nor guards.
 
     A frame that was merely found to hold nothing to compile has its instructions counted.
     """
@@ -196,7 +183,7 @@ def _is_given_up(record: Any) -> bool:
 
 
 def _compilation(record: Any, records: list[Any]) -> Site:
-    """The Site of one record; ``records`` says what a frame is, where this one does not."""
+    """Return the Site of a record; ``records`` say whose frame it is, where it does not itself."""
     guard = _guard(record.recompile_reason)
     if _is_limit(record):
         what = f"recompile limit reached: {guard}"
@@ -204,16 +191,18 @@ def _compilation(record: Any, records: list[Any]) -> Site:
         what = "compilation: deferred backward"
     else:
         what = f"recompile: {guard}" if record.recompile_reason else "compilation: not seen before"
-    if not record.co_filename:  # another compilation of the frame tells what it is
-        frame = str(record.compile_id).rpartition("/")[0]
-        named = (r for r in reversed(records) if r.co_filename)
-        same = (r for r in named if str(r.compile_id).rpartition("/")[0] == frame)
-        record = next(same, record)
+    if not record.co_filename:  # another compilation of the same frame may have it
+        named = [r for r in reversed(records) if r.co_filename and _frame(r) == _frame(record)]
+        record = named[0] if named else record
     return _site(what, _compiled(record))
 
 
-def _compiled(record: Any) -> list[tuple[str, int, str]]:
-    """The function of a record, then whoever called it where torch says so."""
+def _frame(record: Any) -> str:
+    return str(record.compile_id).rpartition("/")[0]
+
+
+def _compiled(record: Any) -> Stack:
+    """Return the function of a record, then its callers where torch keeps them."""
     file, line = str(record.co_filename or ""), int(record.co_firstlineno or 0)
     function = enclosing(file, line)
     if function is not None and function.first == line:
@@ -225,13 +214,13 @@ def _compiled(record: Any) -> list[tuple[str, int, str]]:
     return stack
 
 
-def _failed(record: Any) -> list[tuple[str, int, str]]:
+def _failed(record: Any) -> Stack:
     file, line = record.fail_user_frame_filename, record.fail_user_frame_lineno
     return ([(str(file), int(line or 0), "")] if file else []) + _compiled(record)
 
 
-def _site(what: str, stack: list[tuple[str, int, str]]) -> Site:
-    """``stack`` goes outwards. Where all of it is torch's, the place is torch's innermost line."""
+def _site(what: str, stack: Stack) -> Site:
+    """Return the Site of a stack; where all of it is torch's, that of torch's innermost line."""
     stack = [(file, line, qualified(file, line, name)) for file, line, name in stack if file]
     place = locate(stack)
     if not place.file and stack and stack[0][0].startswith(_TORCH):
@@ -240,18 +229,18 @@ def _site(what: str, stack: list[tuple[str, int, str]]) -> Site:
     return Site(what, place.file, place.line, place.function, place.text)
 
 
-def _break(reason: str) -> str:
+def _break(reason: str, stack: Stack) -> Site:
     text = _first_line(reason)
-    return f"graph break: {_REWORDED.get(text.split(' ')[0], text)}"
+    return _site(f"graph break: {_REWORDED.get(text.split(' ')[0], text)}", stack)
 
 
 def _guard(reason: str | None) -> str:
-    """``0/0: L['n'] == 4      # return x * n  # file:3 in f`` as ``n == 4``."""
+    """Return ``n == 4`` of ``0/0: L['n'] == 4      # return x * n  # file:3 in f``."""
     text = _COMPILE_ID.sub("", _first_line(reason or "unknown reason"))
     return re.sub(r"\bL\['(\w+)'\]", r"\1", re.split(r"\s+# ", text)[0].strip())
 
 
 def _first_line(text: str) -> str:
-    """The first line that says something, without what differs between processes."""
+    """Return the first line that is not empty, without what differs between processes."""
     line = next((line.strip() for line in text.splitlines() if line.strip()), "unknown reason")
     return _PER_PROCESS.sub("...", line)

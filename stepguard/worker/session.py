@@ -1,0 +1,196 @@
+"""A rank's session: runs the host's commands one at a time on a workload that it keeps.
+
+    prepare     import the factory and build the workload
+    first_step  run one step and wait for it: compilation
+    block       run n timed steps
+    alternate   run segments of variants of the step
+    count       the counting pass
+    sources     the files that the modules came from, those imported late included
+    park        give cached memory back, so that another group can use the card
+    exit
+
+An exception ends the launch.
+"""
+
+import contextlib
+import importlib
+import inspect
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from stepguard.worker import device
+from stepguard.worker.channel import Channel
+from stepguard.worker.clock import CudaClock, HostClock
+from stepguard.worker.count import compiler
+from stepguard.worker.count.counters import count
+from stepguard.worker.fingerprint import fingerprint
+from stepguard.worker.position import Note, Phases
+from stepguard.worker.sources import installed, sources
+from stepguard.worker.variants import VARIANTS, alternate
+
+REQUIRED = ("step", "tokens_per_step")
+
+
+class BadWorkload(Exception):
+    """The factory is not one, cannot be called so, or returned something else."""
+
+
+class Session:
+    """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer."""
+
+    def __init__(self, note: Note) -> None:
+        self.root = str(Path.cwd().resolve())  # not later: what is imported may go elsewhere
+        preload()
+        self.note = note
+        self.phases = Phases(note.phase)
+        try:
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            self.device = device.rank_device(os.environ["STEPGUARD_DEVICE"], local_rank)
+        except ValueError as error:
+            raise BadWorkload(str(error)) from None
+        self.on_gpu = device.on_gpu(self.device)
+        _join_process_group(device.backend(self.device))
+        self.channel = Channel()
+        self.clock = CudaClock() if self.on_gpu else HostClock()
+        self.workload: Any = None
+
+    def serve(self) -> None:
+        """Answer commands until ``exit``."""
+        while True:
+            message = self.channel.receive()
+            name = message.pop("command")
+            self.note.command(name.replace("_", " "))
+            if name == "exit":
+                break
+            handler: Callable[..., Any] = getattr(self, f"do_{name}")
+            replies = self.channel.gather(handler(**message))
+            self.channel.reply({"reply": name, "ranks": replies})
+            self.note.command("idle")
+        if dist.is_initialized():  # in order, so that no rank is left waiting for another
+            dist.destroy_process_group()
+
+    def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Build the workload; return what it says of itself, and what this rank runs on."""
+        device.select(self.device)  # not before: a launch on standby must not hold a GPU context
+        self.workload = build(factory, params, self.device.type)
+        compiler.install()  # not before: only a workload that compiles has imported the compiler
+        if hasattr(self.workload, "on_phase"):
+            self.workload.on_phase = self.phases
+        return {
+            "tokens_per_step": int(self.workload.tokens_per_step),
+            "flops_per_step": float(getattr(self.workload, "flops_per_step", 0.0)),
+            "floor_flops_per_step": float(getattr(self.workload, "floor_flops_per_step", 0.0)),
+            "precision": str(getattr(self.workload, "precision", "")),
+            "fingerprint": fingerprint(self.device),
+            "memory_bytes": device.usable_bytes(self.device),
+            **self.do_sources(),
+        }
+
+    def do_sources(self) -> dict[str, Any]:
+        """Return the files that this rank's modules came from, and the folder it was started in."""
+        return {"sources": sources(), "installed": installed(), "root": self.root}
+
+    def do_first_step(self) -> dict[str, Any]:
+        """Run the first step, compilation included; return the seconds to synchronization."""
+        self.clock.synchronize()
+        began = time.perf_counter()
+        self.workload.step()
+        self.clock.synchronize()
+        took_s = time.perf_counter() - began
+        compiler.install()  # a step may have been the first to ask for the compiler
+        return {"compile_s": took_s}
+
+    def do_block(self, steps: int) -> dict[str, Any]:
+        """Time one block; return its times, and what would show that it was not steady."""
+        barrier = self.channel.barrier
+        found = self.clock.block(self.workload.step, steps, self.note.step, barrier)
+        found["compiled_graphs"] = compiler.unique_graphs()
+        if self.on_gpu:
+            found["device_allocations"] = device.device_allocations()
+        return found
+
+    def do_alternate(self, variants: list[str], order: list[int], steps: int) -> dict[str, Any]:
+        """Time segments of the named variants, in the order of their indices."""
+        synchronize = self.clock.synchronize
+        try:
+            chosen = [VARIANTS[name](self.workload, synchronize) for name in variants]
+        except ValueError as error:
+            raise BadWorkload(str(error)) from None
+        began_ns = time.perf_counter_ns()
+        segments_ms = alternate(chosen, order, steps, synchronize, self.channel.barrier)
+        ended_ns = time.perf_counter_ns()
+        return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
+
+    def do_count(self) -> dict[str, Any]:
+        """Run the counting pass; return its counts."""
+
+        def progress(text: str) -> None:
+            self.note.command(text)
+            self.channel.reply({"progress": text})
+
+        step, channel = self.workload.step, self.channel
+        return count(step, self.device, progress, self.phases, channel.world_size, channel.any)
+
+    def do_park(self) -> dict[str, Any]:
+        """Hand cached memory back to the driver; return the bytes that the allocator keeps."""
+        self.clock.synchronize()
+        return {"reserved_bytes": device.empty_cache() if self.on_gpu else 0}
+
+
+def build(factory: str, params: dict[str, Any], device: str) -> Any:
+    """Call ``package.module:function`` with the case's parameters and the rank's device.
+
+    Raises BadWorkload, in one line, for anything that is wrong with the name, the parameters or the
+    result; ValueError from the factory itself (an impossible value) passes through.
+    """
+    module_name, _, function_name = factory.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and module_name.startswith(error.name):
+            where = os.getcwd()
+            raise BadWorkload(f"no module {error.name!r} for {factory!r} in {where}") from None
+        raise
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        own = [v for v in vars(module).values() if getattr(v, "__module__", "") == module_name]
+        known = ", ".join(v.__name__ for v in own if inspect.isfunction(v) and v.__name__[0] != "_")
+        raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has: {known}")
+    try:
+        inspect.signature(function).bind(device=device, **params)
+    except TypeError as error:
+        possible = [n for n in inspect.signature(function).parameters if n != "device"]
+        raise BadWorkload(f"{factory}: {error}; its parameters: {', '.join(possible)}") from None
+    workload = function(device=device, **params)
+    missing = [name for name in REQUIRED if not hasattr(workload, name)]
+    if missing or not callable(workload.step):
+        kind = type(workload).__name__
+        raise BadWorkload(f"{factory} returned {kind} without {' and '.join(missing) or 'step()'}")
+    if int(workload.tokens_per_step) < 1:
+        raise BadWorkload(f"{factory}: tokens_per_step is {workload.tokens_per_step}, not positive")
+    return workload
+
+
+def preload() -> None:
+    """Import what the launch will need while nobody waits for it: the next launch starts early.
+
+    Whatever fails here fails again in ``prepare``, where it is reported.
+    """
+    for name in os.environ.get("STEPGUARD_PRELOAD", "").split():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def _join_process_group(backend: str) -> None:
+    """Join the other ranks, if there are any. A single rank of a case that has several does it too:
+    its workload may reduce without asking how many ranks there are.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and "STEPGUARD_ONE_OF_SEVERAL" not in os.environ:
+        return
+    # No device_id: that would open NCCL at once, on a card that another launch is measured on.
+    dist.init_process_group(backend)
