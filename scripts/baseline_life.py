@@ -1,4 +1,4 @@
-"""Writes docs/baseline-life.md: what real commands do to a baseline, in a repository made for it.
+"""Write docs/baseline-life.md: what real commands do to a baseline, in a repository made for it.
 
     python scripts/baseline_life.py              writes the page anew
     python scripts/baseline_life.py PATH         writes it elsewhere
@@ -54,7 +54,7 @@ H200 = Fingerprint(
 
 
 class Life:
-    """A small repository, and the page that tells what happens in it."""
+    """A small repository, and the page about what happens in it."""
 
     def __init__(self, folder: Path) -> None:
         self.repository, self.artifacts = folder / "repository", folder / "artifacts"
@@ -66,7 +66,7 @@ class Life:
         self.commit("The training step")
 
     def say(self, text: str) -> None:
-        """A paragraph or a heading."""
+        """Add a paragraph or a heading."""
         self.page += [*textwrap.wrap(text, 100, break_on_hyphens=False), ""]
 
     def measured(
@@ -77,7 +77,7 @@ class Life:
         spread: tuple[float, ...] = SPREAD,
         faults: tuple[Fault, ...] = (),
     ) -> str:
-        """Evidence of a run at this level, as CI keeps it; its folder."""
+        """Write evidence of a run at this level, as CI keeps it, and return its folder."""
         self._runs += 1
         case = CASE.as_dict()
         evidence = Evidence(
@@ -101,7 +101,7 @@ class Life:
         return f"../artifacts/run-{self._runs}"
 
     def stepguard(self, *arguments: str) -> None:
-        """Run a command of stepguard and show it with what it says."""
+        """Run a command of stepguard and show it with its output."""
         command = [sys.executable, "-m", "stepguard", *arguments]
         said, status = self._run(command)
         shown = f"$ python -m stepguard {shlex.join(arguments)}\n{said}"
@@ -114,16 +114,16 @@ class Life:
             raise SystemExit(f"baseline_life: {shlex.join(arguments)}: {said}")
 
     def unchanged(self) -> bool:
-        """Whether git sees no change."""
+        """Return whether git sees no change."""
         return not self._git("status", "--porcelain")
 
     def diff(self) -> None:
-        """What a reviewer sees."""
+        """Show the diff that a reviewer sees."""
         self._git("add", "--intent-to-add", "--all")
         self._fence("diff", self._git("diff", "--no-color"))
 
     def commit(self, message: str) -> None:
-        """Commit whatever is there."""
+        """Commit all changes."""
         self._git("add", "--all")
         self._git("commit", "-q", "-m", message)
 
@@ -137,7 +137,7 @@ class Life:
         return said
 
     def _run(self, command: list[str]) -> tuple[str, int]:
-        """What a command says, and its status; who commits, and when, is the same every time."""
+        """Return a command's output and status; author and date of commits are always the same."""
         own = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
         told = {"PYTHONPATH": str(ROOT), "GIT_CONFIG_GLOBAL": "/dev/null"}
         for role in ("AUTHOR", "COMMITTER"):
@@ -174,8 +174,8 @@ def begin(life: Life) -> None:
     life.say("## The first recording")
     life.say(
         "A case has no baseline: the run was an error, `NO BASELINE`. Its evidence, here from CI, "
-        "becomes the first recording. One recording cannot tell how recordings differ, so the "
-        "limit is 4 %."
+        "becomes the first recording. One recording says nothing about their spread, so the limit "
+        "is 4 %."
     )
     life.stepguard("accept", "--evidence", life.measured(LEVELS_MS[0]))
     life.diff()
@@ -183,7 +183,7 @@ def begin(life: Life) -> None:
 
 
 def grow(life: Life) -> None:
-    """Four more; the limit follows."""
+    """Four more recordings; the limit follows from them."""
     life.say("## Five recordings")
     life.say(
         "Runs that are `same` are added, one a commit. This is the fifth: one recording more, and "
@@ -215,8 +215,8 @@ def slow_down(life: Life) -> None:
     life.stepguard("judge", "--evidence", folder, "--json", "../verdict.json")
     life.stepguard("accept", "--evidence", folder)
     life.say(
-        "With a reason a new epoch begins; from now on only that one is compared with, and until "
-        "it has five recordings the limit is 4 % again."
+        "With a reason a new epoch begins. From now on runs are compared with that one only, and "
+        "until it has five recordings the limit is 4 % again."
     )
     reason = "9 GB less for 3 % of time: batch 96 fits now"
     life.stepguard("accept", "--evidence", folder, "--reason", reason)
@@ -230,7 +230,7 @@ def refuse(life: Life) -> None:
     life.say(
         "These never become a baseline, with or without a reason: a tree with uncommitted changes, "
         "a card that was throttled, launches that differ more than a machine's launches do. The "
-        "other rules stand in [method.md](method.md#what-is-never-recorded)."
+        "other rules are in [method.md](method.md#what-is-never-recorded)."
     )
     hot = Fault(Reason.THROTTLED.name, "4 blocks could not be used: power brake", "", "launch 2")
     reason = ("--reason", "it is right all the same")
@@ -250,12 +250,12 @@ def waive(life: Life) -> None:
     """A waiver, and what it does not cover."""
     life.say("## A waiver")
     life.say(
-        "A new version of a library makes the step slower, and its next version will mend that. "
+        "A new version of a library makes the step slower, and its next version will repair that. "
         "The level is not accepted, since it is not meant to stay; it is waived, for 60 days, "
         "up to 6 %, a little more than was measured:"
     )
     slower = life.measured(273.5, PEAK - 9_000_000_000)
-    name, why = "train_step[124m-bf16]", "library issue 1234, mended in its next version"
+    name, why = "train_step[124m-bf16]", "library issue 1234, fixed in its next version"
     arguments = ("--limit-pct", "6", "--reason", why, "--days", "60", "--who", "A. Author")
     life.stepguard("waive", name, "step_ms", *arguments)
     life.diff()
@@ -271,7 +271,7 @@ def waive(life: Life) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Live it, and write the page."""
+    """Run all chapters and write the page."""
     with tempfile.TemporaryDirectory(prefix="stepguard-life-") as name:
         life = Life(Path(name))
         for chapter in (begin, grow, slow_down, refuse, waive):

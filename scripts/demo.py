@@ -1,4 +1,4 @@
-"""Plants a hidden host sync into a copy of the tree and runs the gate there: it names the line.
+"""Plant a hidden host sync into a copy of the tree and run the gate there: it names the line.
 
     make demo
 
@@ -21,7 +21,7 @@ SUITE = ["perf_tests", "-q", "-m", "smoke", "-k", "train_step and nano-cpu and n
 
 
 def planted(folder: Path) -> int:
-    """Copy the tree to ``folder`` with the plant in it; the plant's line number."""
+    """Copy the tree to ``folder``, plant the sync there, and return its line number."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
@@ -37,7 +37,7 @@ def planted(folder: Path) -> int:
 
 
 def main() -> int:
-    """Plant, run, show; whether the gate failed where it must."""
+    """Plant, run and show; return 0 if the gate failed at the planted line."""
     with tempfile.TemporaryDirectory(prefix="stepguard-demo-") as name:
         folder = Path(name)
         line = planted(folder)
