@@ -1,11 +1,11 @@
 """The command that measures a machine's own noise: python -m stepguard calibrate [CASE]."""
 
 import argparse
-import difflib
 import os
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,10 @@ from stepguard.device import is_gpu
 from stepguard.git.revision import current
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, visible_gpus
-from stepguard.judge.calibration import MOST_PAIRS
+from stepguard.judge.calibration import MOST_PAIRS, NotCalibrated, calibrated
 from stepguard.judge.sequential_plan import MIN_PAIRS
-from stepguard.measure.calibrate import Calibration, NotCalibrated, calibrate
-from stepguard.measure.confirm import Budget
+from stepguard.measure.ab import PAIR_TIMINGS
+from stepguard.measure.confirm import Budget, compare_with
 from stepguard.measure.suite import BUDGET_S
 from stepguard.measure.workers import Bench
 from stepguard.report import calibration as report
@@ -85,10 +85,9 @@ def chosen(cases: Sequence[Case], names: Sequence[str], gpus: Sequence[Gpu]) -> 
     known = {case.id: case for case in cases}
     for name in names:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=3, cutoff=0.3)
-            has = "close are" if close else "it has"
-            listed = ", ".join(close or sorted(known))
-            raise ValueError(f"{name!r} is no case of the suite; {has}: {listed}")
+            raise ValueError(
+                f"{name!r} is no case of the suite; it has: {', '.join(sorted(known))}"
+            )
         if why := _unsuited(known[name], gpus):
             raise ValueError(f"{name}: {why}")
     if names:
@@ -146,48 +145,55 @@ class _Run:
         path = calibrations.path_for(self.options.baselines / name)
         try:
             calibrations.load_for(path, machine)  # better refused now than after an hour
-            found = self._measured(case)
-            calibrations.put(path, machine, case.id, found.entry)
+            with self.budget.spent():
+                comparison, pair_s = self._pairs(case, self.budget.share_s())
+            self.store.keep_comparison(self.folder, case.slug, comparison)
+            if current(self.options.root, self.options.baselines) != self.revision:
+                raise NotCalibrated(Reason.TREE_CHANGED.value)
+            entry = calibrated(comparison, pair_s, PAIR_TIMINGS[case.device].as_dict())
+            calibrations.put(path, machine, case.id, entry)
         except (NotCalibrated, FileError) as error:
             print(f"stepguard: {case.id}: not calibrated, {error}", file=sys.stderr)
             return False
-        print("\n".join(report.lines(found, case.margins)))
+        print("\n".join(report.lines(comparison, entry, case.margins)))
         print(f"written to {os.path.relpath(path)}: review it, and commit it", flush=True)
         return True
 
-    def _measured(self, case: Case) -> Calibration:
-        """Measure a case's pairs and keep them, also where they are no calibration."""
+    def _pairs(self, case: Case, budget_s: float) -> tuple[Comparison, float]:
+        """Measure pairs of HEAD with itself, as many as are wanted or ``budget_s`` allows, and the
+        seconds that one took on average.
+        """
         command = shlex.join(["python", "-m", "stepguard", *sys.argv[1:]])
-        root, wanted = self.options.root, self.options.pairs
+        root: Path = self.options.root
+        wanted: int = self.options.pairs
         bench = Bench(root, self.store.cache, self.folder, self.gpus, self.revision, command)
+        counted_s = pair_s = 0.0  # the counting passes before the first pair are no pair's time
         done = ""
 
-        def completed(pairs: Comparison) -> None:
-            nonlocal done
-            done = f"{pairs.pairs}/{wanted} pairs, the last {100 * pairs.log_ratios()[-1]:+.3f} %; "
+        def wants_another(found: Comparison) -> bool:
+            nonlocal counted_s, pair_s, done
+            if not found.pairs:
+                counted_s = found.wall_s
+                return True
+            pair_s = (found.wall_s - counted_s) / found.pairs
+            done = f"{found.pairs}/{wanted} pairs, the last {100 * found.log_ratios()[-1]:+.3f} %; "
+            return found.pairs < wanted
 
-        with self.budget.spent():
-            share_s = self.budget.share_s()
-            self.live.begin(case.id, share_s)
-            try:
-                found = calibrate(
-                    case,
-                    bench,
-                    self.tree,
-                    wanted,
-                    share_s,
-                    lambda text: self.live.stage(done + text),
-                    completed,
-                )
-            except NotCalibrated as refused:
-                self.store.keep_comparison(self.folder, case.slug, refused.comparison)
-                raise
-            finally:
-                self.live.end()
-        self.store.keep_comparison(self.folder, case.slug, found.comparison)
-        if current(root, self.options.baselines) != self.revision:
-            raise NotCalibrated(Reason.TREE_CHANGED.value, found.comparison)
-        return found
+        # Other gates say nothing of noise, but where FLOPs differ the two sides are not the same.
+        timed = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
+        self.live.begin(case.id, budget_s)
+        try:
+            found = compare_with(
+                timed,
+                bench,
+                self.tree,
+                lambda text: self.live.stage(done + text),
+                budget_s,
+                wants_another,
+            )
+        finally:
+            self.live.end()
+        return found, pair_s
 
 
 def _to_stderr(text: str) -> None:

@@ -7,6 +7,7 @@ plan, the matter margin is widened, never narrowed.
 
 import math
 import shlex
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -23,7 +24,7 @@ from stepguard.judge.limits import DEFAULT_LIMIT_PCT
 from stepguard.judge.power import smallest_detectable_pct
 from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.verdict import Reason, Status
 
 SCHEMA = 2
 MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
@@ -72,24 +73,27 @@ class PairNoise:
     sd_pct: float
     sd_low_pct: float
     sd_high_pct: float
-    mean_pct: float  # which is zero in truth
+    mean_pct: float  # of what is zero in truth
     mean_half_width_pct: float
+
+
+class NotCalibrated(ValueError):
+    """The pairs are no calibration; one sentence says why."""
 
 
 def pair_noise(comparison: Comparison) -> PairNoise:
     """Return the noise of a comparison of the same code with itself.
 
-    Raises ValueError with fewer than three pairs, and for pairs that do not differ at all: a clock
-    without noise measured no time.
+    Raises NotCalibrated with fewer than MIN_PAIRS pairs, and for pairs that do not differ at all: a
+    clock without noise measured no time.
     """
     ratios = [100 * d for d in comparison.log_ratios()]
-    count = len(ratios)
-    if count < 3:
-        raise ValueError(f"{count} pairs: their spread needs 3")
+    count, degrees = len(ratios), len(ratios) - 1
+    if count < MIN_PAIRS:
+        raise NotCalibrated(f"{count} pairs were measured, {MIN_PAIRS} are needed")
     sd = stdev(ratios)
     if not sd > 0:
-        raise ValueError(f"{count} pairs and all of them {ratios[0]:+.3f} %: no clock is that even")
-    degrees = count - 1
+        raise NotCalibrated(f"all {count} pairs are {ratios[0]:+.3f} %: no clock is that even")
     return PairNoise(
         pairs=count,
         sd_pct=sd,
@@ -100,11 +104,19 @@ def pair_noise(comparison: Comparison) -> PairNoise:
     )
 
 
-def calibrated(
-    comparison: Comparison, noise: PairNoise, pair_s: float, timing: dict[str, float]
-) -> CalibratedCase:
-    """Return what is kept; ``timing`` is that of a pair, in seconds."""
-    head = comparison.head
+def calibrated(comparison: Comparison, pair_s: float, timing: dict[str, float]) -> CalibratedCase:
+    """Return what is kept of pairs of the same code, which took ``pair_s`` seconds each; ``timing``
+    is that of a pair.
+
+    Raises NotCalibrated if they failed, came out as other code, or are too few.
+    """
+    refuse_unlike(comparison)
+    if comparison.out_of_time and comparison.pairs < MIN_PAIRS:
+        raise NotCalibrated(
+            f"{comparison.pairs} pairs were measured, {MIN_PAIRS} are needed; a pair takes "
+            f"{pair_s:.0f} s, give them more time: --budget MIN"
+        )
+    noise, head = pair_noise(comparison), comparison.head
     assert head.fingerprint is not None
     return CalibratedCase(
         case=head.case,
@@ -125,25 +137,18 @@ def _digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def refusal(comparison: Comparison) -> str:
-    """Return why these pairs of the same code are no calibration; empty if they are one."""
+def refuse_unlike(comparison: Comparison) -> None:
+    """Raise NotCalibrated if the same code failed, or came out as other code."""
     verdict = judge_ab(replace(comparison, out_of_time=True))
     undecided = verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.UNDECIDED
-    if verdict.status is not Status.SAME and not undecided:
-        return _not_alike(verdict)
-    if comparison.pairs < MIN_PAIRS:
-        return f"{comparison.pairs} pairs were measured, {MIN_PAIRS} are needed"
-    return ""
-
-
-def _not_alike(verdict: Verdict) -> str:
-    """Describe how the same code failed, or came out as other code."""
+    if verdict.status is Status.SAME or undecided:
+        return
     worst, word = verdict.worst, verdict.status.value
     if verdict.message or worst is None:
-        return f"{word}: {verdict.message or verdict.reason.value}"
+        raise NotCalibrated(f"{word}: {verdict.message or verdict.reason.value}")
     if worst.metric != JUDGED_TIME:
-        return f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code"
-    return (
+        raise NotCalibrated(f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code")
+    raise NotCalibrated(
         f"the same code came out {word}: {worst.note}; something makes the two sides unequal, "
         "see: python -m stepguard doctor, then calibrate again"
     )
@@ -228,12 +233,8 @@ def widened(prior: Prior, defaults: Margins = MARGINS) -> Margins:
         margins = Margins(defaults.ignore_pct, matter_pct)
         return smallest_detectable_pct(MOST_PAIRS, prior.sd_pct, margins, prior) <= matter_pct
 
-    low, high = defaults.matter_pct, max(WIDEST_PCT, defaults.matter_pct)
-    if low == high or decides(low):
+    if defaults.matter_pct >= WIDEST_PCT or decides(defaults.matter_pct):
         return defaults
-    if not decides(high):
-        return Margins(defaults.ignore_pct, high)
-    while high - low > 0.005:
-        middle = (low + high) / 2
-        low, high = (low, middle) if decides(middle) else (middle, high)
-    return Margins(defaults.ignore_pct, math.ceil(round(100 * high, 6)) / 100)
+    hundredths = range(math.floor(100 * defaults.matter_pct) + 1, round(100 * WIDEST_PCT))
+    first = bisect_left(hundredths, True, key=lambda matter: decides(matter / 100))
+    return Margins(defaults.ignore_pct, (hundredths.start + first) / 100)

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from stepguard.judge.calibration import MOST_PAIRS, widened
+from stepguard.comparison import Comparison
+from stepguard.judge.calibration import MOST_PAIRS, CalibratedCase, pair_noise, widened
 from stepguard.judge.power import smallest_detectable_pct
 from stepguard.margins import Margins
-from stepguard.measure.calibrate import Calibration
 
 HALF = 24  # columns of the picture on either side of zero
 
 
-def lines(found: Calibration, own: Margins) -> Iterator[str]:
+def lines(comparison: Comparison, entry: CalibratedCase, own: Margins) -> Iterator[str]:
     """Yield the report; ``own`` are the case's own margins."""
-    noise, head, prior = found.noise, found.comparison.head, found.entry.prior
+    noise, head, prior = pair_noise(comparison), comparison.head, entry.prior
     device = head.fingerprint.device_name if head.fingerprint else ""
     yield f"{head.case_id} on {device}: {noise.pairs} pairs of {head.commit[:12]} with itself"
-    yield from picture([100 * d for d in found.comparison.log_ratios()])
+    yield from picture([100 * d for d in comparison.log_ratios()])
     yield (
         f"pair sd          {noise.sd_pct:7.3f} %  "
         f"95 %: {noise.sd_low_pct:.3f} to {noise.sd_high_pct:.3f} %"
@@ -27,7 +27,7 @@ def lines(found: Calibration, own: Margins) -> Iterator[str]:
     smallest = smallest_detectable_pct(MOST_PAIRS, prior.sd_pct, margins, prior)
     yield (
         f"smallest detectable slowdown {smallest:.2f} % within {MOST_PAIRS} pairs, "
-        f"{found.entry.seconds_a_pair:.1f} s each"
+        f"{entry.seconds_a_pair:.1f} s each"
     )
     shown = f"margins {margins.ignore_pct:g} and {margins.matter_pct:g} %"
     if margins != own:

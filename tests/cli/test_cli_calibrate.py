@@ -16,7 +16,6 @@ from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.fingerprint import Fingerprint
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.calibration import widened
-from stepguard.measure import calibrate
 from stepguard.storage import calibrations
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65", 1980)
@@ -87,7 +86,7 @@ def bench(shell, monkeypatch):
             shell.during()
         return replace(found, wall_s=wall_s)
 
-    monkeypatch.setattr(calibrate, "compare_with", compare_with)
+    monkeypatch.setattr(cli_calibrate, "compare_with", compare_with)
     shell.gpus = gpus
     return shell
 
@@ -181,7 +180,7 @@ REFUSED = {
     ),
     "too few pairs": (
         {"arguments": ["--budget", "3"]},
-        "5 pairs were measured, 6 are needed; a pair takes 30 s, give a case 5 min: --budget",
+        "5 pairs were measured, 6 are needed; a pair takes 30 s, give them more time: --budget",
     ),
     "a bias": ({"pairs": [1.0 + d for d in QUIET]}, "the same code came out SLOWER"),
     "no noise": ({"pairs": [0.0] * 24}, "no clock is that even"),
@@ -222,7 +221,7 @@ def test_a_refused_case_does_not_stop_the_next(bench):
         (["--pairs", "25"], 2, "--pairs 25: from 6 to 24"),
         (["--budget", "0"], 2, "--budget 0.0: a number of minutes"),
         (["--budget", "nan"], 2, "--budget nan: a number of minutes"),
-        (["step[onn]"], 1, "'step[onn]' is no case of the suite; close are: step[one]"),
+        (["step[onn]"], 1, "'step[onn]' is no case of the suite; it has: step[counted], step[cpu]"),
         (["step[four]"], 1, "step[four]: it needs 4 GPU(s), this machine shows 1"),
         (["step[counted]"], 1, "it gates no step_ms, so that no pair would judge it"),
     ],

@@ -21,11 +21,11 @@ from stepguard.judge.calibration import (
     WIDEST_PCT,
     CalibratedCase,
     DecisionRule,
+    NotCalibrated,
     calibrated,
     decision_rule,
     pair_noise,
     prior_of,
-    refusal,
     widened,
 )
 from stepguard.judge.power import smallest_detectable_pct
@@ -33,6 +33,18 @@ from stepguard.judge.sequential_plan import ALPHA, BETA
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01]
+
+
+TIMING = {"lead_s": 0.5, "block_s": 2.0, "warmup_min_s": 1.5}
+
+
+def refusal(pairs):
+    """Why these pairs are no calibration; empty if they are one."""
+    try:
+        calibrated(pairs, 30.0, TIMING)
+    except NotCalibrated as error:
+        return str(error)
+    return ""
 
 
 def test_quiet_pairs_are_kept():
@@ -45,7 +57,7 @@ def test_what_is_kept():
     """The noise to four digits, and all by which a later run knows whether it applies."""
     pairs = simulated(24, 0.1, 0.05)
     noise = pair_noise(pairs)
-    found = calibrated(pairs, noise, 31.23456, {"block_s": 2.0})
+    found = calibrated(pairs, 31.23456, {"block_s": 2.0})
     assert (found.pairs, found.prior, found.seconds_a_pair) == (24, Prior(found.sd_pct, 4.0), 31.23)
     assert found.sd_pct == pytest.approx(noise.sd_pct, rel=1e-3)
     assert len(f"{found.sd_pct:g}".lstrip("0.")) <= 4
@@ -117,17 +129,11 @@ def test_the_interval_of_the_sd_covers():
 
 
 def test_by_hand():
-    """Three pairs of 0, +1 and +2 %: mean 1, sd 1."""
-    found = pair_noise(alike([0.0, 1.0, 2.0]))
-    assert (found.pairs, found.mean_pct, found.sd_pct) == (3, *map(pytest.approx, (1.0, 1.0)))
-    assert found.mean_half_width_pct == pytest.approx(stats.t.ppf(0.975, 2) / math.sqrt(3))
-
-
-@pytest.mark.parametrize("pairs", [0, 1, 2])
-def test_too_few_pairs_have_no_noise(pairs):
-    """Two could be spread, and nobody would know how much."""
-    with pytest.raises(ValueError, match=f"{pairs} pairs"):
-        pair_noise(alike([0.1, -0.1][:pairs]))
+    """Six pairs of 0, +1 and +2 %, each twice: mean 1, variance 4/5."""
+    found = pair_noise(alike([0.0, 1.0, 2.0] * 2))
+    sd = math.sqrt(0.8)
+    assert (found.pairs, found.mean_pct, found.sd_pct) == (6, *map(pytest.approx, (1.0, sd)))
+    assert found.mean_half_width_pct == pytest.approx(stats.t.ppf(0.975, 5) * sd / math.sqrt(6))
 
 
 def test_pairs_that_do_not_differ_are_refused():
@@ -170,8 +176,6 @@ def test_more_degrees_would_break_the_promise():
 
 
 # The rule
-
-TIMING = {"lead_s": 0.5, "block_s": 2.0, "warmup_min_s": 1.5}
 
 
 def entry(**changes):
