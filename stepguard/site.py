@@ -25,11 +25,11 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What must be equal for two sites to be the same one."""
+        """The fields that must be equal for two sites to be the same one."""
         return (self.what, self.file, self.function, self.text)
 
-    def describe(self) -> str:
-        """``loss.item() in train_step (model/workloads.py:88), forward``."""
+    def location(self) -> str:
+        """Return ``loss.item() in train_step (model/workloads.py:88), forward``."""
         if not self.file:
             return f"{self.what}{f', {self.phase}' if self.phase else ''}"
         source = self.text.partition("  #")[0]  # a comment would read as part of the sentence
@@ -37,13 +37,13 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         where = f"{shown or self.what} in {self.function} ({self.file}:{self.line})"
         return f"{where}, {self.phase}" if self.phase else where
 
-    def told(self) -> str:
-        """What happens, then where: ``.item(): loss.item() in step (train.py:10), forward``."""
-        return f"{self.what}: {self.describe()}" if self.file else self.describe()
+    def described(self) -> str:
+        """Return ``.item(): loss.item() in step (train.py:10), forward``."""
+        return f"{self.what}: {self.location()}" if self.file else self.location()
 
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
-    """Equal sites as one with their counts added; the phases are joined, the first line is kept."""
+    """Return equal sites as one: counts added, phases joined, the first line kept."""
     first: dict[tuple[str, str, str, str], Site] = {}
     counts: Counter[tuple[str, str, str, str]] = Counter()
     phases: dict[tuple[str, str, str, str], dict[str, None]] = {}
@@ -59,7 +59,9 @@ def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
 
 
 def added(old: Iterable[Site], new: Iterable[Site]) -> tuple[Site, ...]:
-    """Sites of ``new`` that ``old`` has less often or not at all, with the difference as count."""
+    """Return the sites of ``new`` that ``old`` has less often or not at all, with the difference as
+    count.
+    """
     before = Counter({site.key: site.count for site in merge(old)})
     return tuple(
         replace(site, count=site.count - before[site.key])

@@ -139,13 +139,13 @@ def test_a_rise_at_one_place_is_the_difference():
 )
 def test_a_site_in_words(site, words):
     """Source, function, file and line, phase; what is not known is left out."""
-    assert site.describe() == words
+    assert site.location() == words
 
 
 @pytest.mark.parametrize(("length", "shown"), [(60, "x" * 60), (61, "x" * 57 + "...")])
 def test_long_source_is_cut(length, shown):
     """Sixty characters of the line are enough to find it."""
-    words = structs.replace(ITEM, text="x" * length).describe()
+    words = structs.replace(ITEM, text="x" * length).location()
     assert words == f"{shown} in GPT.forward (model/gpt.py:88), forward"
 
 

@@ -21,7 +21,7 @@ from stepguard.report import words as explain
 from stepguard.report.waivers import sentences
 from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import Refused, accept
-from stepguard.storage.baselines import BaselineError
+from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.verdict import Status, Verdict
@@ -62,7 +62,7 @@ def _accept(options: argparse.Namespace) -> int:
             _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)
             print(accept(target, evidence, options.reason, where=folder_option(options)))
-        except BaselineError as error:
+        except FileError as error:
             print(f"stepguard: {error}", file=sys.stderr)
             refused += 1
     return 1 if refused else 0

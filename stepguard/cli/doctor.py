@@ -15,6 +15,7 @@ from pathlib import Path
 from stepguard.device import GPU
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.storage import baselines as baseline
+from stepguard.storage.json_file import FileError
 
 REQUIRED = (
     "torch",
@@ -118,7 +119,7 @@ def _ask_torch() -> dict[str, object] | str:
 def _baseline(path: Path) -> Finding:
     try:
         content = baseline.load(path)
-    except baseline.BaselineError as error:
+    except FileError as error:
         return "ERROR", str(error)
     if content is None:
         return "note", f"{path}: none yet; record it with: pytest perf_tests --perf-update-new"

@@ -30,8 +30,8 @@ from stepguard.report import figures as shell
 from stepguard.report import words as explain
 from stepguard.report.live import ProgressLine
 from stepguard.storage import baselines as baseline
-from stepguard.storage.baselines import BaselineError
-from stepguard.storage.runs import StoreError, root_of
+from stepguard.storage.json_file import FileError
+from stepguard.storage.runs import root_of
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 2
-    except (BaselineError, MachineError, StoreError, TreeError, ValueError) as error:
+    except (FileError, MachineError, TreeError, ValueError) as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -185,7 +185,7 @@ def _undecided(evidence: Evidence) -> Problem | None:
     sites = evidence.counts.sites if evidence.counts else {}
     # First the one that can say where.
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
-        places = "".join(f"{site.told()}\n" for site in sites.get(name, ()))
+        places = "".join(f"{site.described()}\n" for site in sites.get(name, ()))
         message = f"{name}: {unstable[name]}"
         return Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, message, places
     return None

@@ -82,14 +82,14 @@ class Suite:
         return self.baselines / name
 
     def entry(self, case: Case) -> Entry | None:
-        """The case's baseline. Raises BaselineError if its file cannot be trusted."""
+        """The case's baseline. Raises FileError if its file cannot be trusted."""
         content = baseline.load_for(self.baseline_path(case), self._machine(case))
         return content.cases.get(case.id) if content else None
 
     def terms(self, case: Case) -> RuleFor:
         """By what pairs of the case are judged here: its calibration says, where there is one.
 
-        Raises BaselineError if the calibration file cannot be trusted.
+        Raises FileError if the calibration file cannot be trusted.
         """
         path = calibrations.path_for(self.baseline_path(case))
         content = calibrations.load_for(path, self._machine(case))
@@ -105,8 +105,8 @@ class Suite:
         return self.gpus[0].name if self.gpus else ""
 
     def run(self, case: Case, progress: Progress) -> Result:
-        """Measure and judge one case. Raises BaselineError before anything is measured if the
-        baseline file cannot be trusted, StoreError when the evidence cannot be kept.
+        """Measure and judge one case. Raises FileError before anything is measured if the
+        baseline file cannot be trusted, FileError when the evidence cannot be kept.
         """
         result = self._against(case, progress) if self.tree else self._screened(case, progress)
         self.results.append(result)
@@ -192,6 +192,6 @@ class Suite:
     def accept(self, result: Result, reason: str, dry: bool = False) -> str:
         """Record a result's evidence; with ``dry`` only find out whether that would be refused.
 
-        Raises BaselineError when it is.
+        Raises FileError when it is.
         """
         return accept(result.baseline_path, result.evidence, reason, dry)

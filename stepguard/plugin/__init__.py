@@ -21,8 +21,7 @@ from stepguard.plugin.benchmark import Sink, WithBenchmark, WithoutBenchmark
 from stepguard.plugin.options import add_options
 from stepguard.plugin.session import PerfRun
 from stepguard.report import terminal as summary
-from stepguard.storage.baselines import BaselineError
-from stepguard.storage.runs import StoreError
+from stepguard.storage.json_file import FileError
 from stepguard.verdict import Status
 
 MARKERS = (
@@ -163,7 +162,7 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
             raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
         try:
             result = run.measure(case)
-        except (BaselineError, StoreError, TreeError) as error:
+        except (FileError, TreeError) as error:
             node.stash[_REFUSED] = f"{case.id}: {Status.BROKEN.value}: {error}"
             pytest.fail(node.stash[_REFUSED], pytrace=False)
         node.stash[_RESULT] = result

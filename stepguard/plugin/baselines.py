@@ -9,7 +9,8 @@ from typing import Any
 from stepguard.measure.suite import Result
 from stepguard.report.waivers import described, sentences
 from stepguard.storage import calibrations
-from stepguard.storage.baselines import WAIVERS, BaselineError, files, load
+from stepguard.storage.baselines import WAIVERS, files, load
+from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.waiver import Waiver
 
@@ -26,10 +27,10 @@ class Baselines:
         self.waivers: tuple[Waiver, ...] = ()
 
     def check(self) -> None:
-        """Read all of it. Raises BaselineError for what cannot be trusted, or is not there."""
+        """Read all of it. Raises FileError for what cannot be trusted, or is not there."""
         named = self.option.perf_baselines
         if not self.folder.is_dir() and named:
-            raise BaselineError(f"--perf-baselines={named}: no such folder")
+            raise FileError(f"--perf-baselines={named}: no such folder")
         for path in files(self.folder):
             load(path)
         calibrations.check_all(self.folder)
@@ -43,7 +44,7 @@ class Baselines:
         if not self._collected_whole():
             return
         if nowhere := unknown(self.folder, self.waivers, self.declared):
-            raise BaselineError(
+            raise FileError(
                 f"{self.folder / WAIVERS}: neither a baseline here nor a collected test has the "
                 f"case {nowhere[0]!r} of a waiver; mend its name, or take it out"
             )

@@ -28,7 +28,7 @@ from stepguard.plugin.update import Update
 from stepguard.report import documents
 from stepguard.report import words as explain
 from stepguard.report.live import ProgressLine
-from stepguard.storage.baselines import BaselineError
+from stepguard.storage.json_file import FileError
 from stepguard.verdict import Reason
 
 
@@ -84,7 +84,7 @@ class PerfRun:
         refuse_bad_options(self.config, self.root, self.baselines, len(self.gpus()))
         try:
             self.kept.check()
-        except BaselineError as error:
+        except FileError as error:
             raise pytest.UsageError(str(error)) from None
         self.options_good = True
 

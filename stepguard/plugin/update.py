@@ -12,7 +12,7 @@ from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result, Suite
 from stepguard.metrics import METRICS
 from stepguard.report.words import in_folder
-from stepguard.storage.baselines import BaselineError
+from stepguard.storage.json_file import FileError
 from stepguard.verdict import Reason
 
 REASON = "accepted with --perf-update"
@@ -65,7 +65,7 @@ class Update:
         timed = any(METRICS[name].kind == "time" for name in result.case.gates)
         try:
             done = self._accept(suite, result, dry=timed)
-        except BaselineError as error:
+        except FileError as error:
             self._refuse(str(error))
             return result
         if timed:
@@ -93,7 +93,7 @@ class Update:
                 if not together:
                     self.notices.append(self._accept(suite, suite.results[index]))
                     continue
-            except BaselineError as error:
+            except FileError as error:
                 self._refuse(str(error))
             _mark(suite, index, recorded=False)
 

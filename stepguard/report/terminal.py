@@ -95,14 +95,14 @@ def _allowed(result: Result) -> Iterator[str]:
     counts = result.evidence.counts
     for site in (s for sites in counts.sites.values() for s in sites) if counts else ():
         if site.allowed:
-            yield f"allowed in {result.case.id}: {site.count} x {site.told()}: {site.allowed}"
+            yield f"allowed in {result.case.id}: {site.count} x {site.described()}: {site.allowed}"
 
 
 def _elsewhere(verdict: Verdict) -> Iterator[str]:
     """Places that are new although a counter is equal: one thing was put for another."""
     for metric in verdict.metrics:
         for site in metric.sites if metric.status is Status.SAME else ():
-            yield f"moved in {verdict.case_id}: {metric.metric} is equal, now at {site.describe()}"
+            yield f"moved in {verdict.case_id}: {metric.metric} is equal, now at {site.location()}"
 
 
 def colour(status: Status | None) -> Markup:

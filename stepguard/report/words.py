@@ -119,7 +119,7 @@ def _detail(verdict: Verdict) -> str:
 def happens(site: Site) -> str:
     """ "2 x .item(): loss.item() in step (model/workloads.py:88), forward, each micro-step"."""
     times = f"{site.count} x " if site.count > 1 else ""
-    return times + site.told()
+    return times + site.described()
 
 
 def _moved(verdict: Verdict) -> list[MetricVerdict]:

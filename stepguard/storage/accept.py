@@ -21,11 +21,12 @@ from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_recor
 from stepguard.judge.limits import DEFAULT_LIMIT_PCT
 from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.recording import summary_of
-from stepguard.storage.baselines import BaselineError, load_for, machine_of, save
+from stepguard.storage.baselines import load_for, machine_of, save
+from stepguard.storage.json_file import FileError
 from stepguard.verdict import Status, Verdict
 
 
-class Refused(BaselineError):
+class Refused(FileError):
     """Evidence that must not become a recording."""
 
 
@@ -40,7 +41,7 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where
     """Make the evidence a recording of its case in ``path``; one line that says what was done.
 
     `same` (and the first under new software) appends to the epoch; a change of level or of
-    parameters opens one. Raises Refused or BaselineError; the file is then unchanged. With
+    parameters opens one. Raises Refused or FileError; the file is then unchanged. With
     ``dry`` it is unchanged in any case: only what would be done is said. ``where`` is how a command
     is told of the folder of baselines.
     """

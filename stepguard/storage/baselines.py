@@ -15,7 +15,6 @@ from stepguard.metrics import METRICS
 from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
 
-BaselineError = FileError
 CPU_MACHINE = "CPU"
 EVIDENCE_KEPT = "the evidence is kept: python -m stepguard accept, once it can be written"
 WAIVERS = "waivers.json"  # is among the baseline files and is none
@@ -57,12 +56,12 @@ def files(folder: Path) -> list[Path]:
 def load(path: Path) -> BaselineFile | None:
     """Return the file's content; None where there is no file.
 
-    Raises BaselineError for anything that is not exactly a baseline file.
+    Raises FileError for anything that is not exactly a baseline file.
     """
     found = read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update")
     for case_id, entry in found.cases.items() if found else ():
         if problem := next(_problems(entry), ""):
-            raise BaselineError(f"{path}: {case_id}: {problem}; {restore(path)}")
+            raise FileError(f"{path}: {case_id}: {problem}; {restore(path)}")
     return found
 
 
@@ -74,7 +73,7 @@ def machine_of(evidence: Evidence) -> str:
 
 
 def load_for(path: Path, machine: str) -> BaselineFile | None:
-    """Return the file's content. Raises BaselineError, as load() does, and for another machine's:
+    """Return the file's content. Raises FileError, as load() does, and for another machine's:
     nothing is compared with it, or recorded into it.
     """
     content = load(path)
@@ -84,11 +83,9 @@ def load_for(path: Path, machine: str) -> BaselineFile | None:
 
 
 def refuse_other_machine(path: Path, holds: str, machine: str) -> None:
-    """Raise BaselineError if a file holds another machine's figures."""
+    """Raise FileError if a file holds another machine's figures."""
     if holds != machine:
-        raise BaselineError(
-            f"{path}: holds figures of {holds!r}, not of {machine!r}; {restore(path)}"
-        )
+        raise FileError(f"{path}: holds figures of {holds!r}, not of {machine!r}; {restore(path)}")
 
 
 def _problems(entry: Entry) -> Iterator[str]:
@@ -122,7 +119,7 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
 
 
 def save(path: Path, content: BaselineFile) -> None:
-    """Write a baseline file. Raises BaselineError, and leaves the old one, where it cannot be."""
+    """Write a baseline file. Raises FileError, and leaves the old one, where it cannot be."""
     save_json(path, content, EVIDENCE_KEPT)
 
 

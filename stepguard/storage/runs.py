@@ -18,16 +18,12 @@ from stepguard.comparison import Comparison
 from stepguard.comparison import from_json as comparison_from_json
 from stepguard.comparison import to_json as comparison_json
 from stepguard.evidence import Evidence, from_json, to_json
-from stepguard.storage.json_file import replace_file
+from stepguard.storage.json_file import FileError, replace_file
 
 FOLDER = ".stepguard"
 KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
-
-
-class StoreError(Exception):
-    """Evidence cannot be kept; one sentence with the remedy."""
 
 
 def keep_out_of_git(folder: Path) -> None:
@@ -36,7 +32,7 @@ def keep_out_of_git(folder: Path) -> None:
 
 
 def root_of(folder: Path) -> Path:
-    """The project's root: the nearest folder upwards with pytest.ini, pyproject.toml or .git."""
+    """Return the nearest folder upwards that has pytest.ini, pyproject.toml or .git."""
     for candidate in (folder, *folder.parents):
         if any((candidate / name).exists() for name in ("pytest.ini", "pyproject.toml", ".git")):
             return candidate
@@ -52,9 +48,9 @@ class Store:
         self.runs = self.folder / "runs"
 
     def new_run(self) -> Path:
-        """A folder for a run that begins; the oldest beyond KEPT_RUNS go.
+        """Make a folder for a run that begins, and remove the oldest beyond KEPT_RUNS.
 
-        Raises StoreError when the folder cannot be made.
+        Raises FileError when the folder cannot be made.
         """
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         fresh = self.runs / f"{stamp}-{os.getpid()}"
@@ -62,7 +58,7 @@ class Store:
             fresh.mkdir(parents=True)
             self.tidy()
         except OSError as error:
-            raise StoreError(
+            raise FileError(
                 f"{fresh}: cannot be made: {error.strerror}; evidence is kept there, so make "
                 f"{self.folder.parent} writable or free some space"
             ) from None
@@ -81,7 +77,7 @@ class Store:
     def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
         """Write a case's evidence into its run, whole or not at all.
 
-        Raises StoreError, with the values that would be lost, when it cannot be written.
+        Raises FileError, with the values that would be lost, when it cannot be written.
         """
         return _kept(run / slug / EVIDENCE, to_json(evidence), evidence)
 
@@ -94,15 +90,15 @@ class Store:
 
     @staticmethod
     def of_the_same_run(path: Path) -> list[Path]:
-        """The evidence files of the run that this one is from, itself included."""
+        """Return the evidence files of the run that this one is from, itself included."""
         return sorted({path, *path.parent.parent.glob(f"*/{EVIDENCE}")})
 
     def _runs(self) -> list[Path]:
-        """The folders of all runs, oldest first."""
+        """Return the folders of all runs, oldest first."""
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
 
     def newest(self) -> dict[str, Path]:
-        """The newest evidence file of every case, by case id."""
+        """Return the newest evidence file of every case, by case id."""
         return {case_id: path for case_id, (path, _) in self._newest().items()}
 
     def _newest(self) -> dict[str, tuple[Path, Evidence]]:
@@ -115,7 +111,7 @@ class Store:
         return found
 
     def last_run(self) -> list[Path]:
-        """The evidence files of the newest run; none if it was interrupted before it had any.
+        """Return the evidence files of the newest run; none if it was interrupted before.
 
         An older run's must not stand in for them: it may have measured another tree.
         """
@@ -134,7 +130,7 @@ class Store:
         return next((found.against for found in _comparisons(runs[-1])), "")
 
     def last_wall_s(self) -> dict[str, float]:
-        """How long each case took the last time, for the live line."""
+        """Return the seconds that each case took the last time, for the live line."""
         newest = self._newest().items()
         return {case_id: found.wall_s for case_id, (_, found) in newest if not found.faults}
 
@@ -149,7 +145,7 @@ def _kept(path: Path, data: bytes, evidence: Evidence) -> Path:
     try:
         replace_file(path, data)
     except OSError as error:
-        raise StoreError(
+        raise FileError(
             f"{path}: cannot be written: {error.strerror}; what was measured: {evidence.values()}"
         ) from None
     return path

@@ -15,7 +15,8 @@ from stepguard.judge.waivers import MAX_DAYS, problem_of, suggested_size, waive
 from stepguard.metrics import METRICS
 from stepguard.report.waivers import sentences
 from stepguard.report.words import block as told
-from stepguard.storage.baselines import BaselineError, files, load, save
+from stepguard.storage.baselines import files, load, save
+from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import BadWaiver, add_waiver, load_waivers, unknown
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.waiver import Waiver
@@ -344,7 +345,7 @@ def test_the_file_is_no_baseline(folder):
 def test_a_waiver_that_is_wrong(folder, change, words):
     """The second of two: refused with file, place and what is wrong."""
     write(folder, {"metric": "step_ms_median"}, change)
-    with pytest.raises(BaselineError) as refused:
+    with pytest.raises(FileError) as refused:
         load_waivers(folder, TODAY)
     message = str(refused.value)
     assert str(folder / "waivers.json") in message and words in message
@@ -379,7 +380,7 @@ def test_a_case_that_nobody_knows(folder):
 def test_a_file_that_is_none(folder, text):
     """Refused whole; a gate that skipped it would be red, but for no reason anybody sees."""
     (folder / "waivers.json").write_text(text)
-    with pytest.raises(BaselineError, match="waivers.json"):
+    with pytest.raises(FileError, match="waivers.json"):
         load_waivers(folder, TODAY)
 
 
@@ -396,11 +397,11 @@ def test_a_file_that_is_none(folder, text):
     )
 )
 def test_no_content_is_a_crash(folder, content):
-    """Whatever stands in the file: waivers, or a BaselineError."""
+    """Whatever stands in the file: waivers, or a FileError."""
     (folder / "waivers.json").write_text(json.dumps(content))
     try:
         assert isinstance(load_waivers(folder, TODAY), tuple)
-    except BaselineError as error:
+    except FileError as error:
         assert "waivers.json" in str(error)
 
 

@@ -142,7 +142,7 @@ def test_a_sync_that_is_meant_is_shown_the_way():
 def test_a_comment_is_not_part_of_the_sentence():
     """A place shows the source without its comment."""
     place = structs.replace(AT, text="loss.item()  # only for the log")
-    assert place.describe().startswith("loss.item() in ")
+    assert place.location().startswith("loss.item() in ")
 
 
 def test_a_place_without_a_file_is_not_in_the_headline():

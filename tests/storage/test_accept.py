@@ -22,7 +22,8 @@ from stepguard.baseline_model import KEPT_RECORDINGS
 from stepguard.evidence import Difference, Fault
 from stepguard.judge.screen import judge
 from stepguard.storage.accept import Refused, accept, recording_of
-from stepguard.storage.baselines import BaselineError, load, save
+from stepguard.storage.baselines import load, save
+from stepguard.storage.json_file import FileError
 from stepguard.verdict import Reason, Status
 
 
@@ -248,9 +249,7 @@ def test_another_machine_is_refused(path):
     """A file holds one kind of machine; figures of another do not get in."""
     save(path, baseline_file(machine="NVIDIA H100 80GB HBM3"))
     before = path.read_bytes()
-    with pytest.raises(
-        BaselineError, match="figures of 'NVIDIA H100 80GB HBM3', not of 'NVIDIA H200'"
-    ):
+    with pytest.raises(FileError, match="figures of 'NVIDIA H100 80GB HBM3', not of 'NVIDIA H200'"):
         accept(path, run(1), "reason")
     assert path.read_bytes() == before
 
@@ -268,7 +267,7 @@ def test_other_cases_stay(path):
 def test_a_bad_file_is_not_replaced(path):
     """A file that cannot be trusted is neither extended nor overwritten."""
     path.write_text("{}")
-    with pytest.raises(BaselineError, match="schema"):
+    with pytest.raises(FileError, match="schema"):
         accept(path, run(1), "reason")
     assert path.read_text() == "{}"
 
@@ -282,7 +281,7 @@ def test_a_full_disk_leaves_the_old_file(path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(BaselineError, match="No space left on device.*stepguard accept"):
+    with pytest.raises(FileError, match="No space left on device.*stepguard accept"):
         accept(path, run(2), "")
     assert path.read_bytes() == before
     assert list(path.parent.iterdir()) == [path]
@@ -324,7 +323,7 @@ def test_what_does_not_know_its_ranks_is_refused(path):
     accept(path, found, "")
     assert '"by_rank": {}' in path.read_text()
     path.write_text(path.read_text().replace('"by_rank": {},', ""))
-    with pytest.raises(BaselineError, match="lacks by_rank.*git checkout"):
+    with pytest.raises(FileError, match="lacks by_rank.*git checkout"):
         accept(path, replace(found, date="run 2"), "")
 
 

@@ -32,8 +32,8 @@ from stepguard.baseline_model import (
 from stepguard.metrics import METRICS
 from stepguard.site import Site
 from stepguard.storage import json_file
-from stepguard.storage.baselines import BaselineError, file_name, load, save
-from stepguard.storage.json_file import layout
+from stepguard.storage.baselines import file_name, load, save
+from stepguard.storage.json_file import FileError, layout
 
 KEY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
@@ -110,7 +110,7 @@ def plain():
 def refused(path, *words):
     """The message of the refusal; it names the file, and leaves it as it was."""
     before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(BaselineError) as raised:
+    with pytest.raises(FileError) as raised:
         load(path)
     message = str(raised.value)
     assert str(path) in message
@@ -183,7 +183,7 @@ def test_a_file_cut_anywhere_is_refused(tmp_path, path):
     cut = tmp_path / "cut.json"
     for length in range(len(whole) - 1):  # the last byte is the newline
         cut.write_bytes(whole[:length])
-        with pytest.raises(BaselineError, match="cut.json"):
+        with pytest.raises(FileError, match="cut.json"):
             load(cut)
 
 
@@ -415,14 +415,14 @@ def test_many_keys_are_read_in_linear_time(path):
 def test_a_file_without_permission_is_refused(path):
     """A file that cannot be opened is refused, not taken to be missing."""
     path.chmod(0)
-    with pytest.raises(BaselineError, match=f"{path}.*Permission"):
+    with pytest.raises(FileError, match=f"{path}.*Permission"):
         load(path)
 
 
 def test_an_input_error_is_refused(path, monkeypatch):
     """A disk that fails while reading is a refusal too."""
     monkeypatch.setattr(os, "open", raising(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(BaselineError, match="Input/output error.*git checkout"):
+    with pytest.raises(FileError, match="Input/output error.*git checkout"):
         load(path)
 
 
@@ -460,7 +460,7 @@ def test_one_edited_character_never_surprises(tmp_path, index, how, character):
     file.write_bytes(edited.encode())
     try:
         content = load(file)
-    except BaselineError as error:
+    except FileError as error:
         str(error).encode()
         return
     "".join(content.cases).encode()
@@ -474,7 +474,7 @@ def test_a_failed_save_leaves_the_old_file(path, monkeypatch, call, number):
     """A full disk or a read-only folder leaves the old file as it was, and nothing beside it."""
     before = path.read_bytes()
     monkeypatch.setattr(call, raising(OSError(number, os.strerror(number))))
-    with pytest.raises(BaselineError) as raised:
+    with pytest.raises(FileError) as raised:
         save(path, baseline_file(machine="another"))
     assert str(path) in str(raised.value)
     assert os.strerror(number) in str(raised.value)
@@ -503,7 +503,7 @@ def test_a_write_that_fails_halfway_leaves_the_old_file(path, monkeypatch):
             self.file.close()
 
     monkeypatch.setattr(os, "fdopen", full)
-    with pytest.raises(BaselineError, match="No space left"):
+    with pytest.raises(FileError, match="No space left"):
         save(path, baseline_file(machine="another"))
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
@@ -515,7 +515,7 @@ def test_a_read_only_folder_is_said(path):
     before = path.read_bytes()
     path.parent.chmod(0o555)
     try:
-        with pytest.raises(BaselineError, match="cannot be written"):
+        with pytest.raises(FileError, match="cannot be written"):
             save(path, baseline_file(machine="another"))
     finally:
         path.parent.chmod(0o755)

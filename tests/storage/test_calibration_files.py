@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepguard.git.revision import current
 from stepguard.judge.calibration import SCHEMA, CalibratedCase, CalibrationFile
 from stepguard.storage import calibrations
-from stepguard.storage.baselines import BaselineError
+from stepguard.storage.json_file import FileError
 
 SOUND = CalibratedCase(
     case=CASE,
@@ -122,7 +122,7 @@ def test_a_spoilt_value_is_refused(path, field, value):
     document = plain()
     document["cases"][CASE_ID][field] = value
     path.write_text(json.dumps(document))
-    with pytest.raises(BaselineError) as raised:
+    with pytest.raises(FileError) as raised:
         calibrations.load(path)
     assert str(path) in str(raised.value) and "git checkout" in str(raised.value)
 
@@ -133,7 +133,7 @@ def test_a_missing_field_is_refused(path, field):
     document = plain()
     del document["cases"][CASE_ID][field]
     path.write_text(json.dumps(document))
-    with pytest.raises(BaselineError, match=field):
+    with pytest.raises(FileError, match=field):
         calibrations.load(path)
 
 
@@ -141,16 +141,16 @@ def test_a_missing_field_is_refused(path, field):
 def test_another_schema_is_refused(path, schema):
     """With both schemas and the command that makes a file."""
     path.write_text(json.dumps(plain() | {"schema": schema}))
-    with pytest.raises(BaselineError, match="reads 2; make it anew: python -m stepguard calib"):
+    with pytest.raises(FileError, match="reads 2; make it anew: python -m stepguard calib"):
         calibrations.load(path)
 
 
 def test_another_machines_file_is_refused(path):
     """It is neither used nor written into."""
-    with pytest.raises(BaselineError, match="of 'NVIDIA H200', not of 'NVIDIA H100'"):
+    with pytest.raises(FileError, match="of 'NVIDIA H200', not of 'NVIDIA H100'"):
         calibrations.load_for(path, "NVIDIA H100")
     before = path.read_bytes()
-    with pytest.raises(BaselineError, match="not of 'CPU'"):
+    with pytest.raises(FileError, match="not of 'CPU'"):
         calibrations.put(path, "CPU", "a[b]", SOUND)
     assert path.read_bytes() == before
 
@@ -160,7 +160,7 @@ def test_a_file_cut_anywhere_is_refused(path):
     whole = path.read_bytes()
     for length in range(len(whole) - 1):
         path.write_bytes(whole[:length])
-        with pytest.raises(BaselineError, match="h200x1.json"):
+        with pytest.raises(FileError, match="h200x1.json"):
             calibrations.load(path)
 
 
@@ -179,7 +179,7 @@ def test_an_edited_character_is_read_soundly_or_refused(path, place, how, charac
     path.write_text(TEXT[:place] + ("" if how == "d" else character) + rest, encoding="utf-8")
     try:
         found = calibrations.load(path)
-    except BaselineError as error:
+    except FileError as error:
         assert str(path) in str(error)
         return
     for entry in found.cases.values():
@@ -191,7 +191,7 @@ def test_an_edited_character_is_read_soundly_or_refused(path, place, how, charac
 def test_what_could_not_be_read_back_is_not_written(path, changes):
     """A machine so noisy, say: the file stays as it was."""
     before = path.read_bytes()
-    with pytest.raises(BaselineError, match="not written"):
+    with pytest.raises(FileError, match="not written"):
         calibrations.put(path, "NVIDIA H200", "a[b]", msgspec.structs.replace(SOUND, **changes))
     assert path.read_bytes() == before
 
@@ -204,7 +204,7 @@ def test_what_cannot_be_written_leaves_the_old_file(path, monkeypatch):
 
     before = path.read_bytes()
     monkeypatch.setattr("stepguard.storage.json_file.os.replace", full)
-    with pytest.raises(BaselineError, match="No space left.*python -m stepguard calibrate again"):
+    with pytest.raises(FileError, match="No space left.*python -m stepguard calibrate again"):
         calibrations.put(path, "NVIDIA H200", CASE_ID, SOUND)
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]

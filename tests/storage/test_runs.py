@@ -8,7 +8,8 @@ import pytest
 from builders import CASE_ID, evidence
 
 from stepguard.evidence import Fault, from_json
-from stepguard.storage.runs import KEPT_RUNS, Store, StoreError
+from stepguard.storage.json_file import FileError
+from stepguard.storage.runs import KEPT_RUNS, Store
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def test_faulty_runs_do_not_time_the_live_line(store):
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
     """A file in place of .stepguard/ is an error that names it, not a run that goes nowhere."""
     (tmp_path / ".stepguard").write_text("")
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(FileError, match="cannot be made"):
         Store(tmp_path).new_run()
 
 
@@ -106,7 +107,7 @@ def test_a_full_disk_loses_no_figure(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StoreError, match="No space left on device.*'step_ms': "):
+    with pytest.raises(FileError, match="No space left on device.*'step_ms': "):
         store.keep(run, "x", evidence())
     assert not [path for path in run.rglob("*") if path.is_file()]
 
