@@ -24,8 +24,8 @@ from typing import TextIO
 from stepguard.git.resolve import Named, TreeError, resolve, said, short
 from stepguard.git.revision import GIT_LIMIT_S, run_git
 from stepguard.interrupts import interrupts_deferred
-from stepguard.storage.runs import FOLDER, keep_out_of_git
 
+FOLDER = ".stepguard"  # of all that is kept in a checkout: trees, runs, caches
 CHECKOUT_LIMIT_S = 600.0
 LOCK_LIMIT_S = 60.0
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
@@ -261,3 +261,8 @@ def _is_pointer(path: Path) -> bool:
             return file.read(len(LFS_POINTER)) == LFS_POINTER
     except OSError:
         return False
+
+
+def keep_out_of_git(folder: Path) -> None:
+    """Make git ignore a folder that is there: what is kept in it must not dirty the tree."""
+    (folder / ".gitignore").write_text("*\n")

@@ -18,17 +18,12 @@ from stepguard.comparison import Comparison
 from stepguard.comparison import from_json as comparison_from_json
 from stepguard.comparison import to_json as comparison_json
 from stepguard.evidence import Evidence, from_json, to_json
+from stepguard.git.worktree import FOLDER, keep_out_of_git
 from stepguard.storage.json_file import FileError, replace_file
 
-FOLDER = ".stepguard"
 KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
-
-
-def keep_out_of_git(folder: Path) -> None:
-    """Make git ignore a folder that is there: what we keep must not dirty the tree."""
-    (folder / ".gitignore").write_text("*\n")
 
 
 def root_of(folder: Path) -> Path:
@@ -70,7 +65,7 @@ class Store:
         Raises OSError when that cannot be done.
         """
         self.runs.mkdir(parents=True, exist_ok=True)
-        (self.folder / ".gitignore").write_text("*\n")  # evidence must not dirty the tree
+        keep_out_of_git(self.folder)
         for old in sorted(self.runs.iterdir())[:-KEPT_RUNS]:
             shutil.rmtree(old, ignore_errors=True)
 
