@@ -1,4 +1,4 @@
-"""What the cases of several files are measured with: the seed's step, and one that a CPU can do."""
+"""Parameters that the cases of several files share: the seed's step, and one for a CPU."""
 
 SEED = {"size": "124m", "batch": 64, "seq": 1024, "precision": "bf16", "compile": True}
 NANO = {"size": "nano", "batch": 4, "seq": 64, "precision": "fp32", "compile": False}

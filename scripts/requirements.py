@@ -1,4 +1,4 @@
-"""What pyproject.toml requires: as lines for pip, or checked against an interpreter.
+"""List what pyproject.toml requires for pip, or check an interpreter for it.
 
     python scripts/requirements.py list test    # a requirement a line
     python scripts/requirements.py check perf   # 1, with the pip command, if any is missing here
@@ -29,7 +29,7 @@ def required(what):
 
 
 def unmet(requirement):
-    """What is wrong with one "name>=version" here, or the empty string."""
+    """Return the problem with one "name>=version" here, or the empty string."""
     name, _, oldest = requirement.partition(">=")
     try:
         found = metadata.version(name)

@@ -46,14 +46,14 @@ PYTEST = {"pytest", "_pytest", "pluggy", "pytest_benchmark"}
 
 
 def paths(package):
-    """Every module of a package, by its path."""
+    """Return the path of every module of a package."""
     found = sorted((ROOT / package).rglob("*.py"))
     assert found, f"no {package} in {ROOT}"
     return found
 
 
 def statements(path):
-    """What a file imports, at any depth, function bodies included: (module, name or None)."""
+    """Yield the imports of a file, function bodies included, as (module, name or None)."""
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
@@ -63,12 +63,12 @@ def statements(path):
 
 
 def packages(path):
-    """The top-level packages that a file imports."""
+    """Return the top-level packages that a file imports."""
     return {module.partition(".")[0] for module, _ in statements(path)}
 
 
 def dotted(path):
-    """A module's name, of its path."""
+    """Return a module's name, of its path."""
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -77,7 +77,7 @@ MODULES = {dotted(path): path for path in paths("stepguard")}
 
 
 def imported(path):
-    """The modules of stepguard that a file imports."""
+    """Return the modules of stepguard that a file imports."""
     found = {
         part if (part := f"{module}.{name}") in MODULES else module
         for module, name in statements(path)
@@ -86,13 +86,13 @@ def imported(path):
 
 
 def folder(module):
-    """The folder below stepguard/ that a module is in; its entry point belongs to cli/."""
+    """Return the folder below stepguard/ that a module is in; the entry point belongs to cli/."""
     inner = MODULES[module].relative_to(ENGINE).parts
     return "cli" if inner == ("__main__.py",) else inner[0] if len(inner) > 1 else NOUNS
 
 
 def of(*folders):
-    """A parameter for each module in these folders."""
+    """Parametrize a test over the modules of these folders."""
     found = [module for module in MODULES if folder(module) in folders]
     return pytest.mark.parametrize("module", found)
 
@@ -111,7 +111,7 @@ def test_every_folder_has_its_place():
 
 @of(*ORDER)
 def test_imports_go_downwards(module):
-    """What a module imports is in its own folder or in one below it."""
+    """A module imports from its own folder or from one below it."""
     place = ORDER.index(folder(module))
     upwards = [name for name in imported(MODULES[module]) if ORDER.index(folder(name)) < place]
     assert not upwards, f"{module} imports {', '.join(sorted(upwards))}"

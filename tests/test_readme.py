@@ -1,4 +1,4 @@
-"""What the documents promise is there: commands, options, files, reasons, metrics, the example.
+"""The documents are true: commands, options, folders, reasons, metrics, the examples.
 
 pytest tests/test_readme.py
 """
@@ -53,7 +53,7 @@ def test_every_reason_is_documented(reason):
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_every_metric_is_documented(metric):
-    """How each figure is had, in a row of its own; and with the kind that the table gives it."""
+    """A row each, with the kind that the table of metrics gives it."""
     method = (ROOT / "docs" / "method.md").read_text()
     row = next((line for line in method.splitlines() if line.startswith(f"| `{metric}` |")), "")
     role = METRICS[metric].role
@@ -159,7 +159,7 @@ def anchors(text):
 
 
 def commands_of_the_studies():
-    """Return what each of their modules is called with, over all documents."""
+    """Return the options that each module is called with, over all documents."""
     found: dict[str, set[str]] = {}
     for document in DOCUMENTS:
         text = document.read_text().replace("\\\n", " ")

@@ -109,7 +109,8 @@ class Comparison:
             took = time.monotonic() - began
             if index < 0:
                 continue
-            pairs.append({"order": order, **{who: _told(block) for who, block in blocks.items()}})
+            measured = {who: _block_data(block) for who, block in blocks.items()}
+            pairs.append({"order": order, **measured})
             self._note(name, pairs, steps, blocks)
             left = took * (wanted - index - 1)
             said = ", ".join(f"{who} {block.step_ms:.1f}" for who, block in blocks.items())
@@ -148,7 +149,7 @@ class Comparison:
         self.document.update(comparisons={**known, name: found}, tokens_per_step=self.tokens)
 
 
-def _told(block: Block) -> dict[str, Any]:
+def _block_data(block: Block) -> dict[str, Any]:
     return {
         "step_ms": round(block.step_ms, 4),
         "rank_ms": [round(ms, 4) for ms in block.rank_ms],

@@ -48,7 +48,7 @@ SWITCHED_S = 115.0  # what the second comparison takes; the first leaves that mu
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0],
         epilog="The rest is explained at the top of this file.",
@@ -111,7 +111,7 @@ def make_data(folder: Path, tokens: int) -> None:
 
 
 def most_steps(options: argparse.Namespace) -> int:
-    """How many steps are alike: later ones validate, or load the next shard, as theirs would."""
+    """Return the number of equal steps: later ones validate, or load the next shard."""
     if options.device == "cpu":
         return VALIDATES - 1
     return min(VALIDATES, options.shard_tokens // TOKENS_PER_STEP) - 1

@@ -32,7 +32,7 @@ class Line:
         return int(found["lead_in"]), int(found["steps"])
 
     def answer(self, steps: int, wall_ms: float, tokens_per_step: int) -> None:
-        """What the order's timed steps took, all together."""
+        """Send the wall time of the order's timed steps, all together."""
         said = {"steps": steps, "wall_ms": wall_ms, "tokens_per_step": tokens_per_step}
         said["reserved_bytes"] = reserved_bytes()
         self._file.write(json.dumps(said) + "\n")

@@ -75,7 +75,7 @@ def clone(folder: Path, plant_ms: float, memory_gib: float) -> Path:
 def document(
     found: Comparison, options: argparse.Namespace, folder: Path, memory: MostMemory
 ) -> dict[str, object]:
-    """What is known so far."""
+    """Return the result so far."""
     logs = "\n".join(path.read_text() for path in folder.glob("runs/head/**/stdout.log"))
     planted = [float(ms) for ms in re.findall(r"planted ([\d.]+) ms", logs)]
     return {

@@ -34,7 +34,7 @@ Noise = Callable[[np.random.Generator, int, float], np.ndarray]
 
 
 def normal(rng: np.random.Generator, trials: int, sd_pct: float) -> np.ndarray:
-    """What the plan assumes."""
+    """Draw normal pairs, as the plan assumes."""
     return rng.normal(0, sd_pct, (trials, BUDGET))
 
 
@@ -92,7 +92,7 @@ def run(log_ratios: list[float], prior: Prior = PRIOR) -> tuple[Status, int]:
 
 
 def outcomes(noise: str, sd_pct: float, truth_pct: float, trials: int) -> tuple[Counter, float]:
-    """How often each verdict was given, and the mean number of pairs; the seed is the cell's."""
+    """Count each verdict, and average the number of pairs; the seed is the cell's."""
     rng = np.random.default_rng([20261122, *f"{noise} {sd_pct} {truth_pct}".encode()])
     drawn = NOISES[noise](rng, trials, sd_pct) / 100 + np.log1p(truth_pct / 100)
     found = [run(pairs) for pairs in drawn.tolist()]
@@ -127,7 +127,7 @@ def cells(trials: int) -> Iterator[dict[str, object]]:
 
 
 def share_pct(cell: dict, status: Status) -> float:
-    """How often a cell's runs ended so."""
+    """Return the percentage of a cell's runs that ended so."""
     return 100 * cell["verdicts"].get(status.value, 0) / cell["trials"]
 
 

@@ -75,12 +75,12 @@ def clone(folder: Path, what: str, share: float, baseline: str, case: str) -> Pa
 
 
 def pairs_began(tree: Path) -> bool:
-    """Whether the run has begun to measure another tree beside its own."""
+    """Return whether the run has begun its A/B comparison."""
     return any((tree / ".stepguard" / "runs").glob("**/base/*"))
 
 
 def confirmation(tree: Path) -> dict[str, object] | None:
-    """What was measured of the recording's commit beside the tree; None if nothing was."""
+    """Return the pairs with the recording's commit, or None if there were none."""
     kept = next((tree / ".stepguard" / "runs").glob("*/*/comparison.json"), None)
     return as_data(from_json(kept.read_bytes(), str(kept))) if kept else None
 

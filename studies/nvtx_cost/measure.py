@@ -45,7 +45,7 @@ def ns_per_range(entries: int = 200_000) -> float:
 
 
 def ranges_per_step(workload: Workload) -> int:
-    """How many ranges one step opens, counted through the observer."""
+    """Count the ranges that one step opens, through the observer."""
     seen: list[str] = []
     workload.on_phase = seen.append
     workload.step()

@@ -46,7 +46,7 @@ MORE = "                dist.all_reduce(torch.zeros(1000, device=total.device))\
 
 @dataclass(frozen=True)
 class Plant:
-    """What replaces what in model/workloads.py, and how much slower the last rank gets."""
+    """Replacements in model/workloads.py, and the slowdown of the last rank."""
 
     edits: dict[str, str] = field(default_factory=dict)
     slower_pct: float = 0.0
@@ -106,7 +106,7 @@ def beside_head(case: Case, tree: Path, folder: Path, cache: Path, began: float)
         return compare_with(case, bench, base, stages(began), BUDGET_S)
 
 
-def told(verdict: Verdict) -> dict[str, Any]:
+def verdict_data(verdict: Verdict) -> dict[str, Any]:
     """A verdict as data: what moved, from where to where, and what the report says of it."""
     return {
         "verdict": verdict.status.value,
@@ -121,7 +121,7 @@ def told(verdict: Verdict) -> dict[str, Any]:
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--gpus", "--ranks", dest="ranks", type=int, default=2)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -164,7 +164,7 @@ def main() -> int:
             case = case_of(options.device, options.ranks, planted)
             tree = clone(folder, planted, options.ranks, options.step_ms)
             compared = beside_head(case, tree, folder, cache, began)
-            found = {"plant": planted} | told(judge_ab(compared))
+            found = {"plant": planted} | verdict_data(judge_ab(compared))
             took = {"wall_s": round(time.monotonic() - began, 1)}
             kept.append(found | took | {"comparison": as_data(compared)})
             document.update(plants=kept)
@@ -177,7 +177,7 @@ def main() -> int:
 
 
 def as_expected(planted: str, verdict: str) -> bool:
-    """Whether what is planted fails by name, and what is not passes."""
+    """Return whether a plant fails by name, and whether nothing planted passes."""
     if planted == "nothing":
         return verdict == Status.SAME.value
     return verdict in (Status.SLOWER.value, Status.CHANGED.value)

@@ -42,7 +42,7 @@ GRACE_S = 180.0  # beyond --limit-s, until a group that hangs is ended
 
 
 def arguments() -> argparse.Namespace:
-    """What was asked for."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__.split("\n")[0],
         epilog="The rest is explained at the top of this file.",
@@ -151,7 +151,7 @@ def tables(content: dict[str, Any]) -> str:
 
 
 def shortcomings(content: dict[str, Any], fault: str) -> list[str]:
-    """Why the document must not be taken for whole."""
+    """Return the reasons for which the document is incomplete."""
     found = [fault] if fault else []
     if "summary" not in content:
         return [*found, "no series was finished"]

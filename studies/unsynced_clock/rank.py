@@ -59,7 +59,7 @@ class Bench:
             print(f"[{passed}] {text}", flush=True)
 
     def save(self) -> None:
-        """What is known so far, replaced as a whole."""
+        """Replace the result file by what is known so far."""
         if self.rank == 0:
             fresh = self.folder / "ranks.json.new"
             fresh.write_text(json.dumps(self.result))
@@ -74,8 +74,8 @@ class Bench:
         """Wait for the other ranks, on the host alone."""
         dist.all_reduce(torch.zeros(1))
 
-    def told(self, value: float) -> float:
-        """Rank 0's value, on every rank."""
+    def from_rank_0(self, value: float) -> float:
+        """Return rank 0's value, on every rank."""
         carried = torch.tensor([value], dtype=torch.float64)
         dist.broadcast(carried, 0)
         return float(carried)
@@ -122,7 +122,7 @@ class Bench:
                 self.block(VARIANTS[name], 4)
             steps += 4 * len(names)
             taken = time.perf_counter() - began
-            ended = bool(self.told(steps >= wanted and taken >= self.options["warm_up_s"]))
+            ended = bool(self.from_rank_0(steps >= wanted and taken >= self.options["warm_up_s"]))
         step_ms = taken / steps * 1e3
         self.say(f"warm-up: {steps} steps in {taken:.1f} s, {step_ms:.1f} ms a step")
         warm = {"first_step_s": compile_s, "steps": steps, "seconds": taken}
@@ -152,7 +152,7 @@ class Bench:
             rest = (wanted - index - 1) * took + self.options["after_s"]
             about = clock_text(rest)
             self.say(f"series {index + 1}/{wanted}: {said} ms a step; about {about} left")
-            if self.told(short and index + 1 < wanted):
+            if self.from_rank_0(short and index + 1 < wanted):
                 self.say(f"time is short: {index + 1} of {wanted} series are all there will be")
                 break
 

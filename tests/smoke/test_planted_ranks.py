@@ -15,7 +15,7 @@ from stepguard.measure.launches import measure_launches
 from stepguard.report.words import block
 from stepguard.storage.accept import recording_of
 from stepguard.verdict import Status, Verdict
-from studies.planted_ranks.measure import PLANTS, bench_of, case_of, clone, told
+from studies.planted_ranks.measure import PLANTS, bench_of, case_of, clone, verdict_data
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
 CAUGHT = [name for name, plant in PLANTS.items() if plant.edits]
@@ -50,7 +50,7 @@ def verdicts(folder, clean) -> dict[str, Verdict]:
 
 def moved(verdict: Verdict) -> dict[str, list[float | None]]:
     """The gated metrics that moved, with both values."""
-    found: dict[str, list[float | None]] = told(verdict)["moved"]
+    found: dict[str, list[float | None]] = verdict_data(verdict)["moved"]
     return found
 
 
@@ -67,7 +67,7 @@ def test_every_plant_is_caught(verdicts, name):
     """
     assert verdicts[name].status is Status.CHANGED
     assert verdicts[name].worst.metric == CALLS
-    assert str(told(verdicts[name])["headline"]).count(" -> ") == 1
+    assert str(verdict_data(verdicts[name])["headline"]).count(" -> ") == 1
 
 
 def test_sync_in_every_micro_step_doubles_the_buckets(clean, verdicts):
