@@ -174,7 +174,7 @@ _TABLE = (
     _information(
         "peak_reserved_bytes",
         "B",
-        "what the allocator held at its peak; it depends on what ran before",
+        "peak of what the allocator had reserved; it depends on what ran before",
         _GPU,
         digits=0,
     ),

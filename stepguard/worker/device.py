@@ -3,11 +3,10 @@
 Functions that take no device are for GPUs alone.
 """
 
+import contextlib
 import importlib
 import platform
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -124,29 +123,12 @@ def device_allocations() -> int:
 def call_on_sync(callback: Callable[[str], None]) -> None:
     """Call back with the kind of every synchronization that torch makes from now on.
 
-    The module is private to torch (it serves the CUDA sanitizer), and what it registers stays.
-    Raises ImportError or AttributeError where this torch lacks it.
+    The module is private to torch (it serves the CUDA sanitizer), and what it registers stays. A
+    torch without it calls nobody back.
     """
-    trace: Any = importlib.import_module("torch.cuda._gpu_trace")
-    torch._C._activate_gpu_trace()
-    for kind in SYNC_KINDS:
-        register = getattr(trace, f"register_callback_for_{kind}_synchronization")
-        register(lambda *stream, kind=kind: callback(kind))
-
-
-@contextmanager
-def sync_warnings(callback: Callable[[], None]) -> Iterator[None]:
-    """Call back, inside the block, when torch warns of an operator that synchronizes."""
-
-    def show(message: Any, *rest: Any, **named: Any) -> None:
-        if "synchronizing CUDA operation" in str(message):
-            callback()
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        warnings.showwarning = show
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    with contextlib.suppress(ImportError, AttributeError):
+        trace: Any = importlib.import_module("torch.cuda._gpu_trace")
+        torch._C._activate_gpu_trace()
+        for kind in SYNC_KINDS:
+            register = getattr(trace, f"register_callback_for_{kind}_synchronization")
+            register(lambda *stream, kind=kind: callback(kind))

@@ -2,7 +2,7 @@
 
 Everything is read from the compiler's own records, never from its log, so nothing is printed, no
 log level is touched, and nothing has to be switched on before the compilation. The records are
-private to torch; every name of theirs stands in this module. Tried with torch 2.8 and 2.13:
+private to torch; all their names are in this module. Tried with torch 2.8 and 2.13:
 
 * ``torch._dynamo.utils.graph_break_reasons``: every break that a compiled frame resumed from, with
   its user stack. ``counters["graph_break"]`` knows fewer: branches on a tensor's value are missing.
@@ -29,7 +29,7 @@ from stepguard.site import Site
 from stepguard.worker.count.locate import Place, enclosing, locate, qualified
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), from the innermost frame outwards
-RECORDS = 100_000  # torch keeps the newest 64 compilations unless told otherwise
+RECORDS = 100_000  # torch keeps the newest 64 compilations unless it is asked for more
 _UTILS = "torch._dynamo.utils"  # looked up, not imported: who does not compile pays nothing
 _TORCH = f"{Path(torch.__file__).parent}/"
 _LIMIT = re.compile(r"(recompile|cache)[ _]?(size[ _]?)?limit", re.IGNORECASE)

@@ -1,6 +1,6 @@
 """Counts of the step with the compiler out of the way: FLOPs, operators, candidates for host syncs.
 
-A compiled region is opaque to dispatch modes, so the compiler is told to step aside
+A compiled region is opaque to dispatch modes, so the compiler is asked to step aside
 (``torch.compiler.set_stance``).
 """
 
@@ -152,20 +152,13 @@ def _flops(step: Step) -> dict[str, int]:
 
 def _cpu_sdpa() -> dict[Any, Any]:
     """Return formulas for the CPU's fused attention, zero FLOPs to torch 2.13 and older."""
-    aten = torch.ops.aten
-    found: dict[Any, Any] = {}
-
-    def forward(q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-        return int(flop_counter.sdpa_flop_count(q, k, v))
-
-    def backward(grad: Any, q: Any, k: Any, v: Any, *args: Any, **kwargs: Any) -> int:
-        return int(flop_counter.sdpa_backward_flop_count(grad, q, k, v))
-
-    for name, formula in (
-        ("_scaled_dot_product_flash_attention_for_cpu", forward),
-        ("_scaled_dot_product_flash_attention_for_cpu_backward", backward),
-    ):
-        operator = getattr(aten, name, None)
-        if operator is not None and operator not in flop_counter.flop_registry:
-            found[operator] = formula
-    return found
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    formulas = {
+        name: lambda q, k, v, *a, **kw: flop_counter.sdpa_flop_count(q, k, v),
+        f"{name}_backward": lambda grad, q, k, v, *a, **kw: flop_counter.sdpa_backward_flop_count(
+            grad, q, k, v
+        ),
+    }
+    found = {getattr(torch.ops.aten, name, None): formula for name, formula in formulas.items()}
+    known = {None, *flop_counter.flop_registry}
+    return {operator: formula for operator, formula in found.items() if operator not in known}

@@ -1,10 +1,8 @@
 """Where the host waits for the device: which line, in which phase, for what.
 
-torch tells Python about the synchronizations that it makes (worker/device.py); where it does not,
-its sync debug mode names the lines of those made by operators, and not those of
-torch.cuda.synchronize() and Event.synchronize(). How many there are never depends on either: the
-profiler's trace has every call, also those of other libraries. What is found here gives the calls
-their lines.
+torch tells Python about the synchronizations that it makes (worker/device.py). How many there are
+never depends on that: the profiler's trace has every call, also those of other libraries. What is
+found here gives the calls their lines.
 
 Listening slows every allocation and cannot be undone, so it never shares a process with timing
 that follows.
@@ -21,7 +19,7 @@ from stepguard.allow import allowed_by_comment, allowed_now
 from stepguard.site import Site
 from stepguard.trace.steps import Sync
 from stepguard.worker.count.locate import Place, frames, locate
-from stepguard.worker.device import SYNC_KINDS, call_on_sync, sync_warnings
+from stepguard.worker.device import SYNC_KINDS, call_on_sync
 from stepguard.worker.position import MICRO_STEP, Phases
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "
@@ -62,11 +60,8 @@ class SyncListener:
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
         self.seen: list[Seen] = []
-        self._listening = self._only_warnings = False
-        try:
-            call_on_sync(self._note)
-        except (ImportError, AttributeError):
-            self._only_warnings = True
+        self._listening = False
+        call_on_sync(self._note)
 
     def _note(self, kind: str) -> None:
         if self._listening:
@@ -77,11 +72,7 @@ class SyncListener:
         """Collect into ``seen`` until the end of the block."""
         self._listening = True
         try:
-            if self._only_warnings:
-                with sync_warnings(lambda: self._note("stream")):
-                    yield
-            else:
-                yield
+            yield
         finally:
             self._listening = False
 
