@@ -1,4 +1,4 @@
-"""A comparison: one case, measured in two trees that took turns on the same machine."""
+"""An A/B comparison: one case, measured in two trees in pairs on the same machine."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,15 +10,15 @@ from stepguard.evidence import Evidence
 from stepguard.margins import Margins, Prior
 from stepguard.metrics import METRICS
 
-SCHEMA = 1
+SCHEMA = 2
 JUDGED_TIME = "step_ms"  # the median is shown: what costs time moves the mean, with less noise
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured of HEAD's tree and of the other one, and by which margins it is judged.
+    """HEAD's tree and the other one, measured, and by which margins they are judged.
 
-    Launch ``i`` of ``head`` and launch ``i`` of ``base`` took turns: they are a pair.
+    Launch ``i`` of ``head`` and launch ``i`` of ``base`` ran alternately: they are a pair.
     """
 
     against: str  # the other revision, as it was asked for
@@ -33,12 +33,18 @@ class Comparison:
     schema: int = SCHEMA
 
     @property
+    def named(self) -> str:
+        """Return the other revision as a reader knows it: "main (4f2a91c0d3e7)"."""
+        full = self.base.commit
+        return full[:12] if full.startswith(self.against) else f"{self.against} ({full[:12]})"
+
+    @property
     def pairs(self) -> int:
-        """How many pairs are complete."""
+        """Return how many pairs are complete."""
         return min(len(self.head.launches), len(self.base.launches))
 
     def log_ratios(self, name: str = JUDGED_TIME) -> list[float]:
-        """``log(head / base)`` of a time, a value a pair."""
+        """Return ``log(head / base)`` of a time, a value a pair."""
         both = zip(self.head.launches, self.base.launches, strict=False)
         return [
             math.log(getattr(head, name)) - math.log(getattr(base, name)) for head, base in both
@@ -46,9 +52,9 @@ class Comparison:
 
 
 def judged(case: Case) -> tuple[str, ...]:
-    """Which of the case's gates another revision is judged by: its counters, and the mean step.
+    """Return the gates that another revision is judged by: the case's counters, and the mean step.
 
-    A difference of two ways to run the step would cost as much again, and is in the step's time,
+    A difference of two variants of the step would cost as much again, and is in the step's time,
     which is judged in its place.
     """
     kinds = {name: METRICS[name].kind for name in case.gates}
@@ -57,12 +63,12 @@ def judged(case: Case) -> tuple[str, ...]:
 
 
 def to_json(comparison: Comparison) -> bytes:
-    """As a file holds it."""
+    """Return the comparison as a file holds it."""
     return msgspec.json.format(msgspec.json.encode(comparison), indent=1)
 
 
 def from_json(data: bytes, source: str) -> Comparison:
-    """Raises ValueError, with the place in ``source``, for anything that is not a comparison."""
+    """Read what to_json wrote. Raises ValueError, naming ``source``, for anything else."""
     try:
         found = msgspec.json.decode(data, type=Comparison)
     except (msgspec.MsgspecError, ValueError) as error:

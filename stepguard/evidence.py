@@ -1,26 +1,33 @@
 """Evidence: everything that one run measured of one case, raw samples included.
 
-Workers send rank reports; the host makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
-verdict reads nothing else. All of it is frozen and turns into JSON and back without loss.
+Workers send rank reports; measure/ makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
+verdict reads nothing else. All of it is frozen and turns into JSON and back without loss. Its
+figures are taken once, by judge/summary.py.
 """
 
 import math
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from stepguard.fingerprint import Fingerprint
-from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.metrics import METRICS
 from stepguard.site import Site
 from stepguard.verdict import Reason
 
-SCHEMA = 1
+SCHEMA = 2
 EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
 EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """What spoilt a block, so that it was measured again."""
+
+    reason: str  # the name of a Reason: THROTTLED, FOREIGN_PROCESS, CLOCKS_DISAGREE ...
+    text: str  # "thermal slowdown (hardware)", "process 4711 on the GPU"
 
 
 @dataclass(frozen=True)
@@ -36,36 +43,34 @@ class Block:
     sm_clock_mhz: float | None = None  # median of the samples taken during the block
     temperature_c: float | None = None
     power_w: float | None = None
-    tainted: str = ""  # why the block was measured again, if it was; such a block is not counted
+    disturbance: Disturbance | None = None  # such a block is measured again and does not count
     ran: int | None = None  # steps of its launch before it, behind the first; None: not known
 
     @property
     def mean_ms(self) -> float:
-        """Step time of the slowest rank: its wall clock over the steps."""
+        """Return the step time of the slowest rank: its wall clock over the steps."""
         return max(self.wall_ms) / self.steps
 
     @property
     def timed_steps(self) -> range:
-        """Which steps of its launch it timed, counted like ``ran``; none if that is not known."""
+        """Return the steps of its launch that it timed, counted like ``ran``; none if unknown."""
         return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
-    def no_time(self) -> str:
-        """One sentence if a time is missing or not a positive finite number, else empty."""
-        if self.steps < 1 or not self.wall_ms or not self.step_ms:
-            return f"a block of {self.steps} steps has no times"
-        if len(self.step_ms) != self.steps:
-            return f"a block of {self.steps} steps has the times of {len(self.step_ms)}"
+    def bad_times(self) -> dict[str, float] | None:
+        """Return what is wrong with its times: one is missing, or not a positive finite number."""
+        if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
+            return {"steps": self.steps, "times": len(self.step_ms) if self.wall_ms else 0}
         for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
             if not (math.isfinite(ms) and ms > 0):
-                return f"a block has a time of {ms!r} ms"
-        return ""
+                return {"ms": ms}
+        return None
 
-    def clocks_disagree(self) -> str:
-        """One sentence if wall clock and events tell different times, else the empty string."""
+    def clock_gap(self) -> dict[str, float] | None:
+        """Return the first rank whose wall clock and events disagree, with both times."""
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
             if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
-                return f"rank {rank}: wall clock {wall:.2f} ms, events {events:.2f} ms"
-        return ""
+                return {"rank": rank, "wall_ms": wall, "events_ms": events}
+        return None
 
 
 @dataclass(frozen=True)
@@ -79,27 +84,27 @@ class Launch:
     warmup_steps: int
     steady: str  # empty when the warm-up ended in a steady state, else why not
     wall_s: float  # the whole launch, start and teardown included
-    discarded: tuple[Block, ...] = ()  # tainted blocks, kept for the record
+    discarded: tuple[Block, ...] = ()  # disturbed blocks, kept for the record
 
     def has_times(self) -> bool:
-        """Whether there is a block, and every block has a time for each of its steps."""
-        return bool(self.blocks) and not any(block.no_time() for block in self.blocks)
+        """Tell whether there is a block, and every block has a time for each of its steps."""
+        return bool(self.blocks) and not any(block.bad_times() for block in self.blocks)
 
     @property
     def step_ms(self) -> float:
-        """Mean step time over the blocks, weighted by their steps."""
+        """Return the mean step time over the blocks, weighted by their steps."""
         total = sum(max(block.wall_ms) for block in self.blocks)
         return total / sum(block.steps for block in self.blocks)
 
     @property
     def step_ms_median(self) -> float:
-        """Median of single steps over the blocks."""
+        """Return the median of single steps over the blocks."""
         return statistics.median(ms for block in self.blocks for ms in block.step_ms)
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What the counting pass counted. ``unstable`` says why a metric is missing from ``values``."""
+    """The counting pass' result. ``unstable`` says why a metric is missing from ``values``."""
 
     values: dict[str, int]
     unstable: dict[str, str] = field(default_factory=dict)
@@ -112,51 +117,29 @@ class Counts:
 
 @dataclass(frozen=True)
 class Difference:
-    """Two ways to run the same step, block beside block in one launch: (plain, other) in ms a step.
+    """Two variants of the same step, segment beside segment in one launch: (plain, other) in ms.
 
-    ``name`` is the difference's. "sync_overhead": the other way synchronizes after every step.
-    "exposed_comm": the plain way exchanges nothing between ranks, the other is the step as it is.
+    ``name`` is the difference's. "sync_overhead": the other variant synchronizes after every step.
+    "exposed_comm": the plain variant exchanges nothing between ranks, the other is the step as is.
     """
 
     name: str
     pairs_ms: tuple[tuple[float, float], ...]
-    plain_by_rank_ms: tuple[float, ...] = ()  # mean of the plain way on each rank
+    plain_by_rank_ms: tuple[float, ...] = ()  # mean of the plain variant on each rank
 
-    def no_time(self) -> str:
-        """One sentence if a time is missing or not a positive finite number, else empty."""
+    def bad_times(self) -> dict[str, float | str] | None:
+        """Return what is wrong with its times: there is none, or not a positive finite number."""
         if not self.pairs_ms:
-            return f"{self.name} has no pair of blocks"
+            return {"difference": self.name, "times": 0}
         for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
             if not (math.isfinite(ms) and ms > 0):
-                return f"{self.name} has a time of {ms!r} ms"
-        return ""
-
-    def contradiction(self) -> str:
-        """One sentence if steps without exchange take longer beyond doubt, else empty. Of a sync
-        that is not said: a card at its power cap may answer to the pauses.
-        """
-        found = paired(self.pairs_ms)
-        surely = found.mean_pct + found.half_width_pct < -DIFFERENCE_LIMIT_PCT
-        if self.name != "exposed_comm" or not surely:
-            return ""
-        size = f"{found.mean_pct:.2f} +- {found.half_width_pct:.2f} % of a step"
-        return f"{self.name} is {size}: the step without it takes longer, so it does other work"
-
-    @property
-    def rank_skew_pct(self) -> float:
-        """How much longer the slowest rank's plain step takes than the fastest one's."""
-        return 100 * (max(self.plain_by_rank_ms) / min(self.plain_by_rank_ms) - 1)
-
-    def straggler(self) -> str:
-        """Which rank takes longest and how long, against the one that takes least."""
-        times = self.plain_by_rank_ms
-        slow, fast = times.index(max(times)), times.index(min(times))
-        return f"rank {slow} takes {times[slow]:.2f} ms alone, rank {fast} {times[fast]:.2f} ms"
+                return {"difference": self.name, "ms": ms}
+        return None
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Why there is no (or not enough) measurement. ``code`` is a reason code of verdict.py."""
+    """A failed measurement. ``code`` is the name of a Reason."""
 
     code: str
     message: str  # one sentence
@@ -172,7 +155,7 @@ class Evidence:
     case: dict[str, Any]
     date: str  # UTC, ISO 8601
     commit: str
-    dirty: tuple[str, ...]  # changed files outside baselines/
+    dirty: tuple[str, ...]  # files outside baselines/ that differ from the commit
     command: str
     planned_launches: int
     gates: tuple[str, ...]
@@ -188,84 +171,35 @@ class Evidence:
     flops_per_step: float = 0.0  # by formula, all ranks
     floor_flops_per_step: float = 0.0  # fewest that do the step, one rank
     wall_s: float = 0.0
+    tree_changed: bool = False  # while it was measured: launches may be of different code
     schema: int = SCHEMA
 
     def software_key(self) -> dict[str, str]:
-        """What of the software must be equal in recordings that this is compared with."""
+        """Return the software that must be equal in recordings that this is compared with."""
         assert self.fingerprint is not None
         return self.fingerprint.software_key(int(self.case["world_size"]))
 
     def samples_ms(self) -> list[float]:
-        """Every counted single step of every launch."""
+        """Return every single step of every launch's blocks."""
         return [ms for launch in self.launches for block in launch.blocks for ms in block.step_ms]
 
     @property
     def timed_steps(self) -> range:
-        """From the first step that any launch timed to the last, counted like ``Block.ran``."""
+        """Return the first to the last step that any launch timed, counted like ``Block.ran``."""
         blocks = [block for launch in self.launches for block in launch.blocks]
         timed = [block.timed_steps for block in blocks if block.timed_steps]
         first = min((steps.start for steps in timed), default=0)
         return range(first, max((steps.stop for steps in timed), default=0))
 
-    def values(self) -> dict[str, float]:
-        """Every metric that this evidence has, by name."""
-        found: dict[str, float] = dict(self.counts.values) if self.counts else {}
-        if self.counts:
-            found |= self.counts.information
-        for one in self.differences:
-            if one.no_time():
-                continue
-            measured = paired(one.pairs_ms)
-            found[f"{one.name}_ms"] = measured.mean_ms
-            found[f"{one.name}_pct"] = measured.mean_pct
-            if one.name == "exposed_comm" and one.plain_by_rank_ms:
-                found["rank_skew_pct"] = one.rank_skew_pct
-        if self.tokens_per_step:
-            found["tokens_per_step"] = self.tokens_per_step
-        if not self.launches or not all(launch.has_times() for launch in self.launches):
-            return found
-        step_ms = geometric_mean([launch.step_ms for launch in self.launches])
-        found["step_ms"] = step_ms
-        found["step_ms_median"] = geometric_mean([x.step_ms_median for x in self.launches])
-        found["compile_s"] = max(launch.compile_s for launch in self.launches)
-        blocks = [block for launch in self.launches for block in launch.blocks]
-        enqueue = [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]
-        if enqueue:
-            found["enqueue_ms"] = statistics.median(enqueue)
-        found["tokens_per_s"] = self.tokens_per_step / step_ms * 1e3
-        found |= self._scaling(step_ms)
-        peak = self.fingerprint.peak_flops if self.fingerprint else None
-        if peak and self.flops_per_step:
-            achieved = self.flops_per_step / self.case["world_size"] / step_ms * 1e3
-            found["mfu_pct"] = 100 * achieved / peak
-        energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]
-        if len(energy) == len(blocks):
-            found["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
-        return found
-
-    def _scaling(self, step_ms: float) -> dict[str, float]:
-        """What one rank takes alone, and how much of its pace every rank of the case keeps."""
-        one, tokens = self.one_rank, self.one_rank_tokens_per_step
-        if one is None or not tokens or not one.has_times():
-            return {}
-        pace = self.tokens_per_step / int(self.case["world_size"]) / step_ms
-        alone = tokens / one.step_ms
-        return {"one_rank_step_ms": one.step_ms, "scaling_efficiency_pct": 100 * pace / alone}
-
     def floor_ms(self) -> float | None:
-        """The step time below which the result contradicts the hardware, or None if unknown."""
+        """Return the step time below which the result contradicts the hardware, None if unknown."""
         if self.fingerprint is None or not self.fingerprint.floor_flops:
             return None
         return self.floor_flops_per_step / self.fingerprint.floor_flops * 1e3
 
 
-def geometric_mean(values: Sequence[float]) -> float:
-    """exp of the mean log: the level at which ratios of launches average out."""
-    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
-
-
 def to_json(evidence: Evidence) -> bytes:
-    """The evidence as one JSON document, keys in order of definition."""
+    """Return the evidence as one JSON document, keys in order of definition."""
     return msgspec.json.format(msgspec.json.encode(evidence), indent=1)
 
 

@@ -1,59 +1,91 @@
-"""What a baseline keeps of an evidence: its summary, as a recording. Pure.
+"""Recordings, and what a baseline file holds of them, as frozen types.
 
-Whether it may be recorded is storage/baselines.py's to say.
+A recording is an evidence, summarised (judge/summary.py): this run's figures and a baseline's have
+one type, so that like is compared with like. A file holds cases; a case holds epochs, oldest first;
+an epoch holds the recordings of one level. An accepted change of level opens an epoch, and only the
+last one is compared with.
 """
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 
-from stepguard.baseline_model import RecordedDifference, Recording
-from stepguard.device import is_gpu
-from stepguard.evidence import Evidence
-from stepguard.judge.limits import paired
-from stepguard.metrics import METRICS
+from stepguard.site import Site
 
-TIMES = ("step_ms", "step_ms_median")
+SCHEMA = 1
+KEPT_RECORDINGS = 20  # of an epoch: the first, and the newest
+
+Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-def summary_of(evidence: Evidence) -> Recording:
-    """The evidence as what later ones are compared with. It must have a fingerprint."""
-    assert evidence.fingerprint is not None
-    values = evidence.values()
-    timed = is_gpu(evidence.case["device"])
-    counted = evidence.counts.detail if evidence.counts else {}
-    found = evidence.counts.sites if evidence.counts else {}
-    ranks = evidence.counts.by_rank if evidence.counts else {}
-    differences = {one.name: paired(one.pairs_ms) for one in evidence.differences}
-    return Recording(
-        date=evidence.date,
-        commit=evidence.commit,
-        device_uuid=evidence.fingerprint.device_uuid,
-        software=evidence.software_key(),
-        driver=evidence.fingerprint.driver,
-        tokens_per_step=evidence.tokens_per_step,
-        times_ms={
-            name: [round(getattr(launch, name), 4) for launch in evidence.launches]
-            for name in TIMES
-            if timed or name in evidence.gates  # a case may gate a CPU's time, if it insists
-        },
-        counters=dict(evidence.counts.values) if evidence.counts else {},
-        information={
-            name: float(f"{value:.6g}")
-            for name, value in values.items()
-            if METRICS[name].kind == "information" and timed
-        },
-        detail={
-            name: parts
-            for name, parts in counted.items()
-            if parts and METRICS[name].kind == "counter"
-        },
-        sites={name: list(sites) for name, sites in found.items() if sites},
-        differences_pct={
-            f"{name}_pct": RecordedDifference(
-                mean=round(measured.mean_pct, 4), half_width=round(measured.half_width_pct, 4)
-            )
-            for name, measured in differences.items()
-        },
-        by_rank={name: list(counts) for name, counts in ranks.items()}
-        if evidence.case["world_size"] > 1
-        else msgspec.UNSET,
-    )
+class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A difference of two variants of the step, in percent of a step."""
+
+    mean: float
+    half_width: Annotated[float, msgspec.Meta(ge=0)]  # of its 95 % interval
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One evidence, summarised."""
+
+    date: Text  # UTC, ISO 8601
+    commit: Text
+    device_uuid: str
+    software: dict[str, str]  # versions that must be equal for a comparison
+    driver: str
+    tokens_per_step: Annotated[int, msgspec.Meta(gt=0)]
+    times_ms: dict[str, list[Milliseconds]]  # metric -> one value a launch
+    counters: dict[str, Count]
+    information: dict[str, float]  # shown beside the verdict, never judged
+    # metric -> operator, call or graph break -> count; only in the newest of its software
+    detail: dict[str, dict[str, Count]]
+    # metric -> the places that its count is made of; only in the newest, too
+    sites: dict[str, list[Site]] = {}
+    differences_pct: dict[str, RecordedDifference] = {}
+    # metric -> what each rank counted, where ranks differ; unset for one rank, and in old files
+    by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
+
+    def unlike_ranks(self) -> dict[str, list[int]]:
+        """Return ``by_rank``, empty where ranks were not kept apart."""
+        return {} if self.by_rank is msgspec.UNSET else self.by_rank
+
+    def values(self) -> dict[str, float]:
+        """Return one figure for each metric that it holds, by name."""
+        found: dict[str, float] = dict(self.counters)
+        found |= self.information
+        found |= {name: one.mean for name, one in self.differences_pct.items()}
+        if self.tokens_per_step:
+            found["tokens_per_step"] = self.tokens_per_step
+        found |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
+        return found
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Recordings at one level, oldest first."""
+
+    reason: Text
+    recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
+
+
+class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A case's baseline: the parameters that it was measured with, and its epochs."""
+
+    case: dict[str, Any]
+    epochs: Annotated[list[Epoch], msgspec.Meta(min_length=1)]
+
+
+class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole file: one kind of machine."""
+
+    schema: int
+    machine: Text  # "NVIDIA H200", or "CPU"
+    cases: dict[str, Entry]
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    """Return exp of the mean log: the level at which ratios of launches average out."""
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))

@@ -1,15 +1,19 @@
-"""Verdict types: what can be said of a metric and of a case, and why. No I/O, no torch.
+"""Verdict types: what can be said of a metric and of a case, and why, as data.
 
-Every verdict carries a reason code, so that a machine can tell two failures apart and the docs can
-name each. `judge.py` holds the rules that choose among them.
+Every verdict carries a reason, and the figures that its sentence needs as ``facts``; the sentences
+themselves are made in report/words.py. The rules that choose are in judge/.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Any
 
+from stepguard.margins import Margins
 from stepguard.site import Site
 from stepguard.waiver import WaiverOutcome
+
+Facts = Mapping[str, Any]  # JSON scalars and short tuples of them, by name
 
 
 class Status(Enum):
@@ -29,63 +33,136 @@ class Status(Enum):
 
     @property
     def rank(self) -> int:
-        """0 is the worst."""
+        """Return the place in the order, 0 for the worst."""
         return list(Status).index(self)
 
     @property
     def outcome(self) -> str:
-        """pytest's word for it: passed, failed, or error when nothing could be decided."""
+        """Return pytest's word: passed, failed, or error when nothing could be decided."""
         if self in (Status.SAME, Status.FASTER):
             return "passed"
         return "failed" if self in (Status.SLOWER, Status.CHANGED) else "error"
 
 
 class Reason(Enum):
-    """Why. The value says it in a few words."""
+    """A reason, the code that docs/reason-codes.md lists and documents carry."""
 
-    WITHIN_LIMIT = "within the limit"
-    EQUAL = "equal"
-    NOT_JUDGED = "information, not judged"
-    BEYOND_LIMIT = "beyond the limit"
-    COUNTER_ROSE = "a counter rose"
-    COUNTER_FELL = "a counter fell"
-    WORK_MOVED = "the step does other work"
-    BEYOND_MARGIN = "beyond the margin, the other revision beside it"
-    WITHIN_MARGINS = "within the margins, the other revision beside it"
+    WITHIN_LIMIT = "WITHIN_LIMIT"
+    EQUAL = "EQUAL"
+    NOT_JUDGED = "NOT_JUDGED"
+    BEYOND_LIMIT = "BEYOND_LIMIT"
+    COUNTER_ROSE = "COUNTER_ROSE"
+    COUNTER_FELL = "COUNTER_FELL"
+    WORK_MOVED = "WORK_MOVED"
+    BEYOND_MARGIN = "BEYOND_MARGIN"
+    WITHIN_MARGINS = "WITHIN_MARGINS"
+    UNDECIDED = "UNDECIDED"
+    UNPROVEN = "UNPROVEN"
+    BASE_LACKS = "BASE_LACKS"
+    OTHER_FLOPS = "OTHER_FLOPS"
+    MACHINE_MOVED = "MACHINE_MOVED"
+    NOT_RECORDED = "NOT_RECORDED"
+    METRIC_NOT_RECORDED = "METRIC_NOT_RECORDED"
+    OTHER_SOFTWARE = "OTHER_SOFTWARE"
+    OTHER_PARAMETERS = "OTHER_PARAMETERS"
+    OTHER_TOKENS = "OTHER_TOKENS"
+    NOT_STEADY = "NOT_STEADY"
+    TOO_NOISY = "TOO_NOISY"
+    TOO_FEW_LAUNCHES = "TOO_FEW_LAUNCHES"
+    COUNT_UNSTABLE = "COUNT_UNSTABLE"
+    FOREIGN_PROCESS = "FOREIGN_PROCESS"
+    GPU_LOCKED = "GPU_LOCKED"
+    THROTTLED = "THROTTLED"
+    MACHINE_UNREADABLE = "MACHINE_UNREADABLE"
+    RANKS_DIFFER = "RANKS_DIFFER"
+    TOO_FEW_GPUS = "TOO_FEW_GPUS"
+    NOTHING_MEASURED = "NOTHING_MEASURED"
+    METRIC_MISSING = "METRIC_MISSING"
+    FASTER_THAN_PHYSICS = "FASTER_THAN_PHYSICS"
+    CLOCKS_DISAGREE = "CLOCKS_DISAGREE"
+    CONTRADICTION = "CONTRADICTION"
+    RAISED = "RAISED"
+    BAD_WORKLOAD = "BAD_WORKLOAD"
+    TREE_CHANGED = "TREE_CHANGED"
+    OTHER_TREE = "OTHER_TREE"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    KILLED = "KILLED"
+    AGENT_DIED = "AGENT_DIED"
+    NO_ANSWER = "NO_ANSWER"
+    NOT_STARTED = "NOT_STARTED"
+
+
+class Confirmation(Enum):
+    """What pairs beside the recording's commit made of a time that the screen calls moved."""
+
+    CONFIRMED = "the pairs say the same"
+    REVERSED = "the pairs say SLOWER where the screen said FASTER"
+    MACHINE = "the pairs see no change: it was the machine"
+    SAME_CODE = "the recording was made of this very code: it was the machine"
+    NOT_JUDGED = "the step time was not judged"
     UNDECIDED = "the pairs do not decide"
-    UNPROVEN = "not proven among all that the run tried"
-    BASE_LACKS = "the other revision cannot run this case"
-    OTHER_FLOPS = "the other revision's step does other work"
-    MACHINE_MOVED = "the machine moved, the code did not"
-    NOT_RECORDED = "no recording for this machine"
-    METRIC_NOT_RECORDED = "the recording lacks this metric"
-    OTHER_SOFTWARE = "recorded under other software"
-    OTHER_PARAMETERS = "recorded with other parameters"
-    OTHER_TOKENS = "another number of tokens in a step"
-    NOT_STEADY = "no steady state within the warm-up's time"
-    TOO_NOISY = "launches differ by more than the limit allows"
-    TOO_FEW_LAUNCHES = "fewer launches than the case asks for"
-    COUNT_UNSTABLE = "a counter differs between steps"
-    FOREIGN_PROCESS = "another process uses the GPU"
-    GPU_LOCKED = "another run measures on the GPU"
-    THROTTLED = "the GPU was throttled"
-    MACHINE_UNREADABLE = "the machine's state cannot be read"
-    RANKS_DIFFER = "a rank runs on or with something else than rank 0"
-    TOO_FEW_GPUS = "fewer GPUs than the case needs"
-    NOTHING_MEASURED = "nothing was measured"
-    METRIC_MISSING = "a gated metric was not measured"
-    FASTER_THAN_PHYSICS = "faster than the hardware can be"
-    CLOCKS_DISAGREE = "wall clock and CUDA events disagree"
-    CONTRADICTION = "two measurements contradict each other"
-    RAISED = "the workload raised"
-    BAD_WORKLOAD = "the factory is not one, or returned no workload"
-    TREE_CHANGED = "the tree changed while it was measured"
-    OTHER_TREE = "a module came from another tree"
-    OUT_OF_MEMORY = "out of memory"
-    KILLED = "a worker was killed"
-    AGENT_DIED = "the launcher died"
-    NO_ANSWER = "a worker did not answer in time"
-    NOT_STARTED = "the workers did not start"
+    NOT_EXCLUDED = "the pairs do not exclude what the screen saw"
+    STEPS_NOT_TIMED = "the pairs did not time all steps that the screen timed"
+    OTHER_COMMIT = "no difference, but not beside the recording's own commit"
+    BASE_FAILED = "the other revision could not be compared"
+    TREE_CHANGED = "the tree changed meanwhile"
+    NO_TREE = "there is no tree to measure beside this one"
+
+    @property
+    def confirms(self) -> bool:
+        """Tell whether the code itself is known to have moved."""
+        return self in (Confirmation.CONFIRMED, Confirmation.REVERSED)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the pairs of one time say; percent of the base's step time, positive is slower."""
+
+    status: Status  # INCONCLUSIVE while pairs are wanted
+    estimate_pct: float
+    low_pct: float  # the two bounds that decide, 90 % together over all analyses
+    high_pct: float
+    pairs: int
+    sd_pct: float  # of 100 * d, moderated
+    p_value: float  # that there is no slowdown at all; for all analyses
+    smallest_detectable_pct: float  # by the whole plan at this standard deviation
+    final: bool
+
+    @property
+    def wants_more(self) -> bool:
+        """Tell whether another pair should be measured."""
+        return not self.final
+
+
+@dataclass(frozen=True)
+class PairsFinding:
+    """A decision with all that it rests on."""
+
+    decision: Decision
+    margins: Margins
+    rule: str  # where the margins and the expected noise come from
+    together: bool  # both revisions alive, one of them parked; else one after the other
+    most: int = 0  # pairs that the plan allows, where it was not followed to its end
+
+
+@dataclass(frozen=True)
+class Confirmed:
+    """How a screen's alarm was confirmed, or why it could not be."""
+
+    outcome: Confirmation
+    commit: str = ""  # the one that was chosen, and how
+    step: PairsFinding | None = None  # the decision that was heard
+    own: Decision | None = None  # of the metric itself, where another one was heard
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PartMove:
+    """A part of a counter that moved: an operator, a direction of copies, a collective."""
+
+    name: str
+    old: int
+    new: int
 
 
 @dataclass(frozen=True)
@@ -100,20 +177,26 @@ class MetricVerdict:
     change_pct: float | None = None  # 100 * (new / old - 1)
     limit_pct: float | None = None  # times only
     noise_pct: float | None = None  # times only: standard error over launches
-    note: str = ""  # what exactly moved, "aten.mm 24 -> 25"
+    moved: tuple[PartMove, ...] = ()  # parts, those that explain first
+    ranks: tuple[int, ...] = ()  # the ranks that moved, where not all did
     sites: tuple[Site, ...] = ()  # where
     gated: bool = True
     waived_until: str = ""  # the last day on which it passes all the same, ISO 8601
     failing_ranks: tuple[tuple[float, float], ...] = ()  # old and new of each rank that fails
+    pairs: PairsFinding | None = None  # a time that pairs with another revision judged
+    confirmed: Confirmed | None = None  # a time that the screen called moved
+    facts: Facts = field(default_factory=dict)  # what else its note says
 
     @property
     def rank(self) -> float:
-        """0 is the worst. What is waived comes behind all that fails, and before what passes."""
+        """Return the place in the order, 0 for the worst. A waived metric comes behind all that
+        fails, and before what passes.
+        """
         return Status.FASTER.rank - 0.5 if self.waived_until else self.status.rank
 
     @property
     def place(self) -> Site | None:
-        """The first of the sites whose line is known."""
+        """Return the first of the sites whose line is known."""
         return next((site for site in self.sites if site.file), None)
 
 
@@ -123,15 +206,15 @@ _FOLLOWS = ("operator_calls_per_step", "compiled_operator_calls_per_step")
 
 
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
-    """The worst gated metric, if there is one: of equals the one that says most of the cause. That
-    is another amount of work or of exchange, else what names a line; operators move with all of it.
+    """Return the worst gated metric; of equals the one that says most of the cause. That is another
+    amount of work or of exchange, else what names a line; operators move with all of it.
     """
     gated = [metric for metric in metrics if metric.gated]
-    return min(gated, key=lambda m: (m.rank, *_tells(m)), default=None)
+    return min(gated, key=lambda m: (m.rank, *_distance_from_cause(m)), default=None)
 
 
-def _tells(found: MetricVerdict) -> tuple[int, bool, bool]:
-    """How much a metric says of the cause; smaller is more."""
+def _distance_from_cause(found: MetricVerdict) -> tuple[int, bool, bool]:
+    """Order metrics by how much they say of the cause; smaller is more."""
     if found.status is not Status.CHANGED:
         return 0, found.place is None, False
     cause = _CAUSES.index(found.metric) if found.metric in _CAUSES else len(_CAUSES)
@@ -145,73 +228,77 @@ class Verdict:
     case_id: str
     status: Status
     reason: Reason
-    message: str = ""  # one sentence, when the case as a whole is judged
+    facts: Facts | None = None  # of the case as a whole; None when a metric decides
     detail: str = ""
     metrics: tuple[MetricVerdict, ...] = ()
     recordings: int = 0  # how many the comparison rests on
     recorded: bool = False  # this run's evidence was accepted by --perf-update
-    against: str = ""  # the other revision that took turns, where one did
+    against: str = ""  # the other revision of an A/B comparison
     p_value: float | None = None  # of the step time: that it is no slower than the other's
     waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
     waivers: tuple[WaiverOutcome, ...] = ()  # of the case, and what each of them did
 
     @property
+    def whole(self) -> bool:
+        """Tell whether the case as a whole was judged, and no metric decided."""
+        return self.facts is not None
+
+    @property
     def outcome(self) -> str:
-        """pytest's word for it: the status's, unless it is waived."""
+        """Return pytest's word: the status's, unless it is waived."""
         return "passed" if self.waived_until else self.status.outcome
 
     @property
     def label(self) -> str:
-        """The status, and that it is waived."""
+        """Return the status, and that it is waived."""
         until = f" (waived until {self.waived_until})" if self.waived_until else ""
         return self.status.value + until
 
     @property
     def word(self) -> str:
-        """The verdict as a run's table and counts name it.
+        """Return the verdict as a run's table and counts name it.
 
         Once recorded, a case has its baseline: NO BASELINE would send the reader looking for one.
         """
         if not self.recorded or self.status is Status.SAME:
             return self.label
-        return (
-            "recorded" if self.status is Status.NO_BASELINE else f"{self.status.value} (recorded)"
-        )
+        first = self.status is Status.NO_BASELINE
+        return "recorded" if first else f"{self.status.value} (recorded)"
 
     @property
-    def is_told(self) -> bool:
-        """Whether it passes and yet has something to tell: the machine moved, not the code."""
+    def has_notice(self) -> bool:
+        """Tell whether it passes with a notice: the machine's speed changed, not the code's."""
         return self.reason is Reason.MACHINE_MOVED
 
     @property
     def worst(self) -> MetricVerdict | None:
-        """The metric that decided, if one did."""
+        """Return the metric that decided, if one did."""
         return worst_of(self.metrics)
 
     @property
     def machine_moved(self) -> bool:
-        """Whether a time moved by the machine's doing, whatever else there is."""
+        """Tell whether the machine moved a time, whatever else there is."""
         return any(m.gated and m.reason is Reason.MACHINE_MOVED for m in self.metrics)
 
     @property
     def undecided(self) -> bool:
-        """Whether nothing is known of a gated metric, though another one decided."""
+        """Tell whether nothing is known of a gated metric, though another one decided."""
         return any(
             m.gated and not m.waived_until and m.status.outcome == "error" for m in self.metrics
         )
 
     def with_metrics(self, metrics: tuple[MetricVerdict, ...]) -> "Verdict":
-        """The verdict with these metrics in place of its own, the worst of them deciding. That the
-        machine moved is the reason where all of them pass: it is told.
+        """Return the verdict with these metrics in place of its own, the worst of them deciding.
+        That the machine moved is the reason where all of them pass, so that it is shown.
         """
         found = replace(self, metrics=metrics)
         worst = worst_of(metrics)
         assert worst is not None
-        told = worst.status is Status.SAME and found.machine_moved
+        machine = worst.status is Status.SAME and found.machine_moved
         until = min((m.waived_until for m in metrics if m.waived_until), default="")
         return replace(
             found,
             status=worst.status,
-            reason=Reason.MACHINE_MOVED if told else worst.reason,
+            reason=Reason.MACHINE_MOVED if machine else worst.reason,
             waived_until=until if worst.waived_until else "",
         )

@@ -9,10 +9,12 @@ from dataclasses import replace
 from counts import counted
 from hypothesis import HealthCheck, settings
 
-from stepguard.baseline_model import SCHEMA, BaselineFile, Entry, Epoch, Recording
 from stepguard.evidence import Block, Counts, Evidence, Launch
 from stepguard.fingerprint import Fingerprint
+from stepguard.judge.compare import compare
+from stepguard.judge.summary import notes, summarise
 from stepguard.metrics import METRICS, default_gates
+from stepguard.recording import SCHEMA, BaselineFile, Entry, Epoch, Recording
 
 PROPERTY = settings(
     max_examples=100,
@@ -62,6 +64,17 @@ SOFTWARE = {
     "driver_branch": "580",
     "arch": "x86_64",
 }
+
+
+def values_of(found):
+    """Every figure of an evidence, by metric."""
+    return summarise(found).values()
+
+
+def compared(metric, found, past):
+    """A metric of an evidence against recordings."""
+    verdict = compare(metric, summarise(found), past, found.gates)
+    return replace(verdict, facts=notes(found).get(metric, {}))
 
 
 def block(ms=250.0, steps=10, **changes):

@@ -68,7 +68,7 @@ def test_a_malformed_field_is_named_with_its_value(field, value):
     assert repr(shown) in message
 
 
-def test_a_gate_that_is_unknown_is_told_the_known_ones():
+def test_a_gate_that_is_unknown_is_reported_the_known_ones():
     """The message of a misspelt gate lists what can be gated, and only that."""
     with pytest.raises(ValueError, match="step_ms_median.*graph_breaks") as raised:
         Case("a", FACTORY, gates=("step",))

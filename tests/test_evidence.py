@@ -5,22 +5,23 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from builders import COUNTS, FINGERPRINT, PROPERTY, TOKENS, block, evidence, launch
+from builders import COUNTS, FINGERPRINT, PROPERTY, TOKENS, block, evidence, launch, values_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.evidence import (
     Block,
     Counts,
+    Disturbance,
     Evidence,
     Fault,
     Launch,
     from_json,
-    geometric_mean,
     to_json,
 )
 from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS
+from stepguard.recording import geometric_mean
 from stepguard.verdict import Reason
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
@@ -36,7 +37,7 @@ BLOCKS = st.builds(
     step_ms=st.lists(MS, max_size=4).map(tuple),
     enqueue_ms=st.none() | FINITE,
     energy_j=st.none() | FINITE,
-    tainted=TEXT,
+    disturbance=st.none() | st.builds(Disturbance, reason=CODES, text=TEXT),
 )
 LAUNCHES = st.builds(
     Launch,
@@ -108,7 +109,7 @@ def test_evidence_of_a_newer_version_is_refused(changes):
 def test_json_is_plain():
     """The document is JSON that any reader takes, with units in its keys."""
     document = json.loads(to_json(evidence()))
-    assert document["schema"] == 1
+    assert document["schema"] == 2
     assert document["launches"][0]["blocks"][0]["wall_ms"] == [2500.0]
     assert set(document) == {field.name for field in fields(Evidence)}
 
@@ -133,8 +134,8 @@ def test_wrong_types_are_refused():
 
 def test_another_schema_is_refused():
     """A schema of the future raises ValueError that names both versions and the file."""
-    with pytest.raises(ValueError, match="^source: evidence schema 2, this version reads 1$"):
-        from_json(to_json(evidence(schema=2)), "source")
+    with pytest.raises(ValueError, match="^source: evidence schema 3, this version reads 2$"):
+        from_json(to_json(evidence(schema=3)), "source")
 
 
 def test_step_time_is_the_slowest_ranks_wall_over_steps():
@@ -154,7 +155,7 @@ def test_median_is_over_single_steps_of_all_blocks():
 
 def test_launches_average_on_logs():
     """Launches at 100 and 400 ms make a level of 200 ms, and the figures that follow from it."""
-    values = evidence((100.0, 400.0)).values()
+    values = values_of(evidence((100.0, 400.0)))
     assert values["step_ms"] == pytest.approx(200.0)
     assert values["step_ms_median"] == pytest.approx(200.0)
     assert values["tokens_per_s"] == pytest.approx(TOKENS / 0.2)
@@ -162,9 +163,9 @@ def test_launches_average_on_logs():
 
 def test_mfu_is_per_gpu():
     """1e14 FLOP in 250 ms on a GPU of 1e15 FLOP/s is 40 %; on four such GPUs together 10 %."""
-    assert evidence().values()["mfu_pct"] == pytest.approx(40.0)
+    assert values_of(evidence())["mfu_pct"] == pytest.approx(40.0)
     four = evidence(case=evidence().case | {"world_size": 4})
-    assert four.values()["mfu_pct"] == pytest.approx(10.0)
+    assert values_of(four)["mfu_pct"] == pytest.approx(10.0)
 
 
 @pytest.mark.parametrize(
@@ -177,37 +178,36 @@ def test_mfu_is_per_gpu():
 )
 def test_no_mfu_without_flops_or_peak(changes):
     """An unknown GPU or workload has no MFU, rather than a wrong one."""
-    assert "mfu_pct" not in evidence(**changes).values()
+    assert "mfu_pct" not in values_of(evidence(**changes))
 
 
 def test_energy_is_joules_over_steps_of_all_blocks():
     """600 J in 10 steps and 1200 J in 10: 90 J a step; none if one block has no reading."""
     one, two, none = block(energy_j=600.0), block(energy_j=1200.0), block()
     measured = evidence(launches=(launch(blocks=(one, two)),))
-    assert measured.values()["energy_j_per_step"] == pytest.approx(90.0)
-    assert "energy_j_per_step" not in evidence(launches=(launch(blocks=(one, none)),)).values()
+    assert values_of(measured)["energy_j_per_step"] == pytest.approx(90.0)
+    assert "energy_j_per_step" not in values_of(evidence(launches=(launch(blocks=(one, none)),)))
 
 
 def test_enqueue_is_a_median_and_compile_the_longest():
     """Enqueue time is the median over blocks that have it, compile time that of the worst."""
     blocks = tuple(block(enqueue_ms=ms) for ms in (1.0, 2.0, 9.0, None))
-    values = evidence(
-        launches=(launch(blocks=blocks, compile_s=3.0), launch(blocks=blocks, compile_s=24.0))
-    ).values()
+    both = (launch(blocks=blocks, compile_s=3.0), launch(blocks=blocks, compile_s=24.0))
+    values = values_of(evidence(launches=both))
     assert (values["enqueue_ms"], values["compile_s"]) == (2.0, 24.0)
-    assert "enqueue_ms" not in evidence().values()
+    assert "enqueue_ms" not in values_of(evidence())
 
 
 def test_counts_and_tokens_are_values():
     """Counters and tokens stand among the values, with launches and without."""
-    assert evidence(launches=()).values() == COUNTS | {"tokens_per_step": TOKENS}
-    assert evidence(launches=(), counts=None, tokens_per_step=0).values() == {}
+    assert values_of(evidence(launches=())) == COUNTS | {"tokens_per_step": TOKENS}
+    assert values_of(evidence(launches=(), counts=None, tokens_per_step=0)) == {}
 
 
 def test_a_launch_without_times_gives_no_time():
     """Rather than raise or mislead, evidence with an empty or spoilt launch has no times."""
     for odd in (launch(blocks=()), launch(blocks=(block(wall_ms=(math.nan,)),))):
-        assert "step_ms" not in evidence(launches=(launch(), odd)).values()
+        assert "step_ms" not in values_of(evidence(launches=(launch(), odd)))
 
 
 def test_the_floor_is_fewest_flops_over_highest_peak():
@@ -267,5 +267,7 @@ def test_what_steers_the_exchange_counts_where_there_is_one():
 def test_a_block_with_the_times_of_other_steps_is_no_time():
     """A block that says 400 steps and brings 4 would be a hundred times too fast."""
     good = block()
-    assert good.no_time() == ""
-    assert "has the times of" in replace(good, steps=good.steps * 100).no_time()
+    assert good.bad_times() is None
+    steps = good.steps * 100
+    wrong = {"steps": steps, "times": good.steps}
+    assert replace(good, steps=steps).bad_times() == wrong

@@ -23,7 +23,7 @@ from stepguard.cli.usage import UsageError
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError, visible_gpus
-from stepguard.judge.screen import measurement_problem
+from stepguard.judge.soundness import measurement_problem
 from stepguard.measure.suite import Result, Suite
 from stepguard.report import documents
 from stepguard.report import figures as shell

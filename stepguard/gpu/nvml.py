@@ -15,7 +15,8 @@ from typing import Any
 
 import pynvml
 
-from stepguard.evidence import Block
+from stepguard.evidence import Block, Disturbance
+from stepguard.verdict import Reason
 
 SAMPLE_S = 0.05
 GONE_LIMIT_S = 10.0
@@ -159,11 +160,11 @@ class Monitor:
         self._next = now + SAMPLE_S
         watched = slice(self._watched)
         for handle, samples in zip(self._handles[watched], self._samples[watched], strict=True):
-            with contextlib.suppress(pynvml.NVMLError):  # a block without samples is tainted
+            with contextlib.suppress(pynvml.NVMLError):  # a block without samples is measured again
                 samples.append(_sample(handle, self._ours, self._groups))
 
     def annotate(self, block: Block, began_ns: int, ended_ns: int) -> Block:
-        """The block with its telemetry; ``tainted`` says why it must be measured again."""
+        """The block with its telemetry; ``disturbance`` says why it must be measured again."""
         inside = [
             [s for s in samples if began_ns <= s.at_ns <= ended_ns]
             for samples in self._samples[: self._watched]
@@ -171,7 +172,8 @@ class Monitor:
         for samples in self._samples:
             del samples[:-2]
         if not all(inside):
-            return dataclasses.replace(block, tainted="no telemetry during the block")
+            silent = Disturbance(Reason.MACHINE_UNREADABLE.name, "no telemetry during the block")
+            return dataclasses.replace(block, disturbance=silent)
         flat = [sample for samples in inside for sample in samples]
         slowdowns = {s.slowdown for s in flat if s.slowdown}
         foreign = {s.foreign for s in flat if s.foreign}
@@ -182,8 +184,16 @@ class Monitor:
             temperature_c=max(s.temperature_c for s in flat),
             power_w=_median([s.power_w for s in flat]),
             energy_j=sum(j for j in joules if j is not None) if None not in joules else None,
-            tainted="; ".join(sorted(slowdowns | foreign)),
+            disturbance=_disturbance(foreign, slowdowns),
         )
+
+
+def _disturbance(foreign: set[str], slowdowns: set[str]) -> Disturbance | None:
+    """Return what spoilt a block; another process explains a slowdown, and goes first."""
+    if not foreign and not slowdowns:
+        return None
+    reason = Reason.FOREIGN_PROCESS if foreign else Reason.THROTTLED
+    return Disturbance(reason.name, "; ".join([*sorted(foreign), *sorted(slowdowns)]))
 
 
 def _energy_j(samples: Sequence[Sample], seconds: float) -> float | None:

@@ -1,8 +1,8 @@
-"""The rules that make a verdict of two trees that took turns. Pure: no I/O, no clock, no torch.
+"""The rules of an A/B comparison: HEAD's tree and another revision's, measured in pairs.
 
 In order, and the first that applies decides: the machine or HEAD's step failed; the other tree
 cannot run the case; the two do not do the same work; a measurement contradicts itself or is not
-whole; then counters to the unit, and the step time by its pairs (`pairs.py`), the worst metric
+whole; then counters one by one, and the step time by its pairs (`pairs.py`), the worst metric
 deciding. Where something is undecided, a counter that is known to have moved decides.
 """
 
@@ -12,20 +12,31 @@ from dataclasses import replace
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare
-from stepguard.judge.pairs import Decision, benjamini_hochberg, decide
-from stepguard.judge.screen import measurement_problem, undecided_metrics
+from stepguard.judge.pairs import benjamini_hochberg, decide
+from stepguard.judge.screen import moved_counters
 from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
+from stepguard.judge.summary import summarise
 from stepguard.metrics import METRICS
-from stepguard.recording import summary_of
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, worst_of
+from stepguard.recording import Recording
+from stepguard.verdict import (
+    Decision,
+    Facts,
+    MetricVerdict,
+    PairsFinding,
+    Reason,
+    Status,
+    Verdict,
+    worst_of,
+)
 
-# What another revision's tree may well do, without anybody having changed HEAD for the worse.
+# Another revision's tree may well lack the case, without anybody having made HEAD worse.
 _LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name, Reason.OTHER_TREE.name)
 # Equal on both sides, or their times say nothing.
 WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
 FALSE_DISCOVERIES = 0.01  # of the claims of a run, at most so many are false on average
 
-_SAYS = {
+_REASONS = {
     Status.SLOWER: Reason.BEYOND_MARGIN,
     Status.FASTER: Reason.BEYOND_MARGIN,
     Status.SAME: Reason.WITHIN_MARGINS,
@@ -34,7 +45,7 @@ _SAYS = {
 
 
 def judge_ab(comparison: Comparison) -> Verdict:
-    """The verdict on HEAD's tree against the other one."""
+    """Return the verdict on HEAD's tree against the other one."""
     found = problem(comparison)
     if found is None:
         return _compared(comparison)
@@ -42,7 +53,7 @@ def judge_ab(comparison: Comparison) -> Verdict:
 
 
 def problem(comparison: Comparison) -> Verdict | None:
-    """The verdict where the two cannot be compared; None if they can."""
+    """Return the verdict where the two cannot be compared; None if they can."""
     return (
         _failed(comparison)
         or _other_work(comparison)
@@ -52,8 +63,8 @@ def problem(comparison: Comparison) -> Verdict | None:
 
 
 def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None:
-    """What the pairs so far say of a time; None if times are not judged, or there is no pair, or
-    one without times.
+    """Decide a time by the pairs so far; None if times are not judged, or there is no pair, or one
+    without times.
     """
     launches = (*comparison.head.launches, *comparison.base.launches)
     timed = comparison.pairs and all(launch.has_times() for launch in launches)
@@ -67,9 +78,16 @@ def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None
     )
 
 
+def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
+    """Return the decision with all that it rests on."""
+    ended = found.final and not comparison.out_of_time
+    most = 0 if ended else SEQUENTIAL_PLAN[-1].pairs
+    return PairsFinding(found, comparison.margins, comparison.why, comparison.together, most)
+
+
 def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
-    """Whether another pair should be measured: there is none, or that time is judged and not
-    decided yet. What cannot be compared is not worth another one.
+    """Tell whether another pair should be measured: there is none, or that time is judged and not
+    decided yet. Sides that cannot be compared are not worth another one.
     """
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
@@ -86,8 +104,8 @@ def _failed(comparison: Comparison) -> Verdict | None:
     fault = comparison.base.faults[0]
     if fault.code not in _LACKS:
         return _broken(comparison, comparison.base)
-    message = f"{_named(comparison)}: {fault.message}"
-    return _verdict(comparison, Status.NOT_COMPARABLE, Reason.BASE_LACKS, message, fault.detail)
+    facts = {"revision": comparison.named, "fault": fault.message}
+    return _verdict(comparison, Status.NOT_COMPARABLE, Reason.BASE_LACKS, facts, fault.detail)
 
 
 def _unsound(comparison: Comparison) -> Verdict | None:
@@ -97,163 +115,118 @@ def _unsound(comparison: Comparison) -> Verdict | None:
     head, base = len(comparison.head.launches), len(comparison.base.launches)
     if head == base:
         return None
-    message = f"{head} launches of HEAD, {base} of {_named(comparison)}: they are not in pairs"
-    return _verdict(comparison, Status.BROKEN, Reason.TOO_FEW_LAUNCHES, message)
+    facts = {"head": head, "base": base, "other": comparison.named}
+    return _verdict(comparison, Status.BROKEN, Reason.TOO_FEW_LAUNCHES, facts)
 
 
 def _broken(comparison: Comparison, evidence: Evidence) -> Verdict | None:
-    """What is wrong with one side's evidence by itself."""
+    """Return the verdict if one side's evidence is not sound by itself."""
     found = measurement_problem(evidence)
     if found is None:
         return None
-    status, reason, message, detail = found
+    facts = dict(found.facts)
     if evidence is comparison.base:
-        message = f"{_named(comparison)}: {message}"
-    return _verdict(comparison, status, reason, message, detail)
-
-
-def _named(comparison: Comparison) -> str:
-    full, asked = comparison.base.commit, comparison.against
-    return full[:12] if full.startswith(asked) else f"{asked} ({full[:12]})"
+        facts["revision"] = comparison.named
+    return _verdict(comparison, found.status, found.reason, facts, found.detail)
 
 
 def _verdict(
-    comparison: Comparison, status: Status, reason: Reason, message: str, detail: str = ""
+    comparison: Comparison, status: Status, reason: Reason, facts: Facts, detail: str = ""
 ) -> Verdict:
-    """A verdict on the case as a whole; HEAD's figures are shown if there are any."""
-    shown = _shown(comparison.head, status, reason) if comparison.pairs else ()
-    return Verdict(
-        comparison.head.case_id,
-        status,
-        reason,
-        message,
-        detail,
-        shown,
-        against=_named(comparison),
-    )
+    """Return a verdict on the case as a whole; HEAD's figures are shown if there are any."""
+    head = comparison.head
+    shown = uncompared(summarise(head), head.gates, status, reason) if comparison.pairs else ()
+    return Verdict(head.case_id, status, reason, facts, detail, shown, against=comparison.named)
 
 
 def _other_work(comparison: Comparison) -> Verdict | None:
     """Tokens and FLOPs must be equal: a step that does less is not faster, it is another one."""
-    now, then = comparison.head.values(), comparison.base.values()
+    head, base = summarise(comparison.head), summarise(comparison.base)
+    now, then = head.values(), base.values()
     for name, reason in WORK.items():
+        facts: dict[str, object] = {"metric": name, "revision": comparison.named}
         if name in now and name in then and now[name] != then[name]:
-            message = f"{name} {then[name]:,} in {_named(comparison)}, now {now[name]:,}"
-            return _verdict(comparison, Status.NOT_COMPARABLE, reason, message)
-        here, there = (_by_rank(side, name) for side in (comparison.head, comparison.base))
-        if here != there:  # as much on the busiest rank, and another does less or more
-            message = f"{name} by rank {there} in {_named(comparison)}, now {here}"
-            return _verdict(comparison, Status.NOT_COMPARABLE, reason, message)
+            facts |= {"old": then[name], "new": now[name]}
+            return _verdict(comparison, Status.NOT_COMPARABLE, reason, facts)
+        new, old = (tuple(side.unlike_ranks().get(name, ())) for side in (head, base))
+        if new != old:  # as much on the busiest rank, and another does less or more
+            facts |= {"old_by_rank": old, "new_by_rank": new}
+            return _verdict(comparison, Status.NOT_COMPARABLE, reason, facts)
     return None
 
 
-def _by_rank(evidence: Evidence, name: str) -> str:
-    """The counts of ranks that differ, as text; empty where they are equal."""
-    each = evidence.counts.by_rank.get(name, ()) if evidence.counts else ()
-    return ", ".join(f"{count:,}" for count in each)
-
-
 def _risen(comparison: Comparison) -> Verdict | None:
-    """CHANGED, if counters that are known of both moved although others are not decided; as it is
-    against a stored baseline.
+    """Return CHANGED, if counters that are known of both moved although others are not decided; as
+    it is against a stored baseline.
     """
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
-    if any(one and one[0] is not Status.INCONCLUSIVE for one in problems):
+    if any(one and one.status is not Status.INCONCLUSIVE for one in problems):
         return None
-    head, base = comparison.head, [summary_of(comparison.base)]
-    counters = [name for name in head.gates if METRICS[name].kind == "counter"]
-    known = head.values().keys() & base[0].counters.keys()
-    metrics = (compare(name, head, base) for name in counters if name in known)
-    moved = tuple(metric for metric in metrics if metric.status is Status.CHANGED)
+    head, base = comparison.head, comparison.base
+    moved = moved_counters(summarise(head), [summarise(base)], head.gates)
     if not moved:
         return None
-    nothing = {
-        one.metric: one for one in (*undecided_metrics(comparison.base), *undecided_metrics(head))
-    }
-    blank = Verdict(head.case_id, Status.CHANGED, Reason.WORK_MOVED, against=_named(comparison))
-    return blank.with_metrics((*moved, *nothing.values()))
+    unknown = {one.metric: one for one in (*undecided_metrics(base), *undecided_metrics(head))}
+    blank = Verdict(head.case_id, Status.CHANGED, Reason.WORK_MOVED, against=comparison.named)
+    return blank.with_metrics((*moved, *unknown.values()))
 
 
 def _unknown_work(comparison: Comparison) -> Verdict | None:
-    """Whether the work is equal must be known, also where the case does not gate it."""
-    for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, _named(comparison))):
-        for name in WORK:
-            if name not in evidence.values():
-                why = evidence.counts.unstable.get(name, "") if evidence.counts else ""
-                message = f"{name} of {whose} is not known" + (why and f": {why}")
-                return _verdict(comparison, Status.BROKEN, Reason.METRIC_MISSING, message)
+    """That the work is equal must be known, also where the case does not gate it."""
+    for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
+        values = summarise(evidence).values()
+        for name in (name for name in WORK if name not in values):
+            why = evidence.counts.unstable.get(name, "") if evidence.counts else ""
+            facts = {"metric": name, "whose": whose, "text": why}
+            return _verdict(comparison, Status.BROKEN, Reason.METRIC_MISSING, facts)
     return None
 
 
 def _compared(comparison: Comparison) -> Verdict:
-    head, base = comparison.head, [summary_of(comparison.base)]
-    found = decision(comparison)
-    names = [name for name in METRICS if name in head.values()]
+    now, base = summarise(comparison.head), summarise(comparison.base)
+    found, gates, values = decision(comparison), comparison.head.gates, now.values()
     metrics = tuple(
-        _time(comparison, name, found)
+        _time(comparison, name, found, now, base)
         if METRICS[name].kind == "time"
-        else compare(name, head, base)
-        for name in names
+        else compare(name, now, [base], gates)
+        for name in METRICS
+        if name in values
     )
     worst = worst_of(metrics)
     assert worst is not None
     return Verdict(
-        head.case_id,
+        comparison.head.case_id,
         worst.status,
         worst.reason,
         metrics=metrics,
-        against=_named(comparison),
+        against=comparison.named,
         p_value=found.p_value if found else None,
     )
 
 
-def _time(comparison: Comparison, name: str, found: Decision | None) -> MetricVerdict:
+def _time(
+    comparison: Comparison, name: str, found: Decision | None, now: Recording, base: Recording
+) -> MetricVerdict:
     """A time beside the other tree's; judged if it is the one that is, and the case gates times."""
-    new, old = comparison.head.values()[name], comparison.base.values().get(name)
+    new, old = now.values()[name], base.values().get(name)
     if found is None or name != JUDGED_TIME:
         change = 100 * (new / old - 1) if old else None
         return MetricVerdict(name, Status.SAME, Reason.NOT_JUDGED, old, new, change, gated=False)
     return MetricVerdict(
         name,
         found.status,
-        _SAYS[found.status],
+        _REASONS[found.status],
         old=new / (1 + found.estimate_pct / 100),
         new=new,
         change_pct=found.estimate_pct,
         limit_pct=comparison.margins.ignore_pct,
         noise_pct=found.sd_pct,
-        note=decision_text(comparison, found),
-    )
-
-
-def decision_text(comparison: Comparison, found: Decision) -> str:
-    """The decision in words: interval, pairs, and what could have been found."""
-    nothing, matters = comparison.margins.ignore_pct, comparison.margins.matter_pct
-    how = "" if comparison.together else ", one launch after the other"
-    why = f" ({comparison.why})" if comparison.why else ""
-    most = (
-        ""
-        if found.final and not comparison.out_of_time
-        else f" of {SEQUENTIAL_PLAN[-1].pairs} at most"
-    )
-    return (
-        f"[{found.low_pct:+.2f}, {found.high_pct:+.2f}] % over {found.pairs} pairs{most}{how}, "
-        f"pair sd {found.sd_pct:.2f} %; margins {nothing:g} and {matters:g} %{why}; "
-        f"smallest detectable slowdown {found.smallest_detectable_pct:.2f} %"
-    )
-
-
-def _shown(evidence: Evidence, status: Status, reason: Reason) -> tuple[MetricVerdict, ...]:
-    values = evidence.values()
-    return tuple(
-        MetricVerdict(name, status, reason, new=values[name], gated=name in evidence.gates)
-        for name in METRICS
-        if name in values
+        pairs=pairs_finding(comparison, found),
     )
 
 
 def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The SLOWER verdicts of a run that its false discovery limit does not let stand, as
+    """Return the SLOWER verdicts of a run that its false discovery limit does not let pass, as
     INCONCLUSIVE. Every verdict that has a p-value counts among the claims that were tried.
     """
     tried = [verdict for verdict in verdicts if verdict.p_value is not None]
@@ -261,8 +234,8 @@ def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
         [v.p_value for v in tried if v.p_value is not None], FALSE_DISCOVERIES
     )
     found = []
-    for verdict, stands in zip(tried, kept, strict=True):
-        if verdict.status is Status.SLOWER and not stands:
+    for verdict, proven in zip(tried, kept, strict=True):
+        if verdict.status is Status.SLOWER and not proven:
             metrics = tuple(_unproven(m) if m.metric == JUDGED_TIME else m for m in verdict.metrics)
             waivers = tuple(one for one in verdict.waivers if one.waiver.metric != JUDGED_TIME)
             found.append(replace(verdict.with_metrics(metrics), waivers=waivers))

@@ -5,18 +5,20 @@ Pure: no I/O. Each rule says what it found, in values, and what to do; the empty
 
 from collections.abc import Sequence
 
-from stepguard.baseline_model import Entry
 from stepguard.device import is_gpu
-from stepguard.evidence import Block, Evidence
+from stepguard.evidence import Evidence
 from stepguard.judge.limits import (
     DIFFERENCE_LIMIT_PCT,
     launch_spread_limit_pct,
     launch_spread_pct,
     paired,
 )
-from stepguard.judge.screen import comparable, measurement_problem
+from stepguard.judge.screen import comparable
+from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import METRICS
-from stepguard.verdict import MetricVerdict, Status, Verdict
+from stepguard.recording import Entry
+from stepguard.sentences import REASONS, sentence
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 COMMAND_LINE_RUN = "[run]"  # the ids that `python -m stepguard run` gives
 MIN_TIMED_LAUNCHES = 2  # on a GPU: one launch says nothing of how launches differ
@@ -25,16 +27,15 @@ ALIKE = 2.0  # the largest of moves that are alike is at most so many times the 
 
 
 def has_words(reason: str) -> bool:
-    """Whether a reason says anything: the "..." of a pasted command does not."""
+    """Tell whether a reason says anything: the "..." of a pasted command does not."""
     return bool(reason.strip(" .'\""))
 
 
 def unfit_to_record(evidence: Evidence) -> str:
-    """Why this evidence is no level to compare with, whatever the baseline holds."""
+    """Return why this evidence is no level to compare with, whatever the baseline holds."""
     problem = measurement_problem(evidence)
     if problem is not None:
-        status, _, message, _ = problem
-        return f"{status.value}: {message}"
+        return f"{problem.status.value}: {sentence(problem.reason, problem.facts)}"
     if evidence.case_id.endswith(COMMAND_LINE_RUN):
         return "it is no case of the suite"
     if not evidence.commit:
@@ -45,18 +46,21 @@ def unfit_to_record(evidence: Evidence) -> str:
             "measured on a tree with uncommitted changes "
             f"({evidence.dirty[0]}{more}); commit, then measure again"
         )
+    if evidence.tree_changed:
+        return f"{REASONS[Reason.TREE_CHANGED]}; measure again"
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 
 
 def _disturbed(evidence: Evidence) -> str:
     """A machine that spoilt as many blocks as it left whole was not fit for the others either."""
     kept = [block for launch in evidence.launches for block in launch.blocks]
-    if tainted := [block for block in kept if block.tainted]:
-        return f"a block that counts was disturbed ({tainted[0].tainted}); measure again"
-    lost: list[Block] = [block for launch in evidence.launches for block in launch.discarded]
+    if spoilt := [block.disturbance for block in kept if block.disturbance]:
+        return f"a block that counts was disturbed ({spoilt[0].text}); measure again"
+    blocks = [block for launch in evidence.launches for block in launch.discarded]
+    lost = [block.disturbance.text for block in blocks if block.disturbance]
     if lost and len(lost) >= len(kept):
         return (
-            f"{len(lost)} blocks were disturbed ({lost[-1].tainted}) and {len(kept)} were not; "
+            f"{len(lost)} blocks were disturbed ({lost[-1]}) and {len(kept)} were not; "
             "see: python -m stepguard doctor, then measure again"
         )
     return ""
@@ -75,7 +79,7 @@ def _vague(evidence: Evidence) -> str:
         half = paired(one.pairs_ms).half_width_pct
         if not half <= DIFFERENCE_LIMIT_PCT:
             return (
-                f"{one.name} is known to {half:.2f} % of a step only, its limit is "
+                f"{one.name} is known to +- {half:.2f} % of a step only, its limit is "
                 f"{DIFFERENCE_LIMIT_PCT} %; measure again"
             )
     return ""
@@ -86,8 +90,8 @@ def _gated_times(evidence: Evidence) -> list[str]:
 
 
 def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
-    """Why launches that differ so much are no level: against those of the last epoch's recordings
-    under this software, or, where there are none, against what launches differ by elsewhere.
+    """Return why launches that differ so much are no level: compared with those of the last epoch's
+    recordings under this software, or, where there are none, with what launches usually differ by.
     """
     last = entry.epochs[-1:] if entry else []
     recordings = [r for epoch in last for r in comparable(epoch, evidence)]
@@ -100,14 +104,15 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
             known = f"{len(past)} recording{'s' if len(past) != 1 else ''}"
             return (
                 f"{name} of its launches is {times} ms, a standard deviation of {spread:.2f} %; "
-                f"after {known} at most {limit:.2f} % is believed; measure again on a quiet machine"
+                f"with {known} at most {limit:.2f} % is plausible; measure again on a quiet machine"
             )
     return ""
 
 
 def moved_together(verdicts: Sequence[Verdict], where: str = "") -> str:
-    """Why nothing of this run should be recorded: every case that can be compared became slower, or
-    faster, by a similar amount while it does the same work. Code seldom does that; a machine does.
+    """Return why nothing of this run should be recorded: every case that can be compared became
+    slower, or faster, by a similar amount while it does the same work. Code seldom does that; a
+    machine does.
 
     A case whose counters moved is left out, since its code did change. ``where`` is how a command
     is told of the folder of baselines.

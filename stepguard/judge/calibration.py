@@ -21,9 +21,10 @@ from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge.ab import judge_ab
 from stepguard.judge.limits import DEFAULT_LIMIT_PCT
-from stepguard.judge.power import smallest_detectable_pct
+from stepguard.judge.pairs import smallest_detectable_pct
 from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
+from stepguard.sentences import REASONS, message, note
 from stepguard.verdict import Reason, Status
 
 SCHEMA = 2
@@ -144,12 +145,12 @@ def refuse_unlike(comparison: Comparison) -> None:
     if verdict.status is Status.SAME or undecided:
         return
     worst, word = verdict.worst, verdict.status.value
-    if verdict.message or worst is None:
-        raise NotCalibrated(f"{word}: {verdict.message or verdict.reason.value}")
+    if verdict.whole or worst is None:
+        raise NotCalibrated(f"{word}: {message(verdict) or REASONS[verdict.reason]}")
     if worst.metric != JUDGED_TIME:
         raise NotCalibrated(f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code")
     raise NotCalibrated(
-        f"the same code came out {word}: {worst.note}; something makes the two sides unequal, "
+        f"the same code came out {word}: {note(worst)}; something makes the two sides unequal, "
         "see: python -m stepguard doctor, then calibrate again"
     )
 

@@ -1,4 +1,4 @@
-"""The screen's arithmetic: how far this run lies from the recordings, and how far it may.
+"""The screen's arithmetic: how far a run lies from the recordings, and how far it may.
 
 All of it is on logarithms of per-launch step times, since launches differ by ratios. A launch is
 one observation; the steps inside it are not independent and never counted as such.
@@ -34,17 +34,17 @@ class Screen:
 
     @property
     def close(self) -> bool:
-        """Whether more launches could change what the comparison says."""
+        """Tell whether more launches could change what the comparison says."""
         return abs(abs(self.change_pct) - self.limit_pct) < CLOSE_SE * self.se_pct
 
     @property
     def noisy(self) -> bool:
-        """Whether the launches differ so much that the limit cannot be told from noise."""
+        """Tell whether the launches differ so much that the limit cannot be told from noise."""
         return CLOSE_SE * self.se_pct > self.limit_pct
 
 
 def limit_pct(recording_levels: Sequence[float]) -> float:
-    """The screen's limit, from the log levels of the epoch's recordings.
+    """Return the screen's limit in percent, from the log levels of the epoch's recordings.
 
     A prediction limit for one more recording, ``t(1 - ALPHA, S - 1) * s * sqrt(1 + 1 / S)`` with s
     the standard deviation between recordings, kept between FLOOR_LIMIT_PCT and DEFAULT_LIMIT_PCT.
@@ -59,7 +59,7 @@ def limit_pct(recording_levels: Sequence[float]) -> float:
 
 
 def standard_error_pct(logs: Sequence[float]) -> float:
-    """Standard error of the mean log over launches, in percent.
+    """Return the standard error of the mean log over launches, in percent.
 
     The variance is pooled with LAUNCH_SD_PCT at four degrees of freedom, so that two launches that
     happen to agree are not taken for certainty.
@@ -72,13 +72,13 @@ def standard_error_pct(logs: Sequence[float]) -> float:
 
 
 def launch_spread_pct(launch_ms: Sequence[float]) -> float:
-    """Standard deviation of the log step times of launches, in percent; 0 for a single one."""
+    """Return the standard deviation of launches' log step times in percent; 0 for a single one."""
     logs = _logs(launch_ms)
     return 100 * stdev(logs) if len(logs) > 1 else 0.0
 
 
 def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[float]]) -> float:
-    """The standard deviation that so many launches may have, in percent.
+    """Return the largest standard deviation that so many launches may have, in percent.
 
     An F test at ALPHA against the recordings' own variance between launches, pooled with
     LAUNCH_SD_PCT at PRIOR_WEIGHT degrees of freedom, which stands alone where nothing is recorded.
@@ -121,7 +121,7 @@ def _logs(times_ms: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class Paired:
-    """A difference of two ways to run a step, from blocks that took turns."""
+    """A difference of two variants of a step, from segments measured alternately."""
 
     mean_ms: float
     mean_pct: float  # of the plain step
@@ -130,7 +130,7 @@ class Paired:
 
 
 def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
-    """Other minus plain over (plain, other) pairs, each in ms a step.
+    """Average other minus plain over (plain, other) pairs, each in ms a step.
 
     The differences themselves are averaged, not ratios or logarithms: a difference may well be
     zero. Raises ValueError without a pair or for a time that is not positive and finite.
@@ -147,31 +147,3 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
         half = float(stdtrit(count - 1, 0.975)) * stdev(differences) / math.sqrt(count)
     mean = fmean(differences)
     return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms, count)
-
-
-def steady(window_ms: Sequence[float], window_s: Sequence[float], tolerance: float) -> bool:
-    """Whether a warm-up has ended: two neighbouring windows agree in step time.
-
-    ``window_ms`` are step times of consecutive windows, ``window_s`` how long each took. The
-    two windows compared are each a quarter of the load so far, and at least one window: they grow
-    with the load, so that noise averages out while drift does not.
-    """
-    total = sum(window_s)
-    newer, taken = _tail_mean(window_ms, window_s, total / 4)
-    older, taken_older = _tail_mean(window_ms[: len(window_ms) - taken], window_s, total / 4)
-    if not taken or not taken_older:
-        return False
-    return abs(math.log(newer / older)) <= tolerance
-
-
-def _tail_mean(
-    values: Sequence[float], seconds: Sequence[float], at_least_s: float
-) -> tuple[float, int]:
-    """Time-weighted mean of the last windows that together last ``at_least_s``; how many."""
-    weight = total = 0.0
-    for taken, index in enumerate(range(len(values) - 1, -1, -1), start=1):
-        weight += seconds[index]
-        total += seconds[index] * values[index]
-        if weight >= at_least_s:
-            return total / weight, taken
-    return 0.0, 0

@@ -1,18 +1,18 @@
-"""The judge's arithmetic: from pairs of launches that took turns to a verdict.
+"""The arithmetic of A/B comparisons: from pairs of launches to a decision.
 
 Every pair gives one log-ratio ``d = log(head / base)``. Bounds on its mean, with a standard
 deviation that a machine's known noise steadies while pairs are few, are set against two margins.
 Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests), Benjamini and Hochberg
-1995. The looks, and the noise expected, are in `looks.py`.
+1995. When pairs may decide is in `sequential_plan.py`.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
-from scipy.special import stdtr, stdtrit
+from scipy.special import chdtri, ndtr, stdtr, stdtrit
 
-from stepguard.judge.power import smallest_detectable_pct
 from stepguard.judge.sequential_plan import (
     ALPHA,
     MIN_PAIRS,
@@ -21,24 +21,26 @@ from stepguard.judge.sequential_plan import (
     analysis_at,
 )
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
-from stepguard.verdict import Status
+from stepguard.verdict import Decision, Status
+
+POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What the pairs so far say of the true log-ratio, as one look of the plan sees it."""
+    """The true log-ratio, as far as one interim analysis of the plan knows it."""
 
-    look: InterimAnalysis
+    analysis: InterimAnalysis
     pairs: int
     mean: float
     low: float
     high: float
-    surely: bool  # whether there is a change at all, in the direction of the mean
+    surely: bool  # there is a change, in the direction of the mean
     sd: float  # of d, moderated
     degrees: float
 
     def status(self, margins: Margins) -> Status:
-        """The rule; INCONCLUSIVE where it says nothing."""
+        """Apply the rule; INCONCLUSIVE where it says nothing."""
         enough = self.pairs >= MIN_PAIRS and self.surely
         if enough and self.low > margins.ignore:
             return Status.SLOWER
@@ -53,24 +55,24 @@ class Bounds:
 
     @property
     def p_value(self) -> float:
-        """Of "not slower at all", one-sided, whenever the looking stopped.
+        """Return the p-value of "not slower at all", one-sided, whichever analysis was the last.
 
-        This look's own p-value times ALPHA / alpha: the chance that any look falls under x is at
-        most the sum of the looks' chances. So SLOWER is never without ``p_value <= ALPHA``. 1
+        This analysis' own p-value times ALPHA / alpha: the chance that any falls under x is at
+        most the sum of their chances. So SLOWER is never without ``p_value <= ALPHA``. 1
         under MIN_PAIRS.
         """
         if self.pairs < MIN_PAIRS:
             return 1.0
         distance = -self.mean / self.sd * math.sqrt(self.pairs)
-        return min(1.0, float(stdtr(self.degrees, distance)) * ALPHA / self.look.alpha)
+        return min(1.0, float(stdtr(self.degrees, distance)) * ALPHA / self.analysis.alpha)
 
 
 def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
-    """The mean of the log-ratios and two bounds for the truth, ``mean -+ t * sd / sqrt(n)``.
+    """Return the mean of the log-ratios and two bounds for the truth, ``mean -+ t * sd / sqrt(n)``.
 
-    Each stands at the look's beta, so that each misses the truth with probability BETA at most,
-    over all looks. ``surely`` is the bound at alpha, which must not reach zero. Raises ValueError
-    without a pair, with more than SEQUENTIAL_PLAN has, or for one that is not finite.
+    Each is taken at the analysis' beta, so that each misses the truth with probability BETA at
+    most, over all analyses. ``surely`` is the bound at alpha, which must not reach zero. Raises
+    ValueError without a pair, with more than SEQUENTIAL_PLAN has, or for one that is not finite.
     """
     count = len(log_ratios)
     if not 1 <= count <= SEQUENTIAL_PLAN[-1].pairs:
@@ -80,30 +82,10 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
     mean = math.fsum(log_ratios) / count
     sample = math.fsum((d - mean) ** 2 for d in log_ratios) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
-    look, error = analysis_at(count), sd / math.sqrt(count)
-    surely = abs(mean) > float(stdtrit(degrees, 1 - look.alpha)) * error
-    reach = float(stdtrit(degrees, 1 - look.beta)) * error
-    return Bounds(look, count, mean, mean - reach, mean + reach, surely, sd, degrees)
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What the pairs of one metric say; percent of the base's step time, positive is slower."""
-
-    status: Status  # INCONCLUSIVE while pairs are wanted
-    estimate_pct: float
-    low_pct: float  # the two bounds that decide, 90 % together over all looks
-    high_pct: float
-    pairs: int
-    sd_pct: float  # of 100 * d, moderated
-    p_value: float  # that there is no slowdown at all; for all looks
-    smallest_detectable_pct: float  # by the whole plan at this standard deviation
-    final: bool
-
-    @property
-    def wants_more(self) -> bool:
-        """Whether another pair should be measured."""
-        return not self.final
+    analysis, error = analysis_at(count), sd / math.sqrt(count)
+    surely = abs(mean) > float(stdtrit(degrees, 1 - analysis.alpha)) * error
+    reach = float(stdtrit(degrees, 1 - analysis.beta)) * error
+    return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees)
 
 
 def decide(
@@ -122,7 +104,7 @@ def decide(
     found = bounds(log_ratios, prior)
     count, budget = found.pairs, SEQUENTIAL_PLAN[-1].pairs
     status = Status.INCONCLUSIVE
-    if last or count == found.look.pairs:
+    if last or count == found.analysis.pairs:
         status = found.status(margins)
     return Decision(
         status=status,
@@ -138,7 +120,7 @@ def decide(
 
 
 def benjamini_hochberg(p_values: Sequence[float], q: float = 0.01) -> tuple[bool, ...]:
-    """Which claims survive among all that a run makes, as Benjamini and Hochberg's step-up.
+    """Tell which claims survive among all that a run makes, by Benjamini and Hochberg's step-up.
 
     At most a fraction ``q`` of the survivors is false on average, also for positively dependent
     p-values; if no code changed, a run has a survivor with probability ``q`` at most. Give every
@@ -151,3 +133,66 @@ def benjamini_hochberg(p_values: Sequence[float], q: float = 0.01) -> tuple[bool
     passing = [p for rank, p in enumerate(ranked, start=1) if p <= q * rank / count]
     limit = max(passing, default=-1.0)
     return tuple(p <= limit for p in p_values)
+
+
+def smallest_detectable_pct(
+    pairs: int, sd_pct: float, margins: Margins = MARGINS, prior: Prior = PRIOR
+) -> float:
+    """Return the true slowdown in percent that is SLOWER within ``pairs`` in 95 of 100 runs.
+
+    ``sd_pct`` is the true standard deviation of 100 * d, normal. A run misses if the last analysis
+    does not say SLOWER or an earlier one said `same`; the bound is the sum of both, so the power is
+    at least what is stated. inf under MIN_PAIRS pairs. Raises ValueError for a bad ``sd_pct``.
+    """
+    if not 0 < sd_pct < math.inf:
+        raise ValueError(f"sd_pct {sd_pct!r}: not positive and finite")
+    if pairs < MIN_PAIRS:
+        return math.inf
+    planned = [analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs < pairs]
+    planned.append(analysis_at(pairs)._replace(pairs=pairs))
+    *earlier, end = (_Reach(analysis, sd_pct, prior, margins) for analysis in planned)
+
+    def missed(true: float) -> float:
+        return sum(reach.same(true) for reach in earlier) + end.not_slower(true)
+
+    low, high = margins.ignore, 2 * margins.matter
+    while missed(high) > 0.05:
+        low, high = high, 2 * high
+    while high - low > 1e-6:
+        middle = (low + high) / 2
+        low, high = (middle, high) if missed(middle) > 0.05 else (low, middle)
+    return 100 * math.expm1(high)
+
+
+class _Reach:
+    """The bounds that the mean has to reach at one analysis, over all sample variances.
+
+    For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
+    chi-square on n - 1 degrees: its quantiles at POINTS midpoints stand for it.
+    """
+
+    def __init__(
+        self, analysis: InterimAnalysis, sd_pct: float, prior: Prior, margins: Margins
+    ) -> None:
+        self.error = sd_pct / 100 / math.sqrt(analysis.pairs)
+        self.slower_from: list[float] = []
+        self.same_below: list[float] = []
+        for point in range(POINTS):
+            chi = float(chdtri(analysis.pairs - 1, (point + 0.5) / POINTS))
+            sample = (sd_pct / 100) ** 2 * chi / (analysis.pairs - 1)
+            sd, degrees = prior.moderated(sample, analysis.pairs)
+            error = sd / analysis.pairs**0.5
+            sure, reach = (
+                float(stdtrit(degrees, 1 - level)) * error
+                for level in (analysis.alpha, analysis.beta)
+            )
+            self.slower_from.append(max(sure, margins.ignore + reach))
+            self.same_below.append(min(margins.matter - reach, margins.ignore + reach))
+
+    def not_slower(self, true: float) -> float:
+        """Return the chance that the mean does not reach SLOWER."""
+        return fmean(float(ndtr((one - true) / self.error)) for one in self.slower_from)
+
+    def same(self, true: float) -> float:
+        """Return the chance that the mean lies low enough for `same`."""
+        return fmean(float(ndtr((one - true) / self.error)) for one in self.same_below)

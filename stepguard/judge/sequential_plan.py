@@ -2,13 +2,13 @@
 
 Pairs are measured until they decide or there are no more. Every interim analysis costs error:
 SEQUENTIAL_PLAN says how much. What the whole plan errs by, at any standard deviation, is in
-`docs/judge.md`. Formulas: Smyth 2004 (moderated variance); the errors of looks add up (Bonferroni).
+`docs/judge.md`. The analyses' errors add up (Bonferroni).
 """
 
 from typing import NamedTuple
 
-ALPHA = 0.001  # of all looks together: SLOWER although nothing changed at all
-# Of all looks together: SLOWER although the true change is only the ignore margin, and `same`
+ALPHA = 0.001  # of all analyses together: SLOWER although nothing changed at all
+# Of all analyses together: SLOWER although the true change is only the ignore margin, and `same`
 # although it is the matter margin.
 BETA = 0.05
 
@@ -25,7 +25,7 @@ class InterimAnalysis(NamedTuple):
     beta: float  # of a bound, on either side: what is said of a margin
 
 
-# Each look is worth about 1.4 times the pairs of the one before. The levels are nominal: where the
+# Each analysis has about 1.4 times the pairs of the one before. The levels are nominal: where the
 # true standard deviation is two to three times the prior's they are exceeded, most with few pairs.
 # They are chosen so that ALPHA and BETA still hold there, hence their sums are below them. To call
 # a step slower that did not change is much worse than to call one slower that changed by what we
@@ -41,7 +41,6 @@ SEQUENTIAL_PLAN = (
 
 
 def analysis_at(pairs: int) -> InterimAnalysis:
-    """The latest look that ``pairs`` have reached; the first one before it is reached."""
-    return max(
-        (look for look in SEQUENTIAL_PLAN if look.pairs <= pairs), default=SEQUENTIAL_PLAN[0]
-    )
+    """Return the latest analysis that ``pairs`` have reached; the first before it is reached."""
+    reached = (one for one in SEQUENTIAL_PLAN if one.pairs <= pairs)
+    return max(reached, default=SEQUENTIAL_PLAN[0])

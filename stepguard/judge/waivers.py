@@ -11,7 +11,7 @@ from datetime import date
 
 from stepguard.evidence import Evidence
 from stepguard.judge.acceptance import has_words
-from stepguard.judge.screen import measurement_problem
+from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import METRICS
 from stepguard.verdict import MetricVerdict, Status, Verdict
 from stepguard.waiver import MAX_PCT, Waiver, WaiverEffect, WaiverOutcome
@@ -29,7 +29,7 @@ def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today
     mine = {waiver.metric: waiver for waiver in waivers if waiver.case == verdict.case_id}
     if not mine:
         return verdict
-    unsound = bool(verdict.message) or measurement_problem(evidence) is not None
+    unsound = verdict.whole or measurement_problem(evidence) is not None
     found = {metric.metric: metric for metric in verdict.metrics}
     effects = {
         name: WaiverEffect.NOT_APPLIED if unsound else _effect(waiver, found.get(name), today)

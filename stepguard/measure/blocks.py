@@ -3,9 +3,10 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from stepguard.evidence import Block, Fault
+from stepguard.evidence import Block, Disturbance, Fault
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ranks import Answers
+from stepguard.sentences import sentence
 from stepguard.verdict import Reason
 
 Ask = Callable[..., Answers]  # a command to all ranks, with limit_s and its arguments
@@ -15,7 +16,6 @@ LIMIT_S = 120.0
 # A host that stalls for 10 ms as a block ends was seen once in some 300 blocks; work that the
 # events do not see is there every time.
 CLOCKS_RETRIES = 1  # of a launch
-_CLOCKS = "wall clock"  # in what Block.clocks_disagree says
 
 
 def block_steps(seconds: float, step_s: float) -> int:
@@ -59,20 +59,20 @@ def undisturbed(
     while True:
         block, answers = measure()
         block = monitored(block, answers)
-        block = replace(block, tainted=block.tainted or block.clocks_disagree())
-        if not block.tainted:
+        gap = block.clock_gap()
+        if block.disturbance is None and gap:
+            text = sentence(Reason.CLOCKS_DISAGREE, gap)
+            block = replace(block, disturbance=Disturbance(Reason.CLOCKS_DISAGREE.name, text))
+        if block.disturbance is None:
             return block, answers
         discarded.append(block)
-        gaps = sum(_CLOCKS in one.tainted for one in discarded)
+        gaps = sum(_is_clock_gap(one) for one in discarded)
         if gaps > CLOCKS_RETRIES or len(discarded) > retries:
             times = gaps if gaps > CLOCKS_RETRIES else len(discarded)
-            text = f"{times} blocks could not be used: {block.tainted}"
-            raise LaunchFailed(Fault(_reason_of(block.tainted).name, text, "", during))
+            text = f"{times} blocks could not be used: {block.disturbance.text}"
+            raise LaunchFailed(Fault(block.disturbance.reason, text, "", during))
 
 
-def _reason_of(tainted: str) -> Reason:
-    if "process" in tainted:
-        return Reason.FOREIGN_PROCESS
-    if "telemetry" in tainted:
-        return Reason.MACHINE_UNREADABLE
-    return Reason.CLOCKS_DISAGREE if _CLOCKS in tainted else Reason.THROTTLED
+def _is_clock_gap(block: Block) -> bool:
+    found = block.disturbance
+    return found is not None and found.reason == Reason.CLOCKS_DISAGREE.name

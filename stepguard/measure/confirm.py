@@ -15,11 +15,17 @@ from stepguard.git.revision import Revision
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.calibration import RuleFor
-from stepguard.judge.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
+from stepguard.judge.confirm import (
+    confirmation_wants_pair,
+    confirmed,
+    same_code,
+    to_confirm,
+    unconfirmed,
+)
 from stepguard.measure.ab import measure_ab
 from stepguard.measure.progress import Progress
 from stepguard.measure.workers import Bench
-from stepguard.verdict import Reason, Verdict
+from stepguard.verdict import Confirmation, Verdict
 
 
 @dataclass
@@ -87,11 +93,11 @@ def confirm(
     """
     if to_confirm(verdict) is None:
         return verdict, None
-    if Reason.TREE_CHANGED.value in evidence.dirty:  # nobody knows what was measured
-        return unconfirmed(verdict, Reason.TREE_CHANGED.value), None
+    if evidence.tree_changed:  # nobody knows what was measured
+        return unconfirmed(verdict, Confirmation.TREE_CHANGED), None
     chosen = commit_for_confirmation(bench.root, recorded)
     if not chosen.commit:
-        return unconfirmed(verdict, chosen.how), None
+        return unconfirmed(verdict, Confirmation.NO_TREE, chosen.how), None
     if chosen.commit == bench.revision.commit and not bench.revision.dirty:
         return same_code(verdict, chosen.how), None
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
@@ -104,12 +110,12 @@ def confirm(
                 tree,
                 lambda text: progress(f"confirming, {budget_s / 60:.0f} min at most: {text}"),
                 budget_s,
-                lambda found: wants_pairs(verdict, found),
+                lambda found: confirmation_wants_pair(verdict, found),
                 terms,
                 steps,
             )
     except TreeError as error:
-        return unconfirmed(verdict, str(error)), None
+        return unconfirmed(verdict, Confirmation.NO_TREE, str(error)), None
     for sentence in sentences:
         progress(sentence)
     return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison

@@ -7,7 +7,6 @@ import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepguard.baseline_model import Entry
 from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.device import is_gpu
@@ -24,6 +23,8 @@ from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.progress import Progress
 from stepguard.measure.workers import Bench
+from stepguard.recording import Entry
+from stepguard.sentences import REASONS
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.accept import accept
@@ -32,7 +33,6 @@ from stepguard.storage.waivers import today
 from stepguard.verdict import Reason, Verdict
 from stepguard.waiver import Waiver
 
-CHANGED = Reason.TREE_CHANGED.value  # as evidence says it, among what was not committed
 BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
 
 
@@ -139,7 +139,7 @@ class Suite:
         if verdict.reason is Reason.NOT_RECORDED:
             path = self.baseline_path(case)
             path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
-            verdict = replace(verdict, message=f"{verdict.message} in {path}")
+            verdict = replace(verdict, facts={"path": str(path)})
         waived = waive(verdict, evidence, self.waivers, today())
         if not self.confirms or entry is None or evidence.fingerprint is None:
             return waived, None
@@ -163,8 +163,8 @@ class Suite:
             share_s = self.budget.share_s()
             found = compare_with(case, self._bench, self.tree, progress, share_s, rule_for=terms)
         head = self._as_it_is(found.head)
-        if CHANGED in head.dirty:  # pairs may be of two trees
-            fault = Fault(Reason.TREE_CHANGED.name, CHANGED, "", "pairs")
+        if head.tree_changed:  # pairs may be of two trees
+            fault = Fault(Reason.TREE_CHANGED.name, REASONS[Reason.TREE_CHANGED], "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         path = self.store.keep_comparison(self.run_folder, case.slug, found)
@@ -172,11 +172,11 @@ class Suite:
         return Result(case, found.head, verdict, path, self.baseline_path(case), found)
 
     def _as_it_is(self, evidence: Evidence) -> Evidence:
-        """The evidence, dirty if its tree changed meanwhile."""
+        """Return the evidence, marked if its tree changed meanwhile."""
         now, then = current(self.root, self.baselines), self._bench.revision
         if (now, now.state) == (then, then.state):
             return evidence
-        return replace(evidence, dirty=(*evidence.dirty, CHANGED))
+        return replace(evidence, tree_changed=True)
 
     def hold_false_discoveries(self) -> list[str]:
         """Take back, at the run's end, what all its claims together do not prove; who it was."""

@@ -5,13 +5,13 @@ two neighbouring windows that agree. A fixed number of warm-up steps measures a 
 H200 gets 4 % slower within three seconds and stays so.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 from stepguard.device import CPU, GPU
-from stepguard.judge.limits import steady
 
 
 @dataclass(frozen=True)
@@ -91,3 +91,31 @@ class WarmUp:
         last = ", ".join(f"{ms:.2f}" for ms in self._window_ms[-4:]) or "none without allocation"
         self.problem = f"not steady after {self.seconds:.0f} s; last windows: {last} ms per step"
         return True
+
+
+def steady(window_ms: Sequence[float], window_s: Sequence[float], tolerance: float) -> bool:
+    """Tell whether a warm-up has ended: two neighbouring windows agree in step time.
+
+    ``window_ms`` are step times of consecutive windows, ``window_s`` how long each took. The
+    two windows compared are each a quarter of the load so far, and at least one window: they grow
+    with the load, so that noise averages out while drift does not.
+    """
+    total = sum(window_s)
+    newer, taken = _tail_mean(window_ms, window_s, total / 4)
+    older, taken_older = _tail_mean(window_ms[: len(window_ms) - taken], window_s, total / 4)
+    if not taken or not taken_older:
+        return False
+    return abs(math.log(newer / older)) <= tolerance
+
+
+def _tail_mean(
+    values: Sequence[float], seconds: Sequence[float], at_least_s: float
+) -> tuple[float, int]:
+    """Time-weighted mean of the last windows that together last ``at_least_s``; how many."""
+    weight = total = 0.0
+    for taken, index in enumerate(range(len(values) - 1, -1, -1), start=1):
+        weight += seconds[index]
+        total += seconds[index] * values[index]
+        if weight >= at_least_s:
+            return total / weight, taken
+    return 0.0, 0

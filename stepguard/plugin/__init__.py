@@ -16,6 +16,7 @@ import pytest
 from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.git.resolve import TreeError
+from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.plugin.benchmark import Sink, WithBenchmark, WithoutBenchmark
 from stepguard.plugin.options import add_options
@@ -178,7 +179,7 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
 
 
 def _properties(result: Result) -> list[tuple[str, object]]:
-    values = result.evidence.values()
+    values = summarise(result.evidence).values()
     return [("perf_verdict", result.verdict.label), *sorted(values.items())]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report.documents import verdict_document
@@ -79,11 +80,12 @@ class WithoutBenchmark:
 
 
 def _extra_info(result: Result) -> dict[str, Any]:
+    values = summarise(result.evidence).values()
     return {
         "stepguard": {
             "case": result.case.id,
-            "metrics": result.evidence.values(),
-            "units": {name: METRICS[name].unit for name in result.evidence.values()},
+            "metrics": values,
+            "units": {name: METRICS[name].unit for name in values},
             "launch_step_ms": [launch.step_ms for launch in result.evidence.launches],
             "verdict": verdict_document(result.verdict)["status"],
             "reason": result.verdict.reason.name,

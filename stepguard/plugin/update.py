@@ -58,8 +58,8 @@ class Update:
             return result
         if result.verdict.machine_moved:
             self._refuse(
-                f"{result.case.id}: not recorded, the machine moved and not the code; if it is to "
-                f"be the level: {accept} --reason '...'"
+                f"{result.case.id}: not recorded, the machine's speed changed and not the code's; "
+                f"if it is to be the level: {accept} --reason '...'"
             )
             return result
         timed = any(METRICS[name].kind == "time" for name in result.case.gates)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from stepguard.comparison import Comparison
 from stepguard.judge.calibration import MOST_PAIRS, CalibratedCase, pair_noise, widened
-from stepguard.judge.power import smallest_detectable_pct
+from stepguard.judge.pairs import smallest_detectable_pct
 from stepguard.margins import Margins
 
 HALF = 24  # columns of the picture on either side of zero

@@ -9,23 +9,51 @@ from typing import Any
 
 import msgspec
 
+from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.report import table
 from stepguard.report import words as explain
 from stepguard.report.waivers import sentences
-from stepguard.verdict import Status, Verdict
+from stepguard.report.words import detail
+from stepguard.sentences import message, note
+from stepguard.verdict import MetricVerdict, Status, Verdict
 
 SCHEMA = 1
+_OF_A_CASE = ("case_id", "recordings", "recorded", "against", "p_value", "waived_until")
+_OF_A_METRIC = (
+    "metric",
+    "old",
+    "new",
+    "change_pct",
+    "limit_pct",
+    "noise_pct",
+    "gated",
+    "waived_until",
+    "failing_ranks",
+)
 
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
-    """A verdict as JSON: names of statuses and reasons instead of enums."""
-    document: dict[str, Any] = msgspec.to_builtins(verdict)
-    found: list[Any] = [verdict, *verdict.metrics]
-    for item, one in zip([document, *document["metrics"]], found, strict=True):
-        item["reason"] = one.reason.name
-    document["waivers"] = sentences(verdict)
-    return document
+    """Return a verdict as JSON: names of statuses and reasons, and the sentences of reports."""
+    document = {name: getattr(verdict, name) for name in _OF_A_CASE}
+    return document | {
+        "status": verdict.status.value,
+        "reason": verdict.reason.name,
+        "message": message(verdict),
+        "detail": verdict.detail or detail(verdict),
+        "waivers": sentences(verdict),
+        "metrics": [_metric_document(metric) for metric in verdict.metrics],
+    }
+
+
+def _metric_document(found: MetricVerdict) -> dict[str, Any]:
+    document = {name: getattr(found, name) for name in _OF_A_METRIC}
+    return document | {
+        "status": found.status.value,
+        "reason": found.reason.name,
+        "note": note(found),
+        "sites": msgspec.to_builtins(found.sites),
+    }
 
 
 def result_document(result: Result) -> dict[str, Any]:
@@ -33,7 +61,7 @@ def result_document(result: Result) -> dict[str, Any]:
     return {
         "case": result.case.id,
         "parameters": result.evidence.case,
-        "metrics": result.evidence.values(),
+        "metrics": summarise(result.evidence).values(),
         "launches": [
             {"step_ms": launch.step_ms, "step_ms_median": launch.step_ms_median}
             for launch in result.evidence.launches
@@ -74,7 +102,7 @@ def suite_markdown(results: Sequence[Result], baselines: str = "") -> str:
     lines += ["| " + " | ".join(cell or "-" for cell in row.cells) + " |" for row in rows]
     for result in sorted(results, key=lambda r: r.verdict.status.rank):
         silent = result.verdict.word in (Status.SAME.value, "recorded")
-        if silent and not result.verdict.is_told:
+        if silent and not result.verdict.has_notice:
             continue
         title = explain.headline(result.verdict).replace("<", "&lt;")
         body = explain.block(result.verdict, str(result.evidence_path), baselines=baselines)

@@ -9,6 +9,7 @@ from typing import Any
 
 from stepguard.cli.usage import UsageError
 from stepguard.evidence import Counts
+from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS, format_value
 from stepguard.report import documents
@@ -25,7 +26,7 @@ def refuse_target(target: str | None) -> None:
 
 def figures(result: Result) -> Iterator[str]:
     """Every metric that was measured, a line each; under a counter its places and its parts."""
-    values = result.evidence.values()
+    values = summarise(result.evidence).values()
     width = max((len(name) for name in values), default=0)
     for name in (name for name in METRICS if name in values):
         metric = METRICS[name]

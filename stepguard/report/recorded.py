@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepguard.baseline_model import Entry, Epoch, Recording
-from stepguard.evidence import geometric_mean
 from stepguard.metrics import METRICS, format_value
+from stepguard.recording import Entry, Epoch, Recording, geometric_mean
 
 COLUMNS = ("recorded", "commit", "GPU", "torch", "launches", "step [ms]", "median [ms]", "to first")
 

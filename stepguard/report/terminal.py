@@ -64,7 +64,7 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield notice, {}
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
         verdict = result.verdict
-        if verdict.recorded or verdict.status is Status.SAME and not verdict.is_told:
+        if verdict.recorded or verdict.status is Status.SAME and not verdict.has_notice:
             continue
         waived = {"yellow": True}
         yield explain.headline(verdict), waived if verdict.waived_until else colour(verdict.status)

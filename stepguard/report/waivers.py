@@ -70,7 +70,7 @@ def waive_commands(verdict: Verdict, python: str, folder: str = "") -> list[str]
     """
     failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
     sizes = [suggested_size(metric) for metric in failing if not metric.waived_until]
-    if verdict.message or not all(sizes):
+    if verdict.whole or not all(sizes):
         return []
     case = shlex.quote(verdict.case_id)
     unwaived = [metric.metric for metric in failing if not metric.waived_until]

@@ -1,4 +1,4 @@
-"""Verdicts in words: one sentence that fits a terminal, the evidence under it, what to do next."""
+"""Verdicts for a reader: one line that fits a terminal, the evidence under it, what to do next."""
 
 import shlex
 
@@ -6,6 +6,7 @@ from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS, format_value
 from stepguard.report.traceback import users_frames
 from stepguard.report.waivers import sentences, waive_commands
+from stepguard.sentences import REASONS, message, note
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
@@ -16,12 +17,12 @@ ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
 
 
 def headline(verdict: Verdict) -> str:
-    """One sentence of at most WIDTH columns: case, metric, old -> new, limit, verdict."""
+    """Return one line of at most WIDTH columns: case, verdict, metric, old -> new, limit."""
     worst = verdict.worst
     waived = " (waived)" if verdict.waived_until else ""  # until when stands below, and is long
     front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}{waived}: "
-    if verdict.message or worst is None:
-        return _cut((front + (verdict.message or verdict.reason.value)).splitlines()[0])
+    if verdict.whole or worst is None:
+        return _cut((front + (message(verdict) or REASONS[verdict.reason])).splitlines()[0])
     moved = change(worst, digits=1)
     if worst.place is None:
         return _cut(front + moved)
@@ -32,22 +33,22 @@ def headline(verdict: Verdict) -> str:
 
 
 def times(verdict: Verdict) -> list[str]:
-    """What another revision, measured beside it, says of the times that moved."""
+    """Return what pairs with another revision say of the times that moved."""
     return [
-        f"{metric.metric}: {metric.note}"
+        f"{metric.metric}: {text}"
         for metric in verdict.metrics
-        if metric.gated and metric.note and METRICS[metric.metric].kind == "time"
+        if metric.gated and METRICS[metric.metric].kind == "time" and (text := note(metric))
     ]
 
 
 def places(verdict: Verdict) -> list[str]:
-    """Where the metric that decided moved, a line each: site, phase, what happens there."""
+    """Return where the metric that decided moved, a line each: site, phase, what happens there."""
     worst = verdict.worst
-    return [f"  {happens(site)}" for site in worst.sites] if worst and not verdict.message else []
+    return [f"  {happens(site)}" for site in worst.sites] if worst and not verdict.whole else []
 
 
 def _short(name: str, value: float) -> str:
-    """A value in few characters, for the headline: 2.62 G; the evidence lines have it whole."""
+    """Format a value in few characters, for the headline: 2.62 G; the lines below have it whole."""
     if METRICS[name].unit == "B" or abs(value) < 1e6:
         return format_value(name, value)
     scale, letter = (1e9, "G") if abs(value) >= 1e9 else (1e6, "M")
@@ -55,7 +56,7 @@ def _short(name: str, value: float) -> str:
 
 
 def change(found: MetricVerdict, digits: int = 2) -> str:
-    """A metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
+    """Format a metric's move: "step_ms 252.500 -> 263.100 (+4.20 %, limit 4.00 %)".
 
     ``digits`` are those of the percentages; a move too small for them is given in units.
     """
@@ -78,37 +79,46 @@ def change(found: MetricVerdict, digits: int = 2) -> str:
 
 
 def evidence_lines(verdict: Verdict) -> list[str]:
-    """What the verdict rests on, a line each, of any width."""
+    """Return what the verdict rests on, a line each, of any width."""
     lines = []
     for metric in _moved(verdict):
-        unit = METRICS[metric.metric].unit
-        line = f"  {metric.metric} [{unit}]: {change(metric)[len(metric.metric) + 1 :]}"
-        line += f": {metric.status.value}, {metric.reason.value}"
-        line += f" (waived until {metric.waived_until})" if metric.waived_until else ""
-        lines.append(line)
-        lines += [f"    {happens(site)}" for site in metric.sites]
-        told = METRICS[metric.metric].kind == "time" or metric.status is Status.INCONCLUSIVE
-        if metric.note and told:
-            lines.append(f"    {metric.note}")
-        elif metric.note and not metric.sites:
-            lines.append(f"    moved: {metric.note}")
-        if metric.noise_pct is not None and not verdict.against:
-            difference = METRICS[metric.metric].kind == "difference"
-            noise = "95 % interval over pairs +-" if difference else "standard error over launches"
-            lines.append(f"    {noise} {metric.noise_pct:.2f} %")
-    for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and m.note):
-        lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {shown.note}")
+        lines += _metric_lines(metric, bool(verdict.against))
+    for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
+        lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
     lines += [f"  waiver: {text}" for text in sentences(verdict)]
-    if verdict.against and not verdict.message:
-        lines.append(f"  compared with {verdict.against}, measured beside it")
+    if verdict.against and not verdict.whole:
+        lines.append(f"  compared with {verdict.against}, measured in pairs with it")
     if verdict.recordings:
         count = verdict.recordings
         lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")
-    return lines + [f"  | {line}" for line in _detail(verdict).rstrip().splitlines()]
+    return lines + [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
 
 
-def _detail(verdict: Verdict) -> str:
-    """What a worker left behind. A traceback shows the user's frames; the evidence has them all."""
+def _metric_lines(found: MetricVerdict, in_pairs: bool) -> list[str]:
+    """Return a metric that moved: its figures, where it moved, which parts, how noisy it is."""
+    row = METRICS[found.metric]
+    line = f"  {found.metric} [{row.unit}]: {change(found)[len(found.metric) + 1 :]}"
+    line += f": {found.status.value}, {REASONS[found.reason]}"
+    line += f" (waived until {found.waived_until})" if found.waived_until else ""
+    lines = [line, *(f"    {happens(site)}" for site in found.sites)]
+    text = note(found)
+    if text and (row.kind == "time" or found.status is Status.INCONCLUSIVE):
+        lines.append(f"    {text}")
+    elif text and not found.sites:
+        lines.append(f"    moved: {text}")
+    if found.noise_pct is not None and not in_pairs:
+        difference = row.kind == "difference"
+        noise = "95 % interval over pairs +-" if difference else "standard error over launches"
+        lines.append(f"    {noise} {found.noise_pct:.2f} %")
+    return lines
+
+
+def detail(verdict: Verdict) -> str:
+    """Return what a worker left behind, and where a count is unstable. A traceback shows the user's
+    frames; the evidence has them all.
+    """
+    if sites := (verdict.facts or {}).get("sites"):
+        return "".join(f"{site.described()}\n" for site in sites)
     if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says it all
         return users_frames(verdict.detail)
     if verdict.reason in (Reason.RAISED, Reason.OUT_OF_MEMORY):
@@ -123,19 +133,19 @@ def happens(site: Site) -> str:
 
 
 def _moved(verdict: Verdict) -> list[MetricVerdict]:
-    if verdict.message:
+    if verdict.whole:
         return []
     moved_machine = verdict.reason is Reason.MACHINE_MOVED
     gated = [
         m
         for m in verdict.metrics
-        if m.gated and (m.status is not Status.SAME or moved_machine and m.note)
+        if m.gated and (m.status is not Status.SAME or moved_machine and note(m))
     ]
     return sorted(gated, key=lambda m: (m.rank, m.place is None))
 
 
 def in_folder(baselines: str, option: str = "--baselines ") -> str:
-    """How a command is told of a folder of baselines that is not the usual one; empty for that."""
+    """Return the option for a folder of baselines that is not the usual one; empty for that."""
     return f" {option}{shlex.quote(baselines)}" if baselines else ""
 
 
@@ -146,7 +156,7 @@ def next_steps(
     dirty: bool = False,
     baselines: str = "",
 ) -> list[str]:
-    """Commands: accept it, or look closer. ``python`` is how this interpreter is called,
+    """Return commands: accept it, or look closer. ``python`` is how this interpreter is called,
     ``baselines`` their folder where it is not the usual one.
 
     Evidence of a ``dirty`` tree cannot be accepted, and says what has to come first.
@@ -175,7 +185,7 @@ def next_steps(
 
 
 def _against(verdict: Verdict, case: str, python: str, baselines: str) -> list[str]:
-    """Nothing is there to accept: another revision is no baseline."""
+    """Return the commands after an A/B comparison, which has no baseline to accept into."""
     if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
         if verdict.waived_until:
             return []
@@ -202,14 +212,15 @@ def _against(verdict: Verdict, case: str, python: str, baselines: str) -> list[s
 
 
 def remarks(evidence: Evidence) -> list[str]:
-    """What a verdict does not show of how it was measured, a sentence each."""
-    lost = [block.tainted for launch in evidence.launches for block in launch.discarded]
-    said = (
-        [f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})"] if lost else []
-    )
-    if Reason.TREE_CHANGED.value in evidence.dirty:
-        said.append("files changed while it was measured: its launches may be of different code")
-    return [f"{evidence.case_id}: {one}" for one in said]
+    """Return what a verdict does not show of how it was measured, a sentence each."""
+    blocks = [block for launch in evidence.launches for block in launch.discarded]
+    lost = [block.disturbance.text for block in blocks if block.disturbance]
+    found = []
+    if lost:
+        found.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
+    if evidence.tree_changed:
+        found.append("files changed while it was measured: its launches may be of different code")
+    return [f"{evidence.case_id}: {one}" for one in found]
 
 
 def block(
@@ -219,11 +230,11 @@ def block(
     dirty: bool = False,
     baselines: str = "",
 ) -> str:
-    """Everything about one failure, as pytest prints it under FAILURES or ERRORS."""
-    told = next_steps(verdict, evidence_path, python, dirty, baselines)
-    steps = [f"  {step}" for step in told]
-    head = headline(verdict)
-    full = [] if head.endswith(verdict.message) else [f"  {verdict.message}"]
+    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS."""
+    commands = next_steps(verdict, evidence_path, python, dirty, baselines)
+    steps = [f"  {step}" for step in commands]
+    head, text = headline(verdict), message(verdict)
+    full = [] if head.endswith(text) else [f"  {text}"]
     return "\n".join([head, *full, *evidence_lines(verdict), *steps])
 
 

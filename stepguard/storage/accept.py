@@ -8,7 +8,13 @@ from statistics import fmean
 
 import msgspec
 
-from stepguard.baseline_model import (
+from stepguard.evidence import Evidence
+from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
+from stepguard.judge.limits import DEFAULT_LIMIT_PCT
+from stepguard.judge.screen import comparable, drifted, judge
+from stepguard.judge.summary import stored
+from stepguard.metrics import METRICS
+from stepguard.recording import (
     KEPT_RECORDINGS,
     SCHEMA,
     BaselineFile,
@@ -16,11 +22,6 @@ from stepguard.baseline_model import (
     Epoch,
     Recording,
 )
-from stepguard.evidence import Evidence
-from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
-from stepguard.judge.limits import DEFAULT_LIMIT_PCT
-from stepguard.judge.screen import comparable, drifted, judge
-from stepguard.recording import summary_of
 from stepguard.storage.baselines import load_for, machine_of, save
 from stepguard.storage.json_file import FileError
 from stepguard.verdict import Status, Verdict
@@ -34,7 +35,7 @@ def recording_of(evidence: Evidence) -> Recording:
     """The evidence as a recording. Raises Refused, with the reason, when it must not be one."""
     if problem := unfit_to_record(evidence):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
-    return summary_of(evidence)
+    return stored(evidence)
 
 
 def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where: str = "") -> str:
@@ -84,7 +85,7 @@ def _place(
     status = verdict.status
     last = entry.epochs[-1]
     known = comparable(last, evidence)
-    drift = drifted(evidence, known) if known else _other_software(recording, last, reason)
+    drift = _drift(evidence, known) if known else _other_software(recording, last, reason)
     if entry.case == evidence.case and (status is Status.SAME or not known) and not drift:
         older = [_without_detail(r, recording.software) for r in last.recordings]
         # The first stays: it is what the epoch's drift is measured from.
@@ -121,6 +122,15 @@ def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
     if not moves or reason:
         return ""
     return f"against the recordings of other software: {', '.join(sorted(moves))}"
+
+
+def _drift(evidence: Evidence, known: list[Recording]) -> str:
+    """Say how far the evidence is from how the epoch began, if that is too far."""
+    found = drifted(evidence, known)
+    if found is None:
+        return ""
+    unit = "%" if METRICS[found[0]].kind == "time" else "points"
+    return f"{found[0]} is {found[1]:+.2f} {unit} from the epoch's first recording"
 
 
 def _opened(reason: str, recording: Recording) -> Epoch:

@@ -8,10 +8,10 @@ from typing import Any
 
 import msgspec
 
-from stepguard.baseline_model import SCHEMA, BaselineFile, Entry, Recording
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS
+from stepguard.recording import SCHEMA, BaselineFile, Entry, Recording
 from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
 

@@ -19,6 +19,7 @@ from stepguard.comparison import from_json as comparison_from_json
 from stepguard.comparison import to_json as comparison_json
 from stepguard.evidence import Evidence, from_json, to_json
 from stepguard.git.worktree import FOLDER, keep_out_of_git
+from stepguard.judge.summary import summarise
 from stepguard.storage.json_file import FileError, replace_file
 
 KEPT_RUNS = 20
@@ -140,7 +141,8 @@ def _kept(path: Path, data: bytes, evidence: Evidence) -> Path:
     try:
         replace_file(path, data)
     except OSError as error:
+        measured = summarise(evidence).values()
         raise FileError(
-            f"{path}: cannot be written: {error.strerror}; what was measured: {evidence.values()}"
+            f"{path}: cannot be written: {error.strerror}; what was measured: {measured}"
         ) from None
     return path

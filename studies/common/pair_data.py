@@ -18,7 +18,7 @@ def side(launch: Launch) -> dict[str, object]:
         "temperature_c": [block.temperature_c for block in launch.blocks],
         "warmup_s": round(launch.warmup_s, 2),
         "compile_s": round(launch.compile_s, 2),
-        "discarded": [block.tainted for block in launch.discarded],
+        "discarded": [one.disturbance.text for one in launch.discarded if one.disturbance],
     }
 
 

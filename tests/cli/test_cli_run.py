@@ -85,7 +85,7 @@ def test_on_a_terminal(tmp_path):
         ("raises", ["ValueError: planted"]),
     ],
 )
-def test_what_cannot_be_run_is_told_in_a_line(real, name, words):
+def test_what_cannot_be_run_is_reported_in_a_line(real, name, words):
     """Unknown module, factory or parameter, impossible value: status 1, one line says it all."""
     out, err, status = real[name]
     assert status == 1

@@ -21,6 +21,7 @@ from stepguard.measure import workers
 from stepguard.measure import workers as station
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
+from stepguard.sentences import message
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +76,7 @@ def test_who_holds_it_is_named(tmp_path, holder):
     assert refused.match(f"GPU-1234: {words}, waited 0 s")
 
 
-def test_whoever_waits_is_told_and_then_has_it(tmp_path, holder):
+def test_whoever_waits_is_reported_and_then_has_it(tmp_path, holder):
     """The wait shows the holder, and ends when that gives the lock back."""
     other, told = holder(), []
     assert says(other) == "holds"
@@ -199,7 +200,7 @@ def test_a_case_on_a_locked_gpu_is_unfit(on_a_gpu, holder):
     assert says(holder()) == "holds"
     verdict = judge(on_a_gpu(), None)
     assert (verdict.status, verdict.reason) == (Status.UNFIT, Reason.GPU_LOCKED)
-    assert "(pytest perf_tests) measures on it" in verdict.message
+    assert "(pytest perf_tests) measures on it" in message(verdict)
 
 
 def test_the_lock_is_held_while_the_machine_is_looked_at_and_not_after(

@@ -124,6 +124,11 @@ def nvml(monkeypatch, clock):
     return fake
 
 
+def disturbance(block):
+    """What spoilt the block; empty if nothing did."""
+    return block.disturbance.text if block.disturbance else ""
+
+
 def uuids():
     """What this process may use."""
     return tuple(gpu.uuid for gpu in visible_gpus())
@@ -276,9 +281,9 @@ def annotated(monitor, clock, during=lambda number: None, seconds=2.0):
 
 
 def test_a_quiet_block_has_its_telemetry(monitor, clock):
-    """Clock, temperature, power and the energy of both GPUs; at the power cap is not tainted."""
+    """Clock, temperature, power and the energy of both GPUs; at the power cap is undisturbed."""
     found = annotated(monitor, clock)
-    assert found.tainted == ""
+    assert disturbance(found) == ""
     assert (found.sm_clock_mhz, found.temperature_c, found.power_w) == (1600.0, 65, 700.0)
     assert found.energy_j == pytest.approx(2 * 700.0 * 2.0)
     assert found.wall_ms == block().wall_ms
@@ -289,39 +294,39 @@ def test_the_gpus_of_ranks_that_are_not_there_are_not_watched(monitor, nvml, clo
     monitor.expect([11])
     nvml.pids[UUIDS[1]] = [4711, 4712]
     found = annotated(monitor, clock)
-    assert (found.tainted, found.energy_j) == ("", pytest.approx(700.0 * 2.0))
+    assert (disturbance(found), found.energy_j) == ("", pytest.approx(700.0 * 2.0))
     nvml.pids[UUIDS[0]] = [11, 4713]
-    assert "4713" in annotated(monitor, clock).tainted
+    assert "4713" in disturbance(annotated(monitor, clock))
     nvml.pids[UUIDS[0]] = [11]
     monitor.expect([11, 12])
-    assert "4712" in annotated(monitor, clock).tainted
+    assert "4712" in disturbance(annotated(monitor, clock))
 
 
 @pytest.mark.parametrize("bit", [0x08, 0x20, 0x40, 0x80])
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_slowdown_taints(monitor, nvml, clock, bit, whole):
+def test_a_slowdown_disturbs(monitor, nvml, clock, bit, whole):
     """Each slowdown reason taints the block, for one sample of it too."""
 
     def during(number):
         nvml.bits = 0x4 | (bit if whole or number == 7 else 0)
 
-    assert annotated(monitor, clock, during).tainted
+    assert disturbance(annotated(monitor, clock, during))
 
 
 @pytest.mark.parametrize("bits", [0x0, 0x1, 0x2, 0x4, 0x10, 0x100])
-def test_what_is_no_slowdown_does_not_taint(monitor, nvml, clock, bits):
+def test_what_is_no_slowdown_does_not_disturb(monitor, nvml, clock, bits):
     """Idle, user-set clocks, the power cap, sync boost and display settings are no reason."""
     nvml.bits = bits
-    assert annotated(monitor, clock).tainted == ""
+    assert disturbance(annotated(monitor, clock)) == ""
 
 
-def test_a_foreign_process_taints(monitor, nvml, clock):
+def test_a_foreign_process_disturbs(monitor, nvml, clock):
     """A stranger beside our rank, however briefly, taints and is named."""
 
     def during(number):
         nvml.pids[UUIDS[1]] = [12, 4711] if number == 7 else [12]
 
-    assert "4711" in annotated(monitor, clock, during).tainted
+    assert "4711" in disturbance(annotated(monitor, clock, during))
 
 
 def test_host_pids_in_a_container_are_counted(nvml, clock):
@@ -329,16 +334,16 @@ def test_host_pids_in_a_container_are_counted(nvml, clock):
     monitor = Monitor(visible_gpus()[:1])
     monitor.expect([7])
     nvml.pids[UUIDS[0]] = [90210]
-    assert annotated(monitor, clock).tainted == ""
+    assert disturbance(annotated(monitor, clock)) == ""
     nvml.pids[UUIDS[0]] = [90210, 90333]
-    assert "process" in annotated(monitor, clock).tainted
+    assert "process" in disturbance(annotated(monitor, clock))
 
 
-def test_missing_telemetry_taints(monitor, clock):
+def test_missing_telemetry_disturbs(monitor, clock):
     """A block during which no sample was taken cannot be trusted."""
     began = clock.perf_counter_ns()
     clock.sleep(2.0)
-    assert "no telemetry" in monitor.annotate(block(), began, clock.perf_counter_ns()).tainted
+    assert "no telemetry" in disturbance(monitor.annotate(block(), began, clock.perf_counter_ns()))
 
 
 def test_samples_of_before_are_not_the_blocks(monitor, clock):
@@ -347,7 +352,7 @@ def test_samples_of_before_are_not_the_blocks(monitor, clock):
     clock.sleep(1.0)
     began = clock.perf_counter_ns()
     clock.sleep(1.0)
-    assert "no telemetry" in monitor.annotate(block(), began, clock.perf_counter_ns()).tainted
+    assert "no telemetry" in disturbance(monitor.annotate(block(), began, clock.perf_counter_ns()))
 
 
 @pytest.mark.parametrize(
@@ -361,7 +366,7 @@ def test_samples_of_before_are_not_the_blocks(monitor, clock):
 def test_a_gpu_lost_during_a_block_taints(monitor, nvml, clock, call):
     """When NVML stops answering the block is tainted, and polling goes on without raising."""
     nvml.failing[call] = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-    assert "no telemetry" in annotated(monitor, clock).tainted
+    assert "no telemetry" in disturbance(annotated(monitor, clock))
 
 
 def test_one_gpu_without_telemetry_taints(monitor, nvml, clock):
@@ -374,7 +379,7 @@ def test_one_gpu_without_telemetry_taints(monitor, nvml, clock):
         return asked(nvml, handle, which)
 
     nvml.nvmlDeviceGetTemperature = one_only
-    assert "no telemetry" in annotated(monitor, clock).tainted
+    assert "no telemetry" in disturbance(annotated(monitor, clock))
 
 
 def test_polls_are_spaced(monitor, nvml, clock):
@@ -407,4 +412,4 @@ def test_one_sample_has_no_energy(monitor, clock):
     clock.sleep(0.1)
     monitor.poll()
     found = monitor.annotate(block(), began, clock.perf_counter_ns())
-    assert (found.energy_j, found.tainted) == (None, "")
+    assert (found.energy_j, disturbance(found)) == (None, "")

@@ -23,6 +23,7 @@ from stepguard.margins import Margins, Prior
 from stepguard.metrics import METRICS
 from stepguard.report.words import block as told_block
 from stepguard.report.words import next_steps
+from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status, Verdict
 
 OLD, NEW = "0" * 40, "f" * 40
@@ -118,17 +119,17 @@ def test_the_margins_are_the_comparisons_own():
     """2 % slower is `same` where 5 % is to be ignored and 20 % matters; the note says which."""
     found = turns(shifted(2.0), margins=Margins(5.0, 20.0))
     assert decided(found) == (Status.SAME, Reason.WITHIN_MARGINS)
-    note = metric(judge_ab(found), "step_ms").note
-    assert "over 6 pairs" in note and "margins 5 and 20 %" in note
+    text = note(metric(judge_ab(found), "step_ms"))
+    assert "over 6 pairs" in text and "margins 5 and 20 %" in text
 
 
 def test_the_note_says_how_it_was_measured():
     """One launch after the other, and how many more pairs there might have been."""
-    note = metric(judge_ab(turns(shifted(1.0)[:2], together=False)), "step_ms").note
-    assert "over 2 pairs of 24 at most, one launch after the other" in note
-    late = metric(judge_ab(turns(shifted(1.0)[:2], out_of_time=True)), "step_ms").note
+    text = note(metric(judge_ab(turns(shifted(1.0)[:2], together=False)), "step_ms"))
+    assert "over 2 pairs of 24 at most, one launch after the other" in text
+    late = note(metric(judge_ab(turns(shifted(1.0)[:2], out_of_time=True)), "step_ms"))
     assert "over 2 pairs of 24 at most, pair" in late
-    assert "over 6 pairs, pair sd" in metric(judge_ab(turns(shifted(2.0))), "step_ms").note
+    assert "over 6 pairs, pair sd" in note(metric(judge_ab(turns(shifted(2.0))), "step_ms"))
 
 
 def test_the_mean_decides_and_the_median_is_shown():
@@ -206,7 +207,7 @@ def test_other_flops_are_not_comparable(ratio):
     half = with_counts(found.head, flops_per_step=found.head.counts.values["flops_per_step"] // 2)
     verdict = judge_ab(replace(found, head=half))
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
-    assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in verdict.message
+    assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in message(verdict)
 
 
 def test_other_flops_of_any_rank_are_not_comparable():
@@ -216,14 +217,14 @@ def test_other_flops_of_any_rank_are_not_comparable():
     idle = replace(found.head.counts, by_rank={"flops_per_step": (flops, 0)})
     verdict = judge_ab(replace(found, head=replace(found.head, counts=idle)))
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_FLOPS)
-    assert f"now {flops:,}, 0" in verdict.message
+    assert f"now {flops:,}, 0" in message(verdict)
 
 
 def test_other_tokens_are_not_comparable():
     """Nor is a step of twice the tokens."""
     verdict = judge_ab(turns(head={"tokens_per_step": 2 * 131_072}))
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.OTHER_TOKENS)
-    assert "tokens_per_step 131,072 in main (000000000000), now 262,144" in verdict.message
+    assert "tokens_per_step 131,072 in main (000000000000), now 262,144" in message(verdict)
 
 
 def test_other_work_is_known_before_the_first_pair():
@@ -246,9 +247,9 @@ def test_unknown_flops_are_no_equal_flops(side):
         found = replace(found, **{name: replace(lacking, counts=counts)})
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.METRIC_MISSING)
-    assert "is not known: does not fit in memory" in verdict.message
+    assert "is not known: does not fit in memory" in message(verdict)
     whose = "main (000000000000)" if side == "base" else "HEAD"
-    assert f"flops_per_step of {whose}" in verdict.message
+    assert f"flops_per_step of {whose}" in message(verdict)
 
 
 # a side that failed
@@ -267,7 +268,7 @@ def test_what_the_other_tree_lacks_is_not_comparable(code, pairs):
     found = replace(found, base=replace(found.base, **unmeasured))
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.BASE_LACKS)
-    assert verdict.message == "main (000000000000): planted" and verdict.detail == "detail"
+    assert message(verdict) == "main (000000000000): planted" and verdict.detail == "detail"
     assert not wants_another_pair(found)
 
 
@@ -287,7 +288,7 @@ def test_a_side_that_fails_otherwise_is_named(side, code, status):
     found = turns((), **{side: fault(code) | UNMEASURED})
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (status, Reason[code])
-    assert verdict.message.startswith("main (000000000000): ") is (side == "base")
+    assert message(verdict).startswith("main (000000000000): ") is (side == "base")
     assert not wants_another_pair(found)
 
 
@@ -313,7 +314,7 @@ def test_unstable_counters_do_not_pass(side):
 
 @pytest.mark.parametrize("side", ["head", "base"])
 @pytest.mark.parametrize(("more", "status"), [(1, Status.CHANGED), (0, Status.INCONCLUSIVE)])
-def test_a_counter_that_moved_is_told_though_another_is_unknown(side, more, status):
+def test_a_counter_that_moved_is_reported_though_another_is_unknown(side, more, status):
     """As against a stored baseline: what is known to have moved, and nothing that passes."""
     other = next(n for n in COUNTERS if METRICS[n].role == "cost" and n != COST)
     found = turns()
@@ -438,7 +439,7 @@ def test_no_damaged_comparison_passes(damages, ratios, out_of_time):
             found = replace(found, **{side: replace(now, **change)})
     verdict = judge_ab(found)
     assert verdict.status.outcome == "error", verdict
-    assert verdict.against and verdict.message
+    assert verdict.against and message(verdict)
     assert not (found.pairs and wants_another_pair(found))
 
 
@@ -552,8 +553,8 @@ def test_the_report_names_the_other_revision():
     """Interval, pairs, margins and the revision stand under a failure."""
     text = told_block(judge_ab(turns(shifted(2.0))), "e.json")
     assert "over 6 pairs" in text and "margins 0.2 and 0.5 %" in text
-    assert "compared with main (000000000000), measured beside it" in text
-    assert "SLOWER, beyond the margin, the other revision beside it" in text
+    assert "compared with main (000000000000), measured in pairs with it" in text
+    assert "SLOWER, beyond the margin, both revisions measured in pairs" in text
 
 
 # JSON
@@ -601,8 +602,8 @@ def test_margins_of_nonsense_are_refused_in_json():
 
 def test_another_schema_is_refused():
     """Also where everything else would fit."""
-    with pytest.raises(ValueError, match="c.json: schema 2, this version reads 1"):
-        from_json(to_json(replace(turns(), schema=2)), "c.json")
+    with pytest.raises(ValueError, match="c.json: schema 3, this version reads 2"):
+        from_json(to_json(replace(turns(), schema=3)), "c.json")
 
 
 @PROPERTY

@@ -7,11 +7,12 @@ from builders import PROPERTY, block, cpu_evidence, entry, evidence, launch, rec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.evidence import Disturbance
 from stepguard.judge.acceptance import moved_together, spread_too_far, unfit_to_record
 from stepguard.judge.limits import launch_spread_limit_pct, launch_spread_pct
 from stepguard.judge.screen import judge
 
-HOT = block(tainted="thermal slowdown (hardware)")
+HOT = block(disturbance=Disturbance("THROTTLED", "thermal slowdown (hardware)"))
 
 
 def launches(ms=250.0, count=3, lost=0):
@@ -56,10 +57,10 @@ def test_a_first_recording_whose_launches_differ_is_refused():
     assert spread_too_far(evidence(near), None) == ""
     problem = spread_too_far(evidence(far), None)
     assert "245.000, 250.000" not in problem and "244.750, 250.000, 255.250 ms" in problem
-    assert "standard deviation of 2.10 %; after 0 recordings at most 1.96 % is" in problem
+    assert "standard deviation of 2.10 %; with 0 recordings at most 1.96 % is" in problem
 
 
-def test_a_quiet_machine_is_told_by_its_recordings():
+def test_a_quiet_machine_is_reported_by_its_recordings():
     """Five recordings within 0.1 %: launches that differ by 1 % are then no level."""
     calm = [250.0, 250.25, 249.75]
     found = evidence([247.5, 250.0, 252.5])
@@ -67,14 +68,14 @@ def test_a_quiet_machine_is_told_by_its_recordings():
     known = entry()
     known = replace_epoch(known, recordings)
     assert spread_too_far(found, entry()) == ""
-    assert "after 5 recordings at most 0.5" in spread_too_far(found, known)
+    assert "with 5 recordings at most 0.5" in spread_too_far(found, known)
     other = replace(found, fingerprint=replace(found.fingerprint, torch="2.12.0"))
     assert spread_too_far(other, known) == ""  # nothing is known of how those differ
 
 
 def replace_epoch(found, recordings):
     """The baseline with these recordings in its epoch."""
-    from stepguard.baseline_model import Entry, Epoch
+    from stepguard.recording import Entry, Epoch
 
     return Entry(case=found.case, epochs=[Epoch(reason="first", recordings=recordings)])
 

@@ -28,9 +28,10 @@ from stepguard.judge.calibration import (
     prior_of,
     widened,
 )
-from stepguard.judge.power import smallest_detectable_pct
+from stepguard.judge.pairs import smallest_detectable_pct
 from stepguard.judge.sequential_plan import ALPHA, BETA
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
+from stepguard.sentences import note
 
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01]
 
@@ -292,8 +293,8 @@ def test_every_verdict_says_which_margins_and_why(ratio_pct):
     rule = decision_rule(entry(sd_pct=0.5), pairs.head, TIMING)
     found = replace(pairs, margins=rule.margins, prior=rule.prior, why=rule.why)
     verdict = judge_ab(replace(found, out_of_time=True))
-    (note,) = (metric.note for metric in verdict.metrics if metric.metric == "step_ms")
-    assert f"margins 0.2 and 0.68 % ({rule.why})" in note
+    (text,) = (note(metric) for metric in verdict.metrics if metric.metric == "step_ms")
+    assert f"margins 0.2 and 0.68 % ({rule.why})" in text
 
 
 def test_widening_changes_what_is_said():

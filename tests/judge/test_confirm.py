@@ -11,12 +11,19 @@ from hypothesis import strategies as st
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Fault
 from stepguard.judge.ab import decision
-from stepguard.judge.confirm import confirmed, same_code, to_confirm, unconfirmed, wants_pairs
+from stepguard.judge.confirm import (
+    confirmation_wants_pair,
+    confirmed,
+    same_code,
+    to_confirm,
+    unconfirmed,
+)
 from stepguard.judge.screen import judge
 from stepguard.margins import Margins
 from stepguard.metrics import METRICS
 from stepguard.report.words import evidence_lines, next_steps, times
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.sentences import message, note
+from stepguard.verdict import Confirmation, Reason, Status, Verdict
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 HOW = "the recording's own commit, 000000000000"
@@ -56,7 +63,7 @@ LACKING = {"faults": (Fault("BAD_WORKLOAD", "no factory", "", "prepare"),), "lau
     ("judge_says", "status", "words"),
     [
         (beside(2.0), Status.SLOWER, "confirmed, the code is SLOWER"),
-        (beside(0.0), Status.SAME, "the machine moved; "),
+        (beside(0.0), Status.SAME, "the machine's speed changed; "),
     ],
     ids=["SLOWER", "same"],
 )
@@ -65,8 +72,8 @@ def test_the_pairs_decide_about_the_screen(screen, judge_says, status, words):
     verdict = confirmed(screened(screen), judge_says, HOW)
     assert verdict.status is status
     assert metric(verdict, "step_ms").status is status
-    note = metric(verdict, "step_ms").note
-    assert note.startswith(words) and f"{HOW} beside it" in note and "over 6 pairs" in note
+    text = note(metric(verdict, "step_ms"))
+    assert text.startswith(words) and f"{HOW} beside it" in text and "over 6 pairs" in text
     if status is Status.SLOWER and screen < 0:  # the figures are then those that say so
         assert metric(verdict, "step_ms").change_pct == pytest.approx(2.0, abs=0.1)
 
@@ -75,7 +82,7 @@ def test_slower_becomes_same_where_the_code_is_faster():
     """HEAD beats the recording's code on this machine: it was the machine, and it is told."""
     verdict = confirmed(screened(5.0), beside(-2.0), HOW)
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
-    assert verdict.is_told and verdict.status.outcome == "passed"
+    assert verdict.has_notice and verdict.status.outcome == "passed"
 
 
 def test_faster_is_confirmed_by_faster():
@@ -101,7 +108,7 @@ def test_without_an_answer_the_screens_word_stands(screen, judge_says, why):
     before = screened(screen)
     verdict = confirmed(before, judge_says, HOW)
     assert (verdict.status, verdict.reason) == (before.status, before.reason)
-    assert metric(verdict, "step_ms").note.startswith(f"unconfirmed: {why}")
+    assert note(metric(verdict, "step_ms")).startswith(f"unconfirmed: {why}")
 
 
 @pytest.mark.parametrize("name", ["tokens_per_step", "flops_per_step"])
@@ -113,11 +120,11 @@ def test_a_step_that_does_other_work_is_not_faster(name):
         fewer = {"counts": replace(counts, values=counts.values | {name: 1})}
     verdict = confirmed(screened(-50.0), beside(-50.0, base=fewer), HOW)
     assert verdict.status is Status.NOT_COMPARABLE and verdict.outcome == "error"
-    assert verdict.message.startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
+    assert message(verdict).startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
     assert next_steps(verdict, "e.json")[0].startswith("accept: ")
     slower = confirmed(screened(5.0), beside(5.0, base=fewer), HOW)
     assert slower.status is Status.SLOWER
-    assert metric(slower, "step_ms").note.startswith("unconfirmed: NOT COMPARABLE")
+    assert note(metric(slower, "step_ms")).startswith("unconfirmed: NOT COMPARABLE")
 
 
 @pytest.mark.parametrize(("screen", "code"), [(6.0, 4.9), (-6.0, -4.9)])
@@ -128,8 +135,8 @@ def test_wide_margins_do_not_call_the_code_the_machine(screen, code):
     assert decision(pairs).status is Status.SAME
     verdict = confirmed(screened(screen), pairs, HOW)
     assert verdict.status is screened(screen).status
-    note = metric(verdict, "step_ms").note
-    assert note.startswith("unconfirmed: the pairs do not exclude what the baseline says")
+    text = note(metric(verdict, "step_ms"))
+    assert text.startswith("unconfirmed: the pairs do not exclude what the baseline says")
 
 
 @pytest.mark.parametrize(
@@ -142,20 +149,20 @@ def test_the_machine_moved_only_where_its_steps_were_timed(steps, status):
     after = confirmed(screened(5.0), found, HOW, steps=steps)
     assert after.status is status
     missed = "unconfirmed: the pairs did not time 1 of the steps that the run timed"
-    assert metric(after, "step_ms").note.startswith(missed) is (status is Status.SLOWER)
+    assert note(metric(after, "step_ms")).startswith(missed) is (status is Status.SLOWER)
 
 
 def test_the_same_commit_is_the_machine():
     """The recording is of this very code: `same`, told, without a measurement."""
     verdict = same_code(screened(5.0), HOW)
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
-    assert times(verdict)[0] == f"step_ms: the machine moved: HEAD is {HOW}"
-    assert verdict.is_told
+    assert times(verdict)[0] == f"step_ms: the machine's speed changed: HEAD is {HOW}"
+    assert verdict.has_notice
 
 
 def test_no_commit_leaves_slower():
     """Nobody can tell: SLOWER, unconfirmed, with the reason."""
-    verdict = unconfirmed(screened(5.0), "no main branch is known")
+    verdict = unconfirmed(screened(5.0), Confirmation.NO_TREE, "no main branch is known")
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
     assert times(verdict)[0] == "step_ms: unconfirmed: no main branch is known"
     assert any("unconfirmed: no main branch" in line for line in evidence_lines(verdict))
@@ -171,7 +178,7 @@ def test_a_counter_keeps_its_say_when_the_machine_moved(how):
     after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
     assert (after.status, after.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert metric(after, "step_ms").status is Status.SAME
-    assert after.worst.metric == COST and not after.is_told
+    assert after.worst.metric == COST and not after.has_notice
 
 
 def timed(*means_and_medians_ms):
@@ -204,13 +211,13 @@ def test_a_restless_median_follows_the_mean(screen, machine):
     before = screened(screen)
     after = confirmed(before, code, HOW)
     found = metric(after, "step_ms_median")
-    assert "step_ms_median itself [-" in found.note and "over 6 pairs" in found.note
+    assert "step_ms_median itself [-" in note(found) and "over 6 pairs" in note(found)
     if machine:
         assert (after.status, after.reason) == (Status.SAME, Reason.MACHINE_MOVED)
     else:
         assert (after.status, found.status) == (before.status, before.status)
-        assert found.note.startswith("unconfirmed: the pairs do not exclude")
-    assert wants_pairs(before, code) is not machine
+        assert note(found).startswith("unconfirmed: the pairs do not exclude")
+    assert confirmation_wants_pair(before, code) is not machine
 
 
 def test_a_median_is_confirmed_by_the_mean():
@@ -220,8 +227,8 @@ def test_a_median_is_confirmed_by_the_mean():
     assert decision(code, "step_ms_median").status is Status.INCONCLUSIVE
     after = confirmed(screened(5.0), code, HOW)
     assert after.status is Status.SLOWER
-    assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER: ")
-    assert not wants_pairs(screened(5.0), code)
+    assert note(metric(after, "step_ms_median")).startswith("confirmed, the code is SLOWER: ")
+    assert not confirmation_wants_pair(screened(5.0), code)
 
 
 def test_the_mean_is_always_asked():
@@ -229,7 +236,7 @@ def test_the_mean_is_always_asked():
     before = judge(evidence(launches=median_slower(250.0, 262.5)[:3]), FIVE)
     after = confirmed(before, beside(1.0, head={"launches": median_slower(252.5, *RESTLESS)}), HOW)
     assert after.status is Status.SLOWER
-    assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER: ")
+    assert note(metric(after, "step_ms_median")).startswith("confirmed, the code is SLOWER: ")
 
 
 @pytest.mark.parametrize(("code", "status"), [(0.0, Status.INCONCLUSIVE), (2.0, Status.SLOWER)])
@@ -258,7 +265,7 @@ def test_a_median_beyond_what_is_ignored_is_not_the_machine(pairs):
     assert decision(replace(code, out_of_time=True)).status is Status.SAME
     assert its.high_pct < metric(before, "step_ms_median").change_pct
     assert its.status is Status.INCONCLUSIVE
-    assert wants_pairs(before, code)
+    assert confirmation_wants_pair(before, code)
     after = confirmed(before, replace(code, out_of_time=True), HOW)
     assert (after.status, after.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
 
@@ -279,7 +286,7 @@ def test_a_median_beyond_what_is_ignored_is_not_the_machine(pairs):
 )
 def test_pairs_are_measured_until_they_answer(pairs, more):
     """As many as the judge wants for the mean; none after a fault or the end of the time."""
-    assert wants_pairs(screened(5.0), pairs) is more
+    assert confirmation_wants_pair(screened(5.0), pairs) is more
 
 
 def test_a_median_alone_is_confirmed_by_medians():
@@ -290,7 +297,7 @@ def test_a_median_alone_is_confirmed_by_medians():
     code = beside(0.0, head={"launches": median_slower(250.0, 262.5)})
     after = confirmed(before, code, HOW)
     assert after.status is Status.SLOWER
-    assert metric(after, "step_ms_median").note.startswith("confirmed, the code is SLOWER")
+    assert note(metric(after, "step_ms_median")).startswith("confirmed, the code is SLOWER")
     assert metric(after, "step_ms").status is Status.SAME
     machine = confirmed(before, beside(0.0), HOW)
     assert (machine.status, machine.reason) == (Status.SAME, Reason.MACHINE_MOVED)
@@ -324,7 +331,7 @@ def test_slower_passes_only_for_pairs_that_exclude_it(screen, ratios):
     after = confirmed(screened(screen), found, HOW)
     said = decision(found), decision(found, "step_ms_median")
     if screen > 0 and after.status.outcome == "passed":
-        assert said[0].status in (Status.SAME, Status.FASTER) and after.is_told
+        assert said[0].status in (Status.SAME, Status.FASTER) and after.has_notice
         assert all(one.high_pct < screen for one in said)
     if Status.SLOWER in [one.status for one in said]:
         assert after.status is Status.SLOWER

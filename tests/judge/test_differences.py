@@ -4,19 +4,19 @@ import math
 
 import numpy as np
 import pytest
-from builders import PROPERTY, entry, evidence, recording
+from builders import PROPERTY, compared, entry, evidence, recording, values_of
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 from scipy import stats
 
-from stepguard.baseline_model import RecordedDifference
 from stepguard.evidence import Counts, Difference
-from stepguard.judge.compare import compare
 from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.screen import judge
 from stepguard.measure.ranks import counts_of
+from stepguard.recording import RecordedDifference
 from stepguard.report.words import evidence_lines
+from stepguard.sentences import message, note
 from stepguard.site import Site
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -95,7 +95,7 @@ def test_no_pair_raises():
 
 
 @pytest.mark.parametrize(
-    ("pairs", "message"),
+    ("pairs", "text"),
     [
         ((), "sync_overhead has no pair of blocks"),
         (((1.0, 1.0), (0.0, 1.0)), "sync_overhead has a time of 0.0 ms"),
@@ -103,14 +103,14 @@ def test_no_pair_raises():
         (((-1.0, 1.0),), "sync_overhead has a time of -1.0 ms"),
     ],
 )
-def test_a_difference_without_times_is_broken(pairs, message):
+def test_a_difference_without_times_is_broken(pairs, text):
     """Evidence with such pairs is judged, not tripped over, with and without a baseline."""
     found = evidence(differences=(Difference("sync_overhead", pairs),))
-    assert OVERHEAD not in found.values()
+    assert OVERHEAD not in values_of(found)
     for baseline in (entry(), None):
         verdict = judge(found, baseline)
         assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
-        assert verdict.message == message
+        assert message(verdict) == text
 
 
 # A difference against a recording
@@ -145,7 +145,7 @@ def recorded(mean_pct, half_width=0.1):
 def test_a_difference_is_judged_in_points(old, new, status, reason):
     """Half a point of a step is the limit, wherever the level lies: also at zero and below."""
     assert DIFFERENCE_LIMIT_PCT == 0.5
-    found = compare(OVERHEAD, overhead(new), recorded(old))
+    found = compared(OVERHEAD, overhead(new), recorded(old))
     assert (found.status, found.reason) == (status, reason)
     assert (found.old, found.new) == (old, pytest.approx(new))
     assert found.change_pct == pytest.approx(new - old)
@@ -157,7 +157,7 @@ def test_a_difference_is_judged_in_points(old, new, status, reason):
 def test_a_wide_interval_is_inconclusive(half_width, status, moved):
     """Wider than the limit says nothing, neither same nor slower; t of one degree is 12.706."""
     spread = half_width / float(stats.t.ppf(0.975, 1))
-    found = compare(OVERHEAD, overhead(1.0 + moved, spread), recorded(1.0))
+    found = compared(OVERHEAD, overhead(1.0 + moved, spread), recorded(1.0))
     if status == "noisy":
         assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.TOO_NOISY)
     else:
@@ -168,32 +168,32 @@ def test_a_wide_interval_is_inconclusive(half_width, status, moved):
 def test_one_pair_is_inconclusive():
     """An infinite half width is noise, even when the level is the recorded one."""
     one = evidence(differences=(Difference("sync_overhead", ((100.0, 101.0),)),))
-    found = compare(OVERHEAD, one, recorded(1.0))
+    found = compared(OVERHEAD, one, recorded(1.0))
     assert (found.status, found.reason) == (Status.INCONCLUSIVE, Reason.TOO_NOISY)
 
 
 def test_a_difference_that_was_not_recorded_has_no_baseline():
     """An older recording does not have it: to be recorded, not passed."""
-    found = compare(OVERHEAD, overhead(1.0), [recording()])
+    found = compared(OVERHEAD, overhead(1.0), [recording()])
     assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
     assert (found.old, found.new) == (None, pytest.approx(1.0))
 
 
 def test_a_difference_is_compared_with_the_newest_recording():
     """Levels of older recordings of the epoch do not matter."""
-    found = compare(OVERHEAD, overhead(1.0), [*recorded(5.0), *recorded(1.0)])
+    found = compared(OVERHEAD, overhead(1.0), [*recorded(5.0), *recorded(1.0)])
     assert (found.status, found.old) == (Status.SAME, 1.0)
 
 
 @pytest.mark.parametrize(("gates", "gated"), [(("step_ms",), False), ((OVERHEAD,), True)])
 def test_a_difference_is_gated_where_the_case_says_so(gates, gated):
     """It is shown otherwise, whatever it says."""
-    assert compare(OVERHEAD, overhead(9.0, gates=gates), recorded(1.0)).gated is gated
+    assert compared(OVERHEAD, overhead(9.0, gates=gates), recorded(1.0)).gated is gated
 
 
 def test_noise_of_a_difference_is_not_called_that_of_launches():
     """A difference has an interval over its pairs; its launches were not compared."""
-    found = compare(OVERHEAD, overhead(9.0, gates=(OVERHEAD,)), recorded(1.0))
+    found = compared(OVERHEAD, overhead(9.0, gates=(OVERHEAD,)), recorded(1.0))
     verdict = Verdict("c", found.status, found.reason, metrics=(found,))
     lines = "\n".join(evidence_lines(verdict))
     assert "95 % interval over pairs +- 0.00 %" in lines
@@ -203,10 +203,10 @@ def test_noise_of_a_difference_is_not_called_that_of_launches():
 def test_the_difference_in_ms_is_information():
     """The same in ms a step is shown beside it and never judged."""
     found = evidence(differences=(Difference("sync_overhead", ((100.0, 101.0), (100.0, 103.0))),))
-    assert found.values()["sync_overhead_ms"] == pytest.approx(2.0)
-    assert found.values()[OVERHEAD] == pytest.approx(2.0)
+    assert values_of(found)["sync_overhead_ms"] == pytest.approx(2.0)
+    assert values_of(found)[OVERHEAD] == pytest.approx(2.0)
     was = [recording(information={"sync_overhead_ms": 1.0})]
-    shown = compare("sync_overhead_ms", found, was)
+    shown = compared("sync_overhead_ms", found, was)
     assert (shown.status, shown.gated, shown.old) == (Status.SAME, False, 1.0)
 
 
@@ -235,7 +235,7 @@ def moved(lines, *sites):
 def test_a_rise_names_the_new_place_alone():
     """One sync more, at a new line: that line, and not the old one, though it has moved."""
     now = syncs_now(2, *moved(5, LOSS), NORM)
-    found = compare(SYNCS, now, syncs_then(1, LOSS))
+    found = compared(SYNCS, now, syncs_then(1, LOSS))
     assert (found.status, found.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert (found.old, found.new, found.sites) == (1, 2, (NORM,))
 
@@ -243,13 +243,13 @@ def test_a_rise_names_the_new_place_alone():
 def test_a_rise_at_a_known_place_names_the_rise():
     """3 more of a place that had 2 are 3, at its line of today."""
     (now,) = moved(7, structs.replace(LOSS, count=5))
-    found = compare(SYNCS, syncs_now(5, now), syncs_then(2, structs.replace(LOSS, count=2)))
+    found = compared(SYNCS, syncs_now(5, now), syncs_then(2, structs.replace(LOSS, count=2)))
     assert found.sites == (structs.replace(now, count=3),)
 
 
 def test_a_fall_names_what_went():
     """One sync less: the place that it had in the recording."""
-    found = compare(SYNCS, syncs_now(1, *moved(5, LOSS)), syncs_then(2, LOSS, NORM))
+    found = compared(SYNCS, syncs_now(1, *moved(5, LOSS)), syncs_then(2, LOSS, NORM))
     assert (found.status, found.reason) == (Status.FASTER, Reason.COUNTER_FELL)
     assert found.sites == (NORM,)
 
@@ -257,7 +257,7 @@ def test_a_fall_names_what_went():
 def test_a_rise_with_a_fall_names_what_rose():
     """Two new at one place and one gone at another: what makes the rise is named."""
     more = structs.replace(NORM, count=2)
-    found = compare(SYNCS, syncs_now(2, more), syncs_then(1, LOSS))
+    found = compared(SYNCS, syncs_now(2, more), syncs_then(1, LOSS))
     assert found.sites == (more,)
 
 
@@ -271,50 +271,50 @@ def test_equal_work_of_other_parts_is_changed():
         ({"aten.mm": 1, "aten.t": 2}, Status.SAME),
         ({"aten.mm": 1, "aten.t": 1, "aten.clone": 1}, Status.CHANGED),
     ):
-        found = compare(
+        found = compared(
             OPERATORS, evidence(counts=Counts({OPERATORS: 3}, detail={OPERATORS: now})), then
         )
         assert found.status is status
     assert found.reason is Reason.WORK_MOVED
-    assert found.note == "aten.clone 0 -> 1, aten.t 2 -> 1"
+    assert note(found) == "aten.clone 0 -> 1, aten.t 2 -> 1"
 
 
 def test_equal_counts_at_another_place():
     """A sync put for another one is the same count, and the new place is told."""
-    found = compare(SYNCS, syncs_now(1, NORM), syncs_then(1, LOSS))
+    found = compared(SYNCS, syncs_now(1, NORM), syncs_then(1, LOSS))
     assert (found.status, found.sites) == (Status.SAME, (NORM,))
-    assert compare(SYNCS, syncs_now(1, LOSS), syncs_then(1, LOSS)).sites == ()
+    assert compared(SYNCS, syncs_now(1, LOSS), syncs_then(1, LOSS)).sites == ()
 
 
 def test_allowed_places_are_not_named():
     """A new allowed sync beside a new one that is not: the latter alone has to be mended."""
-    found = compare(SYNCS, syncs_now(1, LOGGED, LOSS), syncs_then(0))
+    found = compared(SYNCS, syncs_now(1, LOGGED, LOSS), syncs_then(0))
     assert found.sites == (LOSS,)
-    gone = compare(SYNCS, syncs_now(0), syncs_then(1, LOGGED, LOSS))
+    gone = compared(SYNCS, syncs_now(0), syncs_then(1, LOGGED, LOSS))
     assert gone.sites == (LOSS,)
 
 
 def test_a_place_that_is_no_longer_allowed_is_new():
     """The reason was taken away: the same line counts now, and is named."""
     bare = structs.replace(LOGGED, allowed="")
-    assert compare(SYNCS, syncs_now(8, bare), syncs_then(0, LOGGED)).sites == (bare,)
+    assert compared(SYNCS, syncs_now(8, bare), syncs_then(0, LOGGED)).sites == (bare,)
 
 
 def test_a_recording_without_places_names_none():
     """A recording of before there were places: which of two is new is not known."""
-    found = compare(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={SYNCS: 1})])
+    found = compared(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={SYNCS: 1})])
     assert (found.status, found.sites) == (Status.CHANGED, ())
 
 
 def test_a_rise_from_zero_names_every_place():
     """With none recorded, all places are new."""
-    found = compare(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={SYNCS: 0})])
+    found = compared(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={SYNCS: 0})])
     assert found.sites == (LOSS, NORM)
 
 
 def test_a_counter_that_was_not_recorded_names_nothing():
     """NO BASELINE is for the newcomer; there is nothing to compare places with."""
-    found = compare(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={})])
+    found = compared(SYNCS, syncs_now(2, LOSS, NORM), [recording(counters={})])
     assert (found.status, found.sites) == (Status.NO_BASELINE, ())
 
 

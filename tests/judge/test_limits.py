@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stepguard.judge import limits as statistics
-from stepguard.judge.limits import ALPHA, Screen, limit_pct, screen, standard_error_pct, steady
+from stepguard.judge.limits import ALPHA, Screen, limit_pct, screen, standard_error_pct
+from stepguard.measure.warmup import steady
 
 LAUNCH_SD = 0.0024  # of the median over six launches of one H200
 SPREAD_WITHIN_CARD = 0.003

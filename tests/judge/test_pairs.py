@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stepguard.judge.pairs import benjamini_hochberg, bounds, decide
-from stepguard.judge.power import smallest_detectable_pct
+from stepguard.judge.pairs import benjamini_hochberg, bounds, decide, smallest_detectable_pct
 from stepguard.judge.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.margins import Margins, Prior
 from stepguard.verdict import Status

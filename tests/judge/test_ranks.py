@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.judge.screen import judge
+from stepguard.judge.summary import stored
 from stepguard.judge.waivers import waive
 from stepguard.metrics import METRICS
-from stepguard.recording import summary_of
+from stepguard.sentences import note
 from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver, WaiverEffect
 
@@ -30,13 +31,13 @@ def counted(name, *each):
 def verdict(name, then, now, **changes):
     """The one metric's verdict on ``now`` against a recording of ``then``."""
     before = counted(name, *then)
-    recorded = msgspec.structs.replace(summary_of(before), **changes)
+    recorded = msgspec.structs.replace(stored(before), **changes)
     known = entry(case=before.case, epochs=[epoch(recordings=[recorded])])
     return judge(counted(name, *now), known).worst
 
 
 @pytest.mark.parametrize(
-    ("name", "then", "now", "status", "moved", "note"),
+    ("name", "then", "now", "status", "moved", "where"),
     [
         (SYNCS, (1, 0), (1, 0), Status.SAME, (1, 1), ""),
         (SYNCS, (1, 0), (1, 1), Status.CHANGED, (0, 1), "on rank 1"),
@@ -49,11 +50,11 @@ def verdict(name, then, now, **changes):
         (FLOPS, (8, 1), (8, 8), Status.CHANGED, (1, 8), "on rank 1"),
     ],
 )
-def test_each_rank_is_compared_with_itself(name, then, now, status, moved, note):
+def test_each_rank_is_compared_with_itself(name, then, now, status, moved, where):
     """The most that a rank counted is equal, or has fallen, and another rank's count rose."""
     found = verdict(name, then, now)
     assert (found.status, (found.old, found.new)) == (status, moved)
-    assert found.note.partition(",")[0] == note
+    assert note(found).partition(",")[0] == where
 
 
 def test_slack_is_each_ranks():
@@ -66,7 +67,7 @@ def test_slack_is_each_ranks():
 def test_small_rises_on_any_rank_do_not_add_up():
     """A rank's count with slack is compared with its lowest of the epoch, like the busiest's."""
     name = "launches_per_step"
-    past = [summary_of(counted(name, 1700, each)) for each in (1000, 1015, 1030)]
+    past = [stored(counted(name, 1700, each)) for each in (1000, 1015, 1030)]
     now = counted(name, 1700, 1040)
     found = judge(now, entry(case=now.case, epochs=[epoch(recordings=past)])).worst
     assert (found.reason, found.old, found.new) == (Reason.COUNTER_ROSE, 1000, 1040)
@@ -74,11 +75,11 @@ def test_small_rises_on_any_rank_do_not_add_up():
 
 def test_recordings_from_before_ranks_were_kept_apart_are_left_out():
     """The newest knows its ranks, or its file is refused."""
-    older = msgspec.structs.replace(summary_of(counted(SYNCS, 1, 1)), by_rank=msgspec.UNSET)
-    past = [older, summary_of(counted(SYNCS, 1, 0))]
+    older = msgspec.structs.replace(stored(counted(SYNCS, 1, 1)), by_rank=msgspec.UNSET)
+    past = [older, stored(counted(SYNCS, 1, 0))]
     now = counted(SYNCS, 1, 1)
     found = judge(now, entry(case=now.case, epochs=[epoch(recordings=past)])).worst
-    assert (found.status, found.note) == (Status.CHANGED, "on rank 1")
+    assert (found.status, note(found)) == (Status.CHANGED, "on rank 1")
 
 
 @pytest.mark.parametrize("now", [(4, 10), (4, 9)])
@@ -91,7 +92,7 @@ def test_what_falls_on_one_rank_hides_no_other_parts_on_another(now):
         return replace(found, counts=replace(found.counts, detail={name: parts}))
 
     before, after = copies((10, 10), {"HtoD": 10}), copies((10, now[1]), {"HtoD": 4, "DtoH": 6})
-    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
     found = judge(after, known).worst
     assert (found.status, found.reason) == (Status.CHANGED, Reason.WORK_MOVED)
 
@@ -104,10 +105,10 @@ def test_a_waiver_of_a_total_does_not_cover_other_parts():
         return replace(found, counts=replace(found.counts, detail={found.gates[0]: parts}))
 
     before, after = operators((10, 8), {"mm": 10}), operators((10, 9), {"mm": 4, "sort": 6})
-    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
     verdict = judge(after, known)
     found = waive(verdict, after, [waiver_of(after, value=9)], date(2026, 11, 22))
-    assert found.worst.note == "mm 10 -> 4, sort 0 -> 6" and found.outcome == "failed"
+    assert note(found.worst) == "mm 10 -> 4, sort 0 -> 6" and found.outcome == "failed"
     assert found.waivers[0].effect is WaiverEffect.OTHER_WORK
 
 
@@ -132,7 +133,7 @@ def waiver_of(found, value):
 def test_a_waiver_is_of_every_rank_that_fails(name, then, now, value, passes):
     """A rank that moved otherwise, or further, than was waived is not covered by another one."""
     before, after = counted(name, *then), counted(name, *now)
-    known = entry(case=before.case, epochs=[epoch(recordings=[summary_of(before)])])
+    known = entry(case=before.case, epochs=[epoch(recordings=[stored(before)])])
     found = waive(judge(after, known), after, [waiver_of(after, value)], date(2026, 11, 22))
     assert (found.outcome == "passed") is passes
     assert (found.waivers[0].effect is WaiverEffect.WAIVED) is passes

@@ -22,7 +22,7 @@ Root Cause (first observed failure):
 """
 
 
-def test_nothing_is_told_of_a_clean_end():
+def test_nothing_is_reported_of_a_clean_end():
     """An empty log, and one of other matters: nobody failed, nobody was ended."""
     assert ElasticLog.read("") == ElasticLog({}, frozenset())
     assert ElasticLog.read("W1122 05:10:53.1 9 OMP_NUM_THREADS is 1 (pid: 7)\n") == ElasticLog.read(

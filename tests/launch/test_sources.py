@@ -212,7 +212,7 @@ def test_a_source_that_was_taken_away_is_not_held(spec, tree):
     check(replace(spec, root=tree, forbidden=()), told, "end", held_by(tree), "work")
 
 
-def test_what_is_installed_is_told_as_far_as_it_must_be():
+def test_what_is_installed_is_reported_as_far_as_it_must_be():
     """Top-level modules and what lies directly in a package, by their whole paths; nothing else."""
     found = installed()
     assert found["pytest"] == str(Path(pytest.__file__).resolve())

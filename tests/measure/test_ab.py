@@ -13,7 +13,7 @@ from builders import FINGERPRINT
 import stepguard.measure.ab
 import stepguard.measure.workers
 from stepguard import Case
-from stepguard.evidence import Fault
+from stepguard.evidence import Disturbance, Fault
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab import judge_ab
@@ -21,6 +21,7 @@ from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.margins import Margins, Prior
 from stepguard.measure.ab import PAIR_TIMINGS, measure_ab
 from stepguard.measure.workers import Bench
+from stepguard.sentences import message
 from stepguard.verdict import Reason, Status
 
 H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
@@ -28,6 +29,8 @@ GIB = 2**30
 STEP_MS = {"head": 250.0, "base": 125.0}
 CPU = Case("a", "m:f", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
 GPU = Case("a", "m:f", gates=("step_ms", "flops_per_step"))
+
+HOT = Disturbance("THROTTLED", "thermal slowdown")
 
 
 class World:
@@ -68,7 +71,7 @@ class Monitor:
 
     def annotate(self, block, began_ns, ended_ns):
         """The next taint that the test planned."""
-        return replace(block, tainted=self.world.taints.pop(0) if self.world.taints else "")
+        return replace(block, disturbance=self.world.taints.pop(0) if self.world.taints else None)
 
 
 def fake_group(world):
@@ -242,9 +245,9 @@ def test_blocks_take_turns(world, measure, number, first):
     ("taints", "alike"),
     [
         ([], [True, True]),
-        (["hot"], [True, True]),
-        (["", "hot"], [False, True]),  # base had run its first block by then
-        (["", "", "hot"], [True, True]),
+        ([HOT], [True, True]),
+        ([None, HOT], [False, True]),  # base had run its first block by then
+        ([None, None, HOT], [True, True]),
     ],
 )
 def test_both_time_the_same_steps(world, measure, taints, alike, base_ms):
@@ -478,23 +481,23 @@ def test_what_fits(world, measure, peaks, at_once):
 
 def test_a_disturbed_block_is_measured_again(world, measure):
     """In its turn, before the other side's; it is kept for the record and not counted."""
-    world.taints = ["", "thermal slowdown"]  # the first block is base's, the second head's
+    world.taints = [None, HOT]  # the first block is base's, the second head's
     found = measure(1, GPU)
     (head,), (base,) = found.head.launches, found.base.launches
     assert len(head.blocks) == len(base.blocks) == 2
-    assert [block.tainted for block in head.discarded] == ["thermal slowdown"]
-    assert not base.discarded and not any(block.tainted for block in head.blocks)
+    assert [block.disturbance for block in head.discarded] == [HOT]
+    assert not base.discarded and not any(block.disturbance for block in head.blocks)
     timed = f"block {round(PAIR_TIMINGS['cuda'].block_s * 1e3 / STEP_MS['base'])}"
     assert [what for _, what in world.asked("pair 1 head")].count(timed) == 3
 
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [("thermal slowdown", "THROTTLED"), ("process 1 (x)", "FOREIGN_PROCESS")],
+    [(HOT, "THROTTLED"), (Disturbance("FOREIGN_PROCESS", "process 1 (x)"), "FOREIGN_PROCESS")],
 )
 def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
     """After three retries: the side whose block it was has the fault, and the case is UNFIT."""
-    world.taints = ["", *[how] * 4]
+    world.taints = [None, *[how] * 4]
     found = measure(1, GPU)
     (fault,) = found.head.faults
     assert fault.code == reason and fault.during == "pair 1 head, block"
@@ -564,7 +567,7 @@ def test_who_fails_is_blamed(world, measure, side, command, number):
     assert all(group.closed for group in world.groups.values())
     verdict = judge_ab(found)
     assert verdict.reason is Reason.KILLED
-    assert verdict.message.startswith("main (000000000000): ") is (side == "base")
+    assert message(verdict).startswith("main (000000000000): ") is (side == "base")
 
 
 @pytest.mark.parametrize("side", ["head", "base"])

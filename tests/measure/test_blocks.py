@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from stepguard.evidence import Disturbance
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import measure_difference
 from stepguard.measure.running_launch import RunningLaunch
@@ -22,16 +23,19 @@ def answers(command, *, steps, order=(), **rest):
     return [times | single | {"wall_ms": 100.0 * steps, "events_ms": 100.0 * steps}]
 
 
+STRANGER = Disturbance("FOREIGN_PROCESS", "process 4711 on the GPU")
+
+
 class Machine:
     """Disturbed for the first so many questions, and asked how often."""
 
-    def __init__(self, disturbed, how="a foreign process"):
+    def __init__(self, disturbed, how=STRANGER):
         self.disturbed, self.how, self.asked = disturbed, how, 0
 
     def annotate(self, block, ranks):
         assert [(rank["began_ns"], rank["ended_ns"]) for rank in ranks] == [(1, 2)]
         self.asked += 1
-        return replace(block, tainted=self.how if self.asked <= self.disturbed else "")
+        return replace(block, disturbance=self.how if self.asked <= self.disturbed else None)
 
 
 class Group:
@@ -70,7 +74,7 @@ def test_a_disturbed_block_is_discarded_and_kept_for_the_record():
     found = time_blocks(launch)
     assert (len(found.blocks), len(found.discarded)) == (GPU.blocks, 1)
     assert machine.asked == GPU.blocks + 1
-    assert not any(block.tainted for block in found.blocks)
+    assert not any(block.disturbance for block in found.blocks)
     assert launch.shown[-1] == f"launch 2: block {GPU.blocks}/{GPU.blocks} of 20 steps"
     assert [block.ran for block in found.blocks] == [20, 40, 60]
 
@@ -101,10 +105,9 @@ def test_a_block_whose_clocks_disagree_once_is_measured_again():
     stalls = Stalls(2)
     found = time_blocks(running(answer=stalls))
     assert stalls.asked == GPU.blocks + 1 == len(found.blocks) + 1
-    assert [block.tainted for block in found.discarded] == [
-        "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
-    ]
-    assert not any(block.clocks_disagree() for block in found.blocks)
+    (text,) = (block.disturbance.text for block in found.discarded)
+    assert text == "rank 0: wall clock 2012.00 ms, events 2000.00 ms"
+    assert not any(block.clock_gap() for block in found.blocks)
 
 
 @pytest.mark.parametrize("which", [(1, 2), (1, GPU.blocks + 1)])
@@ -120,15 +123,16 @@ def test_clocks_that_disagree_twice_in_a_launch_are_a_fault(which):
 
 
 @pytest.mark.parametrize(
-    ("how", "code"),
+    "how",
     [
-        ("a foreign process", "FOREIGN_PROCESS"),
-        ("no telemetry during the block", "MACHINE_UNREADABLE"),
-        ("hw thermal slowdown", "THROTTLED"),
+        STRANGER,
+        Disturbance("MACHINE_UNREADABLE", "no telemetry during the block"),
+        Disturbance("THROTTLED", "hw thermal slowdown"),
     ],
+    ids=lambda how: how.reason,
 )
 @pytest.mark.parametrize("measured", ["block", "sync overhead"])
-def test_a_machine_that_stays_disturbed_is_a_fault(how, code, measured):
+def test_a_machine_that_stays_disturbed_is_a_fault(how, measured):
     """After the retries neither gives a figure, and the fault says what disturbed it, how often."""
     launch = running(Machine(10**6, how))
     with pytest.raises(LaunchFailed) as raised:
@@ -137,5 +141,5 @@ def test_a_machine_that_stays_disturbed_is_a_fault(how, code, measured):
         else:
             measure_difference("sync_overhead", launch, 6)
     fault = raised.value.fault
-    assert (fault.code, fault.during) == (code, f"launch 2, {measured}")
-    assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how}"
+    assert (fault.code, fault.during) == (how.reason, f"launch 2, {measured}")
+    assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how.text}"

@@ -4,14 +4,14 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from builders import evidence, recording, two_rank_evidence
+from builders import compared, evidence, recording, two_rank_evidence, values_of
 
 from stepguard.evidence import Difference
-from stepguard.judge.compare import compare
 from stepguard.judge.screen import judge
 from stepguard.measure.differences import measure_difference, pairs_of, plain_by_rank
 from stepguard.measure.warmup import Protocol
 from stepguard.report.words import evidence_lines
+from stepguard.sentences import note
 from stepguard.verdict import Reason, Status, Verdict
 
 PAIRS = ((250.0, 260.0), (252.0, 262.0))
@@ -73,16 +73,19 @@ def test_the_wait_of_the_faster_rank_is_no_exchange():
     alone = (6.0, 9.0)
     ranks = [told | {"segments_ms": [ms] * 4 + [12.0, 12.0, ms]} for ms in alone]
     found = measure_difference("exposed_comm", launch(lambda *_, **__: ranks), 2)
-    values = two_rank_evidence(differences=(found,)).values()
+    values = values_of(two_rank_evidence(differences=(found,)))
     assert values["exposed_comm_ms"] == pytest.approx(3)
     assert values["exposed_comm_pct"] == pytest.approx(100 * 3 / 9)
     assert values["rank_skew_pct"] == pytest.approx(50)
-    assert found.straggler() == "rank 1 takes 9.00 ms alone, rank 0 6.00 ms"
+    assert (
+        note(compared("rank_skew_pct", two_rank_evidence(differences=(found,)), [recording()]))
+        == "rank 1 takes 9.00 ms alone, rank 0 6.00 ms"
+    )
 
 
 def test_what_exchange_adds_has_a_plus():
     """Steps as they are less steps without exchange; skew is the slowest over the fastest."""
-    values = two_rank_evidence(differences=(EXPOSED,)).values()
+    values = values_of(two_rank_evidence(differences=(EXPOSED,)))
     assert values["exposed_comm_ms"] == pytest.approx(10)
     assert values["exposed_comm_pct"] == pytest.approx(100 * 10 / 251)
     assert values["rank_skew_pct"] == pytest.approx(100 * (251 / 245 - 1))
@@ -90,15 +93,15 @@ def test_what_exchange_adds_has_a_plus():
 
 def test_sync_overhead_says_nothing_of_ranks():
     """Its plain steps wait for each other, so their times by rank are no skew."""
-    found = evidence(differences=(Difference("sync_overhead", PAIRS, ALONE),)).values()
+    found = values_of(evidence(differences=(Difference("sync_overhead", PAIRS, ALONE),)))
     assert "rank_skew_pct" not in found
 
 
 def test_the_straggler_is_named_in_a_note_and_a_line():
     """The slowest rank and the fastest, with their own times; never judged."""
-    found = compare("rank_skew_pct", two_rank_evidence(differences=(EXPOSED,)), [recording()])
+    found = compared("rank_skew_pct", two_rank_evidence(differences=(EXPOSED,)), [recording()])
     words = "rank 2 takes 251.00 ms alone, rank 1 245.00 ms"
-    assert (found.status, found.gated, found.note) == (Status.SAME, False, words)
+    assert (found.status, found.gated, note(found)) == (Status.SAME, False, words)
     lines = evidence_lines(Verdict("c", Status.SLOWER, Reason.BEYOND_LIMIT, metrics=(found,)))
     assert f"  rank_skew_pct 2.45: {words}" in lines
 

@@ -5,16 +5,26 @@ import math
 from dataclasses import replace
 
 import pytest
-from builders import CASE, TOKENS, block, entry_of, launch, recording, two_rank_evidence
+from builders import (
+    CASE,
+    TOKENS,
+    block,
+    compared,
+    entry_of,
+    launch,
+    recording,
+    two_rank_evidence,
+    values_of,
+)
 
 from stepguard import Case
 from stepguard.evidence import from_json, to_json
-from stepguard.judge.compare import compare
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import planned_launches
 from stepguard.metrics import METRICS
 from stepguard.report import table
 from stepguard.report.words import evidence_lines
+from stepguard.sentences import message, note
 from stepguard.storage.accept import recording_of
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -30,21 +40,21 @@ def two_ranks(one_ms=200.0, tokens=TOKENS // 2, **changes):
 
 def test_with_equal_tokens_it_is_the_ratio_of_step_times():
     """200 ms alone, 250 ms together: each rank keeps 80 % of its pace."""
-    values = two_ranks().values()
+    values = values_of(two_ranks())
     assert values[EFFICIENCY] == pytest.approx(80)
     assert values[ALONE] == pytest.approx(200)
 
 
 def test_a_workload_that_shares_its_tokens_out_is_scaled_likewise():
     """As many tokens alone as together: 400 ms alone, 250 ms on two, is 80 % of twice as fast."""
-    assert two_ranks(400.0, TOKENS).values()[EFFICIENCY] == pytest.approx(80)
+    assert values_of(two_ranks(400.0, TOKENS))[EFFICIENCY] == pytest.approx(80)
 
 
 def test_the_launch_alone_is_in_no_other_figure():
     """Step times, samples and throughput are those of the case; tokens are of all ranks."""
     found, without = two_ranks(), two_rank_evidence()
-    rest = {name: value for name, value in found.values().items() if name not in NAMES}
-    assert rest == without.values()
+    rest = {name: value for name, value in values_of(found).items() if name not in NAMES}
+    assert rest == values_of(without)
     assert rest["tokens_per_s"] == pytest.approx(TOKENS / 0.25)
     assert found.samples_ms() == without.samples_ms()
 
@@ -54,7 +64,7 @@ def test_it_exists_with_several_ranks_alone_and_is_never_judged():
     assert all(METRICS[name].kind == "information" for name in NAMES)
     assert not any(METRICS[name].exists("cuda", 1) for name in NAMES)
     past = recording(information={EFFICIENCY: 160.0, ALONE: 400.0})
-    found = compare(EFFICIENCY, two_ranks(), [past])
+    found = compared(EFFICIENCY, two_ranks(), [past])
     assert (found.status, found.gated, found.old) == (Status.SAME, False, 160.0)
     assert judge(two_ranks(), entry_of(two_ranks())).status is Status.SAME
 
@@ -73,7 +83,7 @@ def test_evidence_keeps_it():
 
 
 @pytest.mark.parametrize(
-    ("odd", "reason", "message"),
+    ("odd", "reason", "text"),
     [
         (launch(blocks=()), Reason.NOTHING_MEASURED, "one-rank launch has no block"),
         (launch(math.nan), Reason.NOTHING_MEASURED, "one-rank launch: a block has a time of nan"),
@@ -84,27 +94,27 @@ def test_evidence_keeps_it():
         ),
     ],
 )
-def test_a_launch_alone_that_contradicts_itself_is_broken(odd, reason, message):
+def test_a_launch_alone_that_contradicts_itself_is_broken(odd, reason, text):
     """As a launch of the case would be; the figure is then missing, not wrong."""
     found = replace(two_ranks(), one_rank=odd)
     verdict = judge(found, entry_of(found))
     assert (verdict.status, verdict.reason) == (Status.BROKEN, reason)
-    assert verdict.message.startswith(message)
+    assert message(verdict).startswith(text)
 
 
 def test_no_tokens_no_figure():
     """An efficiency of nothing would be a division by zero."""
-    assert not NAMES & two_ranks(tokens=0).values().keys()
+    assert not NAMES & values_of(two_ranks(tokens=0)).keys()
 
 
-def test_a_slow_step_is_told_beside_what_one_rank_takes():
+def test_a_slow_step_is_reported_beside_what_one_rank_takes():
     """A line under the verdict, which says if that was not steady."""
-    found = compare(EFFICIENCY, two_ranks(), [recording()])
-    assert found.note == "one rank alone takes 200.00 ms"
+    found = compared(EFFICIENCY, two_ranks(), [recording()])
+    assert note(found) == "one rank alone takes 200.00 ms"
     lines = evidence_lines(Verdict("c", Status.SLOWER, Reason.BEYOND_LIMIT, metrics=(found,)))
-    assert f"  {EFFICIENCY} 80.00: {found.note}" in lines
+    assert f"  {EFFICIENCY} 80.00: {note(found)}" in lines
     drifting = replace(two_ranks(), one_rank=launch(200.0, steady="not steady after 60 s"))
-    words = compare(EFFICIENCY, drifting, [recording()]).note
+    words = note(compared(EFFICIENCY, drifting, [recording()]))
     assert words == "one rank alone takes 200.00 ms, not steady after 60 s"
 
 

@@ -90,10 +90,10 @@ def test_slower_fails_and_says_by_what(gate, h200):
         [
             "SLOWER *100%]",
             "linear?124m?: SLOWER: step_ms 10.000 -> 10.200 (+2.0 %, limit 0.2 %)",
-            "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, the other*",
+            "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, both*",
             "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 % (not calibrated); *",
-            f"  compared with {shown}, measured beside it",
-            "  if it is meant: *-m stepguard waive 'linear?124m?' step_ms --limit-pct 2.5 --reas*",
+            f"  compared with {shown}, measured in pairs with it",
+            "  if it is meant: *-m stepguard waive 'linear?124m?' step_ms --limit-pct * --reason '...' --days N",
             "  after the merge, on main: pytest perf_tests, then *accept 'linear?124m?' --reason*",
             "  look closer: *comparison.json",
             "1 SLOWER",
@@ -345,7 +345,7 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch):
     result.stdout.no_fnmatch_line("*Traceback*")
 
 
-def test_a_tree_that_cannot_be_removed_is_told(gate, h200, monkeypatch):
+def test_a_tree_that_cannot_be_removed_is_reported(gate, h200, monkeypatch):
     """It is given up before the summary, which says what is left to do."""
     a_case(gate, h200)
     monkeypatch.setattr(stepguard.git.worktree, "_remove", lambda *told: "planted: rm -rf it")
@@ -353,7 +353,7 @@ def test_a_tree_that_cannot_be_removed_is_told(gate, h200, monkeypatch):
     result.stdout.fnmatch_lines(["* performance =*", "planted: rm -rf it"])
 
 
-def test_what_a_killed_run_left_is_told(gate, h200):
+def test_what_a_killed_run_left_is_reported(gate, h200):
     """And removed."""
     a_case(gate, h200)
     left = gate.path / ".stepguard" / "trees" / "deadbeef-1"
@@ -380,7 +380,7 @@ def test_the_documents_have_it_too(gate, h200):
     assert len(found["launches"]) == 6
     text = (gate.path / "run.md").read_text()
     assert "**Performance:** 1 SLOWER" in text
-    assert f"compared with {old(gate)}, measured beside it" in text
+    assert f"compared with {old(gate)}, measured in pairs with it" in text
 
 
 def test_what_was_measured_is_kept_and_cannot_be_accepted(gate, h200):

@@ -69,7 +69,7 @@ def test_a_noisy_machine(gate, h200, pct):
     assert "margins 0.2 and 1.29 % (widened from 0.2 and 0.5 %" in json.dumps(found)
 
 
-def test_a_stale_calibration_is_told(gate, h200):
+def test_a_stale_calibration_is_reported(gate, h200):
     """It has no say, though it would pass what the defaults pass; the run says what to do."""
     a_case(gate, h200, sd_pct=1.0, software={"torch": "1.0"})
     result = gate.run(OTHER)

@@ -11,7 +11,10 @@ from stepguard.comparison import from_json
 from stepguard.evidence import Fault
 from stepguard.git.resolve import TreeError
 
-MOVED = ["linear?124m?: same: step_ms 10.000 -> 11.000 *", "  step_ms: the machine moved*"]
+MOVED = [
+    "linear?124m?: same: step_ms 10.000 -> 11.000 *",
+    "  step_ms: the machine's speed changed*",
+]
 
 
 def recorded(gate, h200, ahead=True, step_ms=11.0, **fields):
@@ -54,7 +57,7 @@ def test_slower_code_is_confirmed(gate, h200):
     )
 
 
-def test_a_machine_that_moved_passes_and_is_told(gate, h200):
+def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
     """Both codes are as fast here: exit 0, and the summary and both documents tell it."""
     case = recorded(gate, h200)
     result = gate.run("-v", "--perf-json=run.json", "--perf-report=run.md")
@@ -64,7 +67,7 @@ def test_a_machine_that_moved_passes_and_is_told(gate, h200):
     result.stdout.no_fnmatch_line("*accept:*")
     (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
     assert (found["verdict"]["status"], found["verdict"]["reason"]) == ("same", "MACHINE_MOVED")
-    assert "the machine moved" in (gate.path / "run.md").read_text()
+    assert "the machine's speed changed" in (gate.path / "run.md").read_text()
 
 
 def test_no_confirm_leaves_the_screens_word(gate, h200):
@@ -95,7 +98,7 @@ def test_an_edited_tree_is_not_the_recordings_code(gate, h200):
     assert len(gate.paired) == 1
 
 
-def test_faster_code_is_confirmed_and_a_faster_machine_is_told(gate, h200):
+def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     """FASTER stays if the code is; else there is no gain to keep."""
     case = recorded(gate, h200, step_ms=9.0)
     gate.will_compare(case, -10.0)
@@ -105,7 +108,9 @@ def test_faster_code_is_confirmed_and_a_faster_machine_is_told(gate, h200):
     gate.will_compare(case, 0.0)
     result = gate.run()
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["linear?124m?: same: *", "  step_ms: the machine moved*"])
+    result.stdout.fnmatch_lines(
+        ["linear?124m?: same: *", "  step_ms: the machine's speed changed*"]
+    )
     result.stdout.no_fnmatch_line("*keep the gain*")
 
 
@@ -232,7 +237,7 @@ def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200
     gate.will_measure(case, step_ms=12.0)
     result = gate.run()
     result.assert_outcomes(failed=1)
-    result.stdout.fnmatch_lines(["*step_ms: unconfirmed: like that other commit*merge base*"])
+    result.stdout.fnmatch_lines(["*step_ms: unconfirmed: as slow as that other commit*merge base*"])
     gate.will_compare(case, 10.0)
     result = gate.run()
     result.assert_outcomes(failed=1)
@@ -261,6 +266,6 @@ def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
     result = gate.run("--perf-update")
     assert result.ret == 1
     result.stdout.fnmatch_lines(
-        [f"{case.id.replace('[', '?').replace(']', '?')}: not recorded, the machine moved*"]
+        [f"{case.id.replace('[', '?').replace(']', '?')}: not recorded, the machine's speed*"]
     )
     assert (gate.baselines / "h200x1.json").read_text() == before

@@ -2,7 +2,7 @@
 
 from builders import CASE_ID, entry, epoch, recording
 
-from stepguard.baseline_model import RecordedDifference
+from stepguard.recording import RecordedDifference
 from stepguard.report.recorded import lines
 
 

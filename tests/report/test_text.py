@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from stepguard import Case
+from stepguard.evidence import Disturbance
 from stepguard.judge.screen import judge
 from stepguard.measure import progress as ticker
 from stepguard.measure.suite import Result
@@ -22,7 +23,7 @@ from stepguard.report import traceback as stack
 from stepguard.report import words as explain
 from stepguard.report.live import ProgressLine
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)
@@ -38,6 +39,7 @@ SITES = st.builds(
     phase=WORDS,
     count=st.integers(1, 1000),
 )
+COUNT = st.integers(0, 2**53)
 METRIC_VERDICTS = st.builds(
     MetricVerdict,
     metric=st.sampled_from(list(METRICS)),
@@ -48,7 +50,7 @@ METRIC_VERDICTS = st.builds(
     change_pct=st.none() | st.floats(-100, 1e6),
     limit_pct=st.none() | st.floats(0, 4),
     noise_pct=st.none() | st.floats(0, 4),
-    note=st.text(max_size=30),
+    moved=st.lists(st.builds(PartMove, st.text(max_size=30), COUNT, COUNT), max_size=5).map(tuple),
     sites=st.lists(SITES, max_size=2).map(tuple),
     gated=st.booleans(),
 )
@@ -57,7 +59,7 @@ VERDICTS = st.builds(
     case_id=IDS,
     status=st.sampled_from(Status),
     reason=st.sampled_from(Reason),
-    message=st.text(max_size=120),
+    facts=st.none() | st.fixed_dictionaries({"fault": st.text(max_size=120)}),
     detail=st.text(max_size=50),
     metrics=st.lists(METRIC_VERDICTS, max_size=3).map(tuple),
     recordings=st.integers(0, 20),
@@ -83,8 +85,8 @@ def test_a_headline_is_one_line_that_fits(verdict):
 @pytest.mark.parametrize("message", ["", "m" * 100])
 def test_a_long_id_gives_way(length, message):
     """Verdict, metric and figures, or the message's beginning, survive an id of any length."""
-    case_id = f"train_step[{'x' * length}]"
-    verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, message, metrics=SLOWER.metrics)
+    case_id, facts = f"train_step[{'x' * length}]", {"fault": message} if message else None
+    verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, facts, metrics=SLOWER.metrics)
     line = explain.headline(verdict)
     assert len(line) <= 79
     assert ": SLOWER: " in line
@@ -94,7 +96,7 @@ def test_a_long_id_gives_way(length, message):
 @pytest.mark.parametrize("status", Status)
 def test_a_headline_says_case_and_verdict(status):
     """Case and verdict stand in front, so that a cut takes neither."""
-    verdict = Verdict(CASE_ID, status, Reason.RAISED, "m" * 200)
+    verdict = Verdict(CASE_ID, status, Reason.RAISED, {"fault": "m" * 200})
     assert explain.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
 
 
@@ -191,7 +193,7 @@ def test_a_block_names_metric_operator_and_command():
 
 def test_a_traceback_stands_in_the_block():
     """The detail of a fault is shown whole, each line marked."""
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "ValueError: x", "a\nb\n")
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "ValueError: x"}, "a\nb\n")
     assert "  | a\n  | b\n" in explain.block(verdict, "x")
 
 
@@ -202,8 +204,8 @@ def test_a_traceback_stands_in_the_block():
         (FASTER, "keep the gain: python -m stepguard accept"),
         (SLOWER, "accept: python -m stepguard accept"),
         (NO_BASELINE, "accept: python -m stepguard accept"),
-        (Verdict("c", Status.UNFIT, Reason.THROTTLED, "hot"), "stepguard doctor"),
-        (Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, "x"), "stepguard doctor"),
+        (Verdict("c", Status.UNFIT, Reason.THROTTLED, {"fault": "hot"}), "stepguard doctor"),
+        (Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, {"fault": "x"}), "stepguard doctor"),
     ],
 )
 def test_every_verdict_has_its_next_step(verdict, command):
@@ -268,7 +270,7 @@ def test_rows_stand_worst_first(verdicts):
 
 def test_columns_nobody_fills_are_left_out():
     """A table of verdicts without figures has its case and its verdict, no empty columns."""
-    broken = Verdict("b", Status.BROKEN, Reason.RAISED, "x")
+    broken = Verdict("b", Status.BROKEN, Reason.RAISED, {"fault": "x"})
     lines = [text for text, _ in table.lines(table.rows([broken]))]
     assert [re.split(r"\s{2,}", line) for line in lines] == [["case", "verdict"], ["b", "BROKEN"]]
     both = [text for text, _ in table.lines(table.rows([broken, SAME]))]
@@ -386,7 +388,7 @@ def test_the_run_as_markdown(verdicts):
     rows = [line for line in text.split("\n")[2 : 4 + len(verdicts)]]
     assert all(line.startswith("|") and line.endswith("|") for line in rows)
     assert {line.count("|") for line in rows} == {len(table.COLUMNS) + 1}
-    told = sum(v.word not in ("same", "recorded") or v.is_told for v in verdicts)
+    told = sum(v.word not in ("same", "recorded") or v.has_notice for v in verdicts)
     assert len(re.findall(r"(?m)^<details><summary>", text)) == told
     assert len(re.findall(r"(?m)^</details>$", text)) == told
 
@@ -398,7 +400,7 @@ def test_markdown_of_nothing_says_so():
 
 def test_a_fence_in_a_traceback_does_not_end_the_block():
     """Code fences in a message stay inside the block: its own fence is longer."""
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "x", "```\n</details>\n````")
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "x"}, "```\n</details>\n````")
     text = documents.suite_markdown([result(verdict)])
     opening = re.search(r"(?m)^(`{3,})", text).group(1)
     assert len(opening) > 4
@@ -407,7 +409,7 @@ def test_a_fence_in_a_traceback_does_not_end_the_block():
 
 def test_a_title_is_escaped():
     """A message with markup cannot open a tag in the summary."""
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, "no <b> & </summary>")
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "no <b> & </summary>"})
     text = documents.suite_markdown([result(verdict)])
     assert "<summary>c: BROKEN: no &lt;b>" in text
 
@@ -470,7 +472,7 @@ def test_the_users_frames(text, shown):
 )
 def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
-    verdict = Verdict("c", Status.BROKEN, reason, "m", detail)
+    verdict = Verdict("c", Status.BROKEN, reason, {"fault": "m"}, detail)
     assert explain.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
     assert documents.verdict_document(verdict)["detail"] == detail
 
@@ -633,7 +635,7 @@ def test_without_a_terminal_a_case_is_a_line(screen):
     assert len(screen.written) == told, "a stage that goes on is no news in a log"
 
 
-def test_a_stage_is_told_again_while_it_lasts(monkeypatch):
+def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
     """Ticks may come as often as they like: the stage is told at once, then twice a second."""
     clock = SimpleNamespace(now_s=0.0)
     monkeypatch.setattr(ticker, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
@@ -654,12 +656,12 @@ def test_evidence_of_a_dirty_tree_says_what_comes_first():
     assert step.startswith("accept: commit, measure again, then python -m stepguard accept ")
 
 
-def test_what_was_measured_again_is_told():
+def test_remarks_name_what_was_measured_again():
     """Disturbed blocks, with the last reason, and a tree that was edited; else nothing."""
     assert explain.remarks(evidence((250.0,) * 3)) == []
-    hot = block(tainted="hw thermal slowdown")
+    hot = block(disturbance=Disturbance("THROTTLED", "hw thermal slowdown"))
     launches = (launch(discarded=(hot,)), launch(), launch(discarded=(hot,)))
-    told = explain.remarks(evidence(launches=launches, dirty=(Reason.TREE_CHANGED.value,)))
+    told = explain.remarks(evidence(launches=launches, tree_changed=True))
     assert [line.partition(": ")[2] for line in told] == [
         "blocks that were disturbed and measured again: 2 (hw thermal slowdown)",
         "files changed while it was measured: its launches may be of different code",

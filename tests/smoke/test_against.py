@@ -29,6 +29,7 @@ from stepguard.measure.confirm import compare_with, confirm
 from stepguard.measure.pair import PairTiming
 from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import Bench
+from stepguard.sentences import message, note
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -224,7 +225,7 @@ def test_a_step_that_takes_longer_is_slower(root):
     old = git(root, "rev-parse", "old")[:12]
     for part in (
         "slept[tiny]: SLOWER: step_ms ",
-        f"compared with old ({old}), measured beside it",
+        f"compared with old ({old}), measured in pairs with it",
         "margins 5 and 20 %",
         "if it is meant: ",
         f"{left} removed: the run that made it was killed (old, process 1)",
@@ -258,7 +259,7 @@ def test_what_the_old_revision_does_not_do_is_not_comparable(bench, factory, par
     found = compared(bench, factory, "old", params)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, reason)
-    assert words in verdict.message and "old (" in verdict.message
+    assert words in message(verdict) and "old (" in message(verdict)
     assert found.pairs == 0 and found.head.counts is not None
     assert_nothing_left(bench.root)
 
@@ -323,10 +324,10 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     base = git(work, "rev-parse", "origin/main")
     assert found.base.commit == base and found.head.commit == git(work, "rev-parse", "topic")
     assert found.pairs == 1 and found.out_of_time
-    (note,) = (metric.note for metric in after.metrics)
-    assert after.status is Status.SLOWER and note.startswith("unconfirmed: the pairs do not decide")
-    assert f"commit {recorded[:12]} is not in this repository" in note
-    assert f"the merge base with origin/HEAD, {base[:12]}" in note
+    (text,) = (note(metric) for metric in after.metrics)
+    assert after.status is Status.SLOWER and text.startswith("unconfirmed: the pairs do not decide")
+    assert f"commit {recorded[:12]} is not in this repository" in text
+    assert f"the merge base with origin/HEAD, {base[:12]}" in text
     assert_nothing_left(work)
 
 

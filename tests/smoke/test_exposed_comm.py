@@ -9,8 +9,10 @@ import pytest
 from stepguard import Case
 from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
+from stepguard.judge.summary import summarise
 from stepguard.measure.launches import measure_launches, planned_launches
 from stepguard.measure.workers import Bench
+from stepguard.sentences import message
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +46,7 @@ def test_exchange_costs_something(uneven):
     assert not uneven.faults, uneven.faults
     (one,) = uneven.differences
     assert (one.name, len(one.pairs_ms)) == ("exposed_comm", 6)
-    assert uneven.values()["exposed_comm_ms"] > 0
+    assert summarise(uneven).values()["exposed_comm_ms"] > 0
 
 
 def test_skew_names_the_slower_rank(uneven):
@@ -67,14 +69,14 @@ def test_a_workload_that_cannot_do_without_exchange_is_broken(bench):
     found = measure_launches(case, bench)
     verdict = judge(found, None)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.BAD_WORKLOAD)
-    assert "Pair has no attribute gradient_sync" in verdict.message
+    assert "Pair has no attribute gradient_sync" in message(verdict)
 
 
 def test_a_workload_that_exchanges_all_the_same_is_broken(bench):
     """An attribute that nothing reads would measure no difference: a gain, and a green one."""
     verdict = judge(measure_launches(two_ranks("deaf"), bench), None)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.BAD_WORKLOAD)
-    assert "still calls c10d::allreduce_: it would be compared with itself" in verdict.message
+    assert "still calls c10d::allreduce_: it would be compared with itself" in message(verdict)
 
 
 def test_the_training_step_can_do_without_exchange(bench):

@@ -9,12 +9,13 @@ import pytest
 from factories import COLLECT_S
 
 from stepguard import Case
-from stepguard.baseline_model import Entry, Epoch
 from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
+from stepguard.judge.summary import stored
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
-from stepguard.recording import summary_of
+from stepguard.recording import Entry, Epoch
+from stepguard.sentences import note
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,12 +75,12 @@ def test_a_cost_that_only_idle_ranks_gain_is_found(bench):
     before, after = measured(bench, "rank_0_logs"), measured(bench, "all_ranks_log")
     gates = ("sync_candidates_per_step",)
     after = replace(after, case=before.case, gates=gates)
-    epoch = Epoch(reason="first", recordings=[summary_of(before)])
+    epoch = Epoch(reason="first", recordings=[stored(before)])
     known = Entry(case=before.case, epochs=[epoch])
     verdict = judge(after, known)
     assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert (verdict.worst.old, verdict.worst.new) == (0, 1)
-    assert verdict.worst.note.startswith("on rank 1")
+    assert note(verdict.worst).startswith("on rank 1")
     assert judge(replace(before, gates=gates), known).status is Status.SAME
 
 

@@ -8,11 +8,12 @@ from functools import partial
 
 import pytest
 
-from stepguard.baseline_model import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import measure_launches
+from stepguard.recording import Entry, Epoch
 from stepguard.report.words import block
+from stepguard.sentences import note
 from stepguard.storage.accept import recording_of
 from stepguard.verdict import Status, Verdict
 from studies.planted_ranks.measure import PLANTS, bench_of, case_of, clone, verdict_data
@@ -88,7 +89,7 @@ def test_smaller_buckets_are_more_calls_of_the_same_bytes(verdicts):
     assert old < new
     assert PAYLOAD not in moved(verdict)
     worst = next(m for m in verdict.metrics if m.metric == CALLS)
-    assert " B 0 -> " in worst.note
+    assert " B 0 -> " in note(worst)
 
 
 def test_a_search_for_unused_parameters_is_an_exchange_more(verdicts):

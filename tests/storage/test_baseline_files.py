@@ -21,7 +21,8 @@ from builders import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepguard.baseline_model import (
+from stepguard.metrics import METRICS
+from stepguard.recording import (
     SCHEMA,
     BaselineFile,
     Entry,
@@ -29,7 +30,6 @@ from stepguard.baseline_model import (
     RecordedDifference,
     Recording,
 )
-from stepguard.metrics import METRICS
 from stepguard.site import Site
 from stepguard.storage import json_file
 from stepguard.storage.baselines import file_name, load, save

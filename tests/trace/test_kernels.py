@@ -100,7 +100,7 @@ def test_the_time_of_a_hand_made_step():
     assert found.api_calls.total() == 5
 
 
-def test_a_lost_record_is_told():
+def test_a_lost_record_is_reported():
     """Of four launches in the step one has no record; a synchronize is no launch."""
     found = read_gpu_time(trace(), MARK, 1)
     assert (found.launches, found.lost_records) == (4, 1)

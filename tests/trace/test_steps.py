@@ -151,7 +151,7 @@ def test_copies_add_up_by_direction(made):
     assert found.lost_copies == 0
 
 
-def test_a_lost_record_is_told():
+def test_a_lost_record_is_reported():
     """Of 3 copies, 2 without the GPU's record: one is known, two are lost, none is guessed."""
     lost = copy(H2D, 100, recorded=False)
     found = one_step(lost, copy(D2H, 7), lost)
@@ -198,7 +198,7 @@ def test_k_memsets_are_k_memsets(count):
 
 
 @pytest.mark.parametrize(("call", "kind"), sorted(SYNC_CALLS.items()))
-def test_a_sync_is_told_with_its_operators(call, kind):
+def test_a_sync_is_reported_with_its_operators(call, kind):
     """Kind, and the enclosing operators of its own thread, outermost first."""
     inner = operator("aten::item", operator("aten::_local_scalar_dense", api(call)))
     found = one_step(operator("aten::before"), operator("outer", inner), operator("aten::after"))

@@ -337,7 +337,7 @@ def test_every_half_of_a_broken_function_is_recompiled(clean):
     )
 
 
-def test_what_was_not_compiled_before_is_told(clean):
+def test_what_was_not_compiled_before_is_reported(clean):
     """A function compiled for the first time in a steady step: no recompile, a compilation."""
     with Recompiles() as seen:
         compiled(Doubler())(torch.ones(4))
@@ -359,7 +359,7 @@ def test_a_reset_inside_is_counted_from_zero(clean):
 
 
 @pytest.mark.parametrize("program", [scale, Doubler()], ids=["function", "module"])
-def test_the_recompile_limit_is_told(clean, program):
+def test_the_recompile_limit_is_reported(clean, program):
     """When torch gives a function up, a Site of its own says so; it is no graph break."""
     run = compiled(program)
     log = logging.getLogger("torch._dynamo.convert_frame")

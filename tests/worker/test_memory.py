@@ -146,7 +146,7 @@ def test_gradients_are_counted_while_they_live(counted):
 
 
 @pytest.mark.parametrize("units", [1, 3])
-def test_a_leak_is_told_in_bytes_a_step(counted, units):
+def test_a_leak_is_reported_in_bytes_a_step(counted, units):
     """A list that grows by some units a step is that leak, and the peak is no unstable count."""
 
     def make(phases):

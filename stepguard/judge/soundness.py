@@ -1,0 +1,159 @@
+"""Rules of a measurement by itself, baseline aside: it must be whole, and believable.
+
+In order, and the first that applies decides: a worker or the machine failed; launches are missing;
+the measurement contradicts itself or the hardware; it did not get steady; a gated metric is missing
+or differs between steps.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from stepguard.evidence import Difference, Evidence, Launch
+from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
+from stepguard.judge.summary import summarise
+from stepguard.metrics import METRICS
+from stepguard.recording import Recording
+from stepguard.verdict import Facts, MetricVerdict, Reason, Status
+
+_UNFIT = {
+    Reason.FOREIGN_PROCESS,
+    Reason.GPU_LOCKED,
+    Reason.THROTTLED,
+    Reason.MACHINE_UNREADABLE,
+    Reason.RANKS_DIFFER,
+    Reason.TOO_FEW_GPUS,
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A measurement that cannot be judged or recorded, and why."""
+
+    status: Status
+    reason: Reason
+    facts: Facts = field(default_factory=dict)
+    detail: str = ""
+
+
+def measurement_problem(evidence: Evidence) -> Problem | None:
+    """Return why this evidence cannot be judged or recorded; None if it is sound."""
+    for fault in evidence.faults:
+        reason = Reason[fault.code]
+        status = Status.UNFIT if reason in _UNFIT else Status.BROKEN
+        launch = fault.during.partition(",")[0]  # the message says where in it
+        return Problem(status, reason, {"launch": launch, "fault": fault.message}, fault.detail)
+    if not evidence.launches or evidence.fingerprint is None:
+        return _broken(Reason.NOTHING_MEASURED)
+    count, planned = len(evidence.launches), evidence.planned_launches
+    if count < planned:
+        return _broken(Reason.TOO_FEW_LAUNCHES, launches=count, planned=planned)
+    return _contradiction(evidence) or _undecided(evidence)
+
+
+def _broken(reason: Reason, **facts: object) -> Problem:
+    return Problem(Status.BROKEN, reason, facts)
+
+
+def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
+    for launch in evidence.launches:
+        yield f"launch {launch.index}", launch
+    if evidence.one_rank:
+        yield "one-rank launch", evidence.one_rank
+
+
+def _contradiction(evidence: Evidence) -> Problem | None:
+    for label, launch in _labelled(evidence):
+        if not launch.blocks:
+            return _broken(Reason.NOTHING_MEASURED, launch=label)
+        for block in launch.blocks:
+            if bad := block.bad_times():
+                return _broken(Reason.NOTHING_MEASURED, launch=label, **bad)
+            if gap := block.clock_gap():
+                return _broken(Reason.CLOCKS_DISAGREE, launch=label, **gap)
+    if gap := _repeated_clock_gap([launch for _, launch in _labelled(evidence)]):
+        return _broken(Reason.CLOCKS_DISAGREE, **gap)
+    for difference in evidence.differences:
+        if wrong := difference.bad_times():
+            return _broken(Reason.NOTHING_MEASURED, **wrong)
+        if f"{difference.name}_pct" in evidence.gates and (how := _negative(difference)):
+            return _broken(Reason.CONTRADICTION, **how)
+    floor, step_ms = evidence.floor_ms(), summarise(evidence).values()["step_ms"]
+    if floor is not None and step_ms < floor:
+        return _broken(Reason.FASTER_THAN_PHYSICS, step_ms=step_ms, floor_ms=floor)
+    return None
+
+
+def _repeated_clock_gap(launches: Sequence[Launch]) -> dict[str, float] | None:
+    """Return the first gap if blocks were measured again for it in too many launches.
+
+    A host stalls once in some 300 blocks; work that the events do not see, every so many steps,
+    returns.
+    """
+    gaps = [gap for launch in launches for one in launch.discarded if (gap := one.clock_gap())]
+    if len(gaps) <= max(1, len(launches) // 3):
+        return None
+    return {"blocks": len(gaps), "launches": len(launches)} | gaps[0]
+
+
+def _negative(difference: Difference) -> dict[str, object] | None:
+    """Return the figures if steps without exchange take longer beyond doubt. Of a synchronization
+    that is not said: a card at its power cap may answer to the pauses.
+    """
+    found = paired(difference.pairs_ms)
+    surely = found.mean_pct + found.half_width_pct < -DIFFERENCE_LIMIT_PCT
+    if difference.name != "exposed_comm" or not surely:
+        return None
+    return {
+        "difference": difference.name,
+        "mean_pct": found.mean_pct,
+        "half_width_pct": found.half_width_pct,
+    }
+
+
+def _undecided(evidence: Evidence) -> Problem | None:
+    times_gated = any(METRICS[name].kind == "time" for name in evidence.gates)
+    for launch in evidence.launches:
+        if launch.steady and times_gated:
+            facts = {"launch": f"launch {launch.index}", "text": launch.steady}
+            return Problem(Status.INCONCLUSIVE, Reason.NOT_STEADY, facts)
+    if not evidence.gates:
+        return _broken(Reason.METRIC_MISSING)
+    unstable = evidence.counts.unstable if evidence.counts else {}
+    values = summarise(evidence).values()
+    for name in evidence.gates:
+        if name not in values and name not in unstable:
+            return _broken(Reason.METRIC_MISSING, metric=name)
+    sites = evidence.counts.sites if evidence.counts else {}
+    # First the one that can say where.
+    for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
+        where = tuple(sites.get(name, ()))
+        unequal = {"metric": name, "text": unstable[name], "sites": where}
+        return Problem(Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, unequal)
+    return None
+
+
+def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
+    """Return the gated metrics of which otherwise whole evidence says nothing, and why."""
+    unstable = evidence.counts.unstable if evidence.counts else {}
+    unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
+    why = {name: (Reason.COUNT_UNSTABLE, unstable[name]) for name in unstable}
+    if unsteady:
+        times = [name for name, metric in METRICS.items() if metric.kind == "time"]
+        why |= {name: (Reason.NOT_STEADY, unsteady) for name in times}
+    return tuple(
+        MetricVerdict(name, Status.INCONCLUSIVE, why[name][0], facts={"text": why[name][1]})
+        for name in evidence.gates
+        if name in why
+    )
+
+
+def uncompared(
+    now: Recording, gates: Sequence[str], status: Status, reason: Reason
+) -> tuple[MetricVerdict, ...]:
+    """Return what was measured, in the table's order, where nothing can be compared."""
+    values = now.values()
+    return tuple(
+        MetricVerdict(name, status, reason, new=values[name], gated=name in gates)
+        for name in METRICS
+        if name in values
+    )

@@ -1,0 +1,137 @@
+"""Evidence, summarised into a recording: every figure is taken here, and once."""
+
+import statistics
+from typing import Any
+
+import msgspec
+
+from stepguard.device import is_gpu
+from stepguard.evidence import Evidence
+from stepguard.judge.limits import paired
+from stepguard.metrics import METRICS
+from stepguard.recording import RecordedDifference, Recording, geometric_mean
+
+TIMES = ("step_ms", "step_ms_median")
+
+
+def summarise(evidence: Evidence) -> Recording:
+    """Return every figure that the evidence has; what could not be measured is left out of it."""
+    counts, fingerprint = evidence.counts, evidence.fingerprint
+    differences = {
+        one.name: paired(one.pairs_ms) for one in evidence.differences if not one.bad_times()
+    }
+    times: dict[str, list[float]] = {}
+    if evidence.launches and all(launch.has_times() for launch in evidence.launches):
+        times = {name: [getattr(x, name) for x in evidence.launches] for name in TIMES}
+    by_rank = counts.by_rank if counts else {}
+    several = int(evidence.case["world_size"]) > 1 or by_rank
+    return Recording(
+        date=evidence.date,
+        commit=evidence.commit,
+        device_uuid=fingerprint.device_uuid if fingerprint else "",
+        software=evidence.software_key() if fingerprint else {},
+        driver=fingerprint.driver if fingerprint else "",
+        tokens_per_step=evidence.tokens_per_step,
+        times_ms=times,
+        counters=dict(counts.values) if counts else {},
+        information=_information(evidence, times),
+        detail={
+            name: parts
+            for name, parts in (counts.detail if counts else {}).items()
+            if parts and METRICS[name].kind == "counter"
+        },
+        sites={
+            name: list(sites) for name, sites in (counts.sites if counts else {}).items() if sites
+        },
+        differences_pct={
+            f"{name}_pct": RecordedDifference(mean=one.mean_pct, half_width=one.half_width_pct)
+            for name, one in differences.items()
+        },
+        by_rank={name: list(each) for name, each in by_rank.items()} if several else msgspec.UNSET,
+    )
+
+
+def stored(evidence: Evidence) -> Recording:
+    """Return the summary as a baseline keeps it: rounded to what means something, and without the
+    times of a CPU, unless the case gates them. The evidence must have a fingerprint.
+    """
+    assert evidence.fingerprint is not None
+    found = summarise(evidence)
+    timed = is_gpu(evidence.case["device"])
+    return msgspec.structs.replace(
+        found,
+        times_ms={
+            name: [round(ms, 4) for ms in times]
+            for name, times in found.times_ms.items()
+            if timed or name in evidence.gates
+        },
+        information={
+            name: float(f"{value:.6g}") for name, value in found.information.items() if timed
+        },
+        differences_pct={
+            name: RecordedDifference(mean=round(one.mean, 4), half_width=round(one.half_width, 4))
+            for name, one in found.differences_pct.items()
+        },
+    )
+
+
+def _information(evidence: Evidence, times: dict[str, list[float]]) -> dict[str, float]:
+    """Figures that are shown and never judged."""
+    found = dict(evidence.counts.information) if evidence.counts else {}
+    for one in evidence.differences:
+        if one.bad_times():
+            continue
+        found[f"{one.name}_ms"] = paired(one.pairs_ms).mean_ms
+        if one.name == "exposed_comm" and one.plain_by_rank_ms:
+            slowest, fastest = max(one.plain_by_rank_ms), min(one.plain_by_rank_ms)
+            found["rank_skew_pct"] = 100 * (slowest / fastest - 1)
+    if not times:
+        return found
+    step_ms, launches = geometric_mean(times["step_ms"]), evidence.launches
+    blocks = [block for launch in launches for block in launch.blocks]
+    found["compile_s"] = max(launch.compile_s for launch in launches)
+    found["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
+    if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
+        found["enqueue_ms"] = statistics.median(enqueue)
+    energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]
+    if len(energy) == len(blocks):
+        found["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
+    return found | _mfu(evidence, step_ms) | _scaling(evidence, step_ms)
+
+
+def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
+    """Formula FLOPs of a rank over its step time and its GPU's nominal peak."""
+    peak = evidence.fingerprint.peak_flops if evidence.fingerprint else None
+    if not peak or not evidence.flops_per_step:
+        return {}
+    achieved = evidence.flops_per_step / int(evidence.case["world_size"]) / step_ms * 1e3
+    return {"mfu_pct": 100 * achieved / peak}
+
+
+def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
+    """What one rank takes alone, and how much of its pace every rank of the case keeps."""
+    one, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
+    if one is None or not tokens or not one.has_times():
+        return {}
+    pace = evidence.tokens_per_step / int(evidence.case["world_size"]) / step_ms
+    efficiency = 100 * pace / (tokens / one.step_ms)
+    return {"one_rank_step_ms": one.step_ms, "scaling_efficiency_pct": efficiency}
+
+
+def notes(evidence: Evidence) -> dict[str, dict[str, Any]]:
+    """Return what explains figures of several ranks, by metric: slowest rank, one rank alone."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in evidence.differences:
+        if one.name == "exposed_comm" and one.plain_by_rank_ms:
+            each = one.plain_by_rank_ms
+            slowest, fastest = each.index(max(each)), each.index(min(each))
+            found["rank_skew_pct"] = {
+                "slowest": slowest,
+                "slowest_ms": each[slowest],
+                "fastest": fastest,
+                "fastest_ms": each[fastest],
+            }
+    alone = evidence.one_rank
+    if alone is not None and alone.has_times():
+        found["scaling_efficiency_pct"] = {"one_rank_ms": alone.step_ms, "steady": alone.steady}
+    return found

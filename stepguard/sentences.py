@@ -1,0 +1,294 @@
+"""Sentences: the one place where reasons and figures become words. Reports lay them out, and errors
+quote them.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stepguard.margins import Margins
+from stepguard.metrics import METRICS, format_value
+from stepguard.verdict import (
+    Confirmation,
+    Confirmed,
+    Decision,
+    Facts,
+    MetricVerdict,
+    PairsFinding,
+    Reason,
+    Status,
+    Verdict,
+)
+
+NOTE_PARTS = 3  # how many moved operators a note names
+
+REASONS = {
+    Reason.WITHIN_LIMIT: "within the limit",
+    Reason.EQUAL: "equal",
+    Reason.NOT_JUDGED: "shown, not judged",
+    Reason.BEYOND_LIMIT: "beyond the limit",
+    Reason.COUNTER_ROSE: "a counter rose",
+    Reason.COUNTER_FELL: "a counter fell",
+    Reason.WORK_MOVED: "the step does other work",
+    Reason.BEYOND_MARGIN: "beyond the margin, both revisions measured in pairs",
+    Reason.WITHIN_MARGINS: "within the margins, both revisions measured in pairs",
+    Reason.UNDECIDED: "the pairs do not decide",
+    Reason.UNPROVEN: "not significant among all cases of this run",
+    Reason.BASE_LACKS: "the other revision cannot run this case",
+    Reason.OTHER_FLOPS: "the other revision's step does other work",
+    Reason.MACHINE_MOVED: "the machine's speed changed, the code's did not",
+    Reason.NOT_RECORDED: "no recording for this machine",
+    Reason.METRIC_NOT_RECORDED: "the recording lacks this metric",
+    Reason.OTHER_SOFTWARE: "recorded under other software",
+    Reason.OTHER_PARAMETERS: "recorded with other parameters",
+    Reason.OTHER_TOKENS: "another number of tokens in a step",
+    Reason.NOT_STEADY: "no steady state within the warm-up's time",
+    Reason.TOO_NOISY: "launches differ by more than the limit allows",
+    Reason.TOO_FEW_LAUNCHES: "fewer launches than the case asks for",
+    Reason.COUNT_UNSTABLE: "a counter differs between steps",
+    Reason.FOREIGN_PROCESS: "another process uses the GPU",
+    Reason.GPU_LOCKED: "another run measures on the GPU",
+    Reason.THROTTLED: "the GPU was throttled",
+    Reason.MACHINE_UNREADABLE: "the machine's state cannot be read",
+    Reason.RANKS_DIFFER: "a rank runs on or with something else than rank 0",
+    Reason.TOO_FEW_GPUS: "fewer GPUs than the case needs",
+    Reason.NOTHING_MEASURED: "nothing was measured",
+    Reason.METRIC_MISSING: "a gated metric was not measured",
+    Reason.FASTER_THAN_PHYSICS: "faster than the hardware can be",
+    Reason.CLOCKS_DISAGREE: "wall clock and CUDA events disagree",
+    Reason.CONTRADICTION: "two measurements contradict each other",
+    Reason.RAISED: "the workload raised",
+    Reason.BAD_WORKLOAD: "the factory is not one, or returned no workload",
+    Reason.TREE_CHANGED: "the tree changed while it was measured",
+    Reason.OTHER_TREE: "a module came from another tree",
+    Reason.OUT_OF_MEMORY: "out of memory",
+    Reason.KILLED: "a worker was killed",
+    Reason.AGENT_DIED: "the launcher died",
+    Reason.NO_ANSWER: "a worker did not answer in time",
+    Reason.NOT_STARTED: "the workers did not start",
+}
+
+
+def message(verdict: Verdict) -> str:
+    """Return the sentence of a case that was judged as a whole; empty where a metric decided."""
+    if verdict.facts is None:
+        return ""
+    text = sentence(verdict.reason, verdict.facts)
+    was = verdict.facts.get("but")
+    return f"{was}, but at other work: {text}" if was else text
+
+
+def sentence(reason: Reason, facts: Facts) -> str:
+    """Return what a reason says with these figures."""
+    if "fault" in facts:
+        text = _after(facts.get("launch"), facts["fault"])
+    else:
+        say = _SENTENCES.get(reason)
+        text = say(facts) if say else REASONS[reason]
+    return text if reason in _NAMES_REVISION else _after(facts.get("revision"), text)
+
+
+def _after(label: Any, text: str) -> str:
+    return f"{label}: {text}" if label else text
+
+
+def _nothing_measured(facts: Facts) -> str:
+    if "difference" in facts:
+        name = facts["difference"]
+        return (
+            f"{name} has a time of {facts['ms']!r} ms"
+            if "ms" in facts
+            else f"{name} has no pair of blocks"
+        )
+    if "launch" not in facts:
+        return "no launch was measured"
+    if "ms" in facts:
+        return f"{facts['launch']}: a block has a time of {facts['ms']!r} ms"
+    if "steps" not in facts:
+        return f"{facts['launch']} has no block"
+    has = f"the times of {facts['times']}" if facts["times"] else "no times"
+    return f"{facts['launch']}: a block of {facts['steps']} steps has {has}"
+
+
+def _too_few_launches(facts: Facts) -> str:
+    if "planned" in facts:
+        return f"{facts['launches']} of {facts['planned']} launches"
+    head, base, other = facts["head"], facts["base"], facts["other"]
+    return f"{head} launches of HEAD, {base} of {other}: they are not in pairs"
+
+
+def _clocks_disagree(facts: Facts) -> str:
+    wall, events = facts["wall_ms"], facts["events_ms"]
+    gap = f"rank {facts['rank']}: wall clock {wall:.2f} ms, events {events:.2f} ms"
+    if "blocks" in facts:
+        return f"{facts['blocks']} blocks in {facts['launches']} launches, {gap}"
+    return _after(facts.get("launch"), gap)
+
+
+def _contradiction(facts: Facts) -> str:
+    size = f"{facts['mean_pct']:.2f} +- {facts['half_width_pct']:.2f} % of a step"
+    return (
+        f"{facts['difference']} is {size}: the step without it takes longer, so it does other work"
+    )
+
+
+def _metric_missing(facts: Facts) -> str:
+    if "metric" not in facts:
+        return "the case gates no metric"
+    if "whose" not in facts:
+        return f"{facts['metric']} was not measured"
+    why = f": {facts['text']}" if facts["text"] else ""
+    return f"{facts['metric']} of {facts['whose']} is not known{why}"
+
+
+def _changes(facts: Facts) -> str:
+    return ", ".join(f"{key} {old} -> {new}" for key, old, new in facts["changes"])
+
+
+def _other_work(facts: Facts) -> str:
+    if "metric" not in facts:
+        return f"recorded with {facts['old']} tokens a step, now {facts['new']}"
+    name, revision = facts["metric"], facts["revision"]
+    if "old" in facts:
+        return f"{name} {facts['old']:,} in {revision}, now {facts['new']:,}"
+    old, new = (_by_rank(facts[key]) for key in ("old_by_rank", "new_by_rank"))
+    return f"{name} by rank {old} in {revision}, now {new}"
+
+
+def _by_rank(counts: tuple[int, ...]) -> str:
+    return ", ".join(f"{count:,}" for count in counts) or "alike"
+
+
+def _not_recorded(facts: Facts) -> str:
+    where = f" in {facts['path']}" if "path" in facts else ""
+    return REASONS[Reason.NOT_RECORDED] + where
+
+
+_NAMES_REVISION = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
+_SENTENCES: Mapping[Reason, Callable[[Facts], str]] = {
+    Reason.NOTHING_MEASURED: _nothing_measured,
+    Reason.TOO_FEW_LAUNCHES: _too_few_launches,
+    Reason.CLOCKS_DISAGREE: _clocks_disagree,
+    Reason.CONTRADICTION: _contradiction,
+    Reason.FASTER_THAN_PHYSICS: lambda f: (
+        f"{f['step_ms']:.3f} ms a step, but the GPU's peak allows no less than "
+        f"{f['floor_ms']:.3f} ms"
+    ),
+    Reason.NOT_STEADY: lambda f: _after(f["launch"], f["text"]),
+    Reason.METRIC_MISSING: _metric_missing,
+    Reason.COUNT_UNSTABLE: lambda f: _after(f["metric"], f["text"]),
+    Reason.NOT_RECORDED: _not_recorded,
+    Reason.OTHER_PARAMETERS: _changes,
+    Reason.OTHER_SOFTWARE: _changes,
+    Reason.OTHER_TOKENS: _other_work,
+    Reason.OTHER_FLOPS: _other_work,
+}
+
+
+def note(found: MetricVerdict) -> str:
+    """Return what else is to be said of a metric: parts and ranks that moved, what pairs said."""
+    if found.confirmed:
+        return _confirmation(found, found.confirmed)
+    if found.pairs:
+        return pairs_text(found.pairs)
+    if "text" in found.facts:
+        return str(found.facts["text"])
+    if found.metric in _FIGURES and found.facts:
+        return _FIGURES[found.metric](found.facts)
+    return ", ".join(filter(None, (_on_ranks(found.ranks), _parts(found))))
+
+
+def _straggler(facts: Facts) -> str:
+    slow, fast = facts["slowest_ms"], facts["fastest_ms"]
+    return (
+        f"rank {facts['slowest']} takes {slow:.2f} ms alone, rank {facts['fastest']} {fast:.2f} ms"
+    )
+
+
+def _alone(facts: Facts) -> str:
+    unsteady = f", {facts['steady']}" if facts["steady"] else ""
+    return f"one rank alone takes {facts['one_rank_ms']:.2f} ms{unsteady}"
+
+
+_FIGURES = {"rank_skew_pct": _straggler, "scaling_efficiency_pct": _alone}
+
+
+def _on_ranks(ranks: tuple[int, ...]) -> str:
+    """ "on rank 1", "on ranks 0, 2"."""
+    if not ranks:
+        return ""
+    return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+def _parts(found: MetricVerdict) -> str:
+    """ "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
+    shown = [
+        f"{part.name} {format_value(found.metric, part.old)} -> "
+        f"{format_value(found.metric, part.new)}"
+        for part in found.moved[:NOTE_PARTS]
+    ]
+    rest = len(found.moved) - NOTE_PARTS
+    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+
+
+def pairs_text(found: PairsFinding) -> str:
+    """Return a decision in words: interval, pairs, and what could have been found."""
+    by, margins = found.decision, found.margins
+    how = "" if found.together else ", one launch after the other"
+    rule = f" ({found.rule})" if found.rule else ""
+    most = f" of {found.most} at most" if found.most else ""
+    return (
+        f"{interval(by)} over {by.pairs} pairs{most}{how}, pair sd {by.sd_pct:.2f} %; "
+        f"{margins_text(margins)}{rule}; "
+        f"smallest detectable slowdown {by.smallest_detectable_pct:.2f} %"
+    )
+
+
+def interval(found: Decision) -> str:
+    """ "[-0.12, +0.20] %"."""
+    return f"[{found.low_pct:+.2f}, {found.high_pct:+.2f}] %"
+
+
+def margins_text(margins: Margins) -> str:
+    """ "margins 0.2 and 0.5 %"."""
+    return f"margins {margins.ignore_pct:g} and {margins.matter_pct:g} %"
+
+
+def _confirmation(found: MetricVerdict, how: Confirmed) -> str:
+    """Return what pairs beside the recording's commit said of the screen's alarm."""
+    outcome, beside = how.outcome, ""
+    if how.step is not None:
+        beside = f"{how.commit} beside it: {pairs_text(how.step)}"
+        beside += f"; {found.metric} itself {interval(how.own)}" if how.own else ""
+    if outcome is Confirmation.CONFIRMED and how.step is not None:
+        return f"confirmed, the code is {how.step.decision.status.value}: {beside}"
+    if outcome is Confirmation.REVERSED:
+        return f"confirmed, the code is {Status.SLOWER.value}, not FASTER: {beside}"
+    if outcome is Confirmation.MACHINE:
+        return f"the machine's speed changed; {beside}"
+    if outcome is Confirmation.SAME_CODE:
+        return f"the machine's speed changed: HEAD is {how.commit}"
+    why = _UNCONFIRMED[outcome](how.facts)
+    return "unconfirmed: " + ", ".join(filter(None, (why, beside or how.commit)))
+
+
+def _base_failed(facts: Facts) -> str:
+    return f"{facts['status']}, {sentence(facts['reason'], facts['facts'] or {})}"
+
+
+_UNCONFIRMED: Mapping[Confirmation, Callable[[Facts], str]] = {
+    Confirmation.NOT_JUDGED: lambda f: "the step time was not judged",
+    Confirmation.UNDECIDED: lambda f: "the pairs do not decide",
+    Confirmation.NOT_EXCLUDED: lambda f: "the pairs do not exclude what the baseline says",
+    Confirmation.STEPS_NOT_TIMED: lambda f: (
+        f"the pairs did not time {f['missed']} of the steps that the run timed"
+    ),
+    Confirmation.OTHER_COMMIT: lambda f: "as slow as that other commit",
+    Confirmation.BASE_FAILED: _base_failed,
+    Confirmation.TREE_CHANGED: lambda f: REASONS[Reason.TREE_CHANGED],
+    Confirmation.NO_TREE: lambda f: f.get("text", ""),
+}
+
+
+def unit(name: str) -> str:
+    """Return a metric's unit as it stands behind a value; bytes carry theirs in the value."""
+    return "" if METRICS[name].unit == "B" else METRICS[name].unit
