@@ -21,52 +21,6 @@ from stepguard.verdict import (
 
 NOTE_PARTS = 3  # how many moved operators a note names
 
-REASONS = {
-    Reason.WITHIN_LIMIT: "within the limit",
-    Reason.EQUAL: "equal",
-    Reason.NOT_JUDGED: "shown, not judged",
-    Reason.BEYOND_LIMIT: "beyond the limit",
-    Reason.COUNTER_ROSE: "a counter rose",
-    Reason.COUNTER_FELL: "a counter fell",
-    Reason.WORK_MOVED: "the step does other work",
-    Reason.BEYOND_MARGIN: "beyond the margin, both revisions measured in pairs",
-    Reason.WITHIN_MARGINS: "within the margins, both revisions measured in pairs",
-    Reason.UNDECIDED: "the pairs do not decide",
-    Reason.UNPROVEN: "not significant among all cases of this run",
-    Reason.BASE_LACKS: "the other revision cannot run this case",
-    Reason.OTHER_FLOPS: "the other revision's step does other work",
-    Reason.MACHINE_MOVED: "the machine's speed changed, the code's did not",
-    Reason.NOT_RECORDED: "no recording for this machine",
-    Reason.METRIC_NOT_RECORDED: "the recording lacks this metric",
-    Reason.OTHER_SOFTWARE: "recorded under other software",
-    Reason.OTHER_PARAMETERS: "recorded with other parameters",
-    Reason.OTHER_TOKENS: "another number of tokens in a step",
-    Reason.NOT_STEADY: "no steady state within the warm-up's time",
-    Reason.TOO_NOISY: "launches differ by more than the limit allows",
-    Reason.TOO_FEW_LAUNCHES: "fewer launches than the case asks for",
-    Reason.COUNT_UNSTABLE: "a counter differs between steps",
-    Reason.FOREIGN_PROCESS: "another process uses the GPU",
-    Reason.GPU_LOCKED: "another run measures on the GPU",
-    Reason.THROTTLED: "the GPU was throttled",
-    Reason.MACHINE_UNREADABLE: "the machine's state cannot be read",
-    Reason.RANKS_DIFFER: "a rank runs on or with something else than rank 0",
-    Reason.TOO_FEW_GPUS: "fewer GPUs than the case needs",
-    Reason.NOTHING_MEASURED: "nothing was measured",
-    Reason.METRIC_MISSING: "a gated metric was not measured",
-    Reason.FASTER_THAN_PHYSICS: "faster than the hardware can be",
-    Reason.CLOCKS_DISAGREE: "wall clock and CUDA events disagree",
-    Reason.CONTRADICTION: "two measurements contradict each other",
-    Reason.RAISED: "the workload raised",
-    Reason.BAD_WORKLOAD: "the factory is not one, or returned no workload",
-    Reason.TREE_CHANGED: "the tree changed while it was measured",
-    Reason.OTHER_TREE: "a module came from another tree",
-    Reason.OUT_OF_MEMORY: "out of memory",
-    Reason.KILLED: "a worker was killed",
-    Reason.AGENT_DIED: "the launcher died",
-    Reason.NO_ANSWER: "a worker did not answer in time",
-    Reason.NOT_STARTED: "the workers did not start",
-}
-
 
 def message(verdict: Verdict) -> str:
     """Return the sentence of a case that was judged as a whole; empty where a metric decided."""
@@ -83,7 +37,7 @@ def sentence(reason: Reason, facts: Facts) -> str:
         text = _after(facts.get("launch"), facts["fault"])
     else:
         say = _SENTENCES.get(reason)
-        text = say(facts) if say else REASONS[reason]
+        text = say(facts) if say else reason.value
     return text if reason in _NAMES_REVISION else _after(facts.get("revision"), text)
 
 
@@ -160,7 +114,7 @@ def _by_rank(counts: tuple[int, ...]) -> str:
 
 def _not_recorded(facts: Facts) -> str:
     where = f" in {facts['path']}" if "path" in facts else ""
-    return REASONS[Reason.NOT_RECORDED] + where
+    return Reason.NOT_RECORDED.value + where
 
 
 _NAMES_REVISION = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
@@ -267,26 +221,11 @@ def _confirmation(found: MetricVerdict, how: Confirmed) -> str:
         return f"the machine's speed changed; {beside}"
     if outcome is Confirmation.SAME_CODE:
         return f"the machine's speed changed: HEAD is {how.commit}"
-    why = _UNCONFIRMED[outcome](how.facts)
+    facts = dict(how.facts)
+    if outcome is Confirmation.BASE_FAILED:
+        facts["text"] = sentence(facts["reason"], facts["facts"] or {})
+    why = outcome.value.format(**facts)
     return "unconfirmed: " + ", ".join(filter(None, (why, beside or how.commit)))
-
-
-def _base_failed(facts: Facts) -> str:
-    return f"{facts['status']}, {sentence(facts['reason'], facts['facts'] or {})}"
-
-
-_UNCONFIRMED: Mapping[Confirmation, Callable[[Facts], str]] = {
-    Confirmation.NOT_JUDGED: lambda f: "the step time was not judged",
-    Confirmation.UNDECIDED: lambda f: "the pairs do not decide",
-    Confirmation.NOT_EXCLUDED: lambda f: "the pairs do not exclude what the baseline says",
-    Confirmation.STEPS_NOT_TIMED: lambda f: (
-        f"the pairs did not time {f['missed']} of the steps that the run timed"
-    ),
-    Confirmation.OTHER_COMMIT: lambda f: "as slow as that other commit",
-    Confirmation.BASE_FAILED: _base_failed,
-    Confirmation.TREE_CHANGED: lambda f: REASONS[Reason.TREE_CHANGED],
-    Confirmation.NO_TREE: lambda f: f.get("text", ""),
-}
 
 
 def unit(name: str) -> str:

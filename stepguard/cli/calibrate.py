@@ -25,7 +25,6 @@ from stepguard.measure.suite import BUDGET_S
 from stepguard.measure.workers import Bench
 from stepguard.report import calibration as report
 from stepguard.report.live import ProgressLine
-from stepguard.sentences import REASONS
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError
@@ -150,7 +149,7 @@ class _Run:
                 comparison, pair_s = self._pairs(case, self.budget.share_s())
             self.store.keep_comparison(self.folder, case.slug, comparison)
             if current(self.options.root, self.options.baselines) != self.revision:
-                raise NotCalibrated(REASONS[Reason.TREE_CHANGED])
+                raise NotCalibrated(Reason.TREE_CHANGED.value)
             entry = calibrated(comparison, pair_s, PAIR_TIMINGS[case.device].as_dict())
             calibrations.put(path, machine, case.id, entry)
         except (NotCalibrated, FileError) as error:

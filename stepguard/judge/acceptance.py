@@ -17,7 +17,7 @@ from stepguard.judge.screen import comparable
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import METRICS
 from stepguard.recording import Entry
-from stepguard.sentences import REASONS, sentence
+from stepguard.sentences import sentence
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 COMMAND_LINE_RUN = "[run]"  # the ids that `python -m stepguard run` gives
@@ -47,7 +47,7 @@ def unfit_to_record(evidence: Evidence) -> str:
             f"({evidence.dirty[0]}{more}); commit, then measure again"
         )
     if evidence.tree_changed:
-        return f"{REASONS[Reason.TREE_CHANGED]}; measure again"
+        return f"{Reason.TREE_CHANGED.value}; measure again"
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 
 

@@ -24,7 +24,7 @@ from stepguard.judge.limits import DEFAULT_LIMIT_PCT
 from stepguard.judge.pairs import smallest_detectable_pct
 from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
-from stepguard.sentences import REASONS, message, note
+from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status
 
 SCHEMA = 2
@@ -146,7 +146,7 @@ def refuse_unlike(comparison: Comparison) -> None:
         return
     worst, word = verdict.worst, verdict.status.value
     if verdict.whole or worst is None:
-        raise NotCalibrated(f"{word}: {message(verdict) or REASONS[verdict.reason]}")
+        raise NotCalibrated(f"{word}: {message(verdict) or verdict.reason.value}")
     if worst.metric != JUDGED_TIME:
         raise NotCalibrated(f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code")
     raise NotCalibrated(

@@ -24,7 +24,6 @@ from stepguard.measure.launches import measure_launches
 from stepguard.measure.progress import Progress
 from stepguard.measure.workers import Bench
 from stepguard.recording import Entry
-from stepguard.sentences import REASONS
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.accept import accept
@@ -164,7 +163,7 @@ class Suite:
             found = compare_with(case, self._bench, self.tree, progress, share_s, rule_for=terms)
         head = self._as_it_is(found.head)
         if head.tree_changed:  # pairs may be of two trees
-            fault = Fault(Reason.TREE_CHANGED.name, REASONS[Reason.TREE_CHANGED], "", "pairs")
+            fault = Fault(Reason.TREE_CHANGED.name, Reason.TREE_CHANGED.value, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         path = self.store.keep_comparison(self.run_folder, case.slug, found)

@@ -6,7 +6,7 @@ from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS, format_value
 from stepguard.report.traceback import users_frames
 from stepguard.report.waivers import sentences, waive_commands
-from stepguard.sentences import REASONS, message, note
+from stepguard.sentences import message, note
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
@@ -22,7 +22,7 @@ def headline(verdict: Verdict) -> str:
     waived = " (waived)" if verdict.waived_until else ""  # until when stands below, and is long
     front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}{waived}: "
     if verdict.whole or worst is None:
-        return _cut((front + (message(verdict) or REASONS[verdict.reason])).splitlines()[0])
+        return _cut((front + (message(verdict) or verdict.reason.value)).splitlines()[0])
     moved = change(worst, digits=1)
     if worst.place is None:
         return _cut(front + moved)
@@ -98,7 +98,7 @@ def _metric_lines(found: MetricVerdict, in_pairs: bool) -> list[str]:
     """Return a metric that moved: its figures, where it moved, which parts, how noisy it is."""
     row = METRICS[found.metric]
     line = f"  {found.metric} [{row.unit}]: {change(found)[len(found.metric) + 1 :]}"
-    line += f": {found.status.value}, {REASONS[found.reason]}"
+    line += f": {found.status.value}, {found.reason.value}"
     line += f" (waived until {found.waived_until})" if found.waived_until else ""
     lines = [line, *(f"    {happens(site)}" for site in found.sites)]
     text = note(found)
