@@ -11,7 +11,7 @@ from typing import Any
 
 from stepguard.case import Case
 from stepguard.cli.collect import cases_of
-from stepguard.cli.usage import UsageError
+from stepguard.cli.common import UsageError
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.device import is_gpu
 from stepguard.git.revision import current
@@ -32,7 +32,7 @@ from stepguard.storage.runs import Store
 from stepguard.verdict import Reason
 
 
-def add_commands(commands: Any, root: Path) -> None:
+def add_command(commands: Any, root: Path) -> None:
     """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
     command = commands.add_parser(
         "calibrate", help="measure this machine's own noise: HEAD beside itself"

@@ -1,34 +1,29 @@
-"""Is this machine fit to measure, which baseline would it use, what is missing?
+"""The command doctor: is this machine fit to measure, which baseline would it use, what is missing?
 
     python -m stepguard doctor
 
 torch is asked in a process of its own, so that what it says is what a worker will find.
 """
 
+import argparse
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from packaging.requirements import Requirement
+
+from stepguard.cli.common import add_baselines
 from stepguard.device import GPU
+from stepguard.git.revision import current
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.storage import baselines as baseline
 from stepguard.storage.json_file import FileError
 
-REQUIRED = (
-    "torch",
-    "pytest",
-    "pytest-benchmark",
-    "nvtx",
-    "tiktoken",
-    "numpy",
-    "scipy",
-    "msgspec",
-    "nvidia-ml-py",
-)
-OLDEST_TORCH = (2, 8)
 _ASK_TORCH = """
 import json, torch
 usable = torch.cuda.is_available()
@@ -38,9 +33,16 @@ print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "usa
 Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 
 
-def examine(root: Path, baselines: Path) -> int:
-    """Print what is found, errors last; 1 if there is any."""
-    findings = [*_packages(), *_machine(baselines), *_tree(root)]
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
+    command = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
+    add_baselines(command, root)
+    command.set_defaults(call=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    """Print what is found, errors last; return 1 if there is any."""
+    findings = [*_packages(), *_machine(options.baselines), *_tree(options.root)]
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
         print(f"{level:5}  {text}")
     errors = sum(level == "ERROR" for level, _ in findings)
@@ -48,17 +50,36 @@ def examine(root: Path, baselines: Path) -> int:
     return 1 if errors else 0
 
 
+def requirements() -> list[Requirement]:
+    """Return the packages that stepguard needs, as the source tree that it runs from declares them,
+    or else as its installation does.
+    """
+    declared = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    if declared.is_file():
+        listed = tomllib.loads(declared.read_text())["project"]["dependencies"]
+    else:
+        listed = metadata.requires("stepguard") or []
+    found = [Requirement(text) for text in listed]
+    return [one for one in found if one.marker is None or one.marker.evaluate()]
+
+
 def _packages() -> Iterator[Finding]:
-    for name in REQUIRED:
+    try:
+        needed = requirements()
+    except metadata.PackageNotFoundError:
+        yield "ERROR", "nothing says which packages stepguard needs: install it with pip"
+        return
+    for wanted in needed:
         try:
-            version = metadata.version(name)
+            version = metadata.version(wanted.name)
         except metadata.PackageNotFoundError:
-            yield "ERROR", f"{name} is not installed; install it with: pip install {name}"
+            install = f"pip install '{wanted.name}{wanted.specifier}'"
+            yield "ERROR", f"{wanted.name} is not installed; install it with: {install}"
             continue
-        if name == "torch" and tuple(map(int, version.split(".")[:2])) < OLDEST_TORCH:
-            yield "ERROR", f"torch {version} is too old, 2.8 is the oldest supported"
+        if wanted.specifier.contains(version, prereleases=True):
+            yield "ok", f"{wanted.name} {version}"
         else:
-            yield "ok", f"{name} {version}"
+            yield "ERROR", f"{wanted.name} {version} is installed, {wanted} is needed"
 
 
 def _machine(baselines: Path) -> Iterator[Finding]:
@@ -127,8 +148,6 @@ def _baseline(path: Path) -> Finding:
 
 
 def _tree(root: Path) -> Iterator[Finding]:
-    from stepguard.git.revision import current
-
     revision = current(root, root / "baselines")
     if not revision.commit:
         yield "note", f"{root} is no git repository: nothing can be recorded"

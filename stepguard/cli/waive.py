@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.usage import UsageError
+from stepguard.cli.common import UsageError
 from stepguard.git.revision import user_name
 from stepguard.judge.waivers import MAX_DAYS
 from stepguard.report.waivers import described

@@ -1,5 +1,5 @@
-"""HEAD's tree and another revision's, measured beside each other: asked for, or to tell code from
-machine when a stored baseline says SLOWER or FASTER.
+"""HEAD's tree measured beside another revision's: because that was asked for, or to tell the code
+from the machine when a stored baseline says SLOWER or FASTER.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ class Budget:
     cases: int
 
     def share_s(self) -> float:
-        """What the next case may take."""
+        """Return how long the next case may take."""
         return max(0.0, self.left_s / max(1, self.cases))
 
     @contextlib.contextmanager
     def spent(self) -> Iterator[None]:
-        """A case takes its share; what it leaves is for the others."""
+        """Take a case's share; what it leaves is for the others."""
         began = time.monotonic()
         try:
             yield
@@ -85,11 +85,13 @@ def confirm(
     recorded: str,
     progress: Progress,
     budget_s: float,
-    terms: RuleFor | None = None,
+    rule_for: RuleFor | None = None,
 ) -> tuple[Verdict, Comparison | None]:
-    """The verdict after the recording's commit (``recorded``) ran beside HEAD, and what was
-    measured then. A verdict that no time decided is returned as it is. The pairs time the steps
-    that the screen's ``evidence`` timed: what slows a step down later on is in both.
+    """Return the verdict after the recording's commit, ``recorded``, was measured beside HEAD, and
+    what was measured. A verdict that no time decided is returned as it is.
+
+    The pairs time the steps that the screen's ``evidence`` timed: what slows a step down later on
+    is in both.
     """
     if to_confirm(verdict) is None:
         return verdict, None
@@ -101,9 +103,9 @@ def confirm(
     if chosen.commit == bench.revision.commit and not bench.revision.dirty:
         return same_code(verdict, chosen.how), None
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
-    sentences: list[str] = []
+    notices: list[str] = []
     try:
-        with tree_of(bench.root, chosen.commit, sentences.append) as tree:
+        with tree_of(bench.root, chosen.commit, notices.append) as tree:
             comparison = compare_with(
                 times,
                 bench,
@@ -111,11 +113,11 @@ def confirm(
                 lambda text: progress(f"confirming, {budget_s / 60:.0f} min at most: {text}"),
                 budget_s,
                 lambda found: confirmation_wants_pair(verdict, found),
-                terms,
+                rule_for,
                 steps,
             )
     except TreeError as error:
         return unconfirmed(verdict, Confirmation.NO_TREE, str(error)), None
-    for sentence in sentences:
-        progress(sentence)
+    for notice in notices:
+        progress(notice)
     return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison

@@ -1,4 +1,4 @@
-"""A run of cases: measure, compare with the baseline files, keep the evidence.
+"""The cases of one run: measured, judged by the baselines or beside another revision, kept.
 
 Both the pytest plugin and the command line drive this; neither measures or judges by itself.
 """
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepguard.case import Case
-from stepguard.comparison import Comparison
+from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import current
@@ -26,7 +26,6 @@ from stepguard.measure.workers import Bench
 from stepguard.recording import Entry
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
-from stepguard.storage.accept import accept
 from stepguard.storage.runs import Store
 from stepguard.storage.waivers import today
 from stepguard.verdict import Reason, Verdict
@@ -44,11 +43,15 @@ class Result:
     verdict: Verdict
     evidence_path: Path
     baseline_path: Path
-    comparison: Comparison | None = None  # with another revision, where one took turns
+    comparison: Comparison | None = None  # with another revision, where one was measured
 
 
 class Suite:
-    """The cases of one run on one machine."""
+    """The cases of one run on one machine. ``budget`` is for pairs.
+
+    ``tree`` is that of the revision that every case is judged against, instead of the baselines;
+    ``confirms`` says whether a time that a baseline calls SLOWER or FASTER is confirmed at once.
+    """
 
     def __init__(
         self,
@@ -56,141 +59,130 @@ class Suite:
         baselines: Path,
         gpus: tuple[Gpu, ...],
         arguments: list[str],
+        *,
         waivers: tuple[Waiver, ...] = (),
+        budget: Budget | None = None,
+        confirms: bool = True,
+        tree: Tree | None = None,
     ) -> None:
-        self.waivers = waivers
-        self.root, self.baselines, self.gpus = root, baselines, gpus
-        self.store = Store(root)
-        self.run_folder = self.store.new_run()
         self.results: list[Result] = []
-        self.tree: Tree | None = None  # of the revision that every case is to be judged against
-        self.budget = Budget(BUDGET_S, 1)  # for pairs
-        self.confirms = True  # whether what a baseline calls SLOWER or FASTER is judged on the spot
+        self._root, self._baselines, self._waivers = root, baselines, waivers
+        self._confirms, self._tree = confirms, tree
+        self._budget = budget or Budget(BUDGET_S, 1)
+        self._store = Store(root)
         self._bench = Bench(
             root=root,
-            cache=self.store.cache,
-            folder=self.run_folder,
+            cache=self._store.cache,
+            folder=self._store.new_run(),
             gpus=gpus,
             revision=current(root, baselines),
             command=shlex.join(arguments),
         )
 
-    def baseline_path(self, case: Case) -> Path:
-        """The file that holds the case's baseline on this machine."""
-        name = baseline.file_name(case.device, self._machine(case), case.world_size)
-        return self.baselines / name
-
-    def entry(self, case: Case) -> Entry | None:
-        """The case's baseline. Raises FileError if its file cannot be trusted."""
-        content = baseline.load_for(self.baseline_path(case), self._machine(case))
-        return content.cases.get(case.id) if content else None
-
-    def terms(self, case: Case) -> RuleFor:
-        """By what pairs of the case are judged here: its calibration says, where there is one.
-
-        Raises FileError if the calibration file cannot be trusted.
-        """
-        path = calibrations.path_for(self.baseline_path(case))
-        content = calibrations.load_for(path, self._machine(case))
-        entry, turn = (
-            content.cases.get(case.id) if content else None,
-            PAIR_TIMINGS[case.device].as_dict(),
-        )
-        return lambda found: decision_rule(entry, found, turn, case.margins)
-
-    def _machine(self, case: Case) -> str:
-        if not is_gpu(case.device):
-            return baseline.CPU_MACHINE
-        return self.gpus[0].name if self.gpus else ""
-
     def run(self, case: Case, progress: Progress) -> Result:
         """Measure and judge one case. Raises FileError before anything is measured if the
-        baseline file cannot be trusted, FileError when the evidence cannot be kept.
+        baseline or calibration file cannot be trusted, and when the evidence cannot be kept.
         """
-        result = self._against(case, progress) if self.tree else self._screened(case, progress)
+        screen = self._screen if self._tree is None else self._compare
+        result = screen(case, progress)
         self.results.append(result)
         return result
 
-    def _screened(self, case: Case, progress: Progress) -> Result:
-        """Against the stored baseline; what moved by time is judged against its commit."""
-        entry, terms = self.entry(case), self.terms(case)
-        evidence = measure_launches(
-            case, self._bench, progress, lambda e: wants_another_launch(e, entry)
+    def longest_s(self, case: Case) -> float | None:
+        """Return how long a case may take, where that is a matter of the budget: pairs go on until
+        they decide.
+        """
+        in_pairs = self._tree is not None and JUDGED_TIME in judged(case)
+        return self._budget.share_s() if in_pairs else None
+
+    def _screen(self, case: Case, progress: Progress) -> Result:
+        """Judge a case by the stored baseline; a time that moved is confirmed in pairs."""
+        path, entry, rule_for = self._known(case)
+        found = measure_launches(
+            case, self._bench, progress, lambda evidence: wants_another_launch(evidence, entry)
         )
-        evidence = self._as_it_is(evidence)
-        path = self.store.keep(self.run_folder, case.slug, evidence)
-        with self.budget.spent():
-            verdict, comparison = self._confirmed(case, evidence, entry, terms, progress)
+        evidence = self._checked(found)
+        evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
+        screened = self._naming(path, judge(evidence, entry))
+        verdict, comparison = waive(screened, evidence, self._waivers, today()), None
+        # What is waived passes, be it the code's doing or the machine's.
+        confirms = self._confirms and not verdict.waived_until
+        with self._budget.spent():
+            if confirms and entry is not None and evidence.fingerprint is not None:
+                # The first of the epoch: what was recorded since is `same` by the limit, not by
+                # pairs, and may have crept.
+                recordings = comparable(entry.epochs[-1], evidence)
+                recorded = recordings[0].commit if recordings else ""
+                share_s = self._budget.share_s()
+                confirmed, comparison = confirm(
+                    case, self._bench, screened, evidence, recorded, progress, share_s, rule_for
+                )
+                verdict = waive(confirmed, evidence, self._waivers, today())
         if comparison is not None:
-            self.store.keep_comparison(self.run_folder, case.slug, comparison)
-        return Result(case, evidence, verdict, path, self.baseline_path(case), comparison)
+            self._store.keep_comparison(self._bench.folder, case.slug, comparison)
+        return Result(case, evidence, verdict, evidence_path, path, comparison)
 
-    def _confirmed(
-        self,
-        case: Case,
-        evidence: Evidence,
-        entry: Entry | None,
-        terms: RuleFor,
-        progress: Progress,
-    ) -> tuple[Verdict, Comparison | None]:
-        """The screen's verdict, confirmed where a time decided it; and what was measured for it."""
-        verdict = judge(evidence, entry)
-        if verdict.reason is Reason.NOT_RECORDED:
-            path = self.baseline_path(case)
-            path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
-            verdict = replace(verdict, facts={"path": str(path)})
-        waived = waive(verdict, evidence, self.waivers, today())
-        if not self.confirms or entry is None or evidence.fingerprint is None:
-            return waived, None
-        if waived.waived_until:  # code or machine, it passes
-            return waived, None
-        recordings = comparable(entry.epochs[-1], evidence)
-        # The first of the epoch: what was recorded since is `same` by the limit, not by pairs, and
-        # may have crept.
-        recorded = recordings[0].commit if recordings else ""
-        share_s = self.budget.share_s()
-        found, comparison = confirm(
-            case, self._bench, verdict, evidence, recorded, progress, share_s, terms
-        )
-        return waive(found, evidence, self.waivers, today()), comparison
-
-    def _against(self, case: Case, progress: Progress) -> Result:
-        """Against the other revision's tree; no stored baseline has a say."""
-        assert self.tree is not None
-        terms = self.terms(case)
-        with self.budget.spent():
-            share_s = self.budget.share_s()
-            found = compare_with(case, self._bench, self.tree, progress, share_s, rule_for=terms)
-        head = self._as_it_is(found.head)
+    def _compare(self, case: Case, progress: Progress) -> Result:
+        """Judge a case by pairs with the other revision's tree; no stored baseline counts."""
+        assert self._tree is not None
+        path, _, rule_for = self._known(case)
+        with self._budget.spent():
+            share_s = self._budget.share_s()
+            found = compare_with(
+                case, self._bench, self._tree, progress, share_s, rule_for=rule_for
+            )
+        head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED.name, Reason.TREE_CHANGED.value, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
-        path = self.store.keep_comparison(self.run_folder, case.slug, found)
-        verdict = waive(judge_ab(found), found.head, self.waivers, today())
-        return Result(case, found.head, verdict, path, self.baseline_path(case), found)
+        kept = self._store.keep_comparison(self._bench.folder, case.slug, found)
+        verdict = waive(judge_ab(found), head, self._waivers, today())
+        return Result(case, head, verdict, kept, path, found)
 
-    def _as_it_is(self, evidence: Evidence) -> Evidence:
+    def _known(self, case: Case) -> tuple[Path, Entry | None, RuleFor]:
+        """Return what is known of a case on this machine: the path of its baseline file, its
+        baseline, and the rule by which pairs are judged, which its calibration gives.
+
+        Raises FileError if one of the files cannot be trusted.
+        """
+        machine = baseline.CPU_MACHINE
+        if is_gpu(case.device):
+            machine = self._bench.gpus[0].name if self._bench.gpus else ""
+        path = self._baselines / baseline.file_name(case.device, machine, case.world_size)
+        content = baseline.load_for(path, machine)
+        calibration = calibrations.load_for(calibrations.path_for(path), machine)
+        calibrated = calibration.cases.get(case.id) if calibration else None
+        timing = PAIR_TIMINGS[case.device].as_dict()
+        return (
+            path,
+            content.cases.get(case.id) if content else None,
+            lambda found: decision_rule(calibrated, found, timing, case.margins),
+        )
+
+    def _naming(self, path: Path, verdict: Verdict) -> Verdict:
+        if verdict.reason is not Reason.NOT_RECORDED:
+            return verdict
+        path = path.relative_to(self._root) if path.is_relative_to(self._root) else path
+        return replace(verdict, facts={"path": str(path)})
+
+    def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""
-        now, then = current(self.root, self.baselines), self._bench.revision
+        now, then = current(self._root, self._baselines), self._bench.revision
         if (now, now.state) == (then, then.state):
             return evidence
         return replace(evidence, tree_changed=True)
 
-    def hold_false_discoveries(self) -> list[str]:
-        """Take back, at the run's end, what all its claims together do not prove; who it was."""
-        taken = {
+    def withdraw_false_discoveries(self) -> list[str]:
+        """Withdraw, at the run's end, the SLOWER verdicts that all its claims together do not
+        prove; return whose they were.
+        """
+        withdrawn = {
             verdict.case_id: verdict
             for verdict in without_false_discoveries([r.verdict for r in self.results])
         }
         self.results = [
-            replace(r, verdict=taken[r.case.id]) if r.case.id in taken else r for r in self.results
+            replace(result, verdict=withdrawn.get(result.case.id, result.verdict))
+            for result in self.results
         ]
-        return list(taken)
-
-    def accept(self, result: Result, reason: str, dry: bool = False) -> str:
-        """Record a result's evidence; with ``dry`` only find out whether that would be refused.
-
-        Raises FileError when it is.
-        """
-        return accept(result.baseline_path, result.evidence, reason, dry)
+        return list(withdrawn)

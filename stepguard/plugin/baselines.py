@@ -3,6 +3,7 @@ what of it the run had no use for.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,65 +16,61 @@ from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.waiver import Waiver
 
 
-class Baselines:
-    """Its files, and the cases that the collected tests ``declared``. ``option`` and ``arguments``
-    are what pytest was called with.
+@dataclass(frozen=True)
+class Collected:
+    """The cases that pytest collected, before any was deselected."""
+
+    cases: frozenset[str] = frozenset()  # their ids
+    whole: bool = False  # of whole folders, so that a case that is not there is nowhere
+
+
+def whole_folders(option: Any, arguments: Sequence[str]) -> bool:
+    """Tell whether pytest, called with these, collects whole folders."""
+    if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
+        return False
+    return all(Path(argument).is_dir() for argument in arguments)
+
+
+def check_baselines(folder: Path, collected: Collected) -> tuple[Waiver, ...]:
+    """Read all of the folder and return its waivers. Raises FileError for what cannot be
+    trusted, and for a waiver of a case that is nowhere: a misspelt one must not wait unseen.
     """
+    for path in files(folder):
+        load(path)
+    calibrations.check_all(folder)
+    waivers = load_waivers(folder, today())
+    # Where a part was collected nobody knows which cases there are: waiver_lines() says then that
+    # a waiver was not used.
+    if collected.whole and (nowhere := unknown(folder, waivers, collected.cases)):
+        raise FileError(
+            f"{folder / WAIVERS}: a waiver names {nowhere[0]!r}, which is no case of a baseline "
+            "here or of a collected test; correct its name, or remove the waiver"
+        )
+    return waivers
 
-    def __init__(self, option: Any, arguments: Sequence[str], folder: Path) -> None:
-        self.option, self.arguments, self.folder = option, arguments, folder
-        self.declared: set[str] = set()
-        self.collected_well = True  # no file failed to be collected
-        self.waivers: tuple[Waiver, ...] = ()
 
-    def check(self) -> None:
-        """Read all of it. Raises FileError for what cannot be trusted, or is not there."""
-        named = self.option.perf_baselines
-        if not self.folder.is_dir() and named:
-            raise FileError(f"--perf-baselines={named}: no such folder")
-        for path in files(self.folder):
-            load(path)
-        calibrations.check_all(self.folder)
-        self.waivers = load_waivers(self.folder, today())
-        self._refuse_unknown_waivers()
+def waiver_lines(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[str]:
+    """Return a line for every waiver: what it did, or that its case was not measured."""
+    used = {result.case.id: sentences(result.verdict) for result in results}
+    lines = [f"{case_id}: waiver {text}" for case_id, texts in used.items() for text in texts]
+    return lines + [
+        f"{waiver.case}: waiver not used, its case was not measured: {described(waiver)}"
+        for waiver in waivers
+        if waiver.case not in used
+    ]
 
-    def _refuse_unknown_waivers(self) -> None:
-        """A misspelt case must not wait unseen. Where a part was collected nobody knows whether
-        one is: waiver_lines() says then that it was not used.
-        """
-        if not self._collected_whole():
-            return
-        if nowhere := unknown(self.folder, self.waivers, self.declared):
-            raise FileError(
-                f"{self.folder / WAIVERS}: neither a baseline here nor a collected test has the "
-                f"case {nowhere[0]!r} of a waiver; mend its name, or take it out"
-            )
 
-    def _collected_whole(self) -> bool:
-        """Whether whole folders were collected, so that a case that is not there is nowhere."""
-        option = self.option
-        if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
-            return False
-        return self.collected_well and all(Path(one).is_dir() for one in self.arguments)
-
-    def waiver_lines(self, results: Sequence[Result]) -> list[str]:
-        """Every waiver, on every run: what it did, or that its case was not measured."""
-        said = {result.case.id: sentences(result.verdict) for result in results}
-        lines = [f"{case_id}: waiver {text}" for case_id, texts in said.items() for text in texts]
-        rest = [waiver for waiver in self.waivers if waiver.case not in said]
-        return lines + [
-            f"{w.case}: waiver not used, its case was not measured: {described(w)}" for w in rest
-        ]
-
-    def stale(self, results: Sequence[Result], relative: Callable[[Path], str]) -> list[str]:
-        """Baseline entries that no case claims; said only when whole folders were collected.
-        ``relative``: a path as the user would type it.
-        """
-        if not self._collected_whole():
-            return []
-        lines = []
-        for path in sorted({result.baseline_path for result in results}):
-            content = load(path)
-            for case_id in sorted(set(content.cases) - self.declared if content else ()):
-                lines.append(f"{relative(path)}: {case_id} has a baseline but no case")
-        return lines
+def stale_lines(
+    collected: Collected, results: Sequence[Result], relative: Callable[[Path], str]
+) -> list[str]:
+    """Return a line for every baseline entry that no case claims, if whole folders were collected.
+    ``relative`` turns a path into what the user would type.
+    """
+    if not collected.whole:
+        return []
+    lines = []
+    for path in sorted({result.baseline_path for result in results}):
+        content = load(path)
+        for case_id in sorted(set(content.cases) - collected.cases if content else ()):
+            lines.append(f"{relative(path)}: {case_id} has a baseline but no case")
+    return lines

@@ -1,4 +1,4 @@
-"""A pytest plugin that tells which cases a suite declares, for commands that measure them.
+"""A pytest plugin that writes which cases a suite declares, for commands that measure them.
 
     STEPGUARD_CASES=FILE pytest perf_tests --collect-only -p stepguard.plugin.collector
 
@@ -7,21 +7,16 @@ FILE then holds the cases as JSON, in the order of collection.
 
 import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
+import pytest
 
-from stepguard.case import Case
+from stepguard.plugin.items import case_of
 
 TARGET = "STEPGUARD_CASES"
 
 
-def pytest_collection_finish(session: Any) -> None:
-    """Write them; what is collected besides is none of ours."""
-    found: list[Case] = []
-    for item in session.items:
-        callspec = getattr(item, "callspec", None)
-        case = callspec.params.get("case") if callspec else None
-        if isinstance(case, Case) and "perf" in item.fixturenames:
-            found.append(case)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Write them; other tests do not matter."""
+    found = [case for item in session.items if (case := case_of(item))]
     Path(os.environ[TARGET]).write_bytes(msgspec.json.encode(found))

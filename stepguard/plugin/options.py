@@ -79,6 +79,8 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
     if option.perf_reason is not None:
         _refuse_bad_reason(option)
     _refuse_bad_revision(option, root, baselines)
+    if option.perf_baselines and not baselines.is_dir():
+        raise pytest.UsageError(f"--perf-baselines={option.perf_baselines}: no such folder")
     for name in ("perf_json", "perf_report"):
         target = getattr(option, name)
         path = Path(config.invocation_params.dir, target or "")

@@ -1,27 +1,14 @@
-"""What the command line prints: figures for a person, and one JSON document for a program."""
+"""The figures of one case that was measured by the command line, for a person."""
 
-import json
-import os
-import sys
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-from stepguard.cli.usage import UsageError
 from stepguard.evidence import Counts
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS, format_value
-from stepguard.report import documents
 from stepguard.report.words import happens
 
 PARTS = 8  # a counter with more kinds of parts is told by its sum; the evidence has them all
-
-
-def refuse_target(target: str | None) -> None:
-    """Raise UsageError now, not when hours of measuring are over."""
-    if target and (problem := documents.unwritable(Path(target))):
-        raise UsageError(f"--json {target}: {problem}")
 
 
 def figures(result: Result) -> Iterator[str]:
@@ -44,20 +31,3 @@ def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
     shown = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
     if 1 < len(shown) <= PARTS:
         yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
-
-
-def put_json(document: Any, target: str | None, evidence: Path | None = None) -> None:
-    """The document into ``target``; without one it is the last line for whoever reads a pipe.
-
-    Whoever has a file, or reads at a terminal, is told where it is or how to get it instead:
-    thousands of characters in one line would push the figures out of sight.
-    """
-    text = json.dumps(document, allow_nan=False)
-    if target:
-        Path(target).write_text(text + "\n")
-    elif not sys.stdout.isatty():
-        print(text)
-        return
-    if evidence:
-        print(f"evidence: {os.path.relpath(evidence)}")
-    print(f"as JSON: {target or '--json PATH, or pipe the output'}")

@@ -5,8 +5,22 @@ from pathlib import Path
 
 from stepguard.metrics import METRICS, format_value
 from stepguard.recording import Entry, Epoch, Recording, geometric_mean
+from stepguard.storage.accept import Accepted, Action
 
 COLUMNS = ("recorded", "commit", "GPU", "torch", "launches", "step [ms]", "median [ms]", "to first")
+
+
+def accepted_line(done: Accepted) -> str:
+    """Return what was done with evidence that was accepted, in a line."""
+    if done.action is Action.NOTHING_TO_ADD:
+        return f"{done.case_id}: equal to what {done.path} holds, nothing to add"
+    words = {
+        Action.FIRST_RECORDING: "first recording",
+        Action.APPENDED: f"recording {done.number} of its epoch",
+        Action.FIRST_OF_SOFTWARE: "first under this software",
+        Action.EPOCH_OPENED: f"epoch {done.number} opened ({done.reason})",
+    }[done.action]
+    return f"{done.case_id}: {words} in {done.path}"
 
 
 def line(path: Path, case_id: str, entry: Entry) -> str:

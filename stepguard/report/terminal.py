@@ -1,8 +1,8 @@
 """The summary at the end of a run: the table, then what needs a person, a headline each."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from stepguard.case import Case
 from stepguard.device import is_gpu
@@ -15,40 +15,37 @@ from stepguard.verdict import Status, Verdict
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
 
 
-class Run(Protocol):
-    """What the summary wants to know of a run."""
+@dataclass(frozen=True)
+class Caller:
+    """How whoever reads the summary types commands of this project."""
 
-    @property
-    def results(self) -> list[Result]:
-        """Everything measured."""
-
-    @property
-    def measured_nothing(self) -> bool:
-        """Cases were selected and none came to a result."""
-
-    @property
-    def skipped(self) -> Mapping[str, int]:
-        """Why tests that were to measure were skipped, and how many."""
-
-    @property
-    def python(self) -> str:
-        """How this interpreter is called."""
-
-    @property
-    def folder(self) -> str:
-        """That of the baselines, where it is not the usual one."""
+    folder: Path  # where they type them
+    python: str = "python"  # how they call this interpreter
+    baselines: str = ""  # the folder of the baselines, where it is not the usual one
 
     def relative(self, path: Path) -> str:
-        """A path as the user would type it."""
+        """Return a path as it is typed."""
+        return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
 
 
-def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
-    """The summary, a line at a time, each with its colour."""
+@dataclass(frozen=True)
+class Run:
+    """A run that is over."""
+
+    results: Sequence[Result]
+    caller: Caller
+    notices: Sequence[str] = ()  # sentences about the run as a whole
+    # Of tests that were to measure; why they were skipped, and how many.
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+def lines(run: Run) -> Iterator[tuple[str, Markup]]:
+    """Return the summary, a line at a time, each with its colour."""
     verdicts = [result.verdict for result in run.results]
     if verdicts:
         for text, status in table.lines(table.rows(verdicts)):
             yield text, colour(status)
-    if run.measured_nothing:
+    if not run.results:
         yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
         for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
             yield f"  {count} skipped: {reason}", {}
@@ -60,7 +57,7 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         beside = [*_allowed(result), *_elsewhere(result.verdict), *_not_alone(result)]
         beside += _beside(result.verdict)
         yield from ((line, {}) for line in beside)
-    for notice in notices:
+    for notice in run.notices:
         yield notice, {}
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
         verdict = result.verdict
@@ -70,8 +67,9 @@ def lines(run: Run, notices: Sequence[str]) -> Iterator[tuple[str, Markup]]:
         yield explain.headline(verdict), waived if verdict.waived_until else colour(verdict.status)
         yield from ((line, {}) for line in explain.places(verdict))
         # The block above has it all; here only the first thing to do.
-        path, dirty = run.relative(result.evidence_path), bool(result.evidence.dirty)
-        steps = explain.next_steps(verdict, path, run.python, dirty, run.folder)
+        caller, dirty = run.caller, bool(result.evidence.dirty)
+        path = caller.relative(result.evidence_path)
+        steps = explain.next_steps(verdict, path, caller.python, dirty, caller.baselines)
         yield from ((f"  {step}", {}) for step in [*explain.times(verdict), *steps[:1]])
 
 

@@ -3,6 +3,8 @@
 What must never be recorded is stepguard/judge/acceptance.py's to say.
 """
 
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from statistics import fmean
 
@@ -31,6 +33,27 @@ class Refused(FileError):
     """Evidence that must not become a recording."""
 
 
+class Action(Enum):
+    """What became of evidence that was accepted."""
+
+    NOTHING_TO_ADD = "counters alone, equal to those of the recording"
+    FIRST_RECORDING = "the case had none"
+    APPENDED = "one more recording of the epoch"
+    FIRST_OF_SOFTWARE = "the epoch's first recording under this software"
+    EPOCH_OPENED = "a new level, with a reason"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What was done with evidence, or would be."""
+
+    case_id: str
+    action: Action
+    path: Path  # of the baseline file
+    number: int = 1  # of the recording in its epoch, or of the epoch that was opened
+    reason: str = ""  # of an epoch that was opened
+
+
 def recording_of(evidence: Evidence) -> Recording:
     """The evidence as a recording. Raises Refused, with the reason, when it must not be one."""
     if problem := unfit_to_record(evidence):
@@ -38,13 +61,15 @@ def recording_of(evidence: Evidence) -> Recording:
     return stored(evidence)
 
 
-def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where: str = "") -> str:
-    """Make the evidence a recording of its case in ``path``; one line that says what was done.
+def accept(
+    path: Path, evidence: Evidence, reason: str, dry: bool = False, where: str = ""
+) -> Accepted:
+    """Make the evidence a recording of its case in ``path``; return what was done.
 
     `same` (and the first under new software) appends to the epoch; a change of level or of
     parameters opens one. Raises Refused or FileError; the file is then unchanged. With
-    ``dry`` it is unchanged in any case: only what would be done is said. ``where`` is how a command
-    is told of the folder of baselines.
+    ``dry`` it is unchanged in any case. ``where`` is the option that names the folder of baselines
+    to a command.
     """
     recording = recording_of(evidence)
     assert evidence.fingerprint is not None
@@ -56,13 +81,14 @@ def accept(path: Path, evidence: Evidence, reason: str, dry: bool = False, where
     verdict = judge(evidence, entry)
     same = verdict.status is Status.SAME
     if not recording.times_ms and same:
-        return f"{evidence.case_id}: equal to what {path} holds, nothing to add"
-    done, epochs = _place(evidence, recording, entry, verdict, reason, where)
+        return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
+    action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     fresh = Entry(case=evidence.case, epochs=epochs)
     if not dry:
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
-    return f"{evidence.case_id}: {done} in {path}"
+    opened = action is Action.EPOCH_OPENED
+    return Accepted(evidence.case_id, action, path, number, reason if opened else "")
 
 
 def _place(
@@ -72,10 +98,11 @@ def _place(
     verdict: Verdict,
     reason: str,
     where: str,
-) -> tuple[str, list[Epoch]]:
-    """What is done, and the case's epochs with the recording in its place."""
+) -> tuple[Action, int, list[Epoch]]:
+    """Return what is done, its number, and the case's epochs with the recording in its place."""
     if entry is None:
-        return "first recording", [_opened(reason or "first recording", recording)]
+        epoch = Epoch(reason=reason or "first recording", recordings=[recording])
+        return Action.FIRST_RECORDING, 1, [epoch]
     if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
         raise Refused(f"{evidence.case_id}: this evidence ({recording.date}) is already recorded")
     undecided = [m.metric for m in verdict.metrics if m.gated and m.status is Status.INCONCLUSIVE]
@@ -90,15 +117,25 @@ def _place(
         older = [_without_detail(r, recording.software) for r in last.recordings]
         # The first stays: it is what the epoch's drift is measured from.
         kept = [*older[:1], *[*older[1:], recording][1 - KEPT_RECORDINGS :]]
-        done = f"recording {len(known) + 1} of its epoch" if known else "first under this software"
-        return done, [*entry.epochs[:-1], Epoch(reason=last.reason, recordings=kept)]
+        action = Action.APPENDED if known else Action.FIRST_OF_SOFTWARE
+        epoch = Epoch(reason=last.reason, recordings=kept)
+        return action, len(known) + 1, [*entry.epochs[:-1], epoch]
     if not has_words(reason):
         raise Refused(
             f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
             f"python -m stepguard accept '{evidence.case_id}'{where} --reason '...'"
         )
-    done = f"epoch {len(entry.epochs) + 1} opened ({reason})"
-    return done, [*entry.epochs, _opened(reason, recording)]
+    epochs = [*entry.epochs, Epoch(reason=reason, recordings=[recording])]
+    return Action.EPOCH_OPENED, len(epochs), epochs
+
+
+def _drift(evidence: Evidence, known: list[Recording]) -> str:
+    """Say how far the evidence is from how the epoch began, if that is too far."""
+    found = drifted(evidence, known)
+    if found is None:
+        return ""
+    unit = "%" if METRICS[found[0]].kind == "time" else "points"
+    return f"{found[0]} is {found[1]:+.2f} {unit} from the epoch's first recording"
 
 
 def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
@@ -122,19 +159,6 @@ def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
     if not moves or reason:
         return ""
     return f"against the recordings of other software: {', '.join(sorted(moves))}"
-
-
-def _drift(evidence: Evidence, known: list[Recording]) -> str:
-    """Say how far the evidence is from how the epoch began, if that is too far."""
-    found = drifted(evidence, known)
-    if found is None:
-        return ""
-    unit = "%" if METRICS[found[0]].kind == "time" else "points"
-    return f"{found[0]} is {found[1]:+.2f} {unit} from the epoch's first recording"
-
-
-def _opened(reason: str, recording: Recording) -> Epoch:
-    return Epoch(reason=reason, recordings=[recording])
 
 
 def _same_evidence(a: Recording, b: Recording) -> bool:

@@ -30,8 +30,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.main import parse_params
 from stepguard.cli.usage import UsageError
+
+from stepguard.cli.main import parse_params
 from stepguard.git.revision import current
 from stepguard.trace.gpu_time import read_gpu_time
 from studies.common import ranks

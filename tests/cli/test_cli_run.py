@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.cli.main import parse_params
+from stepguard.cli.run import parse_params
 
 ROOT = Path(__file__).resolve().parents[2]
 REAL = {

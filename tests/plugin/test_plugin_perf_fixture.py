@@ -47,7 +47,7 @@ def test_cases_without_perf_are_refused(unchanged, mark, declared):
     unchanged.tests(f"{measures}\n\n{forgot}")
     result = unchanged.run()
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    named = "*test_perf.py::test_forgot?*? has @cases and not the fixture perf*call perf(case)*"
+    named = "*test_perf.py::test_forgot?*? has @cases but not the fixture perf*call perf(case)*"
     result.stderr.fnmatch_lines([named])
     assert unchanged.measured == []
 
@@ -57,7 +57,7 @@ def test_cases_without_perf_fail_under_xdist(gate):
     gate.tests(f"{PARAMETRIZED}def test_forgot(case):\n    pass\n")
     result = gate.pytester.runpytest_subprocess("-n", "1", timeout=60)
     result.assert_outcomes(errors=1)
-    result.stdout.fnmatch_lines(["*has @cases and not the fixture perf*"])
+    result.stdout.fnmatch_lines(["*has @cases but not the fixture perf*"])
 
 
 def test_perf_may_come_through_another_fixture(unchanged):

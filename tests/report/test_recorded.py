@@ -1,9 +1,13 @@
 """A baseline as a table: times of every recording, and how far from the epoch's first."""
 
+from pathlib import Path
+
+import pytest
 from builders import CASE_ID, entry, epoch, recording
 
 from stepguard.recording import RecordedDifference
-from stepguard.report.recorded import lines
+from stepguard.report.recorded import accepted_line, lines
+from stepguard.storage.accept import Accepted, Action
 
 
 def test_times_stand_with_their_distance_from_the_first():
@@ -23,3 +27,19 @@ def test_a_difference_stands_with_its_interval():
     one = epoch(recordings=[recording(differences_pct=found)])
     assert list(lines(entry(epochs=[one])))[-1] == "    sync_overhead_pct +0.31 +- 0.12 % of a step"
     assert CASE_ID not in "".join(lines(entry()))
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [
+        (Action.NOTHING_TO_ADD, "equal to what cpu.json holds, nothing to add"),
+        (Action.FIRST_RECORDING, "first recording in cpu.json"),
+        (Action.APPENDED, "recording 2 of its epoch in cpu.json"),
+        (Action.FIRST_OF_SOFTWARE, "first under this software in cpu.json"),
+        (Action.EPOCH_OPENED, "epoch 2 opened (fused the loss) in cpu.json"),
+    ],
+)
+def test_what_was_accepted_is_said_in_a_line(action, words):
+    """The case, what was done with its evidence, and where."""
+    done = Accepted(CASE_ID, action, Path("cpu.json"), 2, "fused the loss")
+    assert accepted_line(done) == f"{CASE_ID}: {words}"

@@ -22,7 +22,7 @@ from stepguard.evidence import Difference, Fault
 from stepguard.judge.screen import judge
 from stepguard.recording import KEPT_RECORDINGS
 from stepguard.sentences import note
-from stepguard.storage.accept import Refused, accept, recording_of
+from stepguard.storage.accept import Accepted, Action, Refused, accept, recording_of
 from stepguard.storage.baselines import load, save
 from stepguard.storage.json_file import FileError
 from stepguard.verdict import Reason, Status
@@ -54,8 +54,8 @@ def refused(path, found, reason="", match=""):
 
 def test_first_recording(path):
     """The first evidence makes the file, and judges as same from then on."""
-    said = accept(path, run(1), "")
-    assert "first recording" in said and CASE_ID in said and str(path) in said
+    done = accept(path, run(1), "")
+    assert done == Accepted(CASE_ID, Action.FIRST_RECORDING, path)
     content = load(path)
     assert content.machine == "NVIDIA H200"
     (only,) = epochs(path)
@@ -79,7 +79,8 @@ def test_a_recording_holds_what_was_measured(path):
 def test_same_appends_to_the_epoch(path):
     """What is same makes the epoch's next recording; it keeps its reason."""
     accept(path, run(1), "why not")
-    assert "recording 2 of its epoch" in accept(path, run(2, (251.0,) * 3), "")
+    done = accept(path, run(2, (251.0,) * 3), "")
+    assert done == Accepted(CASE_ID, Action.APPENDED, path, 2)
     (only,) = epochs(path)
     assert [recording.date for recording in only.recordings] == ["run 0001", "run 0002"]
     assert only.reason == "why not"
@@ -121,7 +122,8 @@ def test_slower_under_other_software_needs_a_reason(path):
     newer = replace(FINGERPRINT, torch="2.12.0+cu130")
     slower = run(2, (270.0,) * 3, fingerprint=newer)
     refused(path, slower, match=r"against the recordings of other software: step_ms \+8.00 %")
-    assert "first under this software" in accept(path, slower, "torch 2.12 is slower here")
+    done = accept(path, slower, "torch 2.12 is slower here")
+    assert done == Accepted(CASE_ID, Action.FIRST_OF_SOFTWARE, path)
 
 
 def test_a_gated_time_of_a_cpu_is_recorded(tmp_path):
@@ -148,7 +150,8 @@ def test_another_level_needs_a_reason(path, ms):
     accept(path, run(1), "")
     for none in ("", " ", "...", "'...'"):  # the dots of a pasted command are no reason
         refused(path, run(2, (ms,) * 3), none, match="new level needs a reason.*--reason")
-    assert "epoch 2 opened (fused the loss)" in accept(path, run(2, (ms,) * 3), "fused the loss")
+    done = accept(path, run(2, (ms,) * 3), "fused the loss")
+    assert done == Accepted(CASE_ID, Action.EPOCH_OPENED, path, 2, "fused the loss")
     old, new = epochs(path)
     assert (len(old.recordings), len(new.recordings)) == (1, 1)
     assert new.reason == "fused the loss"
@@ -182,8 +185,8 @@ def test_the_first_under_other_software_appends(path):
     """New versions bring a level of their own: the first recording under them needs no reason."""
     accept(path, run(1), "")
     newer = replace(FINGERPRINT, torch="2.12.0+cu130")
-    said = accept(path, run(2, (200.0,) * 3, fingerprint=newer), "")
-    assert "first under this software" in said
+    done = accept(path, run(2, (200.0,) * 3, fingerprint=newer), "")
+    assert done.action is Action.FIRST_OF_SOFTWARE
     (only,) = epochs(path)
     assert len(only.recordings) == 2
     entry = load(path).cases[CASE_ID]
@@ -292,8 +295,8 @@ def test_cpu_counters_that_are_equal_add_nothing(path):
     """On a CPU an equal count says nothing new, and no time is recorded."""
     accept(path, cpu_evidence(date="run 1"), "")
     before = path.read_bytes()
-    said = accept(path, cpu_evidence(date="run 2"), "")
-    assert "nothing to add" in said
+    done = accept(path, cpu_evidence(date="run 2"), "")
+    assert done.action is Action.NOTHING_TO_ADD
     assert path.read_bytes() == before
     content = load(path)
     recorded = content.cases["forward[nano-cpu]"].epochs[0].recordings[0]
@@ -314,7 +317,7 @@ def test_a_difference_that_creeps_needs_a_reason(path):
     refused(
         path, creeping(4, 1.4), match="sync_overhead_pct is .1.20 points from the epoch's first"
     )
-    assert "epoch 2" in accept(path, creeping(4, 1.4), "one more sync is meant")
+    assert accept(path, creeping(4, 1.4), "one more sync is meant").number == 2
 
 
 def test_what_does_not_know_its_ranks_is_refused(path):
@@ -338,7 +341,8 @@ def test_other_ranks_under_other_software_need_a_reason(path):
     other = replace(first.fingerprint, torch="9.9.9")
     later = replace(first, date="run 2", counts=less, fingerprint=other)
     refused(path, later, match="flops_per_step by rank")
-    assert "first under this software" in accept(path, replace(later, counts=first.counts), "")
+    done = accept(path, replace(later, counts=first.counts), "")
+    assert done.action is Action.FIRST_OF_SOFTWARE
 
 
 def test_cpu_counters_that_moved_need_a_reason(path):
@@ -346,7 +350,7 @@ def test_cpu_counters_that_moved_need_a_reason(path):
     accept(path, cpu_evidence(date="run 1"), "")
     moved = with_counts(cpu_evidence(date="run 2"), graph_breaks=0)
     refused(path, moved, match="new level")
-    assert "epoch 2" in accept(path, moved, "no more breaks")
+    assert accept(path, moved, "no more breaks").action is Action.EPOCH_OPENED
 
 
 def test_what_moved_is_kept_with_the_recording(path):

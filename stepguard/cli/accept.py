@@ -1,0 +1,82 @@
+"""The command accept: make kept evidence a recording.
+
+python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
+"""
+
+import argparse
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import (
+    add_baselines,
+    add_evidence,
+    folder_option,
+    verdict_today,
+    wanted_evidence,
+)
+from stepguard.evidence import Evidence, from_json
+from stepguard.git.revision import current
+from stepguard.judge.acceptance import has_words, moved_together
+from stepguard.metrics import METRICS
+from stepguard.report.recorded import accepted_line
+from stepguard.storage import baselines as baseline
+from stepguard.storage.accept import Refused, accept
+from stepguard.storage.json_file import FileError
+from stepguard.storage.runs import Store
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
+    command = commands.add_parser("accept", help="make the last run's evidence a recording")
+    add_evidence(command, "every case of that run")
+    command.add_argument("--reason", default="", help="why a new level is right")
+    add_baselines(command, root)
+    command.set_defaults(call=_accept)
+
+
+def _accept(options: argparse.Namespace) -> int:
+    refused = 0
+    for path, evidence in wanted_evidence(options):
+        try:
+            _refuse_older(path, evidence, options)
+            _refuse_together(path, evidence, options)
+            target = baseline.path_of(options.baselines, evidence)
+            done = accept(target, evidence, options.reason, where=folder_option(options))
+            print(accepted_line(done))
+        except FileError as error:
+            print(f"stepguard: {error}", file=sys.stderr)
+            refused += 1
+    return 1 if refused else 0
+
+
+def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for a case's newest evidence if it is of another commit than HEAD: what the
+    last run measured may have left none, and an older one was not meant. A path names it.
+    """
+    if options.evidence or not options.case:
+        return
+    head = current(options.root, options.baselines).commit
+    if head and evidence.commit != head:
+        raise Refused(
+            f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
+            f"{evidence.commit[:12] or 'none'}, HEAD is {head[:12]}; measure again, or, if it is "
+            f"that one you mean: --evidence {shlex.quote(os.path.relpath(path))}"
+        )
+
+
+def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
+    timed = any(METRICS[name].kind == "time" for name in evidence.gates)
+    if has_words(options.reason) or not timed:
+        return
+    beside = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
+    # A folder may hold what another run left.
+    run = [
+        one for one in beside if (one.commit, one.command) == (evidence.commit, evidence.command)
+    ]
+    verdicts = [verdict_today(one, options.baselines) for one in run]
+    if problem := moved_together(verdicts, folder_option(options)):
+        raise Refused(f"{evidence.case_id}: not recorded, {problem}")

@@ -1,0 +1,116 @@
+"""What several commands share: usage errors, the baselines' folder, kept evidence, documents."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from stepguard.evidence import Evidence, from_json
+from stepguard.judge.screen import judge
+from stepguard.report import documents
+from stepguard.report.live import ProgressLine
+from stepguard.report.words import in_folder
+from stepguard.storage import baselines as baseline
+from stepguard.storage.runs import Store
+from stepguard.verdict import Verdict
+
+
+class UsageError(ValueError):
+    """The command line itself is wrong, whatever the state of the tree: exit status 2."""
+
+
+def add_baselines(command: argparse.ArgumentParser, root: Path) -> None:
+    """Add --baselines, and keep the project's ``root`` with the options."""
+    folder = baseline.usual(root)
+    command.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
+    command.set_defaults(root=root)
+
+
+def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
+    """Add the cases and the evidence that a command is about; ``cases`` are the default."""
+    command.add_argument("case", nargs="*", metavar="CASE", help=f"default: {cases}")
+    command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
+
+
+def folder_option(options: argparse.Namespace) -> str:
+    """Return the option that names this command's folder of baselines to another command."""
+    usual = baseline.usual(options.root)
+    return in_folder("" if options.baselines == usual else str(options.baselines))
+
+
+def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
+    """Return the verdict of today's baseline on the evidence."""
+    path = baseline.path_of(folder, evidence)
+    content = baseline.load_for(path, baseline.machine_of(evidence))
+    return judge(evidence, content.cases.get(evidence.case_id) if content else None)
+
+
+def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
+    """Return the evidence that is meant, with its files: a case may be there from several machines.
+
+    Raises ValueError when there is none, or a case is unknown.
+    """
+    store = Store(options.root)
+    if options.evidence:
+        path = Path(options.evidence)
+        paths = sorted(path.rglob("evidence.json")) if path.is_dir() else [path]
+        source = str(path)
+    else:
+        paths = list(store.newest().values()) if options.case else store.last_run()
+        source = str(store.runs)
+    try:
+        found = [(path, from_json(path.read_bytes(), str(path))) for path in paths]
+    except OSError as error:
+        raise ValueError(f"{error.filename}: {error.strerror}") from None
+    known = {evidence.case_id for _, evidence in found}
+    unknown = [case_id for case_id in options.case if case_id not in known]
+    against = "" if options.evidence else store.last_against()
+    if against and (unknown or not found):
+        raise ValueError(
+            f"{source}: the last run judged against {against}, which leaves nothing to accept or "
+            "judge again; measure: pytest perf_tests"
+        )
+    if not found:
+        here = "the last run left no evidence; measure: pytest perf_tests"
+        there = "no evidence.json is below it"
+        raise ValueError(f"{source}: {there if options.evidence else here}")
+    if unknown:
+        listed = ", ".join(sorted(known))
+        raise ValueError(f"no evidence of {unknown[0]!r} in {source}; it has: {listed}")
+    return [item for item in found if item[1].case_id in (options.case or known)]
+
+
+def refuse_target(target: str | None) -> None:
+    """Raise UsageError for a file that --json cannot write, before hours of measuring."""
+    if target and (problem := documents.unwritable(Path(target))):
+        raise UsageError(f"--json {target}: {problem}")
+
+
+def put_json(document: Any, target: str | None, evidence: Path | None = None) -> None:
+    """Write the document into ``target``; without one it is the last line for whoever reads a pipe.
+
+    Whoever has a file, or reads at a terminal, is told where it is or how to get it instead:
+    thousands of characters in one line would push the figures out of sight.
+    """
+    text = json.dumps(document, allow_nan=False)
+    if target:
+        Path(target).write_text(text + "\n")
+    elif not sys.stdout.isatty():
+        print(text)
+        return
+    if evidence:
+        print(f"evidence: {os.path.relpath(evidence)}")
+    print(f"as JSON: {target or '--json PATH, or pipe the output'}")
+
+
+def progress_line(expected_s: dict[str, float]) -> ProgressLine:
+    """Return a progress line on standard error; ``expected_s`` is how long cases took before."""
+
+    def write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    terminal = sys.stderr.isatty()
+    return ProgressLine(write, terminal=terminal, verbose=True, width=100, expected_s=expected_s)

@@ -1,0 +1,65 @@
+"""The command judge: judge kept evidence by today's baselines; nothing is measured.
+
+python -m stepguard judge 'train_step[124m-bf16]' --evidence artifacts/
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import (
+    add_baselines,
+    add_evidence,
+    put_json,
+    refuse_target,
+    verdict_today,
+    wanted_evidence,
+)
+from stepguard.judge.waivers import waive
+from stepguard.report import table, words
+from stepguard.report.documents import verdict_document
+from stepguard.report.waivers import sentences
+from stepguard.storage import baselines as baseline
+from stepguard.storage.runs import Store
+from stepguard.storage.waivers import load_waivers, today, unknown
+from stepguard.verdict import Status, Verdict
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
+    command = commands.add_parser("judge", help="judge kept evidence against the baselines again")
+    add_evidence(command, "every case of the last run")
+    command.add_argument("--json", metavar="PATH", help="write the verdicts as one JSON document")
+    add_baselines(command, root)
+    command.set_defaults(call=_judge)
+
+
+def _judge(options: argparse.Namespace) -> int:
+    refuse_target(options.json)
+    verdicts = []
+    wanted, waivers = wanted_evidence(options), load_waivers(options.baselines, today())
+    known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
+    for case_id in unknown(options.baselines, waivers, known):
+        where = options.baselines / baseline.WAIVERS
+        print(f"stepguard: {where}: no baseline or kept run has {case_id!r}", file=sys.stderr)
+    for _, evidence in wanted:
+        path = baseline.path_of(options.baselines, evidence)
+        found = verdict_today(evidence, options.baselines)
+        verdicts.append(waive(found, evidence, waivers, today()))
+        commit = evidence.commit[:10] or "no commit"
+        print(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
+    _print(verdicts)
+    put_json([verdict_document(verdict) for verdict in verdicts], options.json)
+    return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
+
+
+def _print(verdicts: list[Verdict]) -> None:
+    for text, _ in table.lines(table.rows(verdicts)):
+        print(text)
+    for verdict in verdicts:
+        if verdict.status is not Status.SAME:
+            print("\n".join([words.headline(verdict), *words.evidence_lines(verdict)]))
+        else:
+            for text in sentences(verdict):
+                print(f"{verdict.case_id}: waiver {text}")

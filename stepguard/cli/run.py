@@ -1,0 +1,90 @@
+"""The command run: measure one workload, without a baseline.
+
+python -m stepguard run model.workloads:train_step size=nano batch=4 seq=64 device=cpu
+"""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from stepguard.case import Case, Scalar
+from stepguard.cli.common import UsageError, progress_line, put_json, refuse_target
+from stepguard.device import CPU, DEVICES, GPU, is_gpu
+from stepguard.gpu.nvml import visible_gpus
+from stepguard.judge.soundness import measurement_problem
+from stepguard.measure.suite import Suite
+from stepguard.report import words
+from stepguard.report.documents import result_document
+from stepguard.report.figures import figures
+from stepguard.storage import baselines as baseline
+from stepguard.storage.runs import Store
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
+    run = commands.add_parser("run", help="measure one workload, without a baseline")
+    run.add_argument("factory", metavar="FACTORY", help="package.module:function")
+    run.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
+    run.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
+    run.add_argument("--gpus", type=int, default=1, metavar="N", help="ranks (%(default)s)")
+    run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
+    run.add_argument("--json", metavar="PATH", help="write the result as one JSON document")
+    run.set_defaults(call=_run, root=root)
+
+
+def parse_params(pairs: list[str]) -> dict[str, Scalar]:
+    """Return {"batch": 64} for "batch=64". Values are JSON scalars, anything else is a string.
+
+    Raises UsageError for an argument without "=" or a key given twice.
+    """
+    found: dict[str, Scalar] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{pair!r}: write key=value")
+        if key in found:
+            raise UsageError(f"{key} is given twice")
+        try:
+            value = json.loads(text.lower() if text in ("True", "False") else text)
+        except ValueError:
+            value = text
+        found[key] = value if isinstance(value, Scalar) else text
+    return found
+
+
+def _case(options: argparse.Namespace, gpus: int) -> Case:
+    params = parse_params(options.params)
+    device = str(params.pop("device", None) or options.device or (GPU if gpus else CPU))
+    launches = options.launches
+    if launches is None:
+        launches = 3 if is_gpu(device) else 1
+    if options.gpus < 1:
+        raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
+    return Case(
+        "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
+    )
+
+
+def _run(options: argparse.Namespace) -> int:
+    gpus = tuple(visible_gpus())
+    case = _case(options, len(gpus))
+    refuse_target(options.json)
+    typed = ["python", "-m", "stepguard", *sys.argv[1:]]
+    suite = Suite(options.root, baseline.usual(options.root), gpus, typed)
+    line = progress_line(Store(options.root).last_wall_s())
+    line.plan([(case.id, case.device)])
+    line.begin(case.id)
+    try:
+        result = suite.run(case, line.stage)
+    finally:
+        line.end()
+    for text in figures(result):
+        print(text)
+    # A sound measurement is enough: what a baseline says of it does not count here.
+    measured = measurement_problem(result.evidence) is None
+    if not measured:
+        print(words.block(result.verdict, str(result.evidence_path)), file=sys.stderr)
+    put_json(result_document(result), options.json, result.evidence_path)
+    return 0 if measured else 1

@@ -1,0 +1,76 @@
+"""The cases that tests declare, and what a collected test has to do with them."""
+
+from typing import Any
+
+import pytest
+
+from stepguard.case import Case
+from stepguard.device import CPU, GPU
+
+FIXTURE_MODULE = "stepguard.plugin"  # of our fixture perf
+
+
+class _Declared(list[Any]):
+    """The parameters that cases() makes: they tell a test that has @cases from one that is
+    parametrized over cases for reasons of its own.
+    """
+
+
+def cases(*items: Case) -> pytest.MarkDecorator:
+    """Parametrize a test over cases; markers follow from each case's device and world size."""
+    return pytest.mark.parametrize(
+        "case", _Declared(pytest.param(c, id=c.name, marks=_marks(c)) for c in items)
+    )
+
+
+def _marks(case: Case) -> list[pytest.MarkDecorator]:
+    names = ["smoke" if case.device == CPU else "gpu"]
+    names += ["multi_gpu"] if case.device == GPU and case.world_size > 1 else []
+    names += ["extended"] if case.extended else []
+    return [getattr(pytest.mark, name) for name in names]
+
+
+def case_of(item: pytest.Item) -> Case | None:
+    """Return the case that a test is parametrized with, if it takes the fixture perf."""
+    callspec = getattr(item, "callspec", None)
+    found = callspec.params.get("case") if callspec else None
+    return found if isinstance(found, Case) and "perf" in _fixtures(item) else None
+
+
+def asks_for_perf(item: pytest.Item) -> bool:
+    """Tell whether a test has our fixture, and not one of its own of that name."""
+    if "perf" not in _fixtures(item):
+        return False
+    known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
+    definitions = known.get("perf", ())
+    ours = not definitions or definitions[-1].func.__module__ == FIXTURE_MODULE
+    return ours or case_of(item) is not None
+
+
+def refuse_without_perf(item: pytest.Item) -> None:
+    """Raise UsageError for a test that has @cases and lacks the fixture: it would be green whatever
+    its cases do, and no mark of its own, xfail for one, may hide that.
+    """
+    if "perf" in getattr(item, "fixturenames", ("perf",)):
+        return
+    parametrized = item.iter_markers("parametrize")
+    if any(isinstance(value, _Declared) for mark in parametrized for value in mark.args):
+        raise pytest.UsageError(
+            f"{item.nodeid} has @cases but not the fixture perf, so it would pass unmeasured: "
+            "take perf as an argument and call perf(case)"
+        )
+
+
+def unsuited(case: Case, gpus: int, markers: str) -> str:
+    """Say why a machine with so many GPUs is not for the case; empty if it is. ``markers`` is the
+    expression that tests were chosen by.
+    """
+    if case.device == GPU and gpus < case.world_size:
+        return f"{case.id} needs {case.world_size} GPU(s), this machine shows {gpus}"
+    if case.device == CPU and gpus and "smoke" not in markers:
+        return f"{case.id}: a GPU is here, its cases run instead (or say: -m smoke)"
+    return ""
+
+
+def _fixtures(item: pytest.Item) -> tuple[str, ...]:
+    return tuple(getattr(item, "fixturenames", ()))

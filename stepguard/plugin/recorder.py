@@ -1,0 +1,120 @@
+"""--perf-update in one pytest run: what is recorded at once, what when the run is over, what never.
+
+Counters are recorded as they come. Times wait for the last case: when all cases moved together it
+was the machine, which a case alone cannot tell.
+"""
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stepguard.judge.acceptance import moved_together
+from stepguard.measure.suite import Result
+from stepguard.metrics import METRICS
+from stepguard.report.recorded import accepted_line
+from stepguard.report.terminal import Caller
+from stepguard.report.words import in_folder
+from stepguard.storage.accept import Action, accept
+from stepguard.storage.json_file import FileError
+from stepguard.verdict import Reason, Status, Verdict
+
+DEFAULT_REASON = "accepted with --perf-update"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a run was asked to record, and why that is right."""
+
+    all: bool = False  # --perf-update
+    new: bool = False  # --perf-update-new
+    reason: str = ""  # --perf-reason
+
+    def includes(self, verdict: Verdict) -> bool:
+        """Tell whether a case with this verdict is to be recorded."""
+        return self.all or (self.new and verdict.reason is Reason.NOT_RECORDED)
+
+
+class Recorder:
+    """The recordings of one run, and the results that still wait to become one.
+
+    ``refused`` says that something could not be recorded, which fails the run; ``notices`` are
+    sentences about what was and what was not.
+    """
+
+    def __init__(self, wanted: Wanted, caller: Caller) -> None:
+        self.notices: list[str] = []
+        self.refused = False
+        self._wanted, self._caller = wanted, caller
+        self._recorded: set[str] = set()  # case ids
+        self._waiting: list[Result] = []
+
+    def record(self, result: Result) -> None:
+        """Record a result if that is wanted, or see to it that it can be when the run is over."""
+        verdict, case_id = result.verdict, result.case.id
+        if not self._wanted.includes(verdict):
+            return
+        level = f"{self._accept_command(shlex.quote(case_id))} --reason '...'"
+        if until := verdict.waived_until:
+            why = f"waived until {until}; to make it the level: {level}"
+            self._refuse(f"{case_id}: not recorded, {why}")
+        elif verdict.machine_moved:
+            why = (
+                f"the machine's speed changed and not the code's; if it is to be the level: {level}"
+            )
+            self._refuse(f"{case_id}: not recorded, {why}")
+        elif any(METRICS[name].kind == "time" for name in result.case.gates):
+            if self._accept(result, dry=True):
+                self._waiting.append(result)
+                self._recorded.add(case_id)
+        elif self._accept(result):
+            self._recorded.add(case_id)
+
+    def record_waiting(self, verdicts: Sequence[Verdict]) -> None:
+        """Record what had to wait, or none of it when all the run's ``verdicts`` moved together."""
+        waiting, self._waiting = self._waiting, []
+        together = moved_together(verdicts, in_folder(self._caller.baselines))
+        if waiting and together:
+            names = ", ".join(result.case.id for result in waiting)
+            self._refuse(f"not recorded, {together} ({names})")
+        for result in waiting:
+            if together or not self._accept(result):
+                self._recorded.discard(result.case.id)
+
+    def marked(self, result: Result) -> Result:
+        """Return the result, its verdict marked if it is recorded, or is to be."""
+        if result.case.id not in self._recorded:
+            return result
+        return replace(result, verdict=replace(result.verdict, recorded=True))
+
+    def word(self, result: Result) -> str:
+        """Return the verdict's word, which does not call recorded what still has to wait."""
+        verdict = result.verdict
+        if all(one.case.id != result.case.id for one in self._waiting):
+            return verdict.word
+        if verdict.status is Status.SAME:
+            return verdict.label
+        first = verdict.status is Status.NO_BASELINE
+        return "to be recorded" if first else f"{verdict.status.value} (to be recorded)"
+
+    def _accept(self, result: Result, dry: bool = False) -> bool:
+        """Record a result, or with ``dry`` only find out whether that would be refused."""
+        first = result.verdict.reason is Reason.NOT_RECORDED
+        reason = self._wanted.reason or ("" if first else DEFAULT_REASON)
+        try:
+            done = accept(result.baseline_path, result.evidence, reason, dry)
+        except FileError as error:
+            self._refuse(str(error))
+            return False
+        if not dry:
+            unexplained = done.action is Action.EPOCH_OPENED and not self._wanted.reason
+            hint = "; to say why it is right: --perf-reason='...'" if unexplained else ""
+            self.notices.append(accepted_line(done) + hint)
+        return True
+
+    def _accept_command(self, case: str) -> str:
+        caller = self._caller
+        return f"{caller.python} -m stepguard accept {case}{in_folder(caller.baselines)}"
+
+    def _refuse(self, notice: str) -> None:
+        self.notices.append(notice)
+        self.refused = True
