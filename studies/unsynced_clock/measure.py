@@ -34,10 +34,10 @@ from stepguard.cli.usage import UsageError
 
 from stepguard.cli.main import parse_params
 from stepguard.git.revision import current
-from stepguard.trace.gpu_time import read_gpu_time
 from studies.common import ranks
 from studies.common.results import ROOT, Document, command_line, default_path, machine
 from studies.unsynced_clock import report
+from studies.unsynced_clock.gpu_time import read_gpu_time
 
 GRACE_S = 180.0  # beyond --limit-s, until a group that hangs is ended
 

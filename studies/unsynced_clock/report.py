@@ -6,10 +6,10 @@ from typing import Any
 
 from stepguard.judge.limits import paired
 from stepguard.trace.calls import SYNC_CALLS
-from stepguard.trace.gpu_time import GpuTime
-from stepguard.trace.kernels import KERNEL_CLASSES, NCCL
 from studies.common.series import shares, slowest, table
 from studies.unsynced_clock.bars import grouped_bars
+from studies.unsynced_clock.gpu_time import GpuTime
+from studies.unsynced_clock.kernels import KERNEL_CLASSES, NCCL
 
 PLAIN = "P"
 MARK = "unsynced_clock.step"  # the name of a profiled step in a trace

@@ -4,8 +4,8 @@ from collections import Counter
 
 import pytest
 
-from stepguard.trace.gpu_time import GpuTime
 from studies.unsynced_clock import report
+from studies.unsynced_clock.gpu_time import GpuTime
 
 
 def series(**true_and_clock):

@@ -5,8 +5,8 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.trace.gpu_time import read_gpu_time
-from stepguard.trace.kernels import KERNEL_CLASSES, kernel_class
+from studies.unsynced_clock.gpu_time import read_gpu_time
+from studies.unsynced_clock.kernels import KERNEL_CLASSES, kernel_class
 
 MARK = "a.step"
 NAMES = {

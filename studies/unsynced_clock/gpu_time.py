@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from stepguard.trace.calls import API_CATEGORIES, LAUNCH_CALLS, is_copy, is_memset
-from stepguard.trace.kernels import MEMORY, OTHER, kernel_class
 from stepguard.trace.steps import Event, marked_steps
+from studies.unsynced_clock.kernels import MEMORY, OTHER, kernel_class
 
 _MEMORY_RECORDS = ("gpu_memcpy", "gpu_memset")
 
