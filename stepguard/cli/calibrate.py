@@ -24,7 +24,7 @@ from stepguard.measure.confirm import Budget, compare_with
 from stepguard.measure.suite import BUDGET_S
 from stepguard.measure.workers import Bench
 from stepguard.report import calibration as report
-from stepguard.report.live import ProgressLine
+from stepguard.report.progress_line import ProgressLine
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError

@@ -17,8 +17,8 @@ NOTHING_COLLECTED = 5  # pytest's exit code
 
 
 def cases_of(root: Path, suite: str) -> list[Case]:
-    """Every case declared below ``root / suite``, extended ones too. Raises ValueError with what
-    pytest said if it cannot collect them.
+    """Return every case declared below ``root / suite``, extended ones too. Raises ValueError,
+    with pytest's last line, if it cannot collect them.
     """
     if not (root / suite).exists():
         raise ValueError(f"{root / suite}: no such folder; say where the cases are: --suite DIR")

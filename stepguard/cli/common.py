@@ -10,7 +10,7 @@ from typing import Any
 from stepguard.evidence import Evidence, from_json
 from stepguard.judge.screen import judge
 from stepguard.report import documents
-from stepguard.report.live import ProgressLine
+from stepguard.report.progress_line import ProgressLine
 from stepguard.report.words import in_folder
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
@@ -91,7 +91,7 @@ def refuse_target(target: str | None) -> None:
 def put_json(document: Any, target: str | None, evidence: Path | None = None) -> None:
     """Write the document into ``target``; without one it is the last line for whoever reads a pipe.
 
-    Whoever has a file, or reads at a terminal, is told where it is or how to get it instead:
+    At a terminal, and beside a file, a line says where the document is or how to get it instead:
     thousands of characters in one line would push the figures out of sight.
     """
     text = json.dumps(document, allow_nan=False)

@@ -1,1 +1,13 @@
-"""A run of cases: launches, warm-up, blocks, A/B pairs, differences."""
+"""A run of cases. One case's way to its verdict, in eight steps:
+
+1. ``perf(case)``, the fixture in plugin/__init__.py, or the command in cli/run.py
+2. ``Session.measure``, plugin/session.py: starts the suite at the first case, records at the end
+3. ``Suite.run``, suite.py: by the stored baseline, or in pairs with another revision
+4. ``measure_launches``, launches.py, or ``measure_ab``, ab.py: which launches there are
+5. ``RunningLaunch``, running_launch.py: import, build, warm-up, timed blocks, end
+6. ``CaseWorkers``, workers.py: the worker groups and the monitor; their answers become ``Evidence``
+7. ``judge``, judge/screen.py, or ``judge_ab``, judge/ab.py: ``Evidence`` becomes a ``Verdict``
+8. ``Result``, suite.py: case, evidence and verdict, which report/ shows
+
+Nothing calls back up but progress and the question whether another launch or pair is wanted.
+"""

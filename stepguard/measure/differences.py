@@ -76,8 +76,8 @@ def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[
     slowest = [max(times) for times in zip(*(rank["segments_ms"] for rank in ranks), strict=True)]
     pairs = []
     for first in range(lead, len(order), 2):
-        both = {order[index]: slowest[index] for index in (first, first + 1)}
-        pairs.append((both[0], both[1]))
+        times = {order[index]: slowest[index] for index in (first, first + 1)}
+        pairs.append((times[0], times[1]))
     return pairs
 
 

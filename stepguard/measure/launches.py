@@ -13,10 +13,9 @@ from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.evidence import Difference, Evidence, Fault, Launch
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.blocks import block_steps
 from stepguard.measure.differences import DIFFERENCES, measure_difference
 from stepguard.measure.progress import Progress, Ticker
-from stepguard.measure.running_launch import RunningLaunch
+from stepguard.measure.running_launch import RunningLaunch, block_steps
 from stepguard.measure.warmup import PROTOCOLS
 from stepguard.measure.workers import Bench, CaseWorkers, watch
 from stepguard.metrics import METRICS

@@ -14,8 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from stepguard.measure.blocks import block_steps
-from stepguard.measure.running_launch import RunningLaunch
+from stepguard.measure.running_launch import RunningLaunch, block_steps
 from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import CaseWorkers
 

@@ -7,17 +7,23 @@ case (launches.py) and the pairs of two trees (ab.py).
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
-from stepguard.evidence import Block, Launch
+from stepguard.evidence import Block, Disturbance, Fault, Launch
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure import blocks
 from stepguard.measure.ranks import Answers
 from stepguard.measure.warmup import Protocol, WarmUp
 from stepguard.measure.workers import CaseWorkers
+from stepguard.sentences import sentence
+from stepguard.verdict import Reason
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0
+MIN_STEPS = 4
+# A host that stalls for 10 ms as a block ends was seen once in some 300 blocks; work that the
+# events do not see is there every time.
+CLOCKS_RETRIES = 1  # of a launch
 
 
 class WorkersFailed(LaunchFailed):
@@ -64,9 +70,19 @@ class RunningLaunch:
         """Show progress under the launch's label."""
         self.workers.progress(f"{self.label}: {text}")
 
-    def ask(self, command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any) -> Answers:
-        """Ask every rank, while the machine is monitored."""
-        poll, show = self.workers.poll, self.show
+    def ask(
+        self,
+        command: str,
+        *,
+        limit_s: float = COMMAND_LIMIT_S,
+        quietly: bool = False,
+        **arguments: Any,
+    ) -> Answers:
+        """Ask every rank, while the machine is monitored; ``quietly`` is for another thread than
+        the main one, which alone samples the machine and shows progress.
+        """
+        poll = _nothing if quietly else self.workers.poll
+        show = _nothing if quietly else self.show
         with self._blamed():
             return self._group.request(
                 command, limit_s=limit_s, poll=poll, progress=show, **arguments
@@ -103,29 +119,16 @@ class RunningLaunch:
         self._group.grant(seconds)
 
     def build(self, quietly: bool = False) -> Answers:
-        """Build the workload and run its first step; return what the ranks say of it.
-
-        ``quietly`` is for another thread than the main one, which alone samples the machine and
-        shows progress.
-        """
-        ask = self._ask_quietly if quietly else self.ask
+        """Build the workload and run its first step; return what the ranks say of it."""
         if not quietly:
             self.show("build and first step")
         case = self.workers.case
-        answers = ask("prepare", factory=case.workload, params=case.params)
+        answers = self.ask("prepare", quietly=quietly, factory=case.workload, params=case.params)
         with self._blamed():
             self.workers.take_description(answers, self._group.spec)
-        first = ask("first_step", limit_s=COMPILE_LIMIT_S)
+        first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
         self._compile_s = max(rank["compile_s"] for rank in first)
         return answers
-
-    def _ask_quietly(
-        self, command: str, *, limit_s: float = COMMAND_LIMIT_S, **arguments: Any
-    ) -> Answers:
-        with self._blamed():
-            return self._group.request(
-                command, limit_s=limit_s, poll=_nothing, progress=_nothing, **arguments
-            )
 
     def warm_up(
         self,
@@ -150,7 +153,7 @@ class RunningLaunch:
 
     def run(self, steps: int) -> Answers:
         """Run so many steps in a block; every rank's times of it."""
-        limit_s = blocks.block_limit_s(steps, self.warmup.step_s)
+        limit_s = _limit_s(steps, self.warmup.step_s)
         answers = self.ask("block", steps=steps, limit_s=limit_s)
         self.ran += steps
         return answers
@@ -164,26 +167,32 @@ class RunningLaunch:
             self.show(f"block {len(self.blocks) + 1}/{of} of {steps} steps")
             ran = self.ran
             answers = self.run(steps)
-            return blocks.block_of(answers, steps, ran), answers
+            return _block_of(answers, steps, ran), answers
 
         block, _ = self.undisturbed(measure, self._discarded, "block")
         self.blocks.append(block)
 
     def undisturbed(
-        self,
-        measure: Callable[[], tuple[Block, Answers]],
-        discarded: list[Block],
-        during: str,
+        self, measure: Callable[[], tuple[Block, Answers]], discarded: list[Block], during: str
     ) -> tuple[Block, Answers]:
-        """Measure until the machine was fit meanwhile; see blocks.undisturbed."""
-        with self._blamed():
-            return blocks.undisturbed(
-                measure,
-                self.workers.monitored,
-                discarded,
-                self.protocol.retries,
-                f"{self.label}, {during}",
-            )
+        """Measure blocks until nothing disturbed one, and return it with the ranks' answers; the
+        others join ``discarded``.
+
+        Fails, with the last disturbance, beyond the protocol's ``retries`` of them, and beyond
+        CLOCKS_RETRIES whose wall clock and events disagree.
+        """
+        while True:
+            measured, answers = measure()
+            block = _with_clocks_compared(self.workers.monitored(measured, answers))
+            if block.disturbance is None:
+                return block, answers
+            discarded.append(block)
+            gaps = sum(_is_clock_gap(one) for one in discarded)
+            if gaps > CLOCKS_RETRIES or len(discarded) > self.protocol.retries:
+                times = gaps if gaps > CLOCKS_RETRIES else len(discarded)
+                text = f"{times} blocks could not be used: {block.disturbance.text}"
+                fault = Fault(block.disturbance.reason, text, "", f"{self.label}, {during}")
+                raise WorkersFailed(self.workers, LaunchFailed(fault))
 
     def count(self) -> None:
         """Run the counting pass, whose figures are the case's."""
@@ -222,3 +231,41 @@ class RunningLaunch:
 
 def _nothing(*progress: object) -> None:
     pass
+
+
+def block_steps(seconds: float, step_s: float) -> int:
+    """Return how many steps a block of about so many seconds has."""
+    return max(MIN_STEPS, round(seconds / step_s))
+
+
+def _limit_s(steps: int, step_s: float) -> float:
+    """Return when a block of so many steps of about ``step_s`` is given up: ten times its length,
+    and COMMAND_LIMIT_S more.
+    """
+    return COMMAND_LIMIT_S + 10 * steps * step_s
+
+
+def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
+    """Return one block for every rank's report; single steps are those of the slowest rank."""
+    slowest = max(ranks, key=lambda rank: rank["wall_ms"])
+    return Block(
+        steps=steps,
+        wall_ms=tuple(rank["wall_ms"] for rank in ranks),
+        events_ms=tuple(rank["events_ms"] for rank in ranks),
+        step_ms=tuple(slowest["step_ms"]),
+        enqueue_ms=slowest["enqueue_ms"],
+        ran=ran,
+    )
+
+
+def _with_clocks_compared(block: Block) -> Block:
+    gap = block.clock_gap()
+    if block.disturbance is not None or not gap:
+        return block
+    text = sentence(Reason.CLOCKS_DISAGREE, gap)
+    return replace(block, disturbance=Disturbance(Reason.CLOCKS_DISAGREE.name, text))
+
+
+def _is_clock_gap(block: Block) -> bool:
+    found = block.disturbance
+    return found is not None and found.reason == Reason.CLOCKS_DISAGREE.name

@@ -1,6 +1,6 @@
-"""How long a launch warms up, and when it is steady.
+"""The warm-up of a launch: it ends when the launch is steady.
 
-Steady means: enough load for the clocks to settle, no recompilation, no new device allocation, and
+That is: enough load for the clocks to settle, no recompilation, no new device allocation, and
 two neighbouring windows that agree. A fixed number of warm-up steps measures a slope instead: an
 H200 gets 4 % slower within three seconds and stays so.
 """
@@ -16,7 +16,7 @@ from stepguard.device import CPU, GPU
 
 @dataclass(frozen=True)
 class Protocol:
-    """How long things take, by device. A GPU's clocks settle in seconds; a CPU is not judged."""
+    """The durations of a launch's parts. A GPU's clocks settle in seconds; a CPU is not judged."""
 
     warmup_min_s: float
     warmup_cap_s: float
@@ -24,7 +24,7 @@ class Protocol:
     tolerance: float  # two windows of a steady state agree within this
     blocks: int
     block_s: float
-    retries: int = 3  # tainted blocks measured again, per launch
+    retries: int = 3  # disturbed blocks that are measured again, per launch
     # Two variants of the step alternate in such segments. On an H200 at its power cap pairs of
     # them differ by 0.25 % of a step (sd), since the clocks swing: six pairs say 0.25 % either way.
     segment_s: float = 3.0
@@ -39,11 +39,11 @@ PROTOCOLS = {
 
 
 class WarmUp:
-    """The windows of a warm-up, and whether they are steady by now."""
+    """The windows of a warm-up so far."""
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
-        self.windows: list[int] = []  # how many steps each had
+        self.windows: list[int] = []  # steps of each
         self.seconds = 0.0
         self.step_s = 0.0
         self.problem = ""
@@ -53,11 +53,11 @@ class WarmUp:
 
     @property
     def steps(self) -> int:
-        """How many there were."""
+        """Return how many steps ran."""
         return sum(self.windows)
 
     def next_steps(self) -> int:
-        """Steps of the next window: one at first, then as many as fill ``window_s``."""
+        """Return the steps of the next window: one at first, then as many as fill ``window_s``."""
         return max(1, round(self.protocol.window_s / self.step_s)) if self.step_s else 1
 
     def add(self, ranks: Sequence[dict[str, Any]]) -> None:
@@ -81,7 +81,7 @@ class WarmUp:
         self._window_s.append(wall_s)
 
     def done(self) -> bool:
-        """Steady, or out of time (then ``problem`` says so)."""
+        """Tell whether it is steady, or out of time (then ``problem`` says so)."""
         if self.seconds >= self.protocol.warmup_min_s and steady(
             self._window_ms, self._window_s, self.protocol.tolerance
         ):
@@ -111,7 +111,9 @@ def steady(window_ms: Sequence[float], window_s: Sequence[float], tolerance: flo
 def _tail_mean(
     values: Sequence[float], seconds: Sequence[float], at_least_s: float
 ) -> tuple[float, int]:
-    """Time-weighted mean of the last windows that together last ``at_least_s``; how many."""
+    """Return the time-weighted mean of the last windows that together last ``at_least_s``, and
+    how many these are.
+    """
     weight = total = 0.0
     for taken, index in enumerate(range(len(values) - 1, -1, -1), start=1):
         weight += seconds[index]

@@ -55,8 +55,8 @@ class Bench:
 def watch(
     case: Case, bench: Bench, stack: contextlib.ExitStack, progress: Progress
 ) -> tuple[Monitor | None, Fault | None]:
-    """Lock the case's GPUs until ``stack`` ends; their monitor, or why they cannot be measured on.
-    Neither is needed on a CPU.
+    """Lock the case's GPUs until ``stack`` ends; return their monitor, or why nothing can be
+    measured on them. A CPU needs neither.
     """
     if not is_gpu(case.device):
         return None, None

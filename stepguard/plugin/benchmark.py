@@ -1,4 +1,4 @@
-"""Feeds pytest-benchmark with the samples that the workers took.
+"""The bridge to pytest-benchmark: feeds it with the samples that the workers took.
 
 Its table, --benchmark-json, --benchmark-save and compare then work on our cases. The samples reach
 it through its own timer: a round of ``pedantic`` reads the timer twice and subtracts, so a timer
@@ -30,12 +30,12 @@ class ReplayTimer:
         self._calls = 0
 
     def load(self, samples_s: Sequence[float]) -> None:
-        """The rounds to replay, in seconds each."""
+        """Take the rounds to replay, in seconds each."""
         self._samples_s = list(samples_s)
         self._calls = 0
 
     def __call__(self) -> float:
-        """0 before a round, its sample after it."""
+        """Return 0 before a round, its sample after it."""
         index, after = divmod(self._calls, 2)
         self._calls += 1
         return self._samples_s[index] if after else 0.0
@@ -53,7 +53,7 @@ class WithBenchmark:
 
     @pytest.fixture
     def perf_sink(self, request: pytest.FixtureRequest, benchmark: Any) -> Sink:
-        """Hands a result to the test's benchmark fixture."""
+        """Hand a result to the test's benchmark fixture."""
         timer = request.node.get_closest_marker("benchmark").kwargs["timer"]
 
         def feed(result: Result) -> None:
@@ -71,11 +71,11 @@ class WithoutBenchmark:
     """Used under ``-p no:benchmark``."""
 
     def prepare(self, item: pytest.Item) -> None:
-        """Nothing to prepare."""
+        """Prepare nothing."""
 
     @pytest.fixture
     def perf_sink(self) -> Sink:
-        """Nobody to feed."""
+        """Feed nobody."""
         return lambda result: None
 
 

@@ -1,4 +1,4 @@
-"""The plugin's options: what they are, and which values would turn the gate off."""
+"""The plugin's options, and the refusal of values that would turn the gate off."""
 
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
 
 
 def _flag(name: str) -> str:
-    """An attribute of pytest's options as it is typed."""
+    """Return an attribute of pytest's options as it is typed."""
     return "--" + name.replace("_", "-")
 
 

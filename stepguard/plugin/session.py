@@ -32,7 +32,7 @@ from stepguard.plugin.items import asks_for_perf, case_of, unsuited
 from stepguard.plugin.options import refuse_bad_options
 from stepguard.plugin.recorder import Recorder, Wanted
 from stepguard.report import documents, words
-from stepguard.report.live import ProgressLine
+from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal import Caller, Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store

@@ -21,7 +21,7 @@ from stepguard.metrics import METRICS
 from stepguard.report import documents, live, table
 from stepguard.report import traceback as stack
 from stepguard.report import words as explain
-from stepguard.report.live import ProgressLine
+from stepguard.report.progress_line import ProgressLine
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
 

@@ -1,6 +1,6 @@
-"""The live line: what runs, for how long, how long yet.
+"""The progress line: what runs, for how long, and how much time is left.
 
-On a terminal one line is rewritten in place, at least once a second while somebody waits; elsewhere
+On a terminal one line is rewritten in place, at least once a second while somebody waits. In a log
 a line says that a case begins, and with -v every stage gets one.
 """
 
@@ -11,7 +11,7 @@ from stepguard.device import CPU, GPU
 
 GUESS_S = {GPU: 110.0, CPU: 20.0}  # a case that never ran here
 ID_LEAST = 10  # columns that a case's id keeps
-NARROW = 60  # columns: on less the time left gives way to the stage
+NARROW = 60  # columns: on a narrower terminal the stage is kept, not the time left
 
 
 class ProgressLine:
@@ -37,24 +37,24 @@ class ProgressLine:
         self._stage_began = 0.0
 
     def plan(self, cases: list[tuple[str, str]]) -> None:
-        """(case id, device) of every case to come, in order."""
+        """Take (case id, device) of every case to come, in order."""
         self._queue = list(cases)
 
     def begin(self, case_id: str, most_s: float | None = None) -> None:
-        """A case begins. ``most_s`` is how long it may go on, where that is no matter of what it
-        took the last time: pairs with another revision go on until they decide.
+        """Begin a case. ``most_s`` is how long it may take, where what it took before says nothing
+        of that: pairs with another revision go on until they decide.
         """
         self._case, self._began, self._stage = case_id, time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
-            left = f"about {clock(self._left_s())} left"
-            told = left if most_s is None else f"up to about {clock(most_s)}"
-            self._write(f"\n{self._position()} {case_id}: {told}\n")
+            about = f"about {clock(self._left_s())} left"
+            left = about if most_s is None else f"up to about {clock(most_s)}"
+            self._write(f"\n{self._position()} {case_id}: {left}\n")
 
     def stage(self, text: str) -> None:
-        """The case's next stage begins; the same text again says that it goes on.
+        """Show that the case's next stage begins; the same text again says that it goes on.
 
-        A terminal's line then shows how long it has; elsewhere a stage is told once.
+        A terminal's line then shows for how long; a log has each stage once.
         """
         now, begins = time.monotonic(), text != self._stage
         if begins:
@@ -66,8 +66,8 @@ class ProgressLine:
             self._write(f"  {now - self._began:6.1f} s  {text}\n")
 
     def _line(self, text: str, lasted: str, took_s: float) -> str:
-        """The whole line; where it is too long the case's id gives way first, then what is said of
-        the time left, and the stage's text last.
+        """Return the whole line; where it is too long, the case's id is cut first, then the time
+        left, and the stage's text last.
         """
         front, stage = f"{self._position()} ", f": {text}"
         least = len(front) + min(ID_LEAST, len(self._case)) + len(stage) + len(lasted)
@@ -82,7 +82,7 @@ class ProgressLine:
         return "\r" + (line.ljust(room) + tail)[: self._width - 1]
 
     def _tails(self, took_s: float) -> list[str]:
-        """What can be said of the time left, the shortest last."""
+        """Return what can be said of the time left, the shortest last."""
         if self._most_s is not None:
             return [f", up to about {clock(self._most_s)}"]
         expected_s, others_s = self._of(self._case), self._others_s()
@@ -93,7 +93,7 @@ class ProgressLine:
         return [f"{longer}, then about {clock(others_s)}", longer] if others_s else [longer]
 
     def end(self) -> None:
-        """The case is over; its line is taken away."""
+        """End the case, and take its line away."""
         if self._terminal and self._case:
             self._write("\r" + " " * (self._width - 1) + "\r")
         self._queue = [item for item in self._queue if item[0] != self._case]
@@ -108,7 +108,7 @@ class ProgressLine:
         return max(1.0, max(0.0, self._of(self._case) - took_s) + self._others_s())
 
     def _others_s(self) -> float:
-        """How long the cases that are still to come will take."""
+        """Return how long the cases that are still to come will take."""
         return sum(self._of(case_id) for case_id, _ in self._queue if case_id != self._case)
 
     def _of(self, case_id: str) -> float:
@@ -117,7 +117,7 @@ class ProgressLine:
 
 
 def shortened(case_id: str, width: int) -> str:
-    """The id in so many columns: its middle goes, since what tells cases apart is at its end."""
+    """Cut an id to so many columns, in its middle: cases differ at the end."""
     if len(case_id) <= width:
         return case_id
     end = (width - 2) // 2
@@ -125,6 +125,6 @@ def shortened(case_id: str, width: int) -> str:
 
 
 def clock(seconds: float) -> str:
-    """Minutes and seconds, "2:05"."""
+    """Return minutes and seconds, "2:05"."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
