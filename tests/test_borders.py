@@ -4,6 +4,7 @@ pytest tests/test_borders.py
 """
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -179,3 +180,14 @@ def test_collecting_the_suite_imports_no_torch(tmp_path):
     _, collected, loaded = line.split(maxsplit=2)
     assert int(collected) > 0
     assert loaded == "[]"
+
+
+@pytest.mark.parametrize(
+    "path", paths("studies") + paths("scripts"), ids=lambda path: str(path.relative_to(ROOT))
+)
+def test_studies_and_scripts_import_what_is_there(path):
+    """Few tests run them; a name that stepguard no longer has would stay unseen."""
+    for module, name in statements(path):
+        if module.startswith("stepguard") and name:
+            there = importlib.import_module(module)
+            assert hasattr(there, name) or f"{module}.{name}" in MODULES, f"{module}.{name}"
