@@ -2,7 +2,7 @@
 
 One JSON document a line over a Unix socket in Linux's abstract namespace: it has no file, so a
 killed process leaves none. A launch authenticates by its token, and only this user is let in.
-While it waits, the host polls: the launch's processes, the machine's telemetry, the live line.
+While it waits, the host polls: the launch's processes, the machine's telemetry, progress.
 """
 
 import contextlib

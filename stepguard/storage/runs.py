@@ -126,7 +126,7 @@ class Store:
         return next((found.against for found in _comparisons(runs[-1])), "")
 
     def last_wall_s(self) -> dict[str, float]:
-        """Return the seconds that each case took the last time, for the live line."""
+        """Return the seconds that each case took the last time, for the progress line."""
         newest = self._newest().items()
         return {case_id: found.wall_s for case_id, (_, found) in newest if not found.faults}
 

@@ -58,7 +58,7 @@ def test_a_sound_run(real):
 
 
 def test_on_a_terminal(tmp_path):
-    """A live line that goes on while a stage lasts, and no JSON among the figures."""
+    """A progress line that goes on while a stage lasts, and no JSON among the figures."""
     env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "stepguard", "run", *REAL["sound"]]

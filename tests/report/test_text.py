@@ -1,4 +1,4 @@
-"""Headlines, the table, the documents and the live line: what they say and how wide they are."""
+"""Headlines, the table, the documents and the progress line: their words and their width."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from stepguard.judge.screen import judge
 from stepguard.measure import progress as ticker
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
-from stepguard.report import documents, live, table
+from stepguard.report import documents, progress_line, table
 from stepguard.report import traceback as stack
 from stepguard.report import words as explain
 from stepguard.report.progress_line import ProgressLine
@@ -477,7 +477,7 @@ def test_what_is_shown_of_a_traceback(reason, detail, lines):
     assert documents.verdict_document(verdict)["detail"] == detail
 
 
-# The live line
+# The progress line
 
 
 class Screen:
@@ -486,7 +486,7 @@ class Screen:
     def __init__(self, monkeypatch):
         self.now_s = 1000.0
         self.written = []
-        monkeypatch.setattr(live, "time", self)
+        monkeypatch.setattr(progress_line, "time", self)
 
     def monotonic(self):
         return self.now_s
@@ -496,7 +496,7 @@ class Screen:
         minutes, seconds = re.search(r"about (\d+):(\d\d) left", self.written[-1]).groups()
         return 60 * int(minutes) + int(seconds)
 
-    def live(self, expected_s=None, **options):
+    def line(self, expected_s=None, **options):
         options = {"terminal": True, "verbose": False, "width": 80} | options
         return ProgressLine(self.written.append, expected_s=expected_s or {}, **options)
 
@@ -509,9 +509,9 @@ def screen(monkeypatch):
 
 @pytest.mark.parametrize("width", [1, 10, 20, 28, 40, 80, 200])
 @pytest.mark.parametrize("text", ["start", "x" * 300])
-def test_the_live_line_never_wraps(screen, width, text):
+def test_the_progress_line_never_wraps(screen, width, text):
     """However narrow the terminal or long the text, the line stays within it, rewritten whole."""
-    line = screen.live(width=width)
+    line = screen.line(width=width)
     line.plan([("train_step[124m-bf16-compiled]", "cuda")])
     line.begin("train_step[124m-bf16-compiled]")
     line.stage(text)
@@ -527,9 +527,9 @@ def test_the_live_line_never_wraps(screen, width, text):
     assert screen.written[-1] == "\r" + " " * (width - 1) + "\r"
 
 
-def test_the_live_line_counts_down(screen):
+def test_the_progress_line_counts_down(screen):
     """The time left falls with the clock, from what the cases took the last time."""
-    line = screen.live({"a": 60.0, "b": 30.0})
+    line = screen.line({"a": 60.0, "b": 30.0})
     line.plan([("a", "cuda"), ("b", "cuda")])
     line.begin("a")
     line.stage("warm-up")
@@ -551,7 +551,7 @@ def test_the_live_line_counts_down(screen):
 
 def test_a_case_that_takes_longer_says_so(screen):
     """It does not count down a second for minutes; what is to come is not eaten up by it."""
-    line = screen.live({"a": 12.0, "b": 90.0}, width=100)
+    line = screen.line({"a": 12.0, "b": 90.0}, width=100)
     line.plan([("a", "cuda"), ("c", "cpu"), ("b", "cuda")])
     line.begin("a")
     screen.now_s += 52
@@ -567,13 +567,13 @@ def test_a_case_that_takes_longer_says_so(screen):
 
 def test_pairs_say_up_to_when_they_may_go_on(screen):
     """What the case took the last time, alone, says nothing of them."""
-    line = screen.live({"a": 12.0})
+    line = screen.line({"a": 12.0})
     line.plan([("a", "cuda")])
     line.begin("a", 900.0)
     screen.now_s += 52
     line.stage("pair 1 head: block 1/2 of 90 steps")
     assert screen.written[-1].endswith("  0:52, up to about 15:00")
-    log = screen.live({"a": 12.0}, terminal=False)
+    log = screen.line({"a": 12.0}, terminal=False)
     log.begin("a", 900.0)
     assert screen.written[-1] == "\n[1/1] a: up to about 15:00\n"
 
@@ -581,7 +581,7 @@ def test_pairs_say_up_to_when_they_may_go_on(screen):
 @pytest.mark.parametrize("width", [60, 72, 80])
 def test_the_id_gives_way_before_the_stage(screen, width):
     """On a narrow terminal: its middle goes, so that both ends tell it from others."""
-    line = screen.live(width=width)
+    line = screen.line(width=width)
     line.plan([("train_step[124m-bf16-compiled]", "cuda")])
     line.begin("train_step[124m-bf16-compiled]")
     line.stage("launch 1: warm-up")
@@ -590,9 +590,9 @@ def test_the_id_gives_way_before_the_stage(screen, width):
     assert screen.left() == 110
 
 
-def test_the_live_line_says_how_long_the_stage_has_lasted(screen):
+def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
     """Told the same stage again, the line shows its seconds; another stage starts anew."""
-    line = screen.live()
+    line = screen.line()
     line.plan([("a", "cuda")])
     line.begin("a")
     for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
@@ -610,7 +610,7 @@ def test_the_live_line_says_how_long_the_stage_has_lasted(screen):
 
 def test_a_case_that_never_ran_is_guessed_by_device(screen):
     """Without a last time a GPU case is guessed at 110 s, a CPU case at 20."""
-    line = screen.live({"a": 60.0})
+    line = screen.line({"a": 60.0})
     line.plan([("a", "cuda"), ("b", "cuda"), ("c", "cpu")])
     line.begin("a")
     line.stage("start")
@@ -619,13 +619,13 @@ def test_a_case_that_never_ran_is_guessed_by_device(screen):
 
 def test_without_a_terminal_a_case_is_a_line(screen):
     """In a log file there is one line a case, no carriage returns, and stages only with -v."""
-    line = screen.live(terminal=False)
+    line = screen.line(terminal=False)
     line.plan([("a", "cpu")])
     line.begin("a")
     line.stage("warm-up")
     line.end()
     assert screen.written == ["\n[1/1] a: about 0:20 left\n"]
-    verbose = screen.live(terminal=False, verbose=True)
+    verbose = screen.line(terminal=False, verbose=True)
     verbose.begin("a")
     verbose.stage("warm-up")
     assert screen.written[-1].endswith("warm-up\n")

@@ -83,7 +83,7 @@ def test_runs_sort_by_time(store):
     assert names == sorted(names) and len(set(names)) == 5
 
 
-def test_faulty_runs_do_not_time_the_live_line(store):
+def test_faulty_runs_do_not_time_the_progress_line(store):
     """How long a case takes is told by its last run, unless that one failed."""
     store.keep(a_run(store, "20261120T1-1"), "a", evidence(case_id="a", wall_s=77.0))
     faulty = evidence(case_id="b", faults=(Fault("RAISED", "x"),))
