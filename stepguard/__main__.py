@@ -8,9 +8,9 @@ from stepguard.cli.main import main
 
 
 def nobody_reads() -> bool:
-    """Whether whoever read what is printed, `head` say, has seen enough."""
+    """Tell whether the reader of standard output, `head` say, has closed it."""
     output = select.poll()
-    output.register(1, 0)  # errors are always told
+    output.register(1, 0)  # errors alone are reported
     return bool(output.poll(0))
 
 

@@ -20,7 +20,7 @@ _open: list[str] = []
 
 @contextmanager
 def allow_sync(reason: str) -> Iterator[None]:
-    """Host syncs inside are counted apart from ``host_syncs_per_step``, and listed with ``reason``.
+    """Count host syncs inside apart from ``host_syncs_per_step``, and list them with ``reason``.
 
     Raises ValueError without a reason: whoever reads the report has nothing else to judge it by.
     """
@@ -34,19 +34,19 @@ def allow_sync(reason: str) -> Iterator[None]:
 
 
 def allowed_now() -> str:
-    """The innermost open ``allow_sync``'s reason; empty without one."""
+    """Return the innermost open ``allow_sync``'s reason; empty without one."""
     return _open[-1] if _open else ""
 
 
 def allowed_by_comment(source_line: str) -> str:
-    """The reason that a line's comment gives; empty without a comment, or without a reason."""
+    """Return the reason that a line's comment gives; empty without a comment, or a reason in it."""
     found = _MARKER.search(_comment(source_line))
     reason = found["reason"].strip() if found else ""
     return reason if re.search(r"\w", reason) else ""
 
 
 def _comment(source_line: str) -> str:
-    """The line's comment, not what looks like one inside a string."""
+    """Return the line's comment, not what looks like one inside a string."""
     with suppress(tokenize.TokenError, SyntaxError):  # a line need not be a whole statement
         for token in tokenize.generate_tokens(iter([source_line]).__next__):
             if token.type == tokenize.COMMENT:

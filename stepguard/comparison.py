@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from stepguard.case import Case
-from stepguard.evidence import Evidence
+from stepguard.evidence import Evidence, decode, refuse_unknown
 from stepguard.margins import Margins, Prior
 from stepguard.metrics import METRICS
 
@@ -69,10 +69,7 @@ def to_json(comparison: Comparison) -> bytes:
 
 def from_json(data: bytes, source: str) -> Comparison:
     """Read what to_json wrote. Raises ValueError, naming ``source``, for anything else."""
-    try:
-        found = msgspec.json.decode(data, type=Comparison)
-    except (msgspec.MsgspecError, ValueError) as error:
-        raise ValueError(f"{source}: no comparison: {error}") from None
-    if found.schema != SCHEMA:
-        raise ValueError(f"{source}: schema {found.schema}, this version reads {SCHEMA}")
+    found = decode(data, Comparison, SCHEMA, source)
+    for side in (found.head, found.base):
+        refuse_unknown(side, source)
     return found

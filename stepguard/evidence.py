@@ -8,7 +8,7 @@ figures are taken once, by judge/summary.py.
 import math
 import statistics
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -22,9 +22,17 @@ EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within
 EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
 
 
+class _Document(Protocol):
+    @property
+    def schema(self) -> int: ...
+
+
+Document = TypeVar("Document", bound=_Document)
+
+
 @dataclass(frozen=True)
 class Disturbance:
-    """What spoilt a block, so that it was measured again."""
+    """A reason why a block was measured again."""
 
     reason: str  # the name of a Reason: THROTTLED, FOREIGN_PROCESS, CLOCKS_DISAGREE ...
     text: str  # "thermal slowdown (hardware)", "process 4711 on the GPU"
@@ -203,18 +211,28 @@ def to_json(evidence: Evidence) -> bytes:
     return msgspec.json.format(msgspec.json.encode(evidence), indent=1)
 
 
-def from_json(text: bytes, source: str) -> Evidence:
+def from_json(data: bytes, source: str) -> Evidence:
     """Read what to_json wrote. Raises ValueError naming ``source`` and what is wrong with it."""
+    evidence = decode(data, Evidence, SCHEMA, source)
+    refuse_unknown(evidence, source)
+    return evidence
+
+
+def decode(data: bytes, kind: type[Document], schema: int, source: str) -> Document:
+    """Read a document of that kind and schema. Raises ValueError naming ``source``."""
+    name = kind.__name__.lower()
     try:
-        evidence = msgspec.json.decode(text, type=Evidence)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{source}: not evidence that stepguard wrote: {error}") from None
-    if evidence.schema != SCHEMA:
-        raise ValueError(
-            f"{source}: evidence schema {evidence.schema}, this version reads {SCHEMA}"
-        )
+        found = msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise ValueError(f"{source}: no {name} that stepguard wrote: {error}") from None
+    if found.schema != schema:
+        raise ValueError(f"{source}: {name} schema {found.schema}, this version reads {schema}")
+    return found
+
+
+def refuse_unknown(evidence: Evidence, source: str) -> None:
+    """Raise ValueError for a gate or a fault that this version does not know."""
     unknown = [gate for gate in evidence.gates if gate not in METRICS]
     unknown += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
     if unknown:
         raise ValueError(f"{source}: {unknown[0]!r} is not known to this version of stepguard")
-    return evidence

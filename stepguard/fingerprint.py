@@ -38,13 +38,13 @@ SEVERAL_RANKS = ("TORCH_DISTRIBUTED_DEBUG",)  # whatever they exchange by
 
 
 def steers(variable: str) -> bool:
-    """Whether an environment variable may change what runs: on some number of ranks."""
+    """Tell whether an environment variable may change what runs, on any number of ranks."""
     return variable.startswith((*STEERING, *SEVERAL_RANKS, *EXCHANGE))
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What measured: hardware and software. ``software_key()`` is what must be equal."""
+    """The hardware and software that measured; ``software_key()`` must be equal to compare."""
 
     device_name: str  # "NVIDIA H200", or the CPU's name
     device_uuid: str
@@ -62,7 +62,7 @@ class Fingerprint:
     environment: dict[str, str] = field(default_factory=dict)  # TORCH_*, NCCL_* ... that were set
 
     def software_key(self, ranks: int) -> dict[str, str]:
-        """Versions under which stored figures of so many ranks may be compared."""
+        """Return the versions under which stored figures of so many ranks may be compared."""
         torch = self.torch.partition("+")[0]
         steering: tuple[str, ...] = STEERING
         if ranks > 1:

@@ -26,18 +26,18 @@ class Margins:
 
     @property
     def ignore(self) -> float:
-        """As a log-ratio."""
+        """Return it as a log-ratio."""
         return math.log1p(self.ignore_pct / 100)
 
     @property
     def matter(self) -> float:
-        """As a log-ratio."""
+        """Return it as a log-ratio."""
         return math.log1p(self.matter_pct / 100)
 
 
 @dataclass(frozen=True)
 class Prior:
-    """What a machine's own A/A pairs say of the noise, and how many pairs that is worth.
+    """The noise of a machine's own A/A pairs, and how many pairs that knowledge is worth.
 
     ``sd_pct`` is the standard deviation of 100 * d. The default is that of H200s: pairs on six of
     them scattered by 0.13 to 0.34 %, 0.24 % all together. Raises ValueError unless both are
@@ -52,7 +52,7 @@ class Prior:
             raise ValueError(f"{self}: both must be positive and finite")
 
     def moderated(self, sample_variance: float, pairs: int) -> tuple[float, float]:
-        """Standard deviation of d and its degrees of freedom, with the prior taken in.
+        """Return the standard deviation of d and its degrees of freedom, with the prior taken in.
 
         Smyth's ``(f0 * s0**2 + (n - 1) * s**2) / (f0 + n - 1)`` on ``f0 + n - 1`` degrees, but f0
         is multiplied by ``(s0 / s)**4`` once the sample's s exceeds s0: a prior that the pairs

@@ -167,14 +167,14 @@ _FIGURES = {"rank_skew_pct": _straggler, "scaling_efficiency_pct": _alone}
 
 
 def _on_ranks(ranks: tuple[int, ...]) -> str:
-    """ "on rank 1", "on ranks 0, 2"."""
+    """Return "on rank 1" or "on ranks 0, 2"."""
     if not ranks:
         return ""
     return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _parts(found: MetricVerdict) -> str:
-    """ "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
+    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
     shown = [
         f"{part.name} {format_value(found.metric, part.old)} -> "
         f"{format_value(found.metric, part.new)}"
@@ -198,12 +198,12 @@ def pairs_text(found: PairsFinding) -> str:
 
 
 def interval(found: Decision) -> str:
-    """ "[-0.12, +0.20] %"."""
+    """Return "[-0.12, +0.20] %"."""
     return f"[{found.low_pct:+.2f}, {found.high_pct:+.2f}] %"
 
 
 def margins_text(margins: Margins) -> str:
-    """ "margins 0.2 and 0.5 %"."""
+    """Return "margins 0.2 and 0.5 %"."""
     return f"margins {margins.ignore_pct:g} and {margins.matter_pct:g} %"
 
 

@@ -25,7 +25,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """The fields that must be equal for two sites to be the same one."""
+        """Return the fields that must be equal for two sites to be the same one."""
         return (self.what, self.file, self.function, self.text)
 
     def location(self) -> str:

@@ -114,7 +114,7 @@ class Confirmation(Enum):
 
 @dataclass(frozen=True)
 class Decision:
-    """What the pairs of one time say; percent of the base's step time, positive is slower."""
+    """A time, judged by its pairs; percent of the base's step time, positive is slower."""
 
     status: Status  # INCONCLUSIVE while pairs are wanted
     estimate_pct: float

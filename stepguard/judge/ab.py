@@ -96,7 +96,7 @@ def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
 
 
 def _failed(comparison: Comparison) -> Verdict | None:
-    """HEAD's fault, or else the other tree's: neither has its launches then, so faults go first."""
+    """Return HEAD's fault, or else the other tree's; first, since launches are missing then."""
     if comparison.head.faults:
         return _broken(comparison, comparison.head)
     if not comparison.base.faults:
@@ -140,7 +140,7 @@ def _verdict(
 
 
 def _other_work(comparison: Comparison) -> Verdict | None:
-    """Tokens and FLOPs must be equal: a step that does less is not faster, it is another one."""
+    """Refuse unequal tokens and FLOPs: a step that does less is not faster, it is another one."""
     head, base = summarise(comparison.head), summarise(comparison.base)
     now, then = head.values(), base.values()
     for name, reason in WORK.items():
@@ -172,7 +172,7 @@ def _risen(comparison: Comparison) -> Verdict | None:
 
 
 def _unknown_work(comparison: Comparison) -> Verdict | None:
-    """That the work is equal must be known, also where the case does not gate it."""
+    """Refuse work that is not known to be equal, also where the case does not gate it."""
     for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
         values = summarise(evidence).values()
         for name in (name for name in WORK if name not in values):
@@ -207,7 +207,7 @@ def _compared(comparison: Comparison) -> Verdict:
 def _time(
     comparison: Comparison, name: str, found: Decision | None, now: Recording, base: Recording
 ) -> MetricVerdict:
-    """A time beside the other tree's; judged if it is the one that is, and the case gates times."""
+    """Compare a time with the other tree's; only JUDGED_TIME is judged, where times are gated."""
     new, old = now.values()[name], base.values().get(name)
     if found is None or name != JUDGED_TIME:
         change = 100 * (new / old - 1) if old else None
@@ -243,5 +243,5 @@ def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _unproven(found: MetricVerdict) -> MetricVerdict:
-    """Not known, so that no waiver covers it."""
+    """Make the metric undecided, so that no waiver covers it."""
     return replace(found, status=Status.INCONCLUSIVE, reason=Reason.UNPROVEN, waived_until="")

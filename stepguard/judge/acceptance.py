@@ -52,7 +52,7 @@ def unfit_to_record(evidence: Evidence) -> str:
 
 
 def _disturbed(evidence: Evidence) -> str:
-    """A machine that spoilt as many blocks as it left whole was not fit for the others either."""
+    """Refuse a machine that spoilt as many blocks as it left whole: those are doubtful, too."""
     kept = [block for launch in evidence.launches for block in launch.blocks]
     if spoilt := [block.disturbance for block in kept if block.disturbance]:
         return f"a block that counts was disturbed ({spoilt[0].text}); measure again"
@@ -134,7 +134,7 @@ def moved_together(verdicts: Sequence[Verdict], where: str = "") -> str:
 
 
 def _plain_time(verdict: Verdict) -> MetricVerdict | None:
-    """The step time of a case whose step time was compared and whose counters are as they were."""
+    """Return the step time of a case if it was compared, and the case's counters are equal."""
     gated = [metric for metric in verdict.metrics if metric.gated]
     counters = [metric for metric in gated if METRICS[metric.metric].kind == "counter"]
     if any(metric.status is not Status.SAME for metric in counters):

@@ -76,7 +76,7 @@ def stored(evidence: Evidence) -> Recording:
 
 
 def _information(evidence: Evidence, times: dict[str, list[float]]) -> dict[str, float]:
-    """Figures that are shown and never judged."""
+    """Return the figures that are shown and never judged."""
     found = dict(evidence.counts.information) if evidence.counts else {}
     for one in evidence.differences:
         if one.bad_times():
@@ -100,7 +100,7 @@ def _information(evidence: Evidence, times: dict[str, list[float]]) -> dict[str,
 
 
 def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """Formula FLOPs of a rank over its step time and its GPU's nominal peak."""
+    """Divide the formula FLOPs of a rank by its step time and its GPU's nominal peak."""
     peak = evidence.fingerprint.peak_flops if evidence.fingerprint else None
     if not peak or not evidence.flops_per_step:
         return {}
@@ -109,7 +109,7 @@ def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
 
 
 def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
-    """What one rank takes alone, and how much of its pace every rank of the case keeps."""
+    """Return what one rank takes alone, and how much of its pace every rank of the case keeps."""
     one, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
     if one is None or not tokens or not one.has_times():
         return {}
