@@ -121,14 +121,14 @@ def test_json_is_plain():
 )
 def test_bad_json_names_its_source(text):
     """Whatever is not evidence raises ValueError that says which file it was."""
-    with pytest.raises(ValueError, match="^run-7/evidence.json: not evidence"):
+    with pytest.raises(ValueError, match="^run-7/evidence.json: no evidence"):
         from_json(text, "run-7/evidence.json")
 
 
 def test_wrong_types_are_refused():
     """A time that is a string is not read as one."""
     text = to_json(evidence()).replace(b"2500.0", b'"2500.0"', 1)
-    with pytest.raises(ValueError, match="source: not evidence"):
+    with pytest.raises(ValueError, match="source: no evidence"):
         from_json(text, "source")
 
 

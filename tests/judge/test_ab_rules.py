@@ -588,7 +588,7 @@ def test_a_comparison_survives_json():
 )
 def test_what_is_no_comparison_is_refused(data):
     """With the file's name, as ValueError."""
-    with pytest.raises(ValueError, match="comparison.json: no comparison: "):
+    with pytest.raises(ValueError, match="comparison.json: no comparison that stepguard wrote: "):
         from_json(data, "comparison.json")
 
 
@@ -596,7 +596,7 @@ def test_margins_of_nonsense_are_refused_in_json():
     """A file that somebody edited must not turn the judge's margins round."""
     document = msgspec.json.decode(to_json(turns()))
     document["margins"] = {"ignore_pct": 5.0, "matter_pct": 1.0}
-    with pytest.raises(ValueError, match="c.json: no comparison: .*ignore_pct < matter_pct"):
+    with pytest.raises(ValueError, match="c.json: no comparison that stepguard wrote: .*ignore_pct < matter_pct"):
         from_json(msgspec.json.encode(document), "c.json")
 
 
