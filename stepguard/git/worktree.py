@@ -23,7 +23,7 @@ from typing import TextIO
 
 from stepguard.git.resolve import Named, TreeError, resolve, said, short
 from stepguard.git.revision import GIT_LIMIT_S, run_git
-from stepguard.interrupts import interrupts_deferred
+from stepguard.worker.lifeline import interrupts_deferred
 
 FOLDER = ".stepguard"  # of all that is kept in a checkout: trees, runs, caches
 CHECKOUT_LIMIT_S = 600.0

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
-from stepguard.interrupts import interrupts_deferred
 from stepguard.launch import torchrun
 from stepguard.launch.channel import Control, LostWorker, Message, NoAnswer, Poll
 from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
 from stepguard.worker.agent import STANDS
+from stepguard.worker.lifeline import interrupts_deferred
 
 HELLO_LIMIT_S = 120.0
 

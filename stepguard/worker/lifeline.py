@@ -1,8 +1,11 @@
 """Processes that die with their parent, and those of one launch. Standard library, Linux."""
 
+import contextlib
 import ctypes
 import os
 import signal
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -42,3 +45,21 @@ def kill_by_token(token: str, spare: int = 0) -> list[int]:
             except ProcessLookupError:
                 pass
     return killed
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Hold Ctrl-C back until the end. A signal mask would not do: it is a thread's own, and the
+    numerical libraries have threads that take the signal in the main thread's place.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
+        if came:
+            signal.raise_signal(signal.SIGINT)

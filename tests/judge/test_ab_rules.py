@@ -596,7 +596,9 @@ def test_margins_of_nonsense_are_refused_in_json():
     """A file that somebody edited must not turn the judge's margins round."""
     document = msgspec.json.decode(to_json(turns()))
     document["margins"] = {"ignore_pct": 5.0, "matter_pct": 1.0}
-    with pytest.raises(ValueError, match="c.json: no comparison that stepguard wrote: .*ignore_pct < matter_pct"):
+    with pytest.raises(
+        ValueError, match="c.json: no comparison that stepguard wrote: .*ignore_pct < matter_pct"
+    ):
         from_json(msgspec.json.encode(document), "c.json")
 
 
