@@ -19,7 +19,7 @@ from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, visible_gpus
 from stepguard.judge.calibration import MOST_PAIRS, NotCalibrated, calibrated
 from stepguard.judge.sequential_plan import MIN_PAIRS
-from stepguard.measure.ab import PAIR_TIMINGS
+from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with
 from stepguard.measure.suite import BUDGET_S
 from stepguard.measure.workers import Bench
@@ -188,8 +188,7 @@ class _Run:
                 bench,
                 self.tree,
                 lambda text: self.live.stage(done + text),
-                budget_s,
-                wants_another,
+                PairsWanted(budget_s, wants_another),
             )
         finally:
             self.live.end()

@@ -13,12 +13,13 @@ one's ranks import, and the torchruns of the one after it.
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.evidence import Evidence, Fault, Launch
+from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.calibration import DecisionRule, RuleFor
 from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.measure.pair import (
@@ -36,6 +37,7 @@ from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import Bench, CaseWorkers, watch
 from stepguard.verdict import Reason
 
+MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 # On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
@@ -46,48 +48,46 @@ PAIR_TIMINGS = {
 }
 
 
+@dataclass(frozen=True)
+class PairsWanted:
+    """How many pairs to measure, which steps they time, and the rule that judges them."""
+
+    budget_s: float  # for all of them; the pair that runs when it is over is completed
+    wants_another: Callable[[Comparison], bool] = wants_another_pair
+    rule_for: RuleFor | None = None  # None: the case's margins and the usual prior
+    steps: range = range(0)  # of all that are timed, counted from the first; empty: any
+
+
 def measure_ab(
     case: Case,
     benches: tuple[Bench, Bench],
     against: str,
     progress: Progress,
-    wants_another: Callable[[Comparison], bool],
-    budget_s: float,
-    rule_for: RuleFor | None = None,
-    steps: range = range(0),
+    wanted: PairsWanted,
 ) -> Comparison:
-    """Measure pairs of ``benches`` (HEAD's tree, the other one) while ``wants_another``, for about
-    ``budget_s`` seconds; the pair that runs then is completed.
+    """Measure pairs of ``benches``: HEAD's tree, and that of the revision ``against``.
 
-    ``rule_for`` gives the rule that they are judged by, once it is known what HEAD's side runs on;
-    without it, that is the case's margins and the usual prior. Pairs time all of ``steps``, counted
-    from the first. Never raises for what a workload, a worker or the machine does: that is a fault
-    in the evidence of its side.
+    Never raises for what a workload, a worker or the machine does: that is a fault in the evidence
+    of its side.
     """
     ticker = Ticker(progress)
     with contextlib.ExitStack() as stack:
         monitor, unfit = watch(case, benches[HEAD], stack, ticker)
         sides = [CaseWorkers(case, bench, ticker, monitor, stack) for bench in benches]
-        run = _PairRun(case, sides, against, rule_for, steps)
+        run = _PairRun(case, sides, against, wanted)
         if unfit:
             run.note_fault(sides[HEAD], unfit)
         else:
-            run.measure(wants_another, budget_s)
+            run.measure()
     return run.comparison()
 
 
 class _PairRun:
     def __init__(
-        self,
-        case: Case,
-        sides: Sequence[CaseWorkers],
-        against: str,
-        rule_for: RuleFor | None,
-        steps: range,
+        self, case: Case, sides: Sequence[CaseWorkers], against: str, wanted: PairsWanted
     ) -> None:
-        self.case, self.sides, self.against = case, sides, against
-        self.rule_for = rule_for or (lambda evidence: DecisionRule(case.margins))
-        self.timing = replace(PAIR_TIMINGS[case.device], steps=steps)
+        self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
+        self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.began = time.monotonic()  # a wait for the GPU is not in the budget
         self.launches: tuple[list[Launch], list[Launch]] = ([], [])
         self.faults: tuple[list[Fault], list[Fault]] = ([], [])
@@ -102,12 +102,12 @@ class _PairRun:
         """Keep a fault of one side."""
         self.faults[self.sides.index(workers)].append(fault)
 
-    def measure(self, wants_another: Callable[[Comparison], bool], budget_s: float) -> None:
+    def measure(self) -> None:
         """Run counting passes and pairs; what fails is noted on its side, and ends it."""
         try:
             self._count()
-            while self.pairs < SEQUENTIAL_PLAN[-1].pairs and wants_another(self.comparison()):
-                if self.pairs and time.monotonic() - self.began > budget_s:
+            while self.pairs < MOST_PAIRS and self.wanted.wants_another(self.comparison()):
+                if self.pairs and time.monotonic() - self.began > self.wanted.budget_s:
                     self.out_of_time = True
                     return
                 self._pair()
@@ -168,7 +168,7 @@ class _PairRun:
         """
         if JUDGED_TIME not in judged(self.case):
             return
-        last = min(number + self.timing.ahead, SEQUENTIAL_PLAN[-1].pairs)
+        last = min(number + self.timing.ahead, MOST_PAIRS)
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
         for pair in self.following[:1]:
@@ -191,7 +191,8 @@ class _PairRun:
     def comparison(self) -> Comparison:
         """Return what is known so far."""
         head = self._evidence(HEAD)
-        rule = self.rule_for(head)
+        rule_for = self.wanted.rule_for
+        rule = rule_for(head) if rule_for else DecisionRule(self.case.margins)
         return Comparison(
             self.against,
             head,

@@ -4,8 +4,9 @@ from the machine when a stored baseline says SLOWER or FASTER.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison
@@ -13,7 +14,6 @@ from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, commit_for_confirmation
 from stepguard.git.revision import Revision
 from stepguard.git.worktree import Tree, tree_of
-from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.calibration import RuleFor
 from stepguard.judge.confirm import (
     confirmation_wants_pair,
@@ -22,7 +22,7 @@ from stepguard.judge.confirm import (
     to_confirm,
     unconfirmed,
 )
-from stepguard.measure.ab import measure_ab
+from stepguard.measure.ab import PairsWanted, measure_ab
 from stepguard.measure.progress import Progress
 from stepguard.measure.workers import Bench
 from stepguard.verdict import Confirmation, Verdict
@@ -51,18 +51,9 @@ class Budget:
 
 
 def compare_with(
-    case: Case,
-    bench: Bench,
-    tree: Tree,
-    progress: Progress,
-    budget_s: float,
-    wants_another: Callable[[Comparison], bool] = wants_another_pair,
-    rule_for: RuleFor | None = None,
-    steps: range = range(0),
+    case: Case, bench: Bench, tree: Tree, progress: Progress, wanted: PairsWanted
 ) -> Comparison:
-    """Measure pairs of HEAD's tree (``bench``) and ``tree`` while ``wants_another``, timing all of
-    ``steps``; to be judged by the rule that ``rule_for`` gives.
-    """
+    """Measure pairs of HEAD's tree, ``bench``, and of ``tree``."""
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
         bench,
@@ -72,9 +63,7 @@ def compare_with(
         own=tree.top,
         forbidden=(tree.base,),
     )
-    return measure_ab(
-        case, (head, base), tree.rev, progress, wants_another, budget_s, rule_for, steps
-    )
+    return measure_ab(case, (head, base), tree.rev, progress, wanted)
 
 
 def confirm(
@@ -103,6 +92,8 @@ def confirm(
     if chosen.commit == bench.revision.commit and not bench.revision.dirty:
         return same_code(verdict, chosen.how), None
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
+    wants_another = partial(confirmation_wants_pair, verdict)
+    wanted = PairsWanted(budget_s, wants_another, rule_for, steps)
     notices: list[str] = []
     try:
         with tree_of(bench.root, chosen.commit, notices.append) as tree:
@@ -111,10 +102,7 @@ def confirm(
                 bench,
                 tree,
                 lambda text: progress(f"confirming, {budget_s / 60:.0f} min at most: {text}"),
-                budget_s,
-                lambda found: confirmation_wants_pair(verdict, found),
-                rule_for,
-                steps,
+                wanted,
             )
     except TreeError as error:
         return unconfirmed(verdict, Confirmation.NO_TREE, str(error)), None

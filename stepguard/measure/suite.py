@@ -18,7 +18,7 @@ from stepguard.judge.ab import judge_ab, without_false_discoveries
 from stepguard.judge.calibration import RuleFor, decision_rule
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import waive
-from stepguard.measure.ab import PAIR_TIMINGS
+from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.progress import Progress
@@ -127,10 +127,8 @@ class Suite:
         assert self._tree is not None
         path, _, rule_for = self._known(case)
         with self._budget.spent():
-            share_s = self._budget.share_s()
-            found = compare_with(
-                case, self._bench, self._tree, progress, share_s, rule_for=rule_for
-            )
+            wanted = PairsWanted(self._budget.share_s(), rule_for=rule_for)
+            found = compare_with(case, self._bench, self._tree, progress, wanted)
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED.name, Reason.TREE_CHANGED.value, "", "pairs")

@@ -27,6 +27,7 @@ from stepguard.git.revision import current
 from stepguard.git.worktree import tree_of
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.ab import judge_ab
+from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import compare_with
 from stepguard.measure.workers import Bench
 from studies.common.clones import clone_head, commit_all, plant
@@ -124,7 +125,7 @@ def main() -> None:
                 print(f"pair {found.pairs}: {d:+.3f} % after {found.wall_s:.0f} s", flush=True)
             return found.pairs < options.pairs and time.monotonic() - began < options.limit_s
 
-        found = compare_with(case, bench, tree, stages(began), 1e9, wants_another=keep)
+        found = compare_with(case, bench, tree, stages(began), PairsWanted(1e9, keep))
         keep(found)
     for fault in (*found.head.faults, *found.base.faults):
         print(f"{fault.during}: {fault.message}\n{fault.detail}")

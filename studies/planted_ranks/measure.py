@@ -26,6 +26,7 @@ from stepguard.git.revision import current
 from stepguard.git.worktree import tree_of
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.ab import judge_ab
+from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import compare_with
 from stepguard.measure.workers import Bench
 from stepguard.metrics import METRICS
@@ -103,7 +104,7 @@ def beside_head(case: Case, tree: Path, folder: Path, cache: Path, began: float)
     """The tree as it is now beside its own HEAD, in pairs."""
     bench = bench_of(case, tree, folder, cache)
     with tree_of(tree, "HEAD", lambda text: None) as base:
-        return compare_with(case, bench, base, stages(began), BUDGET_S)
+        return compare_with(case, bench, base, stages(began), PairsWanted(BUDGET_S))
 
 
 def verdict_data(verdict: Verdict) -> dict[str, Any]:

@@ -66,12 +66,12 @@ def bench(shell, monkeypatch):
     monkeypatch.setattr(cli_calibrate, "visible_gpus", lambda: gpus)
     monkeypatch.setattr(cli_calibrate, "cases_of", lambda root, suite: CASES)
 
-    def compare_with(case, bench, tree, progress, budget_s, wants_another, rule_for=None):
-        shell.measured.append((case.id, case.gates, budget_s, tree.rev, tree.commit))
+    def compare_with(case, bench, tree, progress, wanted):
+        shell.measured.append((case.id, case.gates, wanted.budget_s, tree.rev, tree.commit))
         ratios, wall_s, base = shell.pairs(case.id), 60.0, []
         found = Comparison("HEAD", evidence(case, bench, []), evidence(case, bench, []))
-        while wants_another(replace(found, wall_s=wall_s)) and len(base) < 24:
-            if base and wall_s > budget_s:
+        while wanted.wants_another(replace(found, wall_s=wall_s)) and len(base) < 24:
+            if base and wall_s > wanted.budget_s:
                 found = replace(found, out_of_time=True)
                 break
             if fault := shell.fault.get((case.id, len(base))):

@@ -19,7 +19,7 @@ from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab import judge_ab
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.margins import Margins, Prior
-from stepguard.measure.ab import PAIR_TIMINGS, measure_ab
+from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted, measure_ab
 from stepguard.measure.workers import Bench
 from stepguard.sentences import message
 from stepguard.verdict import Reason, Status
@@ -213,7 +213,8 @@ def measure(world, tmp_path):
         base = replace(bench, folder=tmp_path / "base", revision=Revision("0" * 40))
         world.told = []
         more = lambda found: found.pairs < pairs  # noqa: E731
-        return measure_ab(case, (bench, base), "main", world.told.append, more, budget_s, **changes)
+        wanted = PairsWanted(budget_s, more, **changes)
+        return measure_ab(case, (bench, base), "main", world.told.append, wanted)
 
     return measure
 

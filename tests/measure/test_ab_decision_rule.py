@@ -8,7 +8,7 @@ from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import Revision
 from stepguard.judge.calibration import NOT_CALIBRATED, DecisionRule
 from stepguard.margins import Margins, Prior
-from stepguard.measure.ab import measure_ab
+from stepguard.measure.ab import PairsWanted, measure_ab
 from stepguard.measure.workers import Bench
 
 
@@ -21,7 +21,8 @@ def measured(monkeypatch, tmp_path):
 
     def measure(case, **options):
         bench = Bench(tmp_path, tmp_path, tmp_path, (), Revision("f" * 40), "pytest")
-        return measure_ab(case, (bench, bench), "main", print, lambda found: True, 1.0, **options)
+        wanted = PairsWanted(1.0, lambda found: True, **options)
+        return measure_ab(case, (bench, bench), "main", print, wanted)
 
     monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
     return measure

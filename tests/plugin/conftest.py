@@ -143,12 +143,10 @@ class Gate:
         """
         self.pair_fields[case.id] = {"pct": pct} | fields
 
-    def measure_ab(
-        self, case, benches, against, progress, wants_another, budget_s, rule_for, steps
-    ) -> Comparison:
+    def measure_ab(self, case, benches, against, progress, wanted) -> Comparison:
         """In place of stepguard.measure.ab.measure_ab."""
-        self.paired.append((case.id, benches[1].revision.commit, budget_s))
-        self.pair_steps = steps
+        self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
+        self.pair_steps = wanted.steps
         progress("pair 1 head: block 1/2 of 4 steps")
         fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
@@ -173,7 +171,7 @@ class Gate:
             counters = found.counts.values | changes.pop("counters", {})
             counts = replace(found.counts, values=counters)
             made[name] = replace(found, **({"counts": counts} | changes))
-        by = rule_for(made["head"])
+        by = wanted.rule_for(made["head"])
         judged_by = {"margins": by.margins, "prior": by.prior, "why": by.why}
         return Comparison(against, **made, **judged_by, **fields)
 

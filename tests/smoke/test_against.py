@@ -25,6 +25,7 @@ from stepguard.git.revision import current
 from stepguard.git.worktree import tree_of
 from stepguard.judge.ab import judge_ab, wants_another_pair
 from stepguard.launch.group import LaunchSpec
+from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import compare_with, confirm
 from stepguard.measure.pair import PairTiming
 from stepguard.measure.warmup import Protocol
@@ -170,7 +171,7 @@ def compared(bench, factory, rev, params=None, budget_s=LONG_S, more=wants_anoth
     """HEAD beside a revision."""
     case = Case("x", f"work:{factory}", params or {}, "cpu", launches=1, gates=GATES, **fields)
     with tree_of(bench.root, rev) as tree:
-        return compare_with(case, bench, tree, lambda text: None, budget_s, more)
+        return compare_with(case, bench, tree, lambda text: None, PairsWanted(budget_s, more))
 
 
 def starting(root, *arguments):
