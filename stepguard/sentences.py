@@ -218,9 +218,9 @@ def _confirmation(found: MetricVerdict, how: Confirmed) -> str:
     if outcome is Confirmation.REVERSED:
         return f"confirmed, the code is {Status.SLOWER.value}, not FASTER: {beside}"
     if outcome is Confirmation.MACHINE:
-        return f"the machine's speed changed; {beside}"
+        return f"the machine changed; {beside}"
     if outcome is Confirmation.SAME_CODE:
-        return f"the machine's speed changed: HEAD is {how.commit}"
+        return f"the machine changed: HEAD is {how.commit}"
     facts = dict(how.facts)
     if outcome is Confirmation.BASE_FAILED:
         facts["text"] = sentence(facts["reason"], facts["facts"] or {})

@@ -60,7 +60,7 @@ class Reason(Enum):
     UNPROVEN = "not significant among all cases of this run"
     BASE_LACKS = "the other revision cannot run this case"
     OTHER_FLOPS = "the other revision's step does other work"
-    MACHINE_MOVED = "the machine's speed changed, the code's did not"
+    MACHINE_MOVED = "the machine changed, the code did not"
     NOT_RECORDED = "no recording for this machine"
     METRIC_NOT_RECORDED = "the recording lacks this metric"
     OTHER_SOFTWARE = "recorded under other software"
@@ -265,7 +265,7 @@ class Verdict:
 
     @property
     def has_notice(self) -> bool:
-        """Tell whether it passes with a notice: the machine's speed changed, not the code's."""
+        """Tell whether it passes with a notice: the machine changed, not the code."""
         return self.reason is Reason.MACHINE_MOVED
 
     @property
@@ -275,7 +275,7 @@ class Verdict:
 
     @property
     def machine_moved(self) -> bool:
-        """Tell whether the machine moved a time, whatever else there is."""
+        """Tell whether the machine changed a time, whatever else there is."""
         return any(m.gated and m.reason is Reason.MACHINE_MOVED for m in self.metrics)
 
     @property
@@ -287,7 +287,7 @@ class Verdict:
 
     def with_metrics(self, metrics: tuple[MetricVerdict, ...]) -> "Verdict":
         """Return the verdict with these metrics in place of its own, the worst of them deciding.
-        That the machine moved is the reason where all of them pass, so that it is shown.
+        That the machine changed is the reason where all of them pass, so that it is shown.
         """
         found = replace(self, metrics=metrics)
         worst = worst_of(metrics)

@@ -62,7 +62,7 @@ def confirmed(
     place; ``steps`` are those that the screen timed: it is not the machine unless the pairs timed
     all of them. The mean decides, as it does between two revisions: a median scatters two to three
     times as much (pair sd 0.56 % beside 0.17 %, H200), and rarely comes to a `same` of its own. It
-    is heard where its pairs say SLOWER, and the machine moved it only if they exclude what the
+    is heard where its pairs say SLOWER, and the machine changed it only if they exclude what the
     screen saw of it. Where the pairs cannot say, the screen's word remains, unconfirmed; but a step
     that does other work is not FASTER, it is NOT COMPARABLE.
     """

@@ -58,9 +58,7 @@ class Recorder:
             why = f"waived until {until}; to make it the level: {level}"
             self._refuse(f"{case_id}: not recorded, {why}")
         elif verdict.machine_moved:
-            why = (
-                f"the machine's speed changed and not the code's; if it is to be the level: {level}"
-            )
+            why = f"the machine changed and not the code; if it is to be the level: {level}"
             self._refuse(f"{case_id}: not recorded, {why}")
         elif any(METRICS[name].kind == "time" for name in result.case.gates):
             if self._accept(result, dry=True):

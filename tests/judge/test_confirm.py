@@ -63,7 +63,7 @@ LACKING = {"faults": (Fault("BAD_WORKLOAD", "no factory", "", "prepare"),), "lau
     ("judge_says", "status", "words"),
     [
         (beside(2.0), Status.SLOWER, "confirmed, the code is SLOWER"),
-        (beside(0.0), Status.SAME, "the machine's speed changed; "),
+        (beside(0.0), Status.SAME, "the machine changed; "),
     ],
     ids=["SLOWER", "same"],
 )
@@ -156,7 +156,7 @@ def test_the_same_commit_is_the_machine():
     """The recording is of this very code: `same`, told, without a measurement."""
     verdict = same_code(screened(5.0), HOW)
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MACHINE_MOVED)
-    assert times(verdict)[0] == f"step_ms: the machine's speed changed: HEAD is {HOW}"
+    assert times(verdict)[0] == f"step_ms: the machine changed: HEAD is {HOW}"
     assert verdict.has_notice
 
 
