@@ -11,7 +11,7 @@ from typing import Any
 
 from stepguard.case import Case
 from stepguard.cli.collect import cases_of
-from stepguard.cli.common import UsageError
+from stepguard.cli.common import UsageError, progress_line
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.device import is_gpu
 from stepguard.git.revision import current
@@ -24,7 +24,6 @@ from stepguard.measure.confirm import Budget, compare_with
 from stepguard.measure.suite import BUDGET_S
 from stepguard.measure.workers import Bench
 from stepguard.report import calibration as report
-from stepguard.report.progress_line import ProgressLine
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError
@@ -133,10 +132,8 @@ class _Run:
         self.budget = Budget(60 * options.budget, len(cases))
         self.store = Store(options.root)
         self.folder = self.store.new_run()
-        self.live = ProgressLine(
-            _to_stderr, terminal=sys.stderr.isatty(), verbose=True, width=100, expected_s={}
-        )
-        self.live.plan([(case.id, case.device) for case in cases])
+        self.line = progress_line({})
+        self.line.plan([(case.id, case.device) for case in cases])
 
     def calibrated(self, case: Case) -> bool:
         """Measure a case, keep its calibration and print the report, or say why there is none."""
@@ -181,20 +178,15 @@ class _Run:
 
         # Other gates say nothing of noise, but where FLOPs differ the two sides are not the same.
         timed = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
-        self.live.begin(case.id, budget_s)
+        self.line.begin(case.id, budget_s)
         try:
             found = compare_with(
                 timed,
                 bench,
                 self.tree,
-                lambda text: self.live.stage(done + text),
+                lambda text: self.line.stage(done + text),
                 PairsWanted(budget_s, wants_another),
             )
         finally:
-            self.live.end()
+            self.line.end()
         return found, pair_s
-
-
-def _to_stderr(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()

@@ -53,13 +53,14 @@ class Recorder:
         verdict, case_id = result.verdict, result.case.id
         if not self._wanted.includes(verdict):
             return
-        level = f"{self._accept_command(shlex.quote(case_id))} --reason '...'"
+        caller = self._caller
+        accept_it = f"{caller.python} -m stepguard accept {shlex.quote(case_id)}"
+        level = f"to make it the level: {accept_it}{in_folder(caller.baselines)} --reason '...'"
         if until := verdict.waived_until:
-            why = f"waived until {until}; to make it the level: {level}"
-            self._refuse(f"{case_id}: not recorded, {why}")
+            self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
         elif verdict.machine_moved:
-            why = f"the machine changed and not the code; if it is to be the level: {level}"
-            self._refuse(f"{case_id}: not recorded, {why}")
+            why = "the machine changed and not the code"
+            self._refuse(f"{case_id}: not recorded, {why}; {level}")
         elif any(METRICS[name].kind == "time" for name in result.case.gates):
             if self._accept(result, dry=True):
                 self._waiting.append(result)
@@ -108,10 +109,6 @@ class Recorder:
             hint = "; to say why it is right: --perf-reason='...'" if unexplained else ""
             self.notices.append(accepted_line(done) + hint)
         return True
-
-    def _accept_command(self, case: str) -> str:
-        caller = self._caller
-        return f"{caller.python} -m stepguard accept {case}{in_folder(caller.baselines)}"
 
     def _refuse(self, notice: str) -> None:
         self.notices.append(notice)

@@ -47,12 +47,8 @@ class Session:
         self._root, start = config.rootpath, Path(config.invocation_params.dir)
         folder = config.getoption("--perf-baselines")
         self._baselines = start / folder if folder else self._root / "baselines"
-        self._caller = Caller(start, _python(start))
-        if folder:
-            self._caller = Caller(
-                start, self._caller.python, self._caller.relative(self._baselines)
-            )
-        option = config.option
+        option, named = config.option, Caller(start).relative(self._baselines) if folder else ""
+        self._caller = Caller(start, _python(start), named)
         wanted = Wanted(option.perf_update, option.perf_update_new, option.perf_reason or "")
         self._recorder = Recorder(wanted, self._caller)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
@@ -166,8 +162,8 @@ class Session:
 
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
-        path, dirty = self._caller.relative(result.evidence_path), bool(result.evidence.dirty)
-        caller = self._caller
+        caller, dirty = self._caller, bool(result.evidence.dirty)
+        path = caller.relative(result.evidence_path)
         return words.block(result.verdict, path, caller.python, dirty, caller.baselines)
 
     def word(self, result: Result) -> str:

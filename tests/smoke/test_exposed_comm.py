@@ -39,9 +39,7 @@ def uneven(bench):
 
 
 def test_exchange_costs_something(uneven):
-    """Six pairs, of which steps with exchange are the longer half; tests/measure/test_exposed_comm_figures.py has
-    the figures.
-    """
+    """Six pairs, of which steps with exchange are the longer half."""
     assert not uneven.faults, uneven.faults
     (one,) = uneven.differences
     assert (one.name, len(one.pairs_ms)) == ("exposed_comm", 6)
