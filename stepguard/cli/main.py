@@ -17,6 +17,7 @@ from stepguard.cli import accept, baselines, calibrate, doctor, judge, run, waiv
 from stepguard.cli.common import UsageError
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
+from stepguard.launch.launcher import LauncherError
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     except UsageError as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 2
-    except (FileError, MachineError, TreeError, ValueError) as error:
+    except (FileError, LauncherError, MachineError, TreeError, ValueError) as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

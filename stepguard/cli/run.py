@@ -14,6 +14,7 @@ from stepguard.cli.common import UsageError, progress_line, put_json, refuse_tar
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
+from stepguard.launch.launcher import survey
 from stepguard.measure.suite import Suite
 from stepguard.report import words
 from stepguard.report.documents import result_document
@@ -29,6 +30,7 @@ def add_command(commands: Any, root: Path) -> None:
     run.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
     run.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
     run.add_argument("--gpus", type=int, default=1, metavar="N", help="ranks (%(default)s)")
+    run.add_argument("--launcher", metavar="CMD", help="starts its argument once on each node")
     run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
     run.add_argument("--json", metavar="PATH", help="write the result as one JSON document")
     run.set_defaults(call=_run, root=root)
@@ -71,8 +73,14 @@ def _run(options: argparse.Namespace) -> int:
     gpus = tuple(visible_gpus())
     case = _case(options, len(gpus))
     refuse_target(options.json)
+    launcher = None
+    if options.launcher is not None:
+        if case.world_size == 1:
+            raise UsageError("--launcher is for several ranks: say how many with --gpus")
+        launcher = survey(options.launcher, options.root)
+        launcher.per_node(case)
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
-    suite = Suite(options.root, baseline.usual(options.root), gpus, typed)
+    suite = Suite(options.root, baseline.usual(options.root), gpus, typed, launcher=launcher)
     line = progress_line(Store(options.root).last_wall_s())
     line.plan([(case.id, case.device)])
     line.begin(case.id)

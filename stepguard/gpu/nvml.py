@@ -1,11 +1,9 @@
-"""The machine: which GPUs there are, whether they are fit to measure on, what they did meanwhile.
+"""The GPUs of this host through NVML: which there are, whether they are fit to measure on, samples.
 
 Everything is read through NVML by GPU UUID and nothing is ever set. NVML starts no CUDA context, so
 the calling process can sample while a worker is timed: it is idle then, and not the timed process.
 """
 
-import contextlib
-import dataclasses
 import os
 import time
 from collections.abc import Sequence
@@ -15,8 +13,8 @@ from typing import Any
 
 import pynvml
 
-from stepguard.evidence import Block, Disturbance
-from stepguard.verdict import Reason
+from stepguard.evidence import Block
+from stepguard.gpu.telemetry import Expected, Poll, Ranks, Sample, annotate
 
 SAMPLE_S = 0.05
 GONE_LIMIT_S = 10.0
@@ -43,19 +41,6 @@ class Gpu:
     name: str
     driver: str
     max_sm_clock_mhz: int
-
-
-@dataclass(frozen=True)
-class Sample:
-    """One reading of one GPU."""
-
-    at_ns: int  # time.perf_counter_ns
-    sm_clock_mhz: int
-    temperature_c: int
-    power_w: float
-    energy_mj: int
-    slowdown: str  # what holds the clocks down besides the power cap, or ""
-    foreign: str  # a process that is not ours, or ""
 
 
 def visible_gpus() -> list[Gpu]:
@@ -109,30 +94,16 @@ def _visible(gpus: list[Gpu], variable: str | None) -> list[Gpu]:
     return chosen
 
 
-class Monitor:
-    """Samples the GPUs of a case while its blocks run."""
+class Sampler:
+    """Reads GPUs of this host, as often as it is polled and SAMPLE_S apart."""
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = tuple(gpus)
         self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
-        self._samples: list[list[Sample]] = [[] for _ in gpus]
-        self._ours: frozenset[int] = frozenset()
-        self._groups = 1
-        self._watched = len(self.gpus)
         self._next = 0.0
 
-    def expect(self, *groups: Sequence[int]) -> None:
-        """The processes that may be on the GPUs from now on: of each worker group one on each, in
-        the GPUs' order.
-
-        With fewer of them than GPUs the GPUs that are left over are not watched: nothing runs there
-        that is measured.
-        """
-        self._ours, self._groups = frozenset().union(*groups), len(groups)
-        self._watched = min(max(map(len, groups), default=0), len(self.gpus)) or len(self.gpus)
-
     def preflight(self) -> str:
-        """Why the machine is not fit to measure on, with the remedy, or the empty string.
+        """Return why a GPU is not fit to measure on, with the remedy, or the empty string.
 
         Raises MachineError when the machine cannot be asked. The driver may list a process for
         seconds after it has ended, so a first no is not final.
@@ -152,59 +123,44 @@ class Monitor:
                 raise MachineError(problem) from None
         return ""
 
-    def poll(self) -> None:
-        """Take a sample of every watched GPU if one is due."""
+    def poll(self) -> list[Sample | None]:
+        """Return a sample of every GPU, None of one that cannot be read; none before it is due."""
         now = time.monotonic()
         if now < self._next:
-            return
+            return []
         self._next = now + SAMPLE_S
-        watched = slice(self._watched)
-        for handle, samples in zip(self._handles[watched], self._samples[watched], strict=True):
-            with contextlib.suppress(pynvml.NVMLError):  # a block without samples is measured again
-                samples.append(_sample(handle, self._ours, self._groups))
-
-    def annotate(self, block: Block, began_ns: int, ended_ns: int) -> Block:
-        """The block with its telemetry; ``disturbance`` says why it must be measured again."""
-        inside = [
-            [s for s in samples if began_ns <= s.at_ns <= ended_ns]
-            for samples in self._samples[: self._watched]
-        ]
-        for samples in self._samples:
-            del samples[:-2]
-        if not all(inside):
-            silent = Disturbance(Reason.MACHINE_UNREADABLE.name, "no telemetry during the block")
-            return dataclasses.replace(block, disturbance=silent)
-        flat = [sample for samples in inside for sample in samples]
-        slowdowns = {s.slowdown for s in flat if s.slowdown}
-        foreign = {s.foreign for s in flat if s.foreign}
-        joules = [_energy_j(samples, (ended_ns - began_ns) / 1e9) for samples in inside]
-        return dataclasses.replace(
-            block,
-            sm_clock_mhz=_median([s.sm_clock_mhz for s in flat]),
-            temperature_c=max(s.temperature_c for s in flat),
-            power_w=_median([s.power_w for s in flat]),
-            energy_j=sum(j for j in joules if j is not None) if None not in joules else None,
-            disturbance=_disturbance(foreign, slowdowns),
-        )
+        return [_sample(handle) for handle in self._handles]
 
 
-def _disturbance(foreign: set[str], slowdowns: set[str]) -> Disturbance | None:
-    """Return what spoilt a block; another process explains a slowdown, and goes first."""
-    if not foreign and not slowdowns:
-        return None
-    reason = Reason.FOREIGN_PROCESS if foreign else Reason.THROTTLED
-    return Disturbance(reason.name, "; ".join([*sorted(foreign), *sorted(slowdowns)]))
+class Monitor:
+    """Watches the GPUs of a case while its blocks run. ``gpus``: by rank, over all nodes, of which
+    this host is the first and has ``per_node``; ranks of the others bring their samples along.
+    """
 
+    def __init__(self, gpus: Sequence[Gpu], per_node: int = 0) -> None:
+        self.gpus = tuple(gpus)
+        self._per_node = per_node or len(gpus)
+        self._sampler = Sampler(gpus[: self._per_node])
+        self._polls: list[Poll] = []
+        self._expected = Expected()
 
-def _energy_j(samples: Sequence[Sample], seconds: float) -> float | None:
-    """Energy of a block: the counter's rise between its first and last sample, scaled up to it."""
-    if len(samples) < 2 or (span := (samples[-1].at_ns - samples[0].at_ns) / 1e9) <= 0:
-        return None
-    return (samples[-1].energy_mj - samples[0].energy_mj) / 1e3 / span * seconds
+    def preflight(self) -> str:
+        """Return why a GPU of this host is not fit to measure on. Raises MachineError."""
+        return self._sampler.preflight()
 
+    def expect(self, *groups: Sequence[int]) -> None:
+        """Let only these processes be on the GPUs from now on: of each worker group, by rank."""
+        self._expected = Expected(tuple(tuple(group) for group in groups))
 
-def _median(values: Sequence[float]) -> float:
-    return float(sorted(values)[len(values) // 2])
+    def poll(self) -> None:
+        """Take a sample of every GPU of this host if one is due."""
+        if found := self._sampler.poll():
+            self._polls.append(found)
+
+    def annotate(self, block: Block, ranks: Ranks) -> Block:
+        """Return the block with the telemetry of the GPUs that its ranks ran on."""
+        polls, self._polls = self._polls, self._polls[-2:]
+        return annotate(block, ranks, polls, self._expected, self._per_node)
 
 
 def _preflight(handle: Any) -> str:
@@ -218,20 +174,18 @@ def _preflight(handle: Any) -> str:
     return ""
 
 
-def _sample(handle: Any, ours: frozenset[int], groups: int) -> Sample:
-    bits = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-    slowdown = ", ".join(text for bit, text in _SLOWDOWN_BITS.items() if bits & bit)
-    pids = {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}
-    # In a container NVML may show host pids: ours are not among them, and only numbers compare. A
-    # GPU has one rank of each group.
-    strangers = pids - ours if pids & ours else set(sorted(pids)[groups:])
-    foreign = f"process {min(strangers)} on the GPU" if ours and strangers else ""
-    return Sample(
-        at_ns=time.perf_counter_ns(),
-        sm_clock_mhz=int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
-        temperature_c=int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-        power_w=pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
-        energy_mj=int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
-        slowdown=slowdown,
-        foreign=foreign,
-    )
+def _sample(handle: Any) -> Sample | None:
+    try:
+        bits = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return Sample(
+            at_ns=time.perf_counter_ns(),
+            sm_clock_mhz=int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            temperature_c=int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+            power_w=pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            energy_mj=int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
+            slowdown=", ".join(text for bit, text in _SLOWDOWN_BITS.items() if bits & bit),
+            pids=tuple(sorted({process.pid for process in processes})),
+        )
+    except pynvml.NVMLError:  # a block without samples does not count
+        return None

@@ -12,12 +12,13 @@ import signal
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
 from stepguard.launch.elastic_log import ElasticLog
+from stepguard.launch.torchrun import LaunchSpec
 from stepguard.verdict import Reason
 from stepguard.worker.lifeline import pids_by_token
 from stepguard.worker.position import read_position
@@ -48,13 +49,27 @@ class LaunchFailed(Exception):
 class Scene:
     """A launch that failed."""
 
-    folder: Path  # its notes, error files and logs
-    ranks: range
+    spec: LaunchSpec  # in its folder: notes, error files and logs
     token: str
     pids: Mapping[int, int]  # by rank, of those that said hello; empty before that
     agent: "subprocess.Popen[bytes]"
     during: str  # "launch 2, block"
     waited_s: float
+
+    @property
+    def folder(self) -> Path:
+        """Where its processes on all nodes left what they had to say."""
+        return self.spec.folder
+
+    @property
+    def ranks(self) -> range:
+        """All ranks."""
+        return range(self.spec.world_size)
+
+    @property
+    def pids_here(self) -> dict[int, int]:
+        """By rank, the processes on this host."""
+        return {rank: self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids}
 
     def position(self, rank: int) -> str:
         """Where a rank was last: "block, step 12, phase backward"."""
@@ -62,18 +77,21 @@ class Scene:
 
     def stderr_tail(self, rank: int) -> str:
         """The last lines a rank wrote."""
-        logs = sorted((self.folder / "ranks").glob(f"*/attempt_0/{rank}/stderr.log"))
+        node, local = divmod(rank, len(self.spec.ranks_here))
+        folder = self.spec.folder_of(node) / "ranks"
+        logs = sorted(folder.glob(f"*/attempt_0/{local}/stderr.log"))
         return _tail(logs[-1]) if logs else ""
 
     def agent_log(self, lines: int = STDERR_TAIL_LINES) -> str:
-        """The last lines torchrun wrote."""
-        return _tail(self.folder / "agent.log", lines)
+        """The last lines that a launcher and every node's torchrun wrote."""
+        nodes = [self.spec.folder_of(node) / "agent.log" for node in range(self.spec.nodes)]
+        return "".join(_tail(path, lines) for path in (self.folder / "launcher.log", *nodes))
 
 
 def no_answer(scene: Scene) -> Fault:
     """A deadline passed: where every rank stands, with the stacks of those that say most."""
     started = [pid for pid in pids_by_token(scene.token) if pid != scene.agent.pid]
-    for pid in scene.pids.values() or started:
+    for pid in scene.pids_here.values() or started:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
     time.sleep(STACKS_S)
@@ -105,10 +123,15 @@ def lost_worker(scene: Scene) -> Fault:
     failed = _error_files(scene)
     if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
         return _agent_died(scene)
-    dead = [rank for rank, pid in scene.pids.items() if not alive(pid)]
+    dead = [rank for rank, pid in scene.pids_here.items() if not alive(pid)]
+    if scene.spec.nodes > 1 and all(_lost_a_peer(described) for _, described in failed):
+        dead, failed = dead + _dead_elsewhere(scene), _error_files(scene)
     cause = _silent_death(scene, dead, failed)
     if failed and not cause:
-        return _raised(scene, *failed[0])
+        rank, described = failed[0]
+        if scene.spec.nodes > 1 and _lost_a_peer(described):
+            return _node_lost(scene, rank, described)
+        return _raised(scene, rank, described)
     if dead:
         first, how = cause or (dead[0], "was ended by torchrun")
         message = f"rank {first} {how} in {scene.position(first)}"
@@ -123,8 +146,37 @@ def lost_worker(scene: Scene) -> Fault:
 def _agent_died(scene: Scene) -> Fault:
     rank = scene.ranks[0]
     where = f"rank {rank} was in {scene.position(rank)}"
-    message = f"torchrun ended with {scene.agent.poll()} while {where}"
+    name = "the launcher" if scene.spec.launcher else "torchrun"
+    message = f"{name} ended with {scene.agent.poll()} while {where}"
     return Fault(Reason.AGENT_DIED.name, message, scene.agent_log(), scene.during)
+
+
+def _node_lost(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
+    """Return the fault of ranks that only tell that another one is gone, and none tells why."""
+    lost = _raised(scene, rank, described)
+    message = f"processes of another node are gone and left no reason; {lost.message}"
+    return replace(lost, code=Reason.AGENT_DIED.name, message=message)
+
+
+def _lost_a_peer(described: dict[str, Any]) -> bool:
+    return bool(_LOST_PEER.search(described["traceback"]))
+
+
+def _dead_elsewhere(scene: Scene) -> list[int]:
+    """Return ranks of other nodes that ended without a word, as torchrun logs it there; waits until
+    one did, or wrote why it failed, ELASTIC_LOG_S at most.
+    """
+    until = time.monotonic() + ELASTIC_LOG_S
+    there = {rank: pid for rank, pid in scene.pids.items() if rank not in scene.pids_here}
+    while True:
+        over = scene.agent.poll() is not None or time.monotonic() >= until
+        log = ElasticLog.read(scene.agent_log(lines=5000))
+        ended = log.statuses.keys() - log.victims
+        dead = [rank for rank, pid in there.items() if pid in ended]
+        told = any(not _lost_a_peer(described) for _, described in _error_files(scene))
+        if over or dead or told:
+            return dead
+        time.sleep(0.05)
 
 
 def _error_files(scene: Scene) -> list[Told]:
@@ -133,7 +185,9 @@ def _error_files(scene: Scene) -> list[Told]:
         with contextlib.suppress(OSError, ValueError):
             text = (scene.folder / f"error-{rank}.json").read_text()
             found.append((rank, json.loads(text)))
-    return sorted(found, key=lambda item: item[1]["at_ns"])  # the first to fail is the cause
+    several = scene.spec.nodes > 1  # whose clocks cannot be compared
+    # The first to fail is the cause.
+    return sorted(found, key=lambda it: (several and _lost_a_peer(it[1]), it[1]["at_ns"]))
 
 
 def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[Told]) -> Cause | None:
@@ -151,9 +205,7 @@ def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[Told]) -> 
     status = log.statuses.get(pid)
     if status is None and failed and log.root is None:
         return None  # it may have to be reported yet
-    if not log.killed(pid) and not all(
-        _LOST_PEER.search(described["traceback"]) for _, described in failed
-    ):
+    if not log.killed(pid) and not all(_lost_a_peer(described) for _, described in failed):
         return None
     return silent[pid], _ended(status, waits=bool(log.victims) and log.root is None)
 

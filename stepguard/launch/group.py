@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
-from stepguard.launch import torchrun
+from stepguard.launch import launcher, torchrun
 from stepguard.launch.channel import Control, LostWorker, Message, NoAnswer, Poll
 from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
+from stepguard.launch.supervisor import end_launcher
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
-from stepguard.worker.agent import STANDS
+from stepguard.worker.agent import STANDBY
 from stepguard.worker.lifeline import interrupts_deferred
 
 HELLO_LIMIT_S = 120.0
@@ -40,7 +41,8 @@ class WorkerGroup:
         self._scratch = Path(tempfile.mkdtemp(prefix="stepguard-"))
         self._control = Control(self.token)
         try:
-            self._agent = torchrun.start(spec, self.token, self._control.name, self._scratch)
+            start = launcher.start if spec.launcher else torchrun.start
+            self._agent = start(spec, self.token, self._control.name, self._scratch)
         except BaseException:
             self._control.close()
             shutil.rmtree(self._scratch, ignore_errors=True)
@@ -54,7 +56,7 @@ class WorkerGroup:
 
     def torchrun_ready(self) -> bool:
         """Tell whether a standby's torchrun has imported. Raises LaunchFailed if it never will."""
-        if (self._scratch / STANDS).exists():
+        if (self._scratch / STANDBY).exists():
             return True
         self._still_starts()
         return False
@@ -128,14 +130,13 @@ class WorkerGroup:
         self._poll()
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")
-        for pid in self.pids.values():
-            if not alive(pid):
+        for rank in self.spec.ranks_here:
+            if (pid := self.pids.get(rank)) and not alive(pid):
                 raise LostWorker(f"process {pid} ended")
 
     def _diagnose(self, command: str, error: Exception) -> Fault:
         scene = Scene(
-            folder=self.spec.folder,
-            ranks=range(self.spec.world_size),
+            spec=self.spec,
             token=self.token,
             pids=self.pids,
             agent=self._agent,
@@ -148,9 +149,14 @@ class WorkerGroup:
         """End in order: the ranks exit by themselves, then torchrun, which has nothing to add."""
         self._control.close()
         until = time.monotonic() + GONE_LIMIT_S
-        while any(alive(pid) for pid in self.pids.values()) and time.monotonic() < until:
+        while self._ends() and time.monotonic() < until:
             time.sleep(0.02)
         self.close()
+
+    def _ends(self) -> bool:
+        """Tell whether the ranks here, or a launcher, are still about to end by themselves."""
+        here = (self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids)
+        return any(map(alive, here)) or bool(self.spec.launcher) and self._agent.poll() is None
 
     def close(self) -> None:
         """Kill what is left and remove the scratch folder. Safe to call twice.
@@ -161,5 +167,7 @@ class WorkerGroup:
             return
         with interrupts_deferred():
             self._control.close()
+            if self.spec.launcher:
+                end_launcher(launcher.launcher_token(self.token))
             torchrun.end(self._agent, self.token, self._scratch)
             self._closed = True

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,29 +33,56 @@ class LaunchSpec:
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
     one_of_several: bool = False  # one rank of a case that has several
     standby: bool = False  # torchrun imports, and starts no rank before it is told to
+    launcher: tuple[str, ...] = ()  # a command that starts its argument on each node; empty: here
+    nodes: int = 1  # that share the ranks equally
+
+    @property
+    def ranks_here(self) -> range:
+        """The ranks on this host, which is node 0."""
+        return range(self.world_size // self.nodes)
+
+    def folder_of(self, node: int) -> Path:
+        """Return where a node leaves its logs."""
+        return self.folder / f"node-{node}" if node else self.folder
 
 
-def start(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> "subprocess.Popen[bytes]":
-    """torchrun with the ranks. ``socket`` is the name of rank 0's way to the host."""
+@dataclass(frozen=True)
+class Part:
+    """A node's part of a launch; node 0 has rank 0."""
+
+    rank: int = 0
+    nodes: int = 1
+    address: str = "127.0.0.1"  # node 0, as the others reach it
+    port: int = 0  # where its torchrun lets the others join
+
+
+def start(
+    spec: LaunchSpec,
+    token: str,
+    socket: str,
+    scratch: Path,
+    part: Part = Part(),  # noqa: B008  frozen
+    environment: Mapping[str, str] = os.environ,
+) -> "subprocess.Popen[bytes]":
+    """Start torchrun with a node's ranks. ``socket``: the name of rank 0's way to the host."""
+    folder = spec.folder_of(part.rank)
+    folder.mkdir(exist_ok=True)
     arguments = [
-        "--nnodes=1",
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=127.0.0.1:0",
-        "--local-addr=127.0.0.1",
-        f"--nproc-per-node={spec.world_size}",
-        f"--rdzv-id={token}",
+        *_rendezvous(part),
+        f"--nproc-per-node={spec.world_size // part.nodes}",
+        f"--rdzv-id={token.partition('-')[0]}",  # alike on all nodes
         "--max-restarts=0",
         "--monitor-interval=0.1",
-        f"--log-dir={spec.folder / 'ranks'}",
+        f"--log-dir={folder / 'ranks'}",
         "--redirects=3",
         "--no-python",  # so that -P can be said: no torchrun option does
         *engine.command("stepguard.worker.main"),
     ]
-    with (spec.folder / "agent.log").open("wb") as log:
+    with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(
             [*engine.command("stepguard.worker.agent"), *arguments],
             cwd=spec.root,
-            env=_environment(spec, token, socket, scratch),
+            env=launch_environment(spec, token, socket, scratch, environment),
             stdin=subprocess.PIPE if spec.standby else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -62,8 +90,32 @@ def start(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> "subproce
         )
 
 
-def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> dict[str, str]:
-    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+def _rendezvous(part: Part) -> list[str]:
+    if part.nodes == 1:
+        return [
+            "--nnodes=1",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=127.0.0.1:0",
+            "--local-addr=127.0.0.1",
+        ]
+    # Static, since a dynamic rendezvous may put rank 0 on any node, and rank 0 has to be here.
+    return [
+        f"--nnodes={part.nodes}",
+        f"--node-rank={part.rank}",
+        "--rdzv-backend=static",
+        f"--rdzv-endpoint={part.address}:{part.port}",
+    ]
+
+
+def launch_environment(
+    spec: LaunchSpec,
+    token: str,
+    socket: str,
+    scratch: Path,
+    environment: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the environment of a launch's processes on one node."""
+    env = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     env |= {
         "STEPGUARD_TOKEN": token,
         "STEPGUARD_SOCKET": socket,
@@ -90,7 +142,7 @@ def _environment(spec: LaunchSpec, token: str, socket: str, scratch: Path) -> di
     if spec.one_of_several:
         env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}
     if spec.standby:
-        env |= {"STEPGUARD_HELD": "1"}
+        env |= {"STEPGUARD_STANDBY": "1"}
     if not is_gpu(spec.device):
         env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
     return env

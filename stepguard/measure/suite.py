@@ -18,6 +18,7 @@ from stepguard.judge.ab import judge_ab, without_false_discoveries
 from stepguard.judge.calibration import RuleFor, decision_rule
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import waive
+from stepguard.launch.launcher import Launcher, spread
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import measure_launches
@@ -64,6 +65,7 @@ class Suite:
         budget: Budget | None = None,
         confirms: bool = True,
         tree: Tree | None = None,
+        launcher: Launcher | None = None,
     ) -> None:
         self.results: list[Result] = []
         self._root, self._baselines, self._waivers = root, baselines, waivers
@@ -77,6 +79,7 @@ class Suite:
             gpus=gpus,
             revision=current(root, baselines),
             command=shlex.join(arguments),
+            launcher=launcher,
         )
 
     def run(self, case: Case, progress: Progress) -> Result:
@@ -147,7 +150,9 @@ class Suite:
         machine = baseline.CPU_MACHINE
         if is_gpu(case.device):
             machine = self._bench.gpus[0].name if self._bench.gpus else ""
-        path = self._baselines / baseline.file_name(case.device, machine, case.world_size)
+        launcher = spread(case, self._bench.launcher)
+        nodes = len(launcher.nodes) if launcher else 1
+        path = self._baselines / baseline.file_name(case.device, machine, case.world_size, nodes)
         content = baseline.load_for(path, machine)
         calibration = calibrations.load_for(calibrations.path_for(path), machine)
         calibrated = calibration.cases.get(case.id) if calibration else None

@@ -19,6 +19,7 @@ from stepguard.gpu.lock import GpuLocked, held
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.held import Held
+from stepguard.launch.launcher import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources
 from stepguard.launch.sources import held_by
 from stepguard.launch.torchrun import LaunchSpec
@@ -47,6 +48,7 @@ class Bench:
     gpus: tuple[Gpu, ...]
     revision: Revision
     command: str
+    launcher: Launcher | None = None  # over whose nodes a case of several ranks is spread
     more_launches: int = 3  # at most, when the comparison is close
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
@@ -60,14 +62,18 @@ def watch(
     """
     if not is_gpu(case.device):
         return None, None
-    gpus, reason = bench.gpus[: case.world_size], Reason.FOREIGN_PROCESS
+    launcher, reason = spread(case, bench.launcher), Reason.FOREIGN_PROCESS
+    per_node = launcher.per_node(case) if launcher else case.world_size
+    gpus = launcher.gpus(per_node) if launcher else bench.gpus[:per_node]
     if len(gpus) < case.world_size:
-        problem, reason = f"{case.world_size} GPUs needed, {len(gpus)} here", Reason.TOO_FEW_GPUS
+        have = f"a node has {launcher.fewest_gpus}" if launcher else f"{len(gpus)} here"
+        problem, reason = f"{per_node} GPUs needed, {have}", Reason.TOO_FEW_GPUS
         return None, Fault(reason.name, problem, "", "preflight")
     try:
-        stack.enter_context(held([gpu.uuid for gpu in gpus], bench.command, progress))
-        monitor = Monitor(gpus)
-        problem = monitor.preflight()
+        here = [gpu.uuid for gpu in gpus[:per_node]]
+        stack.enter_context(held(here, bench.command, progress))
+        monitor = Monitor(gpus, per_node)
+        problem = monitor.preflight() or (launcher.preflight() if launcher else "")
     except GpuLocked as error:
         problem, reason = str(error), Reason.GPU_LOCKED
     except MachineError as error:
@@ -99,6 +105,7 @@ class CaseWorkers:
 
     def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
         """Start a group, which imports from now on; see RunningLaunch."""
+        launcher = None if alone else spread(self.case, self._bench.launcher)
         name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
         spec = LaunchSpec(
             device=self.case.device,
@@ -113,6 +120,8 @@ class CaseWorkers:
             forbidden=self._bench.forbidden,
             one_of_several=alone,
             standby=standby,
+            launcher=launcher.command if launcher else (),
+            nodes=len(launcher.nodes) if launcher else 1,
         )
         return self._stack.enter_context(WorkerGroup(spec))
 
@@ -129,10 +138,7 @@ class CaseWorkers:
 
     def monitored(self, block: Block, ranks: Answers) -> Block:
         """Return the block with what the monitor saw while the ranks ran it."""
-        if self._monitor is None:
-            return block
-        began_ns = min(rank["began_ns"] for rank in ranks)
-        return self._monitor.annotate(block, began_ns, max(rank["ended_ns"] for rank in ranks))
+        return self._monitor.annotate(block, ranks) if self._monitor else block
 
     def take_description(self, ranks: Answers, spec: LaunchSpec) -> None:
         """Keep what the ranks of a launch say once their workload is built. Raises LaunchFailed for
@@ -170,7 +176,7 @@ class CaseWorkers:
             }
         return Evidence(
             case_id=self.case.id,
-            case=self.case.as_dict(),
+            case=identity(self.case, self._bench.launcher),
             date=self._date,
             commit=self._bench.revision.commit,
             dirty=self._bench.revision.dirty,

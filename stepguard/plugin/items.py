@@ -6,6 +6,7 @@ import pytest
 
 from stepguard.case import Case
 from stepguard.device import CPU, GPU
+from stepguard.launch.launcher import Launcher, spread
 
 FIXTURE_MODULE = "stepguard.plugin"  # of our fixture perf
 
@@ -61,10 +62,14 @@ def refuse_without_perf(item: pytest.Item) -> None:
         )
 
 
-def unsuited(case: Case, gpus: int, markers: str) -> str:
-    """Say why a machine with so many GPUs is not for the case; empty if it is. ``markers`` is the
-    expression that tests were chosen by.
+def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:
+    """Say why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty if
+    they are. ``markers`` is the expression that tests were chosen by.
     """
+    if case.device == GPU and (nodes := spread(case, launcher)):
+        each, count = nodes.fewest_gpus, len(nodes.nodes)
+        few = each * count < case.world_size
+        return f"{case.id} needs {case.world_size} GPU(s), {count} nodes have {each}" if few else ""
     if case.device == GPU and gpus < case.world_size:
         return f"{case.id} needs {case.world_size} GPU(s), this machine shows {gpus}"
     if case.device == CPU and gpus and "smoke" not in markers:

@@ -45,6 +45,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "do not measure the baseline's commit beside the tree when a time moved",
     },
+    "--perf-launcher": {
+        "metavar": "CMD",
+        "help": "put CMD in front of every launch of several ranks: it starts its argument once on "
+        "each node; see docs/several-nodes.md",
+    },
     "--perf-json": {"metavar": "PATH", "help": "write the run as one JSON document"},
     "--perf-report": {"metavar": "PATH", "help": "write the run as Markdown"},
 }
@@ -59,7 +64,7 @@ def add_options(group: Any) -> None:
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
     """Raise UsageError for what would pass cases unmeasured, or could not be done."""
     option = config.option
-    for name in ("reason", "baselines", "against", "json", "report"):
+    for name in ("reason", "baselines", "against", "launcher", "json", "report"):
         if (value := getattr(option, f"perf_{name}")) is not None and not value.strip():
             raise pytest.UsageError(
                 f"{_flag(f'perf_{name}')}={value}: empty; a variable that is not set, maybe"

@@ -18,6 +18,7 @@ from stepguard.case import Case
 from stepguard.git.resolve import TreeError
 from stepguard.git.worktree import tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
+from stepguard.launch.launcher import Launcher, LauncherError, spread, survey
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import Result, Suite
 from stepguard.plugin.baselines import (
@@ -59,6 +60,8 @@ class Session:
         self._cases: list[Case] = []  # that this run measures
         self._began = False  # whether any test ran, or was skipped, not only collected
         self._skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
+        self._checked = False  # the options: pytest goes on with those that were refused
+        self._launcher: Launcher | None = None
         self._suite: Suite | None = None
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
@@ -98,6 +101,7 @@ class Session:
                 self._waivers = check_baselines(self._baselines, self._collected)
             except FileError as error:
                 raise pytest.UsageError(str(error)) from None
+            self._checked = True
         for item in ours:
             self._bridge.prepare(item)
 
@@ -105,16 +109,35 @@ class Session:
         """Take the tests that are left after deselection; skip what this machine is not for."""
         self._asked = sum(asks_for_perf(item) for item in items)
         ids: Counter[str] = Counter()
-        for item in items:
-            if (case := case_of(item)) is None:
-                continue
+        ours = [(item, case) for item in items if (case := case_of(item))]
+        self._launcher = self._find_nodes([case for _, case in ours])
+        gpus, markers = len(self._visible()), str(self._option.markexpr)
+        for item, case in ours:
             ids[case.id] += 1
-            if reason := unsuited(case, len(self._visible()), str(self._option.markexpr)):
+            if reason := unsuited(case, gpus, markers, self._launcher):
                 item.add_marker(pytest.mark.skip(reason=reason))
             else:
                 self._cases.append(case)
         if twice := sorted(case_id for case_id, count in ids.items() if count > 1):
             raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
+        try:
+            for case in self._cases:
+                if launcher := spread(case, self._launcher):
+                    launcher.per_node(case)
+        except LauncherError as error:
+            raise pytest.UsageError(str(error)) from None
+
+    def _find_nodes(self, cases: Sequence[Case]) -> Launcher | None:
+        """Ask the launcher's nodes what they are, where there is a case for it. Raises UsageError
+        for nodes on which nothing could be measured.
+        """
+        text, several = self._option.perf_launcher, any(case.world_size > 1 for case in cases)
+        if text is None or not several or self._option.collectonly or not self._checked:
+            return None
+        try:
+            return survey(text, self._root)
+        except LauncherError as error:
+            raise pytest.UsageError(f"--perf-launcher={text}: {error}") from None
 
     def measure(self, case: Case) -> Result:
         """Measure and judge one case, and record it if that was asked for.
@@ -149,6 +172,7 @@ class Session:
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
                 tree=tree,
+                launcher=self._launcher,
             )
             self._line = _progress_line(self._config, Store(self._root).last_wall_s())
             self._line.plan([(case.id, case.device) for case in self._cases])

@@ -5,8 +5,8 @@ GPU. The kernel tells this process when its caller dies (PR_SET_PDEATHSIG); it t
 process of the launch, found by the launch's token in its environment, and removes the launch's
 temporary directory.
 
-With STEPGUARD_HELD it imports what torchrun needs, says so by a file, and starts the ranks when a
-byte comes on its standard input; if that ends instead, so does it.
+With STEPGUARD_STANDBY it imports what torchrun needs, says so by a file, and starts the ranks when
+a byte comes on its standard input; if that ends instead, so does it.
 
     STEPGUARD_TOKEN=... python -m stepguard.worker.agent --nproc-per-node=2 -m stepguard.worker.main
 """
@@ -22,7 +22,7 @@ from types import FrameType
 
 from stepguard.worker.lifeline import die_with_parent, kill_by_token
 
-STANDS = "stands"  # in the scratch folder: a held launch has imported, and waits
+STANDBY = "standby"  # in the scratch folder: a launch on standby has imported, and waits
 
 
 def main() -> None:
@@ -41,14 +41,17 @@ def main() -> None:
     if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
         caller_died(signal.SIGUSR1, None)
     os.environ["STEPGUARD_AGENT_PID"] = str(os.getpid())
-    if os.environ.pop("STEPGUARD_HELD", ""):
+    if os.environ.pop("STEPGUARD_STANDBY", ""):
         import torch.distributed.launcher  # noqa: F401  all that takes long
 
-        Path(scratch, STANDS).touch()
+        Path(scratch, STANDBY).touch()
         if not sys.stdin.buffer.read(1):
             caller_died(signal.SIGUSR1, None)
     sys.argv[0] = "torchrun"
-    runpy.run_module("torch.distributed.run", run_name="__main__")
+    try:
+        runpy.run_module("torch.distributed.run", run_name="__main__")
+    finally:  # whoever started this may be killed before it does so
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ An exception ends the launch.
 import contextlib
 import importlib
 import inspect
+import json
 import os
 import time
 from collections.abc import Callable
@@ -40,6 +41,28 @@ class BadWorkload(Exception):
     """The factory is not one, cannot be called so, or returned something else."""
 
 
+class MachineSamples:
+    """Samples of another node's GPUs, which a process beside the ranks writes to a file
+    (launch/on_node.py): the node's first rank brings them along with its answers.
+    """
+
+    def __init__(self) -> None:
+        first = os.environ.get("LOCAL_RANK", "0") == "0"
+        self._path = os.environ.get("STEPGUARD_SAMPLES", "") if first else ""
+        self._read_bytes = 0
+
+    def since(self) -> dict[str, Any]:
+        """Return what was written since the last call, as a part of an answer."""
+        if not self._path:
+            return {}
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._read_bytes)
+            whole = file.read().rpartition(b"\n")
+            self._read_bytes += len(whole[0]) + len(whole[1])
+            return {"samples": [json.loads(line) for line in whole[0].splitlines()]}
+        return {}  # a block without samples does not count
+
+
 class Session:
     """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer."""
 
@@ -57,6 +80,7 @@ class Session:
         _join_process_group(device.backend(self.device))
         self.channel = Channel()
         self.clock = CudaClock() if self.on_gpu else HostClock()
+        self.machine = MachineSamples()
         self.workload: Any = None
 
     def serve(self) -> None:
@@ -68,7 +92,7 @@ class Session:
             if name == "exit":
                 break
             handler: Callable[..., Any] = getattr(self, f"do_{name}")
-            replies = self.channel.gather(handler(**message))
+            replies = self.channel.gather(handler(**message) | self.machine.since())
             self.channel.reply({"reply": name, "ranks": replies})
             self.note.command("idle")
         if dist.is_initialized():  # in order, so that no rank is left waiting for another

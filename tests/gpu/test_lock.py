@@ -209,7 +209,7 @@ def test_the_lock_is_held_while_the_machine_is_looked_at_and_not_after(
     """The look at foreign processes happens under it; a case that ends there has given it back."""
     notes = []
 
-    def monitor(gpus):
+    def monitor(gpus, per_node):
         notes.append((tmp_path / f"stepguard-{UUID}.lock").read_text())
         raise MachineError("planted")
 

@@ -270,14 +270,20 @@ def test_a_gpu_that_does_not_answer_is_unreadable(monitor, nvml):
         monitor.preflight()
 
 
-def annotated(monitor, clock, during=lambda number: None, seconds=2.0):
+def annotated(monitor, clock, during=lambda number: None, seconds=2.0, count=None):
     """A block of that many seconds with a poll each 100 ms."""
     began = clock.perf_counter_ns()
     for number in range(round(seconds / 0.1)):
         clock.sleep(0.1)
         during(number)
         monitor.poll()
-    return monitor.annotate(block(), began, clock.perf_counter_ns())
+    return monitor.annotate(block(), ranks(began, clock, monitor, count))
+
+
+def ranks(began, clock, monitor, count=None):
+    """What the ranks on the monitor's GPUs say of a block that ends now."""
+    answer = {"began_ns": began, "ended_ns": clock.perf_counter_ns()}
+    return [answer] * (count or len(monitor.gpus))
 
 
 def test_a_quiet_block_has_its_telemetry(monitor, clock):
@@ -293,10 +299,10 @@ def test_the_gpus_of_ranks_that_are_not_there_are_not_watched(monitor, nvml, clo
     """One rank of two: energy is its own GPU's, a stranger beside it taints, one elsewhere not."""
     monitor.expect([11])
     nvml.pids[UUIDS[1]] = [4711, 4712]
-    found = annotated(monitor, clock)
+    found = annotated(monitor, clock, count=1)
     assert (disturbance(found), found.energy_j) == ("", pytest.approx(700.0 * 2.0))
     nvml.pids[UUIDS[0]] = [11, 4713]
-    assert "4713" in disturbance(annotated(monitor, clock))
+    assert "4713" in disturbance(annotated(monitor, clock, count=1))
     nvml.pids[UUIDS[0]] = [11]
     monitor.expect([11, 12])
     assert "4712" in disturbance(annotated(monitor, clock))
@@ -343,7 +349,7 @@ def test_missing_telemetry_disturbs(monitor, clock):
     """A block during which no sample was taken cannot be trusted."""
     began = clock.perf_counter_ns()
     clock.sleep(2.0)
-    assert "no telemetry" in disturbance(monitor.annotate(block(), began, clock.perf_counter_ns()))
+    assert "no telemetry" in disturbance(monitor.annotate(block(), ranks(began, clock, monitor)))
 
 
 def test_samples_of_before_are_not_the_blocks(monitor, clock):
@@ -352,7 +358,7 @@ def test_samples_of_before_are_not_the_blocks(monitor, clock):
     clock.sleep(1.0)
     began = clock.perf_counter_ns()
     clock.sleep(1.0)
-    assert "no telemetry" in disturbance(monitor.annotate(block(), began, clock.perf_counter_ns()))
+    assert "no telemetry" in disturbance(monitor.annotate(block(), ranks(began, clock, monitor)))
 
 
 @pytest.mark.parametrize(
@@ -402,7 +408,7 @@ def test_energy_is_scaled_to_the_block(monitor, nvml, clock):
     clock.sleep(1.0)
     monitor.poll()
     clock.sleep(0.5)
-    found = monitor.annotate(block(), began, clock.perf_counter_ns())
+    found = monitor.annotate(block(), ranks(began, clock, monitor))
     assert found.energy_j == pytest.approx(2 * 350.0 * 2.0)
 
 
@@ -411,5 +417,5 @@ def test_one_sample_has_no_energy(monitor, clock):
     began = clock.perf_counter_ns()
     clock.sleep(0.1)
     monitor.poll()
-    found = monitor.annotate(block(), began, clock.perf_counter_ns())
+    found = monitor.annotate(block(), ranks(began, clock, monitor))
     assert (found.energy_j, disturbance(found)) == (None, "")

@@ -69,7 +69,7 @@ class Monitor:
         """Sampled by the main thread alone."""
         assert threading.current_thread() is threading.main_thread()
 
-    def annotate(self, block, began_ns, ended_ns):
+    def annotate(self, block, ranks):
         """The next taint that the test planned."""
         return replace(block, disturbance=self.world.taints.pop(0) if self.world.taints else None)
 
