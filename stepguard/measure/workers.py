@@ -18,10 +18,9 @@ from stepguard.git.revision import Revision
 from stepguard.gpu.lock import GpuLocked, held
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.launch.group import WorkerGroup
-from stepguard.launch.held import Held
 from stepguard.launch.launcher import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources
-from stepguard.launch.sources import held_by
+from stepguard.launch.sources import tree_of_root
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.measure.progress import Progress, Ticker
 from stepguard.measure.ranks import (
@@ -100,8 +99,8 @@ class CaseWorkers:
         self._ranks: Answers = []  # what all ranks of the case say of themselves
 
     @functools.cached_property
-    def _own_files(self) -> Held:
-        return held_by(self._bench.root, self._bench.own)
+    def _tree(self) -> Path:
+        return self._bench.own or tree_of_root(self._bench.root)
 
     def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
         """Start a group, which imports from now on; see RunningLaunch."""
@@ -152,8 +151,9 @@ class CaseWorkers:
             self._ranks = ranks
 
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
-        """Raise LaunchFailed if a rank imported what the tree holds from elsewhere."""
-        check_sources(spec, ranks, during, self._own_files, self.case.workload.partition(":")[0])
+        """Raise LaunchFailed if a rank imported what must come from the tree from elsewhere."""
+        package = self.case.workload.partition(":")[0].partition(".")[0]
+        check_sources(spec, ranks, during, self._tree, package)
 
     def take_counts(self, ranks: Answers, wall_s: float) -> None:
         """Keep what the counting pass counted, and how long it took."""

@@ -19,7 +19,6 @@ import json
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -31,7 +30,7 @@ from stepguard.worker.count import compiler
 from stepguard.worker.count.counters import count
 from stepguard.worker.fingerprint import fingerprint
 from stepguard.worker.position import Note, Phases
-from stepguard.worker.sources import installed, sources
+from stepguard.worker.sources import sources
 from stepguard.worker.variants import VARIANTS, alternate
 
 REQUIRED = ("step", "tokens_per_step")
@@ -67,7 +66,6 @@ class Session:
     """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer."""
 
     def __init__(self, note: Note) -> None:
-        self.root = str(Path.cwd().resolve())  # not later: what is imported may go elsewhere
         preload()
         self.note = note
         self.phases = Phases(note.phase)
@@ -82,6 +80,7 @@ class Session:
         self.clock = CudaClock() if self.on_gpu else HostClock()
         self.machine = MachineSamples()
         self.workload: Any = None
+        self.package = ""  # of the workload's factory
 
     def serve(self) -> None:
         """Answer commands until ``exit``."""
@@ -101,6 +100,7 @@ class Session:
     def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
         """Build the workload; return what it says of itself, and what this rank runs on."""
         device.select(self.device)  # not before: a launch on standby must not hold a GPU context
+        self.package = factory.partition(":")[0].partition(".")[0]
         self.workload = build(factory, params, self.device.type)
         compiler.install()  # not before: only a workload that compiles has imported the compiler
         if hasattr(self.workload, "on_phase"):
@@ -116,8 +116,8 @@ class Session:
         }
 
     def do_sources(self) -> dict[str, Any]:
-        """Return the files that this rank's modules came from, and the folder it was started in."""
-        return {"sources": sources(), "installed": installed(), "root": self.root}
+        """Return the files that this rank's modules came from."""
+        return {"sources": sources(self.package)}
 
     def do_first_step(self) -> dict[str, Any]:
         """Run the first step, compilation included; return the seconds to synchronization."""

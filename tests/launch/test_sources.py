@@ -6,14 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from git_repositories import git, repository
+from git_repositories import repository
 
 from stepguard.launch import engine
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.held import Held
-from stepguard.launch.sources import check, held_by, strays
+from stepguard.launch.sources import check, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.worker.sources import installed, sources
+from stepguard.worker.sources import sources
 
 HEAD = Path("/h")
 REV = Path("/h/sub/.stepguard/trees/r")
@@ -67,25 +66,25 @@ def test_the_fault_names_rank_module_and_file(spec, tmp_path):
     """The second rank's stray is found, and what was at work when it was."""
     ranks = [{"sources": {"a": f"{spec.root}/a.py"}}, {"sources": {"b.c": f"{tmp_path}/c.py"}}]
     with pytest.raises(LaunchFailed) as caught:
-        check(spec, ranks, "prepare", Held(), "f")
+        check(spec, ranks, "prepare", tmp_path, "f")
     fault = caught.value.fault
     assert (fault.code, fault.during) == ("OTHER_TREE", "launch 2, prepare")
     assert fault.message.startswith(
-        f"rank 1: a module came from another tree than {spec.root}: b.c ({tmp_path}/c.py); take "
+        f"rank 1: a module, b.c ({tmp_path}/c.py), came from another tree than {spec.root}; take "
     )
 
 
 def test_many_strays_are_counted(spec, tmp_path):
     """Of many the first are named and all are counted."""
     many = {f"m{n}": f"{tmp_path}/m{n}.py" for n in range(5)}
-    with pytest.raises(LaunchFailed, match=r"5 modules .*: m0 .*, m1 .*, m2 .* and 2 more; "):
-        check(spec, [{"sources": many}], "end", Held(), "f")
+    with pytest.raises(LaunchFailed, match=r"5 modules, m0 .*, m1 .*, m2 .* and 2 more, came "):
+        check(spec, [{"sources": many}], "end", tmp_path, "f")
 
 
 def test_a_launch_that_forbids_nothing(spec, tmp_path):
-    """Without another tree, a module that this one does not hold may come from anywhere."""
+    """Without another tree, a module of another package may come from anywhere."""
     told = [{"sources": {"a": f"{tmp_path}/a.py"}}]
-    check(replace(spec, forbidden=()), told, "prepare", Held(["b.py"]), "f")
+    check(replace(spec, forbidden=()), told, "prepare", tmp_path, "f")
 
 
 def test_links_are_followed(spec, tmp_path):
@@ -93,7 +92,7 @@ def test_links_are_followed(spec, tmp_path):
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
     told = [{"sources": {"a": f"{tmp_path}/a.py"}}]
     with pytest.raises(LaunchFailed):
-        check(replace(spec, forbidden=(tmp_path / "link",)), told, "prepare", Held(), "f")
+        check(replace(spec, forbidden=(tmp_path / "link",)), told, "prepare", tmp_path, "f")
 
 
 def test_what_a_rank_reports(tmp_path, monkeypatch):
@@ -110,10 +109,10 @@ def test_what_a_rank_reports(tmp_path, monkeypatch):
         module = types.ModuleType(name)
         module.__file__ = file
         monkeypatch.setitem(sys.modules, name, module)
-    found = {name: file for name, file in sources().items() if name.startswith("planted")}
+    found = {name: file for name, file in sources("x").items() if name.startswith("planted")}
     assert found == {"planted_plain": str(source), "planted_link": str(source)}
-    assert sources()["stepguard.launch.engine"] == engine.__file__
-    assert not {"json", "pytest", "sys"} & set(sources())
+    assert sources("x")["stepguard.launch.engine"] == engine.__file__
+    assert not {"json", "pytest", "sys"} & set(sources("x"))
 
 
 def test_the_import_path(tmp_path):
@@ -129,92 +128,61 @@ def test_the_import_path(tmp_path):
 
 @pytest.fixture
 def tree(tmp_path):
-    """A repository with src/, a link, a folder that launches run in, and what git ignores."""
+    """A repository whose launches run in perf/, and which lies in a folder with others."""
     tree = tmp_path / "tree"
-    for file in ("src/kernels/__init__.py", "perf/work.py", "build/lib/kernels/__init__.py"):
-        (tree / file).parent.mkdir(parents=True, exist_ok=True)
-        (tree / file).write_text("")
-    (tmp_path / "shared.py").write_text("")
-    (tree / "src" / "linked.py").symlink_to(tmp_path / "shared.py")
-    (tree / "pyproject.toml").write_text("")
-    (tree / ".gitignore").write_text("build/\n")
-    repository(tree)
-    (tree / "perf" / "new.py").write_text("")
-    (tree / "other.py").write_text("")
-    return tree
+    (tree / "perf").mkdir(parents=True)
+    (tree / "perf" / "work.py").write_text("")
+    return repository(tree)
 
 
-def test_the_files_of_a_tree(tree):
-    """What git knows of the whole repository, and what is new where launches run; nothing that it
-    ignores, of a worktree as well. Without git, or below what it ignores: every source.
-    """
-    known = {"src/kernels/__init__.py", "src/linked.py", "perf/work.py", "pyproject.toml"}
-    held = held_by(tree / "perf")
-    assert (held.files, held.below) == (known | {"perf/new.py"}, "perf")
-    assert held_by(tree).files == known | {"perf/new.py", "other.py"}
-    git(tree, "worktree", "add", "-q", str(tree / ".stepguard" / "trees" / "r"))
-    other = tree / ".stepguard" / "trees" / "r"
-    assert held_by(other / "perf", other).files == known
-    built = held_by(tree / "build" / "lib")
-    assert (built.below, built.files - known) == ("build/lib", {"build/lib/kernels/__init__.py"})
-    (tree / ".git").rename(tree / "git")
-    assert held_by(tree).files >= {"src/kernels/__init__.py", "other.py"}
+def test_the_measured_tree_is_the_repository(tree, tmp_path):
+    """Where launches run may be a folder of it; without a repository it is the whole tree."""
+    assert tree_of_root(tree / "perf") == tree_of_root(tree) == tree.resolve()
+    assert tree_of_root(tmp_path) == tmp_path.resolve()
 
 
-ELSEWHERE = {  # what a rank imported, told relative to the tree: whether that is a copy
-    "the tree's own": ({"kernels": "src/kernels/__init__.py"}, {}, False),
-    "what a link of the tree leads to": ({"linked": "../shared.py"}, {}, False),
-    "a third tree's": ({"kernels": "../srcA/src/kernels/__init__.py"}, {}, True),
-    "what was built in the tree": ({"kernels": "build/lib/kernels/__init__.py"}, {}, True),
-    "an installed one": ({}, {"kernels": "../site-packages/kernels/__init__.py"}, True),
-    "installed in the tree": ({}, {"kernels": ".venv/site/kernels/__init__.py"}, True),
-    "what the tree lacks": ({"apex": "../apex/__init__.py"}, {"torch": "../torch/x.py"}, False),
+PLACES = {  # where a module of the factory's package came from, told from the tree's folder
+    "the tree's own": ("tree/src/kernels/__init__.py", True),
+    "beside the folder that launches run in": ("tree/other/kernels.py", True),
+    "a third tree": ("srcA/src/kernels/__init__.py", False),
+    "a tree with a longer name": ("tree2/kernels.py", False),
+    "installed": ("venv/lib/python3.11/site-packages/kernels/__init__.py", False),
+    "installed in the tree": ("tree/.venv/lib/python3.11/site-packages/kernels/x.so", False),
+    "a distribution's": ("tree/usr/lib/python3/dist-packages/kernels.py", False),
+    "another revision's tree": ("tree/.stepguard/trees/r/kernels.py", False),
 }
 
 
-@pytest.mark.parametrize("which", ELSEWHERE)
+@pytest.mark.parametrize("where", PLACES)
 @pytest.mark.parametrize("forbids", [False, True], ids=["alone", "beside another"])
-def test_what_the_tree_holds_comes_from_it(spec, tree, tmp_path, which, forbids):
-    """In every launch: a module that the tree holds and that came from elsewhere is a fault, which
-    names it, both files, and what has the tree's own imported from where launches run.
+def test_the_factorys_package_comes_from_the_tree(spec, tree, tmp_path, where, forbids):
+    """In every launch a module of the factory's package that came from elsewhere is a fault, which
+    names it, its file and what mends it.
     """
-    *modules, copied = ELSEWHERE[which]
-    sources, beside = ({k: str((tree / v).resolve()) for k, v in m.items()} for m in modules)
+    place, own = PLACES[where]
     forbidden = (tmp_path / "other",) if forbids else ()
     spec = replace(spec, root=tree / "perf", forbidden=forbidden, label="launch 1")
-    told = [{"sources": sources, "installed": beside, "root": str(tree / "perf")}]
-    if not copied:
-        check(spec, told, "prepare", held_by(spec.root), "work")
+    ranks = [{"sources": {"kernels.x": str(tmp_path / place), "os": "/usr/lib/os.py"}}]
+    if own:
+        check(spec, ranks, "prepare", tree, "kernels")
         return
     with pytest.raises(LaunchFailed) as caught:
-        check(spec, told, "prepare", held_by(spec.root), "work")
-    fault, (file,) = caught.value.fault, (sources | beside).values()
+        check(spec, ranks, "prepare", tree, "kernels")
+    fault = caught.value.fault
     assert (fault.code, fault.during) == ("OTHER_TREE", "launch 1, prepare")
-    assert (
-        f"{tree} holds the source: kernels ({file}, not src/kernels/__init__.py)" in fault.message
-    )
-    assert "pip uninstall kernels), and say PYTHONPATH=../src, which is" in fault.message
+    assert f"kernels.x ({tmp_path / place}), came from outside of {tree}; " in fault.message
+    assert "(python -m pip uninstall kernels)" in fault.message
 
 
-def test_a_tree_on_another_node_lies_elsewhere(spec, tree):
-    """Ranks of another node run the same tree in another folder: that one is theirs."""
-    spec, held = replace(spec, root=tree / "perf", forbidden=()), held_by(tree / "perf")
-    sources = {"kernels": "/node/src/kernels/__init__.py", "work": "/node/perf/work.py"}
-    check(spec, [{"sources": sources, "root": "/node/perf"}], "end", held, "work")
-    with pytest.raises(LaunchFailed, match="2 modules came from elsewhere"):
-        check(spec, [{"sources": sources, "root": "/other/perf"}], "end", held, "work")
+def test_other_packages_may_come_from_anywhere(spec, tree, tmp_path):
+    """A namesake is none of the factory's package; the engine is always the caller's."""
+    spec = replace(spec, root=tree, forbidden=())
+    ranks = [{"sources": {"kernels2": f"{tmp_path}/k.py", "stepguard.x": f"{tmp_path}/s.py"}}]
+    for package in ("kernels", "stepguard"):
+        check(spec, ranks, "end", tree, package)
 
 
-def test_a_source_that_was_taken_away_is_not_held(spec, tree):
-    """What git still lists and nobody can import does not count."""
-    (tree / "src" / "kernels" / "__init__.py").unlink()
-    told = [{"sources": {"kernels": "/elsewhere/kernels/__init__.py"}}]
-    check(replace(spec, root=tree, forbidden=()), told, "end", held_by(tree), "work")
-
-
-def test_what_is_installed_is_reported_as_far_as_it_must_be():
-    """Top-level modules and what lies directly in a package, by their whole paths; nothing else."""
-    found = installed()
-    assert found["pytest"] == str(Path(pytest.__file__).resolve())
-    assert "_pytest.config" in found and "_pytest.config.argparsing" not in found
-    assert not {"json", "sys", "stepguard", "repositories"} & set(found)
+def test_an_installed_module_is_told_only_of_the_factorys_package():
+    """Thousands of torch's own files are nobody's business."""
+    assert not any(name.partition(".")[0] == "pytest" for name in sources("x"))
+    assert sources("pytest")["pytest"] == str(Path(pytest.__file__).resolve())
