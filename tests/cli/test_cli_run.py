@@ -23,14 +23,20 @@ REAL = {
 }
 
 
+def with_factories(folder):
+    """Lay the tests' factories into a folder: they have to be of the tree that is measured."""
+    (folder / "factories.py").write_text((ROOT / "tests" / "factories.py").read_text())
+    return folder
+
+
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """The command as a user types it, for real and side by side: status, out, err by name."""
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     started = {
         name: subprocess.Popen(
             [sys.executable, "-m", "stepguard", "run", *arguments],
-            cwd=tmp_path_factory.mktemp("run"),
+            cwd=with_factories(tmp_path_factory.mktemp("run")),
             env=env,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -59,7 +65,8 @@ def test_a_sound_run(real):
 
 def test_on_a_terminal(tmp_path):
     """A progress line that goes on while a stage lasts, and no JSON among the figures."""
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    with_factories(tmp_path)
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "stepguard", "run", *REAL["sound"]]
     process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
@@ -98,7 +105,7 @@ def test_a_traceback_begins_with_the_factory(real):
     """What the workload raised is shown from its own code on; the JSON has all of it."""
     out, err, _ = real["raises"]
     frames = [line for line in err.splitlines() if line.startswith("  |   File ")]
-    assert "tests/factories.py" in frames[0]
+    assert "/factories.py" in frames[0]
     assert not any("stepguard/worker" in frame for frame in frames)
     assert "stepguard/worker" in json.loads(out.splitlines()[-1])["verdict"]["detail"]
 
