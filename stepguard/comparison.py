@@ -30,6 +30,8 @@ class Comparison:
     together: bool = True  # both groups alive, one of them parked; else one after the other
     out_of_time: bool = False  # there were to be more pairs, and the budget was spent
     wall_s: float = 0.0
+    case_margins: Margins = field(default_factory=Margins)  # the case's own, never widened
+    timing: dict[str, float] = field(default_factory=dict)  # of a pair, as a calibration keeps it
     schema: int = SCHEMA
 
     @property
@@ -37,6 +39,11 @@ class Comparison:
         """Return the other revision as a reader knows it: "main (4f2a91c0d3e7)"."""
         full = self.base.commit
         return full[:12] if full.startswith(self.against) else f"{self.against} ({full[:12]})"
+
+    @property
+    def same_commit(self) -> bool:
+        """Tell whether both sides are one commit: then the truth is zero, and the rest noise."""
+        return self.head.commit == self.base.commit and not self.head.dirty
 
     @property
     def pairs(self) -> int:

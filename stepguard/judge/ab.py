@@ -95,6 +95,15 @@ def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
     return found is not None and found.wants_more and problem(comparison) is None
 
 
+def wants_every_pair(comparison: Comparison) -> bool:
+    """Tell whether another pair of a commit with itself should be measured: as many as the plan
+    has. There is nothing to decide early, and each says more of the machine's noise.
+    """
+    if not comparison.pairs:
+        return wants_another_pair(comparison)
+    return decision(comparison) is not None and problem(comparison) is None
+
+
 def _failed(comparison: Comparison) -> Verdict | None:
     """Return HEAD's fault, or else the other tree's; first, since launches are missing then."""
     if comparison.head.faults:

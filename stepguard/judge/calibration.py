@@ -1,16 +1,17 @@
 """A machine's own noise, and the rule that A/B comparisons on it are decided by. Pure.
 
-Pairs of the same code say how noisy a machine's pairs are. That becomes the prior of the next
-comparisons; and where such noise cannot be decided by the default margins within the sequential
-plan, the matter margin is widened, never narrowed.
+Pairs of a commit with itself say how noisy a machine's pairs are. That becomes the prior of the
+next comparisons; and where such noise cannot be decided by the default margins within the
+sequential plan, the matter margin is widened, never narrowed.
 """
 
 import math
 import shlex
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import takewhile
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
@@ -22,14 +23,15 @@ from stepguard.evidence import Evidence
 from stepguard.judge.ab import judge_ab
 from stepguard.judge.limits import DEFAULT_LIMIT_PCT
 from stepguard.judge.pairs import smallest_detectable_pct
-from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status
 
 SCHEMA = 2
-MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
+POOLED_PAIRS = 4 * MOST_PAIRS  # the newest; older ones are of a machine of long ago
 NOT_CALIBRATED = "not calibrated"
+MEASURE = "pytest perf_tests --perf-against=HEAD"  # on a clean tree: pairs of HEAD with itself
 # No wider than the screen's limit where nothing is known: past that pairs would say no more than a
 # stored baseline does. Noisier machines end as INCONCLUSIVE.
 WIDEST_PCT = DEFAULT_LIMIT_PCT
@@ -42,15 +44,15 @@ class CalibratedCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The noise of one case's pairs on one kind of machine, and all that it depends on."""
 
     case: dict[str, Any]  # what it was measured with, as Case.as_dict() gives it
-    date: Text  # UTC, ISO 8601
+    date: Text  # UTC, ISO 8601; like the next three, of the newest pairs
     commit: Text
     device_uuid: str
     driver: str
     software: dict[str, str]  # versions that must be equal for it to apply
     timing: dict[str, Seconds]  # of a pair; with another one pairs have other noise
-    pairs: Annotated[int, msgspec.Meta(ge=MIN_PAIRS, le=MOST_PAIRS)]
+    pairs: Annotated[int, msgspec.Meta(ge=MIN_PAIRS, le=POOLED_PAIRS)]
     sd_pct: Annotated[float, msgspec.Meta(ge=0.001, lt=100)]  # of a pair's 100 * log-ratio
-    seconds_a_pair: Seconds
+    seconds_a_pair: Seconds  # with its share of the counting launches
 
     @property
     def prior(self) -> Prior:
@@ -66,6 +68,60 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     cases: dict[str, CalibratedCase]
 
 
+class NotCalibrated(ValueError):
+    """The pairs are no calibration; one sentence says why."""
+
+
+@dataclass(frozen=True)
+class PairPool:
+    """Pairs of one case with itself, out of one comparison or several of the same kind."""
+
+    newest: Comparison
+    ratios_pct: tuple[float, ...]  # 100 * log(head / base) of each pair, oldest first
+    seconds_a_pair: float
+
+
+def pool(comparisons: Sequence[Comparison]) -> PairPool:
+    """Return the newest POOLED_PAIRS pairs of a case's comparisons with itself, given oldest first:
+    of those made with the newest one's parameters, software and timing, and only back to the last
+    one that was no calibration, since something was mended after it.
+
+    Raises NotCalibrated if the newest one failed, or if the same code came out as other code.
+    """
+    newest = comparisons[-1]
+    alike = [one for one in comparisons if _conditions(one) == _conditions(newest)]
+    sound = list(takewhile(lambda one: not _unlike(one), reversed(alike)))
+    if not sound:
+        raise NotCalibrated(_unlike(newest))
+    ratios = [100 * ratio for one in reversed(sound) for ratio in one.log_ratios()]
+    seconds_a_pair = math.fsum(one.wall_s for one in sound) / len(ratios)
+    return PairPool(newest, tuple(ratios[-POOLED_PAIRS:]), seconds_a_pair)
+
+
+def _conditions(comparison: Comparison) -> tuple[dict[str, Any], dict[str, str], dict[str, float]]:
+    """Return all that the noise of a case's pairs depends on."""
+    return comparison.head.case, comparison.head.software_key(), comparison.timing
+
+
+def _unlike(comparison: Comparison) -> str:
+    """Return why a comparison of a commit with itself says nothing of noise: it failed, or came
+    out as other code; empty if it does.
+    """
+    verdict = judge_ab(replace(comparison, out_of_time=True))
+    undecided = verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.UNDECIDED
+    if verdict.status is Status.SAME or undecided:
+        return ""
+    worst, word = verdict.worst, verdict.status.value
+    if verdict.whole or worst is None:
+        return f"{word}: {message(verdict) or verdict.reason.value}"
+    if worst.metric != JUDGED_TIME:
+        return f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code"
+    return (
+        f"the same code came out {word}: {note(worst)}; something makes the two sides unequal, "
+        "see: python -m stepguard doctor, then measure again"
+    )
+
+
 @dataclass(frozen=True)
 class PairNoise:
     """The scatter of pairs of the same code, in percent, with 95 % intervals for normal pairs."""
@@ -78,46 +134,34 @@ class PairNoise:
     mean_half_width_pct: float
 
 
-class NotCalibrated(ValueError):
-    """The pairs are no calibration; one sentence says why."""
-
-
-def pair_noise(comparison: Comparison) -> PairNoise:
-    """Return the noise of a comparison of the same code with itself.
+def pair_noise(ratios_pct: Sequence[float]) -> PairNoise:
+    """Return the noise of pairs of the same code.
 
     Raises NotCalibrated with fewer than MIN_PAIRS pairs, and for pairs that do not differ at all: a
     clock without noise measured no time.
     """
-    ratios = [100 * d for d in comparison.log_ratios()]
-    count, degrees = len(ratios), len(ratios) - 1
+    count, degrees = len(ratios_pct), len(ratios_pct) - 1
     if count < MIN_PAIRS:
-        raise NotCalibrated(f"{count} pairs were measured, {MIN_PAIRS} are needed")
-    sd = stdev(ratios)
+        raise NotCalibrated(
+            f"{count} pairs were measured, {MIN_PAIRS} are needed; give them more time: "
+            f"{MEASURE} --perf-budget=MIN"
+        )
+    sd = stdev(ratios_pct)
     if not sd > 0:
-        raise NotCalibrated(f"all {count} pairs are {ratios[0]:+.3f} %: no clock is that even")
+        raise NotCalibrated(f"all {count} pairs are {ratios_pct[0]:+.3f} %: no clock is that even")
     return PairNoise(
         pairs=count,
         sd_pct=sd,
         sd_low_pct=sd * math.sqrt(degrees / float(chdtri(degrees, 0.025))),
         sd_high_pct=sd * math.sqrt(degrees / float(chdtri(degrees, 0.975))),
-        mean_pct=fmean(ratios),
+        mean_pct=fmean(ratios_pct),
         mean_half_width_pct=float(stdtrit(degrees, 0.975)) * sd / math.sqrt(count),
     )
 
 
-def calibrated(comparison: Comparison, pair_s: float, timing: dict[str, float]) -> CalibratedCase:
-    """Return what is kept of pairs of the same code, which took ``pair_s`` seconds each; ``timing``
-    is that of a pair.
-
-    Raises NotCalibrated if they failed, came out as other code, or are too few.
-    """
-    refuse_unlike(comparison)
-    if comparison.out_of_time and comparison.pairs < MIN_PAIRS:
-        raise NotCalibrated(
-            f"{comparison.pairs} pairs were measured, {MIN_PAIRS} are needed; a pair takes "
-            f"{pair_s:.0f} s, give them more time: --budget MIN"
-        )
-    noise, head = pair_noise(comparison), comparison.head
+def calibrated(pairs: PairPool) -> CalibratedCase:
+    """Return what is kept of the pairs. Raises NotCalibrated as pair_noise() does."""
+    noise, head = pair_noise(pairs.ratios_pct), pairs.newest.head
     assert head.fingerprint is not None
     return CalibratedCase(
         case=head.case,
@@ -126,33 +170,16 @@ def calibrated(comparison: Comparison, pair_s: float, timing: dict[str, float]) 
         device_uuid=head.fingerprint.device_uuid,
         driver=head.fingerprint.driver,
         software=head.software_key(),
-        timing=timing,
+        timing=pairs.newest.timing,
         pairs=noise.pairs,
         sd_pct=_digits(noise.sd_pct),
-        seconds_a_pair=_digits(pair_s),
+        seconds_a_pair=_digits(pairs.seconds_a_pair),
     )
 
 
 def _digits(value: float) -> float:
     """Return four significant digits: a standard deviation is never known better."""
     return float(f"{value:.4g}")
-
-
-def refuse_unlike(comparison: Comparison) -> None:
-    """Raise NotCalibrated if the same code failed, or came out as other code."""
-    verdict = judge_ab(replace(comparison, out_of_time=True))
-    undecided = verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.UNDECIDED
-    if verdict.status is Status.SAME or undecided:
-        return
-    worst, word = verdict.worst, verdict.status.value
-    if verdict.whole or worst is None:
-        raise NotCalibrated(f"{word}: {message(verdict) or verdict.reason.value}")
-    if worst.metric != JUDGED_TIME:
-        raise NotCalibrated(f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code")
-    raise NotCalibrated(
-        f"the same code came out {word}: {note(worst)}; something makes the two sides unequal, "
-        "see: python -m stepguard doctor, then calibrate again"
-    )
 
 
 @dataclass(frozen=True)
@@ -185,7 +212,7 @@ def decision_rule(
         return DecisionRule(defaults)
     day = entry.date[:10]
     if stale := _stale(entry, evidence, timing):
-        again = f"python -m stepguard calibrate {shlex.quote(evidence.case_id)}"
+        again = f"{MEASURE}, then python -m stepguard calibrate {shlex.quote(evidence.case_id)}"
         return DecisionRule(defaults, why=f"calibration of {day} ignored, {stale}: {again}")
     margins = widened(entry.prior, defaults)
     why = f"calibrated {day}: pair sd {entry.sd_pct:.2g} % over {entry.pairs} pairs"

@@ -38,6 +38,7 @@ SEQUENTIAL_PLAN = (
     InterimAnalysis(17, 0.00012, 0.0055),
     InterimAnalysis(24, 0.00014, 0.0055),
 )
+MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
 
 
 def analysis_at(pairs: int) -> InterimAnalysis:

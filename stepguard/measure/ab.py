@@ -21,7 +21,7 @@ from stepguard.device import CPU, GPU, is_gpu
 from stepguard.evidence import Evidence, Fault, Launch
 from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.calibration import DecisionRule, RuleFor
-from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.pair import (
     BASE,
     HEAD,
@@ -37,7 +37,6 @@ from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import Bench, CaseWorkers, watch
 from stepguard.verdict import Reason
 
-MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 # On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
@@ -203,6 +202,8 @@ class _PairRun:
             together=self.together,
             out_of_time=self.out_of_time,
             wall_s=time.monotonic() - self.began,
+            case_margins=self.case.margins,
+            timing=self.timing.as_dict(),
         )
 
     def _evidence(self, side: int) -> Evidence:

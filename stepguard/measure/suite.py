@@ -14,7 +14,12 @@ from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import current
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
-from stepguard.judge.ab import judge_ab, without_false_discoveries
+from stepguard.judge.ab import (
+    judge_ab,
+    wants_another_pair,
+    wants_every_pair,
+    without_false_discoveries,
+)
 from stepguard.judge.calibration import RuleFor, decision_rule
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import waive
@@ -129,8 +134,11 @@ class Suite:
         """Judge a case by pairs with the other revision's tree; no stored baseline counts."""
         assert self._tree is not None
         path, _, rule_for = self._known(case)
+        revision = self._bench.revision
+        with_itself = self._tree.commit == revision.commit and not revision.dirty
         with self._budget.spent():
-            wanted = PairsWanted(self._budget.share_s(), rule_for=rule_for)
+            wants_another = wants_every_pair if with_itself else wants_another_pair
+            wanted = PairsWanted(self._budget.share_s(), wants_another, rule_for)
             found = compare_with(case, self._bench, self._tree, progress, wanted)
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees

@@ -1,21 +1,26 @@
 """The report of a calibration: the pairs as a picture, their noise, what it allows to find."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from stepguard.comparison import Comparison
-from stepguard.judge.calibration import MOST_PAIRS, CalibratedCase, pair_noise, widened
+from stepguard.judge.calibration import (
+    CalibratedCase,
+    PairPool,
+    pair_noise,
+    widened,
+)
 from stepguard.judge.pairs import smallest_detectable_pct
-from stepguard.margins import Margins
+from stepguard.judge.sequential_plan import MOST_PAIRS
 
 HALF = 24  # columns of the picture on either side of zero
 
 
-def lines(comparison: Comparison, entry: CalibratedCase, own: Margins) -> Iterator[str]:
-    """Yield the report; ``own`` are the case's own margins."""
-    noise, head, prior = pair_noise(comparison), comparison.head, entry.prior
+def lines(pairs: PairPool, entry: CalibratedCase) -> Iterator[str]:
+    """Yield the report of pairs and of the calibration that they make, a line at a time."""
+    noise, head, prior = pair_noise(pairs.ratios_pct), pairs.newest.head, entry.prior
+    own = pairs.newest.case_margins
     device = head.fingerprint.device_name if head.fingerprint else ""
     yield f"{head.case_id} on {device}: {noise.pairs} pairs of {head.commit[:12]} with itself"
-    yield from picture([100 * d for d in comparison.log_ratios()])
+    yield from picture(pairs.ratios_pct)
     yield (
         f"pair sd          {noise.sd_pct:7.3f} %  "
         f"95 %: {noise.sd_low_pct:.3f} to {noise.sd_high_pct:.3f} %"
@@ -40,7 +45,7 @@ def lines(comparison: Comparison, entry: CalibratedCase, own: Margins) -> Iterat
     )
 
 
-def picture(ratios_pct: list[float]) -> Iterator[str]:
+def picture(ratios_pct: Sequence[float]) -> Iterator[str]:
     """Yield each pair's difference in percent as a dot beside zero, to scale."""
     largest = max(map(abs, ratios_pct)) or 1.0
     for number, d in enumerate(ratios_pct, start=1):

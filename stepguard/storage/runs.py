@@ -114,16 +114,20 @@ class Store:
         runs = self._runs()
         return sorted(runs[-1].glob(f"*/{EVIDENCE}")) if runs else []
 
+    def comparisons(self) -> Iterator[Comparison]:
+        """Yield every comparison that is kept and can be read, oldest run first."""
+        return _readable_comparisons(self.runs)
+
     def measured_cases(self) -> set[str]:
         """Return the ids of the cases of all that is kept and can be read."""
-        return set(self._newest()) | {found.head.case_id for found in _comparisons(self.runs)}
+        return set(self._newest()) | {found.head.case_id for found in self.comparisons()}
 
     def last_against(self) -> str:
         """Return the other revision of the newest run, if that left comparisons and no evidence."""
         runs = self._runs()
         if not runs or self.last_run():
             return ""
-        return next((found.against for found in _comparisons(runs[-1])), "")
+        return next((found.against for found in _readable_comparisons(runs[-1])), "")
 
     def last_wall_s(self) -> dict[str, float]:
         """Return the seconds that each case took the last time, for the progress line."""
@@ -131,10 +135,22 @@ class Store:
         return {case_id: found.wall_s for case_id, (_, found) in newest if not found.faults}
 
 
-def _comparisons(folder: Path) -> Iterator[Comparison]:
+def _readable_comparisons(folder: Path) -> Iterator[Comparison]:
     for path in sorted(folder.rglob(COMPARISON)):
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(ValueError):
+            yield from read_comparisons(path)
+
+
+def read_comparisons(source: Path) -> Iterator[Comparison]:
+    """Yield the comparison that a file holds, or those of all such files below a folder.
+
+    Raises ValueError for one that cannot be read.
+    """
+    for path in sorted(source.rglob(COMPARISON)) if source.is_dir() else [source]:
+        try:
             yield comparison_from_json(path.read_bytes(), str(path))
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}") from None
 
 
 def _kept(path: Path, data: bytes, evidence: Evidence) -> Path:

@@ -1,6 +1,5 @@
-"""python -m stepguard calibrate: what is measured, told, kept, and refused; pairs are made up."""
+"""python -m stepguard calibrate: what it reads, prints, writes and refuses; pairs are made up."""
 
-import json
 import math
 import re
 from dataclasses import replace
@@ -9,26 +8,21 @@ import pytest
 from counts import counted
 
 from stepguard import Case
-from stepguard.cli import calibrate as cli_calibrate
-from stepguard.cli.collect import cases_of
 from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.fingerprint import Fingerprint
-from stepguard.gpu.nvml import Gpu
 from stepguard.judge.calibration import widened
+from stepguard.margins import Margins
+from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.storage import calibrations
+from stepguard.storage.runs import Store
 
-H200 = Gpu("GPU-1", "NVIDIA H200", "580.65", 1980)
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01] * 4
+ONE, TWO = Case("one", "work:step"), Case("two", "work:step")
+FOUR = Case("four", "work:step", world_size=4)
 CPU = Case("cpu", "work:step", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
-CASES = [
-    Case("one", "work:step"),
-    Case("two", "work:step"),
-    Case("extra", "work:step", extended=True),
-    Case("four", "work:step", world_size=4),
-    Case("counted", "work:step", device="cpu", launches=1),
-    CPU,
-]
+
+MEASURE = "pytest perf_tests --perf-against=HEAD --perf-budget=MIN"
 
 
 def launch(index, ms):
@@ -37,78 +31,78 @@ def launch(index, ms):
     return Launch(index, blocks, 1.0, 4.0, 9, "", 20.0)
 
 
-def evidence(case, bench, step_ms):
+def evidence(case, step_ms, day):
     """Of one side."""
+    gpu = Fingerprint("NVIDIA H200", "GPU-1", "2.13.0", driver="580.65", cuda="13.0")
     return Evidence(
         case_id=case.id,
         case=case.as_dict(),
-        date="2030-01-01T00:00:00+00:00",
-        commit=bench.revision.commit,
+        date=f"2030-01-{day:02d}T00:00:00+00:00",
+        commit="a" * 40,
         dirty=(),
-        command=bench.command,
+        command="pytest perf_tests --perf-against=HEAD",
         planned_launches=1,
-        gates=case.gates,
-        fingerprint=Fingerprint("NVIDIA H200", "GPU-1", "2.13.0", driver="580.65", cuda="13.0"),
+        gates=("step_ms", "flops_per_step"),
+        fingerprint=gpu if case.device == "cuda" else Fingerprint("x86_64", "", "2.13.0"),
         launches=tuple(launch(i, ms) for i, ms in enumerate(step_ms, start=1)),
         counts=Counts(counted({"flops_per_step": 1000}, case.device)),
         tokens_per_step=64,
     )
 
 
+class Bench:
+    """The command in a folder in which comparisons of HEAD with itself are kept."""
+
+    def __init__(self, shell):
+        self._shell, self.path = shell, shell.path
+        self._day = 0
+
+    def keep(self, case, ratios=QUIET, root=None, head=None, **fields):
+        """Keep a run's comparison whose pairs have these log-ratios in percent, and took 30 s each;
+        ``head`` changes that side.
+        """
+        self._day += 1
+        sides = (
+            evidence(case, [10.0 * math.exp(d / 100) for d in ratios], self._day),
+            evidence(case, [10.0] * len(ratios), self._day),
+        )
+        made = Comparison(
+            "HEAD",
+            replace(sides[0], **head or {}),
+            sides[1],
+            wall_s=30.0 * len(ratios),
+            case_margins=case.margins,
+            timing=PAIR_TIMINGS[case.device].as_dict(),
+        )
+        store = Store(root or self.path)
+        return store.keep_comparison(store.new_run(), case.slug, replace(made, **fields))
+
+    def __call__(self, *arguments):
+        """Call the command."""
+        return self._shell("calibrate", *arguments)
+
+    def cases(self, name="h200x1.json"):
+        """What the calibration file holds, by case id."""
+        return calibrations.load(self.path / "baselines" / "calibration" / name).cases
+
+
 @pytest.fixture
-def bench(shell, monkeypatch):
-    """The command in a repository with one commit, on one H200, with CASES; ``pairs(case id)`` are
-    the log-ratios in percent that its pairs have, each of which takes 30 s after 60 s of counting.
-    """
-    shell.commit()
-    shell.measured, shell.pairs, shell.fault, shell.during = [], lambda case_id: QUIET, {}, None
-    gpus = [H200]
-    monkeypatch.setattr(cli_calibrate, "visible_gpus", lambda: gpus)
-    monkeypatch.setattr(cli_calibrate, "cases_of", lambda root, suite: CASES)
-
-    def compare_with(case, bench, tree, progress, wanted):
-        shell.measured.append((case.id, case.gates, wanted.budget_s, tree.rev, tree.commit))
-        ratios, wall_s, base = shell.pairs(case.id), 60.0, []
-        found = Comparison("HEAD", evidence(case, bench, []), evidence(case, bench, []))
-        while wanted.wants_another(replace(found, wall_s=wall_s)) and len(base) < 24:
-            if base and wall_s > wanted.budget_s:
-                found = replace(found, out_of_time=True)
-                break
-            if fault := shell.fault.get((case.id, len(base))):
-                return replace(found, head=replace(found.head, faults=(fault,)))
-            progress(f"pair {len(base) + 1} base: warm-up")
-            wall_s += 30.0
-            base.append(10.0)
-            head = [10.0 * math.exp(d / 100) for d in ratios[: len(base)]]
-            sides = evidence(case, bench, head), evidence(case, bench, base)
-            found = replace(found, head=sides[0], base=sides[1])
-        if shell.during:
-            shell.during()
-        return replace(found, wall_s=wall_s)
-
-    monkeypatch.setattr(cli_calibrate, "compare_with", compare_with)
-    shell.gpus = gpus
-    return shell
-
-
-def content(bench, name="h200x1.json"):
-    """The calibration file."""
-    return calibrations.load(bench.path / "baselines" / "calibration" / name)
+def bench(shell):
+    """Nothing kept yet."""
+    return Bench(shell)
 
 
 def test_one_case(bench):
-    """HEAD's own commit beside it; its noise is told, drawn, kept, and the file named."""
-    done = bench("calibrate", "step[one]")
+    """Its noise is reported, drawn and written, and the file named."""
+    bench.keep(ONE)
+    done = bench("step[one]")
     assert done.status == 0, done.err
-    ((case_id, gates, _, rev, commit),) = bench.measured
-    assert (case_id, rev) == ("step[one]", "HEAD")
-    assert gates == ("step_ms", "flops_per_step")
-    (entry,) = content(bench).cases.values()
+    (entry,) = bench.cases().values()
     sd = math.sqrt(math.fsum(d * d for d in QUIET) / 23)
     assert entry.sd_pct == pytest.approx(sd, rel=1e-3)
-    assert (entry.pairs, entry.commit) == (24, commit)
-    assert (entry.seconds_a_pair, entry.device_uuid) == (30.0, "GPU-1")
-    assert entry.case == CASES[0].as_dict()
+    assert (entry.pairs, entry.commit, entry.seconds_a_pair) == (24, "a" * 40, 30.0)
+    assert (entry.device_uuid, entry.case) == ("GPU-1", ONE.as_dict())
+    assert entry.timing == PAIR_TIMINGS["cuda"].as_dict()
     assert "step[one] on NVIDIA H200: 24 pairs" in done.out
     assert re.search(r"^pair sd +0\.031 %  95 %: 0\.024 to 0\.044 %$", done.out, re.MULTILINE)
     assert re.search(
@@ -121,221 +115,144 @@ def test_one_case(bench):
 
 def test_the_picture(bench):
     """A line a pair, in order, to scale: the widest pairs touch the edges, and zero is a bar."""
-    done = bench("calibrate", "step[one]", "--pairs", "6")
-    rows = [line for line in done.out.splitlines() if re.match(r"  +\d+ +[+-]", line)]
+    bench.keep(ONE, QUIET[:6])
+    rows = [line for line in bench().out.splitlines() if re.match(r"  +\d+ +[+-]", line)]
     assert [float(row.split()[1]) for row in rows] == QUIET[:6]
     drawn = [row.partition("%  ")[2] for row in rows]
     assert drawn[0] == " " * 24 + "|" + " " * 23 + "*"
     assert drawn[1] == " " * 5 + "*" + " " * 18 + "|"
 
 
-def test_the_core_suite_by_default(bench):
-    """Every GPU case that fits this machine and is not extended, each with its share of the time;
-    another call keeps what it does not measure.
+def test_every_case_by_default(bench):
+    """Each from all of its runs, into the file of its machine; a later call keeps what it does not
+    name.
     """
-    done = bench("calibrate", "--budget", "40")
+    for case in (ONE, TWO, FOUR, ONE):
+        bench.keep(case)
+    done = bench()
     assert done.status == 0, done.err
-    assert [item[0] for item in bench.measured] == ["step[one]", "step[two]"]
-    assert bench.measured[0][2] == 40 * 60 / 2
-    assert "\n[2/2] step[two]: up to about 40:00" in done.err  # the first one left all of its share
-    assert len(list((bench.path / ".stepguard/runs").iterdir())) == 1
-    bench.gpus += [replace(H200, uuid=f"GPU-{number}") for number in (2, 3, 4)]
-    assert bench("calibrate", "step[four]").status == 0
-    assert set(content(bench).cases) == {"step[one]", "step[two]"}
-    assert set(content(bench, "h200x4.json").cases) == {"step[four]"}
+    assert {case_id: entry.pairs for case_id, entry in bench.cases().items()} == {
+        "step[one]": 48,
+        "step[two]": 24,
+    }
+    assert set(bench.cases("h200x4.json")) == {"step[four]"}
+    bench.keep(TWO)
+    assert bench("step[two]").status == 0
+    assert {entry.pairs for entry in bench.cases().values()} == {48}
 
 
 def test_noise_that_the_margins_cannot_decide(bench):
-    """Twelve times as noisy: wider margins, and the two numbers that say why."""
-    bench.pairs = lambda case_id: [12 * d for d in QUIET]
-    done = bench("calibrate", "step[one]")
+    """Twelve times as noisy: wider margins, and the two numbers that say why; those of the case,
+    not those that an older calibration had widened.
+    """
+    bench.keep(ONE, [12 * d for d in QUIET], margins=Margins(0.2, 2.6))
+    done = bench("step[one]")
     assert done.status == 0, done.err
-    (entry,) = content(bench).cases.values()
+    (entry,) = bench.cases().values()
     matter = widened(entry.prior).matter_pct
     assert 0.55 < matter < 0.75
     assert f"margins 0.2 and {matter:g} %, wider than the case's 0.2 and 0.5 %" in done.out
 
 
-def test_a_cpu_case_of_ones_own(bench):
-    """One that gates times can be calibrated without a GPU, into the CPU's file."""
-    bench.gpus.clear()
-    done = bench("calibrate", "step[cpu]", "--pairs", "6")
+def test_a_cpu_case_that_gates_times(bench):
+    """Its noise goes into the CPU's file."""
+    bench.keep(CPU, QUIET[:6])
+    done = bench("step[cpu]")
     assert done.status == 0, done.err
-    assert content(bench, "cpu.json").machine == "CPU"
+    assert list(bench.cases("cpu.json")) == ["step[cpu]"]
     assert "margins 5 and 20 %" in done.out
 
 
-def test_progress_and_time_left(bench):
-    """How long it may take, how many pairs of how many, and what the last one said."""
-    done = bench("calibrate", "step[one]")
-    assert "[1/1] step[one]: up to about 30:00" in done.err
-    assert " s  pair 1 base: warm-up" in done.err
-    assert "4/24 pairs, the last -0.030 %; pair 5 base: warm-up" in done.err
+def test_evidence_of_another_machine(bench, tmp_path):
+    """What CI uploaded: a file, or the folder that it is in; what is kept here has no say."""
+    bench.keep(ONE)
+    path = bench.keep(TWO, root=tmp_path / "uploaded")
+    for evidence_of_it in (path, tmp_path / "uploaded"):
+        assert bench("--evidence", str(evidence_of_it)).status == 0
+        assert set(bench.cases()) == {"step[two]"}
 
 
 REFUSED = {
     "a fault": (
-        {"fault": {("step[one]", 3): Fault("RAISED", "planted")}},
+        {"head": {"faults": (Fault("RAISED", "planted"),)}},
         "step[one]: not calibrated, BROKEN: planted",
     ),
     "too few pairs": (
-        {"arguments": ["--budget", "3"]},
-        "5 pairs were measured, 6 are needed; a pair takes 30 s, give them more time: --budget",
+        {"ratios": QUIET[:5]},
+        f"5 pairs were measured, 6 are needed; give them more time: {MEASURE}",
     ),
-    "a bias": ({"pairs": [1.0 + d for d in QUIET]}, "the same code came out SLOWER"),
-    "no noise": ({"pairs": [0.0] * 24}, "no clock is that even"),
+    "a bias": ({"ratios": [1.0 + d for d in QUIET]}, "the same code came out SLOWER"),
+    "no noise": ({"ratios": [0.0] * 24}, "no clock is that even"),
+    "a tree that changed": (
+        {"head": {"faults": (Fault("TREE_CHANGED", "the tree changed while it was measured"),)}},
+        "the tree changed while it was measured",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_calibration(bench, name):
-    """Status 1, why, and no file; the pairs that there were are kept with the run's evidence."""
+    """Status 1, why, and no file."""
     planted, words = REFUSED[name]
-    bench.fault = planted.get("fault", {})
-    bench.pairs = lambda case_id: planted.get("pairs", QUIET)
-    done = bench("calibrate", "step[one]", *planted.get("arguments", []))
+    bench.keep(ONE, **planted)
+    done = bench("step[one]")
     assert done.status == 1
     assert words in done.err
     assert "written" not in done.out and not (bench.path / "baselines").exists()
-    (kept,) = (bench.path / ".stepguard/runs").glob("*/*/comparison.json")
-    assert json.loads(kept.read_text())["head"]["case_id"] == "step[one]"
 
 
 def test_a_refused_case_does_not_stop_the_next(bench):
     """Nor does it leave its former calibration changed."""
-    assert bench("calibrate").status == 0
-    before = content(bench).cases["step[one]"]
-    bench.fault = {("step[one]", 0): Fault("RAISED", "planted")}
-    bench.pairs = lambda case_id: [2 * d for d in QUIET]
-    done = bench("calibrate")
-    assert done.status == 1
-    after = content(bench).cases
-    assert after["step[one]"] == before
-    assert after["step[two]"].sd_pct == pytest.approx(2 * before.sd_pct, rel=1e-3)
+    bench.keep(ONE)
+    assert bench().status == 0
+    before = bench.cases()["step[one]"]
+    bench.keep(ONE, head={"faults": (Fault("RAISED", "planted"),)})
+    bench.keep(TWO, [2 * d for d in QUIET])
+    assert bench().status == 1
+    assert bench.cases()["step[one]"] == before
+    assert bench.cases()["step[two]"].sd_pct == pytest.approx(2 * before.sd_pct, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "status", "words"),
-    [
-        (["--pairs", "5"], 2, "--pairs 5: from 6 to 24"),
-        (["--pairs", "25"], 2, "--pairs 25: from 6 to 24"),
-        (["--budget", "0"], 2, "--budget 0.0: a number of minutes"),
-        (["--budget", "nan"], 2, "--budget nan: a number of minutes"),
-        (["step[onn]"], 1, "'step[onn]' is no case of the suite; it has: step[counted], step[cpu]"),
-        (["step[four]"], 1, "step[four]: it needs 4 GPU(s), this machine shows 1"),
-        (["step[counted]"], 1, "it gates no step_ms, so that no pair would judge it"),
-    ],
-)
-def test_what_cannot_be_meant(bench, arguments, status, words):
-    """One line, before anything is measured."""
-    done = bench("calibrate", *arguments)
-    assert (done.status, done.out) == (status, "")
-    assert words in done.err and done.err.count("\n") == 1
-    assert not bench.measured
+NOT_MEANT = {
+    "nothing kept": (None, []),
+    "another commit": ({"head": {"commit": "b" * 40}}, []),
+    "a tree with changes": ({"head": {"dirty": ("work.py",)}}, []),
+    "no time gated": ({"head": {"gates": ("flops_per_step",)}}, []),
+    "kept without its timing": ({"timing": {}}, []),
+    "another case": ({}, ["step[onn]"]),
+}
 
 
-def test_without_a_gpu_there_is_no_default(bench):
-    """Times of a CPU are not gated unless a case says so; nothing is not a success."""
-    bench.gpus.clear()
-    done = bench("calibrate")
-    assert done.status == 1
-    assert "none of 3 GPU cases of the core suite fits this machine, which shows 0 GPUs" in done.err
+@pytest.mark.parametrize("name", NOT_MEANT)
+def test_no_comparison_of_a_case_with_itself(bench, name):
+    """One line with the command that measures one."""
+    planted, arguments = NOT_MEANT[name]
+    if planted is not None:
+        bench.keep(ONE, **planted)
+    done = bench(*arguments)
+    assert (done.status, done.out) == (1, "")
+    assert MEASURE in done.err and done.err.count("\n") == 1
+    if arguments:
+        assert "no comparison of 'step[onn]' with itself; it has: step[one]" in done.err
 
 
-def test_a_tree_that_is_not_heads(bench):
-    """With a change that is not committed, HEAD beside it would be other code."""
-    (bench.path / "work.py").write_text("")
-    done = bench("calibrate")
-    assert done.status == 1 and not bench.measured
-    assert "work.py differs from it; commit or git stash, then calibrate" in done.err
-
-
-def test_a_tree_that_changes_meanwhile(bench):
-    """It is found out at the end, and nothing is written."""
-    bench.during = lambda: (bench.path / "work.py").write_text("")
-    done = bench("calibrate", "step[one]")
-    assert done.status == 1
-    assert "the tree changed while it was measured" in done.err
-    assert not (bench.path / "baselines").exists()
-
-
-def test_outside_a_repository(shell, monkeypatch):
-    """There is no HEAD: one line."""
-    monkeypatch.setattr(cli_calibrate, "visible_gpus", lambda: [H200])
-    monkeypatch.setattr(cli_calibrate, "cases_of", lambda root, suite: CASES)
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(shell.path.parent))
-    done = shell("calibrate")
-    assert done.status == 1 and done.err.count("\n") == 1
-    assert "git" in done.err
+def test_evidence_that_cannot_be_read(bench, tmp_path):
+    """A file that was named is never passed over; a damaged one among the kept runs is."""
+    (tmp_path / "comparison.json").write_text("{")
+    for named in ("comparison.json", ".", "nowhere.json"):
+        done = bench("--evidence", named)
+        assert (done.status, done.err.count("\n")) == (1, 1)
+    bench.keep(ONE).write_text("{")
+    bench.keep(ONE)
+    assert bench().status == 0
 
 
 def test_a_calibration_file_that_cannot_be_trusted(bench):
-    """Refused before anything is measured."""
+    """Refused, and left as it is."""
+    bench.keep(ONE)
     path = bench.path / "baselines/calibration/h200x1.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")
-    done = bench("calibrate")
-    assert done.status == 1 and not bench.measured
+    done = bench()
+    assert done.status == 1 and path.read_text() == "{"
     assert str(path.relative_to(bench.path)) in done.err and "git checkout" in done.err
-
-
-def test_nothing_is_left(bench):
-    """No worktree, whether it went well or was interrupted; an interrupt has its own status."""
-    bench("calibrate", "step[one]")
-
-    def interrupt():
-        raise KeyboardInterrupt
-
-    bench.during = interrupt
-    assert bench("calibrate", "step[one]").status == 130
-    assert [p.name for p in (bench.path / ".stepguard/trees").iterdir()] == ["lock"]
-
-
-SUITE = """
-import pytest
-from stepguard import Case
-from stepguard.plugin import cases
-
-
-@cases(
-    Case("a", "work:step", {"size": "124m", "lr": 1e-4, "compile": True, "note": None}),
-    Case("b", "work:step", world_size=2, extended=True, margins_pct=(1.0, 3.0)),
-    Case("c", "work:step", device="cpu", launches=1),
-)
-def test_step(perf, case):
-    perf(case)
-
-
-@pytest.mark.parametrize("case", [1, 2])
-def test_other(case):
-    pass
-"""
-
-
-def test_the_cases_of_a_suite(shell):
-    """All that pytest collects for perf, extended ones too, each equal to what was declared."""
-    (shell.path / "perf_tests").mkdir()
-    (shell.path / "perf_tests" / "test_step.py").write_text(SUITE)
-    (shell.path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not extended'\n")
-    params = {"size": "124m", "lr": 1e-4, "compile": True, "note": None}
-    assert cases_of(shell.path, "perf_tests") == [
-        Case("a", "work:step", params),
-        Case("b", "work:step", world_size=2, extended=True, margins_pct=(1.0, 3.0)),
-        Case("c", "work:step", device="cpu", launches=1),
-    ]
-
-
-def test_a_suite_that_cannot_be_collected(shell):
-    """No folder, or an error in a file: what is wrong and how to see it, never no case."""
-    with pytest.raises(ValueError, match="perf_tests: no such folder.*--suite DIR"):
-        cases_of(shell.path, "perf_tests")
-    (shell.path / "perf_tests").mkdir()
-    (shell.path / "perf_tests" / "test_step.py").write_text("import no_such_module\n")
-    with pytest.raises(ValueError, match="perf_tests cannot be collected: .*--collect-only"):
-        cases_of(shell.path, "perf_tests")
-
-
-def test_a_suite_without_cases(shell):
-    """None are found; then a name is unknown, and by default nothing fits."""
-    (shell.path / "perf_tests").mkdir()
-    assert cases_of(shell.path, "perf_tests") == []

@@ -5,6 +5,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from builders import CASE, FINGERPRINT, PROPERTY, SOFTWARE, evidence, with_counts
 from comparisons import alike, comparison_of, simulated
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stepguard.evidence import Fault
-from stepguard.judge.ab import judge_ab
+from stepguard.judge.ab import judge_ab, wants_another_pair, wants_every_pair
 from stepguard.judge.calibration import (
-    MOST_PAIRS,
     NOT_CALIBRATED,
+    POOLED_PAIRS,
     WIDEST_PCT,
     CalibratedCase,
     DecisionRule,
@@ -25,11 +26,12 @@ from stepguard.judge.calibration import (
     calibrated,
     decision_rule,
     pair_noise,
+    pool,
     prior_of,
     widened,
 )
 from stepguard.judge.pairs import smallest_detectable_pct
-from stepguard.judge.sequential_plan import ALPHA, BETA
+from stepguard.judge.sequential_plan import ALPHA, BETA, MOST_PAIRS
 from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.sentences import note
 
@@ -39,13 +41,23 @@ QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01]
 TIMING = {"lead_s": 0.5, "block_s": 2.0, "warmup_min_s": 1.5}
 
 
-def refusal(pairs):
-    """Why these pairs are no calibration; empty if they are one."""
+def kept(pairs, wall_s=180.0, **changes):
+    """The comparison as it is kept of a run that took so many seconds."""
+    return replace(pairs, **{"wall_s": wall_s, "timing": TIMING} | changes)
+
+
+def refusal(*comparisons):
+    """Why these comparisons, oldest first, are no calibration; empty if they are one."""
     try:
-        calibrated(pairs, 30.0, TIMING)
+        calibrated(pool([kept(one) for one in comparisons]))
     except NotCalibrated as error:
         return str(error)
     return ""
+
+
+def noise_of(comparison):
+    """The noise of one comparison's pairs."""
+    return pair_noise(pool([kept(comparison)]).ratios_pct)
 
 
 def test_quiet_pairs_are_kept():
@@ -57,20 +69,109 @@ def test_quiet_pairs_are_kept():
 def test_what_is_kept():
     """The noise to four digits, and all by which a later run knows whether it applies."""
     pairs = simulated(24, 0.1, 0.05)
-    noise = pair_noise(pairs)
-    found = calibrated(pairs, 31.23456, {"block_s": 2.0})
+    noise = noise_of(pairs)
+    found = calibrated(pool([kept(pairs, 24 * 31.23456)]))
     assert (found.pairs, found.prior, found.seconds_a_pair) == (24, Prior(found.sd_pct, 4.0), 31.23)
     assert found.sd_pct == pytest.approx(noise.sd_pct, rel=1e-3)
     assert len(f"{found.sd_pct:g}".lstrip("0.")) <= 4
     assert (found.case, found.software) == (pairs.head.case, SOFTWARE)
     assert (found.device_uuid, found.driver) == (FINGERPRINT.device_uuid, FINGERPRINT.driver)
-    assert found.timing == {"block_s": 2.0}
+    assert found.timing == TIMING
 
 
 @pytest.mark.parametrize("pairs", [1, 3, 4, 5])
 def test_too_few_pairs(pairs):
-    """Under six it says how many there are, whatever they say."""
-    assert refusal(alike(QUIET[:pairs])) == f"{pairs} pairs were measured, 6 are needed"
+    """Under six it says how many there are, whatever they say, and what gives more."""
+    found = refusal(alike(QUIET[:pairs]))
+    assert found.startswith(f"{pairs} pairs were measured, 6 are needed; give them more time: ")
+    assert found.endswith("pytest perf_tests --perf-against=HEAD --perf-budget=MIN")
+
+
+def test_every_pair_is_wanted_whatever_they_say():
+    """Where other comparisons would stop: pairs that decided, either way. Not after a fault, and
+    not where no time is judged.
+    """
+    for ratios in (QUIET, [3 + d for d in QUIET]):
+        assert wants_every_pair(alike(ratios)) and not wants_another_pair(alike(ratios))
+    assert wants_every_pair(comparison_of([], []))
+    failed = replace(alike(QUIET).head, faults=(Fault("RAISED", "planted"),))
+    counted = replace(alike(QUIET).head, gates=("flops_per_step",))
+    for head in (failed, counted):
+        assert not wants_every_pair(replace(alike(QUIET), head=head))
+
+
+# Several comparisons
+
+
+def test_the_pairs_of_two_runs_are_one_sample():
+    """Each alone is too few; together they are as if they had been measured in one run."""
+    first, second = simulated(5, 0.1, 0.02, seed=1), simulated(4, 0.1, 0.02, seed=2)
+    found = pool([kept(first, 100.0), kept(second, 80.0)])
+    assert found.ratios_pct == pytest.approx(
+        [100 * ratio for one in (first, second) for ratio in one.log_ratios()]
+    )
+    assert (found.newest.pairs, found.seconds_a_pair) == (4, 20.0)
+    assert calibrated(found).pairs == 9
+
+
+def test_the_pooled_sd_is_unbiased_and_known_better():
+    """Over 100 calibrations of two runs of twelve pairs: on average the truth, and with less
+    scatter than that of one run, by the square root of two.
+    """
+    truth = math.sqrt(2) * 0.1
+    runs = [kept(simulated(12, 0.1, 0.0001, seed=seed)) for seed in range(200)]
+    alone = [pair_noise([100 * d for d in run.log_ratios()]).sd_pct for run in runs]
+    pooled = [
+        pair_noise(pool([one, other]).ratios_pct).sd_pct
+        for one, other in zip(runs[:100], runs[100:], strict=True)
+    ]
+    assert np.mean(np.square(pooled)) == pytest.approx(truth**2, rel=0.09)
+    assert np.std(pooled) == pytest.approx(np.std(alone) / math.sqrt(2), rel=0.2)
+
+
+def test_runs_that_disagree_are_noisier_together():
+    """A difference of runs is noise of the next comparison, too."""
+    level = noise_of(alike(QUIET)).sd_pct
+    shifted = [kept(alike([shift + d for d in QUIET])) for shift in (-0.1, 0.1)]
+    assert pair_noise(pool(shifted).ratios_pct).sd_pct > 3 * level
+
+
+def test_the_newest_96_pairs_count():
+    """Of more, the oldest are left out; a file with all of them would not be read either."""
+    runs = [kept(simulated(24, 0.1, 0.02, seed=seed)) for seed in range(5)]
+    found = pool(runs)
+    assert calibrated(found).pairs == len(found.ratios_pct) == POOLED_PAIRS == 96
+    assert found.ratios_pct == pool(runs[1:]).ratios_pct
+
+
+OTHER_CONDITIONS = {
+    "timing": {"timing": TIMING | {"block_s": 4.0}},
+    "parameters": {"head": {"case": CASE | {"params": {"batch": 32}}}},
+    "software": {"head": {"fingerprint": replace(FINGERPRINT, torch="1.0")}},
+}
+
+
+@pytest.mark.parametrize("name", OTHER_CONDITIONS)
+def test_other_conditions_are_not_pooled(name):
+    """Noise of other software, parameters or timing says nothing of today's."""
+    changes = dict(OTHER_CONDITIONS[name])
+    older = kept(alike([5 * d for d in QUIET]))
+    for side in changes.keys() & {"head"}:
+        changes[side] = replace(getattr(older, side), **changes[side])
+    found = pool([kept(alike(QUIET)), replace(older, **changes), kept(alike(QUIET))])
+    assert found.ratios_pct == pytest.approx(QUIET * 2)
+
+
+def test_what_was_mended_is_not_pooled():
+    """Pairs from before a comparison that was no calibration are of another machine: it was mended
+    since. The newest one itself must be sound.
+    """
+    quiet, biased = kept(alike(QUIET)), kept(alike([1 + d for d in QUIET]))
+    assert pool([quiet, biased, quiet]).ratios_pct == pytest.approx(QUIET)
+    assert "came out SLOWER" in refusal(quiet, biased)
+
+
+# What is no calibration
 
 
 @pytest.mark.parametrize("shift", [1.0, -1.0])
@@ -124,14 +225,15 @@ def test_the_interval_of_the_sd_covers():
     """In 95 of 100 calibrations of six pairs the truth lies within."""
     truth, hits = math.sqrt(2) * 0.1, 0
     for seed in range(400):
-        found = pair_noise(simulated(6, 0.1, 0.0001, seed=seed))
+        ratios = simulated(6, 0.1, 0.0001, seed=seed).log_ratios()
+        found = pair_noise([100 * ratio for ratio in ratios])
         hits += found.sd_low_pct <= truth <= found.sd_high_pct
     assert 0.92 * 400 <= hits <= 0.98 * 400
 
 
 def test_by_hand():
     """Six pairs of 0, +1 and +2 %, each twice: mean 1, variance 4/5."""
-    found = pair_noise(alike([0.0, 1.0, 2.0] * 2))
+    found = pair_noise([0.0, 1.0, 2.0] * 2)
     sd = math.sqrt(0.8)
     assert (found.pairs, found.mean_pct, found.sd_pct) == (6, *map(pytest.approx, (1.0, sd)))
     assert found.mean_half_width_pct == pytest.approx(stats.t.ppf(0.975, 5) * sd / math.sqrt(6))
@@ -140,7 +242,7 @@ def test_by_hand():
 def test_pairs_that_do_not_differ_are_refused():
     """A clock without any noise has told no time."""
     with pytest.raises(ValueError, match="no clock is that even"):
-        pair_noise(alike([0.0] * 6))
+        pair_noise([0.0] * 6)
 
 
 def test_pairs_of_an_h200():
@@ -148,7 +250,7 @@ def test_pairs_of_an_h200():
     path = Path(__file__).parents[2] / "studies" / "judge_power" / "h200_pairs_aa_2026-11-21.json"
     pairs = json.loads(path.read_text())["pairs"]
     head, base = ([pair[side]["blocks_ms"] for pair in pairs] for side in ("head", "base"))
-    found = pair_noise(comparison_of(head, base))
+    found = noise_of(comparison_of(head, base))
     assert found.pairs == 20 and 0.27 < found.sd_pct < 0.29
     assert abs(found.mean_pct) < found.mean_half_width_pct
     assert widened(prior_of(found.sd_pct, 19.0)) == Margins()

@@ -146,7 +146,7 @@ class Gate:
     def measure_ab(self, case, benches, against, progress, wanted) -> Comparison:
         """In place of stepguard.measure.ab.measure_ab."""
         self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
-        self.pair_steps = wanted.steps
+        self.pair_steps, self.wants_another = wanted.steps, wanted.wants_another
         progress("pair 1 head: block 1/2 of 4 steps")
         fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)

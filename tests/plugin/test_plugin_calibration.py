@@ -5,6 +5,7 @@ import subprocess
 
 import pytest
 
+from stepguard.judge.ab import wants_another_pair, wants_every_pair
 from stepguard.judge.calibration import CalibratedCase
 from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.storage import calibrations
@@ -77,9 +78,24 @@ def test_a_stale_calibration_is_reported(gate, h200):
     result.stdout.fnmatch_lines(
         [
             "*margins 0.2 and 0.5 % (calibration of 2030-01-01 ignored, *"
+            "pytest perf_tests --perf-against=HEAD, then "
             "python -m stepguard calibrate 'linear[[]124m]'*"
         ]
     )
+
+
+def test_head_with_itself_is_measured_to_the_end(gate, h200):
+    """Nothing is decided early where both sides are one commit: its pairs are a calibration. With a
+    change that is not committed HEAD is other code, and another revision always is.
+    """
+    a_case(gate, h200)
+    assert gate.run("--perf-against=HEAD").ret == 0
+    assert gate.wants_another is wants_every_pair
+    assert gate.run(OTHER).ret == 0
+    assert gate.wants_another is wants_another_pair
+    (gate.path / "work.py").write_text("")
+    gate.run("--perf-against=HEAD")
+    assert gate.paired and gate.wants_another is wants_another_pair
 
 
 def test_a_confirmation_judges_by_it(gate, h200):

@@ -1,4 +1,4 @@
-"""python -m stepguard calibrate for real, on a CPU: six pairs of a tiny step with itself."""
+"""A calibration from end to end, on a CPU: HEAD's pairs with itself, then what reads them."""
 
 import os
 import re
@@ -7,9 +7,14 @@ from dataclasses import replace
 import pytest
 from git_repositories import commit, git, repository
 
+import stepguard.measure.ab
+from stepguard import Case
 from stepguard.cli import main as cli
+from stepguard.git.worktree import tree_of
 from stepguard.measure.ab import PAIR_TIMINGS
+from stepguard.measure.suite import Suite
 from stepguard.storage import calibrations
+from stepguard.verdict import Status
 
 WORK = """
 import torch
@@ -28,29 +33,20 @@ class Work:
 def work(*, device):
     return Work()
 """
-SUITE = """
-from stepguard import Case
-from stepguard.plugin import cases
-
-
-@cases(Case("tiny", "work:work", device="cpu", launches=1, gates=("step_ms", "flops_per_step")))
-def test_work(perf, case):
-    perf(case)
-"""
+TINY = Case("tiny", "work:work", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    """A repository with one case, and pairs that are short: what is tested is no time."""
+    """A repository, and pairs that are few and short: what is tested is no time."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     short = replace(PAIR_TIMINGS["cpu"].warmup, warmup_min_s=0.1, warmup_cap_s=0.3, window_s=0.05)
     monkeypatch.setitem(
         PAIR_TIMINGS, "cpu", replace(PAIR_TIMINGS["cpu"], block_s=0.1, warmup=short)
     )
+    monkeypatch.setattr(stepguard.measure.ab, "MOST_PAIRS", 6)
     root = repository(tmp_path / "a tree")
-    (root / "perf_tests").mkdir()
-    (root / "perf_tests" / "test_work.py").write_text(SUITE)
     (root / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
     (root / "pytest.ini").touch()
     commit(root, "all", work=WORK)
@@ -58,9 +54,17 @@ def root(tmp_path, monkeypatch):
     return root
 
 
+def measured(root):
+    """The verdict of HEAD's pairs with itself."""
+    with tree_of(root, "HEAD") as tree:
+        suite = Suite(root, root / "baselines", (), ["pytest", "--perf-against=HEAD"], tree=tree)
+        return suite.run(TINY, lambda text: None).verdict
+
+
 def test_six_pairs_of_a_tiny_step(root, capsys):
-    """The file holds what was told; nothing is left running or lying about but the file."""
-    assert cli.main(["calibrate", "work[tiny]", "--pairs", "6"]) == 0, capsys.readouterr().err
+    """The file holds what was reported; nothing is left running or lying about but the file."""
+    assert measured(root).status in (Status.SAME, Status.INCONCLUSIVE)
+    assert cli.main(["calibrate", "work[tiny]"]) == 0, capsys.readouterr().err
     told = capsys.readouterr()
     content = calibrations.load(root / "baselines" / "calibration" / "cpu.json")
     (entry,) = content.cases.values()
@@ -69,7 +73,6 @@ def test_six_pairs_of_a_tiny_step(root, capsys):
     assert entry.timing["block_s"] == 0.1 and entry.seconds_a_pair > 0
     (sd,) = re.findall(r"^pair sd +([\d.]+) %", told.out, re.MULTILINE)
     assert float(sd) == pytest.approx(entry.sd_pct, rel=0.001, abs=0.001)
-    assert "5/6 pairs, the last " in told.err
     left = git(root, "status", "--porcelain", "--untracked-files=all").split()
     assert left == ["??", "baselines/calibration/cpu.json"]
     assert [p.name for p in (root / ".stepguard" / "trees").iterdir()] == ["lock"]
@@ -79,6 +82,7 @@ def test_six_pairs_of_a_tiny_step(root, capsys):
 def test_a_step_that_raises_is_no_calibration(root, capsys):
     """Status 1, the workload's own words, and no file."""
     commit(root, "broken", work=WORK.replace("self.x @ self.x", "raise ValueError('planted')"))
-    assert cli.main(["calibrate", "work[tiny]", "--pairs", "6"]) == 1
+    assert measured(root).status is Status.BROKEN
+    assert cli.main(["calibrate", "work[tiny]"]) == 1
     assert "not calibrated, BROKEN" in (said := capsys.readouterr().err) and "planted" in said
     assert not (root / "baselines").exists()

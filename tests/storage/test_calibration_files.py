@@ -38,7 +38,7 @@ ENTRIES = st.builds(
     driver=KEY,
     software=st.dictionaries(KEY, KEY, max_size=3),
     timing=st.dictionaries(KEY, SECONDS, max_size=3),
-    pairs=st.integers(6, 24),
+    pairs=st.integers(6, 96),
     sd_pct=st.floats(0.001, 99),
     seconds_a_pair=SECONDS,
 )
@@ -105,7 +105,7 @@ def test_no_file_is_none(tmp_path):
         ("sd_pct", None),
         ("sd_pct", 1e-300),
         ("pairs", 5),
-        ("pairs", 25),
+        ("pairs", 97),
         ("pairs", 23.5),
         ("pairs", True),
         ("seconds_a_pair", 0.0),
@@ -183,7 +183,7 @@ def test_an_edited_character_is_read_soundly_or_refused(path, place, how, charac
         assert str(path) in str(error)
         return
     for entry in found.cases.values():
-        assert 0 < entry.sd_pct < 100 and 6 <= entry.pairs <= 24
+        assert 0 < entry.sd_pct < 100 and 6 <= entry.pairs <= 96
         assert 0 < entry.prior.degrees <= 4
 
 
