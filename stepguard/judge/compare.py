@@ -15,6 +15,7 @@ from stepguard.recording import Recording
 from stepguard.site import Site, added
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
 
+_UNDECIDED = (Status.INCONCLUSIVE, Reason.TOO_NOISY)  # until it is held against its limit
 PRODUCTS = ("mm", "attention", "convolution")  # what a step is made of; its views only follow
 
 
@@ -43,15 +44,6 @@ def screen_of(metric: str, now: Recording, past: Sequence[Recording]) -> Screen 
     return screen(now.times_ms[metric], known) if known else None
 
 
-def _against(limit_pct: float, change_pct: float, noisy: bool) -> tuple[Status, Reason]:
-    """Hold a change against a limit, either way."""
-    if noisy:
-        return Status.INCONCLUSIVE, Reason.TOO_NOISY
-    if abs(change_pct) <= limit_pct:
-        return Status.SAME, Reason.WITHIN_LIMIT
-    return (Status.SLOWER if change_pct > 0 else Status.FASTER), Reason.BEYOND_LIMIT
-
-
 def _verdict(
     metric: str,
     status: Status,
@@ -71,18 +63,9 @@ def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
 def _compare_time(metric: str, new: float, found: Screen | None, gated: bool) -> MetricVerdict:
     if found is None:
         return _not_recorded(metric, new, gated)
-    status, reason = _against(found.limit_pct, found.change_pct, found.noisy)
-    return MetricVerdict(
-        metric,
-        status,
-        reason,
-        old=new / (1 + found.change_pct / 100),
-        new=new,
-        change_pct=found.change_pct,
-        limit_pct=found.limit_pct,
-        noise_pct=found.se_pct,
-        gated=gated,
-    )
+    old = new / (1 + found.change_pct / 100)
+    verdict = MetricVerdict(metric, *_UNDECIDED, old, new, found.change_pct, gated=gated)
+    return _against_limit(verdict, found.limit_pct, found.se_pct, found.noisy)
 
 
 def _compare_difference(metric: str, now: Recording, past: Recording, gated: bool) -> MetricVerdict:
@@ -93,18 +76,21 @@ def _compare_difference(metric: str, now: Recording, past: Recording, gated: boo
     if then is None:
         return _not_recorded(metric, one.mean, gated)
     moved, limit = one.mean - then.mean, DIFFERENCE_LIMIT_PCT
-    status, reason = _against(limit, moved, noisy=not one.half_width <= limit)
-    return MetricVerdict(
-        metric,
-        status,
-        reason,
-        old=then.mean,
-        new=one.mean,
-        change_pct=moved,
-        limit_pct=limit,
-        noise_pct=one.half_width,
-        gated=gated,
-    )
+    verdict = MetricVerdict(metric, *_UNDECIDED, then.mean, one.mean, moved, gated=gated)
+    return _against_limit(verdict, limit, one.half_width, noisy=not one.half_width <= limit)
+
+
+def _against_limit(
+    found: MetricVerdict, limit_pct: float, noise_pct: float, noisy: bool
+) -> MetricVerdict:
+    """Hold the metric's change against a limit, either way."""
+    found, change = replace(found, limit_pct=limit_pct, noise_pct=noise_pct), found.change_pct or 0
+    if noisy:
+        return found
+    if abs(change) <= limit_pct:
+        return replace(found, status=Status.SAME, reason=Reason.WITHIN_LIMIT)
+    status = Status.SLOWER if change > 0 else Status.FASTER
+    return replace(found, status=status, reason=Reason.BEYOND_LIMIT)
 
 
 def _compare_count(
