@@ -44,10 +44,9 @@ class StepCalls:
     lost_copies: int = 0  # copies without a record of the GPU's
     memsets: int = 0
     syncs: tuple[Sync, ...] = ()
-    collectives: Counter[str] = field(default_factory=Counter)
+    collectives: Counter[str] = field(default_factory=Counter)  # by name and size, "allreduce 8 B"
     collective_bytes: Counter[str] = field(default_factory=Counter)
-    collective_sizes: Counter[str] = field(default_factory=Counter)  # "allreduce 2480 B" -> calls
-    unsized_collectives: int = 0  # collectives whose bytes are not in the trace
+    unsized_collectives: Counter[str] = field(default_factory=Counter)  # bytes are not in the trace
     api_us: float = 0.0  # host time inside CUDA calls
     sync_us: float = 0.0  # ... of it inside calls that wait
 
@@ -108,10 +107,9 @@ def _step(
         lost_copies=len(copies) - len(known),
         memsets=sum(is_memset(e["name"]) for e in api),
         syncs=tuple(_sync(e, operators, copies, records) for e in waits),
-        collectives=Counter(name for name, _ in messages),
+        collectives=Counter(_described(name, size) for name, size in messages),
         collective_bytes=_total_bytes(messages),
-        collective_sizes=Counter(_described(name, size) for name, size in messages),
-        unsized_collectives=sum(size is None for name, size in messages if name != "barrier"),
+        unsized_collectives=Counter(n for n, size in messages if size is None and n != "barrier"),
         api_us=sum(float(e["dur"]) for e in api),
         sync_us=sum(float(e["dur"]) for e in waits),
     )

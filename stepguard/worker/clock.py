@@ -1,4 +1,4 @@
-"""Clocks: how one block of steps is timed on a GPU and on a CPU.
+"""The clock of a block of steps.
 
 On a GPU a step's end is known only to the device, so events are recorded at step borders and read
 after the block; the host's clock brackets the block, synchronize to synchronize. Neither is touched
@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from stepguard.worker.device import synchronize, timing_event
+import torch
+
+from stepguard.worker.device import on_gpu, synchronize, timing_event
 
 Step = Callable[[], object]
 
@@ -34,15 +36,24 @@ def quiet_gc() -> Iterator[None]:
         gc.unfreeze()
 
 
-class CudaClock:
-    """Times blocks with events on the current stream. Events are made once and reused."""
+class HostEvent:
+    """A CUDA event's counterpart on a CPU, where a step has ended when it returns."""
 
-    def __init__(self) -> None:
+    def record(self) -> None:
+        """Note the time."""
+        self._at_ns = time.perf_counter_ns()
+
+    def elapsed_time(self, later: "HostEvent") -> float:
+        """Return the milliseconds until ``later``."""
+        return (later._at_ns - self._at_ns) / 1e6
+
+
+class Clock:
+    """Times blocks with events that are made once and reused."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._gpu = device, on_gpu(device)
         self._events: list[Any] = []
-
-    def synchronize(self) -> None:
-        """Wait for the device."""
-        synchronize()
 
     def block(
         self,
@@ -53,10 +64,10 @@ class CudaClock:
     ) -> dict[str, Any]:
         """Run ``steps`` steps; return their times in ms, by events and by the host's clock."""
         while len(self._events) < steps + 1:
-            self._events.append(timing_event())
+            self._events.append(timing_event() if self._gpu else HostEvent())
         events = self._events[: steps + 1]
         with quiet_gc():
-            synchronize()
+            synchronize(self._device)
             line_up()
             began = time.perf_counter_ns()
             events[0].record()
@@ -67,46 +78,15 @@ class CudaClock:
                 events[index + 1].record()
                 if index == 0:
                     first_enqueued = time.perf_counter_ns()
-            synchronize()
+            synchronize(self._device)
             ended = time.perf_counter_ns()
+        wall_ms = (ended - began) / 1e6
         return {
             "began_ns": began,
             "ended_ns": ended,
-            "wall_ms": (ended - began) / 1e6,
-            "events_ms": events[0].elapsed_time(events[-1]),
-            "step_ms": [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)],
-            "enqueue_ms": (first_enqueued - began) / 1e6,
-        }
-
-
-class HostClock:
-    """Times blocks on a CPU, where a step has ended when it returns."""
-
-    def synchronize(self) -> None:
-        """Do nothing: there is nothing to wait for."""
-
-    def block(
-        self,
-        step: Step,
-        steps: int,
-        before_step: Callable[[int], None],
-        line_up: Callable[[], None] = lambda: None,
-    ) -> dict[str, Any]:
-        """Run ``steps`` steps; return their times in ms."""
-        stamps = [0] * (steps + 1)
-        with quiet_gc():
-            line_up()
-            stamps[0] = time.perf_counter_ns()
-            for index in range(steps):
-                before_step(index)
-                step()
-                stamps[index + 1] = time.perf_counter_ns()
-        wall_ms = (stamps[-1] - stamps[0]) / 1e6
-        return {
-            "began_ns": stamps[0],
-            "ended_ns": stamps[-1],
             "wall_ms": wall_ms,
-            "events_ms": wall_ms,
-            "step_ms": [(b - a) / 1e6 for a, b in zip(stamps, stamps[1:], strict=False)],
-            "enqueue_ms": None,
+            # A CPU's events are the same clock: it cannot disagree with itself.
+            "events_ms": events[0].elapsed_time(events[-1]) if self._gpu else wall_ms,
+            "step_ms": [a.elapsed_time(b) for a, b in zip(events, events[1:], strict=False)],
+            "enqueue_ms": (first_enqueued - began) / 1e6 if self._gpu else None,
         }

@@ -41,9 +41,10 @@ def select(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def synchronize() -> None:
-    """Wait for the GPU."""
-    torch.cuda.synchronize()
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU; on a CPU there is nothing to wait for."""
+    if on_gpu(device):
+        torch.cuda.synchronize()
 
 
 def timing_event() -> torch.cuda.Event:
@@ -113,11 +114,6 @@ def allocator_calls() -> dict[str, int]:
         "retries": "num_alloc_retries",
     }
     return {name: int(stats.get(key, 0)) for name, key in names.items()}
-
-
-def device_allocations() -> int:
-    """Return how often the allocator has asked the driver for memory so far."""
-    return int(torch.cuda.memory_stats().get("num_device_alloc", 0))
 
 
 def call_on_sync(callback: Callable[[str], None]) -> None:

@@ -76,6 +76,11 @@ class Phases:
         if self.listener is not None:
             self.listener(name)
 
+    @property
+    def path(self) -> str:
+        """Return the phase in its micro-step: "micro_step_0/forward", "clip_grad"."""
+        return f"{self.micro_step}/{self.current}" if self.micro_step else self.current
+
     def begin_step(self) -> None:
         """Forget the last step's phases."""
         self.current = self.micro_step = ""

@@ -25,9 +25,10 @@ import torch.distributed as dist
 
 from stepguard.worker import device
 from stepguard.worker.channel import Channel
-from stepguard.worker.clock import CudaClock, HostClock
+from stepguard.worker.clock import Clock
 from stepguard.worker.count import compiler
 from stepguard.worker.count.counters import count
+from stepguard.worker.count.tally import CountedStep
 from stepguard.worker.fingerprint import fingerprint
 from stepguard.worker.position import Note, Phases
 from stepguard.worker.sources import sources
@@ -77,7 +78,7 @@ class Session:
         self.on_gpu = device.on_gpu(self.device)
         _join_process_group(device.backend(self.device))
         self.channel = Channel()
-        self.clock = CudaClock() if self.on_gpu else HostClock()
+        self.clock = Clock(self.device)
         self.machine = MachineSamples()
         self.workload: Any = None
         self.package = ""  # of the workload's factory
@@ -121,10 +122,10 @@ class Session:
 
     def do_first_step(self) -> dict[str, Any]:
         """Run the first step, compilation included; return the seconds to synchronization."""
-        self.clock.synchronize()
+        device.synchronize(self.device)
         began = time.perf_counter()
         self.workload.step()
-        self.clock.synchronize()
+        device.synchronize(self.device)
         took_s = time.perf_counter() - began
         compiler.install()  # a step may have been the first to ask for the compiler
         return {"compile_s": took_s}
@@ -135,18 +136,17 @@ class Session:
         found = self.clock.block(self.workload.step, steps, self.note.step, barrier)
         found["compiled_graphs"] = compiler.unique_graphs()
         if self.on_gpu:
-            found["device_allocations"] = device.device_allocations()
+            found["device_allocations"] = device.allocator_calls()["cudaMalloc"]
         return found
 
     def do_alternate(self, variants: list[str], order: list[int], steps: int) -> dict[str, Any]:
         """Time segments of the named variants, in the order of their indices."""
-        synchronize = self.clock.synchronize
         try:
-            chosen = [VARIANTS[name](self.workload, synchronize) for name in variants]
+            chosen = [VARIANTS[name](self.workload, self.device) for name in variants]
         except ValueError as error:
             raise BadWorkload(str(error)) from None
         began_ns = time.perf_counter_ns()
-        segments_ms = alternate(chosen, order, steps, synchronize, self.channel.barrier)
+        segments_ms = alternate(chosen, order, steps, self.device, self.channel.barrier)
         ended_ns = time.perf_counter_ns()
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 
@@ -157,12 +157,15 @@ class Session:
             self.note.command(text)
             self.channel.reply({"progress": text})
 
-        step, channel = self.workload.step, self.channel
-        return count(step, self.device, progress, self.phases, channel.world_size, channel.any)
+        channel = self.channel
+        counted = CountedStep(
+            self.workload.step, self.device, self.phases, channel.world_size, channel.any
+        )
+        return count(counted, progress)
 
     def do_park(self) -> dict[str, Any]:
         """Hand cached memory back to the driver; return the bytes that the allocator keeps."""
-        self.clock.synchronize()
+        device.synchronize(self.device)
         return {"reserved_bytes": device.empty_cache() if self.on_gpu else 0}
 
 

@@ -11,21 +11,21 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch.profiler import ProfilerActivity, profile
 
 from stepguard.worker.clock import Step, quiet_gc
+from stepguard.worker.device import synchronize
 
 EXCHANGES = ("c10d::", "_c10d_functional::")
-
-Synchronize = Callable[[], None]
 
 
 def alternate(
     variants: Sequence[Step],
     order: Sequence[int],
     steps: int,
-    synchronize: Synchronize,
-    line_up: Callable[[], None] = lambda: None,
+    device: torch.device,
+    line_up: Callable[[], None],
 ) -> list[float]:
     """Return the mean step time in ms of each segment: ``steps`` steps of one of ``variants``, in
     the ``order`` of their indices.
@@ -37,32 +37,27 @@ def alternate(
     """
     segments_ms = []
     with quiet_gc():
-        synchronize()
+        synchronize(device)
         for index in order:
             step = variants[index]
             line_up()
             began = time.perf_counter_ns()
             for _ in range(steps):
                 step()
-            synchronize()
+            synchronize(device)
             segments_ms.append((time.perf_counter_ns() - began) / 1e6 / steps)
     return segments_ms
 
 
-def _pipelined(workload: Any, synchronize: Synchronize) -> Step:
-    step: Step = workload.step
-    return step
-
-
-def _synced(workload: Any, synchronize: Synchronize) -> Step:
+def _synced(workload: Any, device: torch.device) -> Step:
     def run() -> None:
         workload.step()
-        synchronize()
+        synchronize(device)
 
     return run
 
 
-def _no_gradient_sync(workload: Any, synchronize: Synchronize) -> Step:
+def _no_gradient_sync(workload: Any, device: torch.device) -> Step:
     if getattr(workload, "gradient_sync", None) is not True:
         kind = type(workload).__name__
         raise ValueError(
@@ -93,8 +88,8 @@ def _exchanges(step: Step) -> list[str]:
 
 
 # Each makes, of a workload, a function that runs one step. Raises ValueError if it cannot.
-VARIANTS: dict[str, Callable[[Any, Synchronize], Step]] = {
-    "pipelined": _pipelined,
+VARIANTS: dict[str, Callable[[Any, torch.device], Step]] = {
+    "pipelined": lambda workload, device: workload.step,
     "synced": _synced,
     "no_gradient_sync": _no_gradient_sync,
 }

@@ -22,7 +22,7 @@ from scipy.special import stdtrit
 
 from model.workloads import train_step
 from stepguard.cli.run import parse_params
-from stepguard.worker.clock import CudaClock, HostClock
+from stepguard.worker.clock import Clock
 from studies.common.results import command_line
 
 WARM_UP_S = 20.0  # a card needs this long until its clocks have settled under the power cap
@@ -55,7 +55,7 @@ def main() -> None:
     options = parser.parse_args()
     params = {"lr": 0.0} | parse_params(options.params)  # every step costs the same
     workload = train_step(device=options.device, **params)
-    clock = CudaClock() if options.device == "cuda" else HostClock()
+    clock = Clock(torch.device(options.device))
 
     def engine_ms() -> float:
         return clock.block(workload.step, options.steps, lambda index: None)["wall_ms"] / (

@@ -23,7 +23,7 @@ import torch
 from model.workloads import train_step
 from perf_tests.parameters import NANO_STEP, SEED_STEP
 from stepguard.cli.run import parse_params
-from stepguard.worker.clock import CudaClock, HostClock
+from stepguard.worker.clock import Clock
 from studies.common.results import Document, command_line
 from studies.common.series import half_width, mirrored, table
 
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
     learning = {"lr": 6e-4}  # the suite's own step does not learn, for what this shows
     params = (SEED_STEP if cuda else NANO_STEP) | learning | parse_params(options.params)
     workload = train_step(device=options.device, **params)
-    clock = CudaClock() if cuda else HostClock()
+    clock = Clock(torch.device(options.device))
     restart = Restart(workload)
 
     def window_ms() -> float:

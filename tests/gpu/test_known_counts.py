@@ -8,6 +8,7 @@ import torch
 
 from stepguard import allow_sync
 from stepguard.worker.count.counters import count
+from stepguard.worker.count.tally import CountedStep
 from stepguard.worker.position import Phases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -30,7 +31,8 @@ class Program:
     def counted(self) -> dict[str, Any]:
         """What the counting pass says."""
         self.step()
-        return count(self.step, torch.device("cuda", 0), lambda text: None, self.phases)
+        counted = CountedStep(self.step, torch.device("cuda", 0), self.phases)
+        return count(counted, lambda text: None)
 
 
 def counts(body: Callable[[], object], k: int = 3) -> dict[str, int]:

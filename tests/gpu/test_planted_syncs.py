@@ -17,6 +17,7 @@ ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 DRIVER = """
 import json, torch
 from stepguard.worker.count.counters import count
+from stepguard.worker.count.tally import CountedStep
 from stepguard.worker.session import build
 from stepguard.worker.position import Phases
 
@@ -25,7 +26,8 @@ params = {"size": "nano", "batch": 4, "seq": 64, "micro_steps": 2, "compile": Fa
 workload = build("model.workloads:train_step", params, "cuda")
 workload.on_phase = phases
 workload.step()
-told = count(workload.step, torch.device("cuda", 0), lambda text: None, phases)
+counted = CountedStep(workload.step, torch.device("cuda", 0), phases)
+told = count(counted, lambda text: None)
 print("COUNTED " + json.dumps(told))
 """
 PLANTS = {

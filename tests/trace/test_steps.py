@@ -16,8 +16,7 @@ from stepguard.measure.ranks import counts_of
 from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.steps import read_steps
 from stepguard.worker.count import profiled
-from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 120.0
@@ -319,11 +318,10 @@ def test_a_mark_is_an_annotation():
 def test_nccl_tells_elements_and_type(dtype, size):
     """k all-reduces of n elements are k calls and k * n * size bytes."""
     found = one_step(*[nccl("allreduce_", 10, dtype)] * 3, nccl("broadcast_", 7, dtype))
-    assert found.collectives == {"allreduce": 3, "broadcast": 1}
     assert found.collective_bytes == {"allreduce": 30 * size, "broadcast": 7 * size}
     told = {f"allreduce {10 * size} B": 3, f"broadcast {7 * size} B": 1}
-    assert found.collective_sizes == told
-    assert found.unsized_collectives == 0
+    assert found.collectives == told
+    assert not found.unsized_collectives
 
 
 @pytest.mark.parametrize("told", [{}, {"dtype": "Float"}, {"In msg nelems": 3, "dtype": "Odd"}])
@@ -331,8 +329,8 @@ def test_nccl_that_does_not_tell_is_unsized(told):
     """A call without elements or of an unknown type counts as a call whose bytes are not known."""
     odd = operator("c10d::allreduce_", operator("record_param_comms", **told))
     found = one_step(odd, nccl("allreduce_", 10, "Float"))
-    assert (found.collectives, found.unsized_collectives) == ({"allreduce": 2}, 1)
-    assert found.collective_sizes == {"allreduce of unknown size": 1, "allreduce 40 B": 1}
+    assert found.unsized_collectives == {"allreduce": 1}
+    assert found.collectives == {"allreduce of unknown size": 1, "allreduce 40 B": 1}
 
 
 @pytest.mark.parametrize(
@@ -343,16 +341,16 @@ def test_nccl_that_does_not_tell_is_unsized(told):
 def test_gloo_tells_the_type_elsewhere(kind, size, shape, elements):
     """Elements stand at the call, the type on gloo's thread; a scalar tensor has one element."""
     found = one_step(*[gloo("allreduce_", "all_reduce", shape, kind)] * 2)
-    assert found.collectives == {"allreduce": 2}
+    assert found.collectives == {f"allreduce {elements * size} B": 2}
     assert found.collective_bytes == {"allreduce": 2 * elements * size}
-    assert found.unsized_collectives == 0
+    assert not found.unsized_collectives
 
 
 def test_gloo_messages_of_one_length_and_two_types_are_unsized():
     """10 floats and 10 longs cannot be told apart: not known, rather than one for the other."""
     kinds = ("float", "long int")
     found = one_step(*[gloo("allreduce_", "all_reduce", [10], kind) for kind in kinds])
-    assert (found.collective_bytes, found.unsized_collectives) == ({}, 2)
+    assert (found.collective_bytes, found.unsized_collectives) == ({}, {"allreduce": 2})
 
 
 def test_gloo_collectives_of_one_length_keep_their_types():
@@ -367,7 +365,7 @@ def test_gloo_collectives_of_one_length_keep_their_types():
 def test_a_collective_of_the_autograd_thread_counts():
     """DistributedDataParallel reduces in autograd's thread, in the middle of backward."""
     found = one_step(gloo("allreduce_", "all_reduce", [5], "float", thread=AUTOGRAD))
-    assert (found.collectives, found.collective_bytes) == ({"allreduce": 1}, {"allreduce": 20})
+    assert (found.collectives, found.collective_bytes) == ({"allreduce 20 B": 1}, {"allreduce": 20})
 
 
 def test_a_barrier_hands_over_nothing():
@@ -375,8 +373,7 @@ def test_a_barrier_hands_over_nothing():
     dims = {"Input Dims": [[1], [], []], "Input type": ["unsigned char", "", "ScalarList"]}
     found = one_step(operator("c10d::barrier", **dims), nccl("barrier", 1, "Byte"))
     assert (found.collectives, found.collective_bytes) == ({"barrier": 2}, {})
-    assert found.collective_sizes == {"barrier": 2}
-    assert found.unsized_collectives == 0
+    assert not found.unsized_collectives
 
 
 def test_unsized_collectives_leave_the_bytes_uncounted():
@@ -387,6 +384,7 @@ def test_unsized_collectives_leave_the_bytes_uncounted():
     profiled.count_collectives(tally, trace.steps(2))
     assert tally.values == {"collectives_per_step": 2}
     assert tally.unstable.keys() == {"collective_bytes_per_step"}
+    assert "no size of allreduce (" in tally.unstable["collective_bytes_per_step"]
 
 
 # Real traces
@@ -401,19 +399,17 @@ def test_a_real_trace_has_its_operators(count):
         for _ in range(count):
             x.add_(y)
 
-    cpu, phases = torch.device("cpu"), Phases()
-    steps, seen = profiled.profile_steps(step, cpu, phases)
+    steps, seen = profiled.profile_steps(CountedStep(step, torch.device("cpu")))
     assert [calls.operators["aten::add_"] for calls in steps] == [count] * ACTIVE_STEPS
     assert [calls.operators.total() for calls in steps] == [count] * ACTIVE_STEPS
-    assert seen == []
+    assert seen == [[]] * ACTIVE_STEPS
 
 
 GLOO_RUN = """
 import json, os, sys, torch, torch.distributed as dist
 from model.workloads import train_step
 from stepguard.worker.count import profiled
-from stepguard.worker.position import Phases
-from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 from torch.nn.parallel import DistributedDataParallel
 
 dist.init_process_group("gloo")
@@ -451,9 +447,8 @@ for step in (plain, data_parallel, two_types, training):
     for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
         step()
     tally = Tally()
-    steps, _ = profiled.profile_steps(
-        step, torch.device("cpu"), Phases(), None, shapes=True
-    )
+    counted = CountedStep(step, torch.device("cpu"), world_size=2)
+    steps, _ = profiled.profile_steps(counted)
     profiled.count_collectives(tally, steps)
     found[step.__name__] = tally.as_dict()
 with open(os.path.join(sys.argv[1], f"rank-{dist.get_rank()}"), "w") as file:

@@ -9,7 +9,7 @@ import torch
 from model import workloads
 from stepguard.allow import allow_sync, allowed_by_comment, allowed_now
 from stepguard.worker.count.eager import OperatorCounter, count_eager
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.count.tally import CountedStep, Tally
 from stepguard.worker.position import Phases
 
 CPU = torch.device("cpu")
@@ -39,7 +39,7 @@ def program(tmp_path, monkeypatch):
         module = importlib.import_module("waiting")
         phases, tally = Phases(), Tally()
         try:
-            count_eager(tally, lambda: module.step(phases), CPU, phases)
+            count_eager(tally, CountedStep(lambda: module.step(phases), CPU, phases))
         finally:
             del sys.modules["waiting"]
         assert (METRIC in tally.unstable) is not stable
@@ -196,7 +196,7 @@ def test_a_step_with_another_number_is_unstable():
         if len(calls) % 2:
             x.item()
 
-    count_eager(tally, step, CPU, Phases())
+    count_eager(tally, CountedStep(step, CPU))
     assert METRIC not in tally.values
     assert tally.unstable[METRIC].startswith("steps differ: ")
 
@@ -209,7 +209,7 @@ def test_the_workloads_do_not_wait(factory, precision):
     workload = getattr(workloads, factory)(**made)
     phases, tally = Phases(), Tally()
     workload.on_phase = phases
-    count_eager(tally, workload.step, CPU, phases)
+    count_eager(tally, CountedStep(workload.step, CPU, phases))
     assert tally.values[METRIC] == 0
     assert METRIC not in tally.sites
     workload.close()
@@ -298,7 +298,7 @@ def test_operators_are_counted_backward_included():
     """One product forward is one mm, and two more in its backward pass."""
     a = torch.ones(2, 2, requires_grad=True)
     b = torch.ones(2, 2, requires_grad=True)
-    with OperatorCounter() as counter:
+    with OperatorCounter(Phases()) as counter:
         product = a @ b
         assert counter.calls == {"aten.mm.default": 1}
         product.sum().backward()

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from stepguard.worker.count import memory
 from stepguard.worker.count.memory import count_memory, live_tensor_bytes, running_peaks
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.count.tally import CountedStep, Tally
 from stepguard.worker.position import Phases
 
 ROOT = Path(__file__).resolve().parents[2]
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 N = 1 << 14
 UNIT = 4 * N  # bytes of an empty(N)
 PEAK, LEAK = "peak_allocated_bytes", "leaked_bytes_per_step"
@@ -54,7 +54,7 @@ def counted():
         tally, phases = Tally(), Phases()
         step = make(phases)
         step()
-        count_memory(tally, step, CPU, phases)
+        count_memory(tally, CountedStep(step, CPU, phases))
         assert phases.listener is None
         peak = (tally.values[PEAK] - held) / UNIT if PEAK in tally.values else None
         detail = {name: (peak - held) / UNIT for name, peak in tally.detail.get(PEAK, {}).items()}
@@ -279,7 +279,7 @@ def test_a_failing_step_leaves_no_listener():
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        count_memory(Tally(), step, CPU, phases)
+        count_memory(Tally(), CountedStep(step, CPU, phases))
     assert phases.listener is None
 
 
@@ -383,7 +383,7 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
         gpu.mallocs += len(steps) % memory.LEAK_STEPS == 0
         gpu.add(-25)
 
-    count_memory(tally, step, torch.device("cuda"), phases)
+    count_memory(tally, CountedStep(step, GPU, phases))
     assert tally.values == {PEAK: 150, LEAK: 0, "device_allocations_per_step": 1}
     assert tally.detail[PEAK] == {OUTSIDE: 100, "forward": 150, "backward": 150}
     calls = {"cudaFree": 0, "cudaMalloc": 1, "retries": 0}
@@ -393,8 +393,8 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
 
 def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     """7 bytes a step are 7, and the peak is the last step's."""
-    gpu, phases, tally = FakeGpu(monkeypatch), Phases(), Tally()
-    count_memory(tally, lambda: gpu.add(7), torch.device("cuda"), phases)
+    gpu, tally = FakeGpu(monkeypatch), Tally()
+    count_memory(tally, CountedStep(lambda: gpu.add(7), GPU))
     assert tally.values == {
         PEAK: 7 * (memory.PERIOD + memory.ACTIVE_STEPS),
         LEAK: 7,
@@ -406,8 +406,7 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
 HIDDEN = """
 import gc, sys, torch
 from stepguard.worker.count.memory import count_memory
-from stepguard.worker.position import Phases
-from stepguard.worker.count.tally import Tally
+from stepguard.worker.count.tally import CountedStep, Tally
 kept = []
 def storage():
     kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
@@ -418,7 +417,7 @@ weight = torch.ones(250, requires_grad=True)
 def graph():
     kept.append((weight * torch.ones(250)).grad_fn)
 tally = Tally()
-count_memory(tally, globals()[sys.argv[1]], torch.device("cpu"), Phases())
+count_memory(tally, CountedStep(globals()[sys.argv[1]], torch.device("cpu")))
 print(tally.values["leaked_bytes_per_step"])
 """
 

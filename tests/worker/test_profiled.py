@@ -8,8 +8,7 @@ import torch
 from stepguard.trace.steps import read_steps
 from stepguard.worker.count import profiled
 from stepguard.worker.count.profiled import MARK
-from stepguard.worker.count.tally import Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.count.tally import CountedStep, Tally
 
 
 @pytest.mark.parametrize(
@@ -33,6 +32,6 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
         asked.append(own)
         return own or bool(next(others))
 
-    step, cpu = lambda: None, torch.device("cpu")
-    profiled.count_profiled(Tally(), step, cpu, Phases(), 1, any_rank)
+    counted = CountedStep(lambda: None, torch.device("cpu"), any_rank=any_rank)
+    profiled.count_profiled(Tally(), counted)
     assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from stepguard.allow import allow_sync
 from stepguard.site import Site
 from stepguard.trace.steps import StepCalls, Sync
-from stepguard.worker.count.locate import Place
 from stepguard.worker.count.profiled import count_syncs
-from stepguard.worker.count.syncs import Seen, SyncListener, by_place, located, what_waits
+from stepguard.worker.count.syncs import SyncListener, by_place, located, what_waits
 from stepguard.worker.count.tally import Tally
 from stepguard.worker.device import SYNC_KINDS
 from stepguard.worker.position import Phases
@@ -25,13 +24,14 @@ KINDS = ("stream", "device", "event")
 
 def seen(line, kind="stream", phase="forward", micro_step="", allowed="", text=None):
     """A sync that torch told of, at ``line`` of train.py."""
-    place = Place("train.py", line, "step", f"line {line}" if text is None else text)
-    return Seen(kind, place, phase, micro_step, allowed)
+    text = f"line {line}" if text is None else text
+    path = f"{micro_step}/{phase}" if micro_step else phase
+    return Site(kind, "train.py", line, "step", text, path, allowed=allowed)
 
 
 def unseen(kind="stream", allowed=""):
     """A sync in a thread without a Python frame."""
-    return Seen(kind, Place(), "backward", "", allowed)
+    return Site(kind, phase="backward", allowed=allowed)
 
 
 def sync(kind="stream", chain=ITEM, after_copy=""):
@@ -233,9 +233,9 @@ def test_a_torch_without_the_private_module_is_no_error(monkeypatch, error):
     with monkeypatch.context() as patch:
         patch.setattr(importlib, "import_module", missing)
         listener = SyncListener(Phases())
-    with listener.listen():
+    with listener.listen() as found:
         pass
-    assert listener.seen == []
+    assert found == []
 
 
 class FakeTrace:
@@ -254,23 +254,23 @@ def test_what_torch_tells_is_noted_while_listening(monkeypatch):
     trace = FakeTrace()
     monkeypatch.setattr(importlib, "import_module", lambda name: trace)
     monkeypatch.setattr(torch._C, "_activate_gpu_trace", lambda: None, raising=False)
-    found = SyncListener(Phases())
+    listener = SyncListener(Phases())
     assert sorted(trace.told) == sorted(KINDS)
     trace.told["stream"](0)
-    found.phases("backward")
-    with found.listen():
+    listener.phases("backward")
+    with listener.listen() as found:
         trace.told["stream"](12345)  # here
         with allow_sync("logged"):
             trace.told["event"](12345)
         trace.told["device"]()
     trace.told["stream"](0)
-    assert [(one.kind, one.phase, one.allowed) for one in found.seen] == [
+    assert [(one.what, one.phase, one.allowed) for one in found] == [
         ("stream", "backward", ""),
         ("event", "backward", "logged"),
         ("device", "backward", ""),
     ]
-    assert found.seen[0].place.text == 'trace.told["stream"](12345)  # here'
-    assert found.seen[0].place.function == "test_what_torch_tells_is_noted_while_listening"
+    assert found[0].text == 'trace.told["stream"](12345)  # here'
+    assert found[0].function == "test_what_torch_tells_is_noted_while_listening"
 
 
 def test_this_torch_still_has_what_is_used():

@@ -30,7 +30,6 @@ from stepguard.worker.count.locate import Place, enclosing, locate, qualified
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), from the innermost frame outwards
 RECORDS = 100_000  # torch keeps the newest 64 compilations unless it is asked for more
-_UTILS = "torch._dynamo.utils"  # looked up, not imported: who does not compile pays nothing
 _TORCH = f"{Path(torch.__file__).parent}/"
 _LIMIT = re.compile(r"(recompile|cache)[ _]?(size[ _]?)?limit", re.IGNORECASE)
 _COMPILE_ID = re.compile(r"^\S*\d+/\d+(_\d+)?: ")
@@ -46,11 +45,11 @@ _DDP_BUCKETS = "DDPOptimizer"  # splits the graph by gradient bucket on purpose;
 def install() -> None:
     """Make the compiler keep the record of every compilation; cheap, and may be called again.
 
-    Does nothing while torch._dynamo is not imported: call it when the workload is built, since
-    ``torch.compile`` imports it, and again after the first step.
+    Does nothing while torch._dynamo is not imported (nothing here imports it: who does not compile
+    pays nothing). Call it when the workload is built, since ``torch.compile`` does, and again after
+    the first step.
     """
-    widen = getattr(sys.modules.get(_UTILS), "set_compilation_metrics_limit", None)
-    records = getattr(sys.modules.get(_UTILS), "_compilation_metrics", None)
+    widen, records = _utils("set_compilation_metrics_limit"), _utils("_compilation_metrics")
     if widen is not None and getattr(records, "maxlen", 0) != RECORDS:
         widen(RECORDS)
 
@@ -84,7 +83,7 @@ def graph_breaks() -> list[Site]:
     A break deep in a call is met again when the compiler goes on with the callee alone; it is one.
     Frames that were given up because of a break count with it; the recompile limit does not.
     """
-    reasons = getattr(sys.modules.get(_UTILS), "graph_break_reasons", None)
+    reasons = _utils("graph_break_reasons")
     if reasons is None:
         found = [_break(text, []) for text in _counters("graph_break")]
     else:
@@ -127,8 +126,8 @@ class Recompiles:
         now = compilations()
         # torch._dynamo.reset() sets the count back to zero: what is there came after it.
         self.compilations = now - self._before if now >= self._before else now
-        records = _records()
-        new = _after(self._records, records)
+        records, old = _records(), {id(record) for record in self._records}
+        new = [record for record in records if id(record) not in old]
         forward = [record for record in new if record.is_forward is not False]
         ids = {str(record.compile_id) for record in forward}
         deferred = [r for r in new if r.is_forward is False and str(r.compile_id) not in ids]
@@ -137,23 +136,19 @@ class Recompiles:
             self.sites.append(Site("recompile: of unknown reason", count=unexplained))
 
 
+def _utils(name: str) -> Any:
+    """Return one of the compiler's records; None without it, or where nothing is compiled."""
+    return getattr(sys.modules.get("torch._dynamo.utils"), name, None)
+
+
 def _counters(category: str) -> dict[str, int]:
-    counters = getattr(sys.modules.get(_UTILS), "counters", {})
-    return dict(counters[category]) if category in counters else {}
+    return dict((_utils("counters") or {}).get(category, {}))
 
 
 def _records() -> list[Any]:
     """Return a record per compilation, oldest first, without what only ran (autotuning)."""
-    read = getattr(sys.modules.get(_UTILS), "get_compilation_metrics", None)
-    return [r for r in read() if not getattr(r, "is_runtime", False)] if read is not None else []
-
-
-def _after(old: list[Any], new: list[Any]) -> list[Any]:
-    """Return the records of ``new`` behind the last of ``old``; all, if that is not kept."""
-    for index in reversed(range(len(new))):
-        if old and new[index] is old[-1]:
-            return new[index + 1 :]
-    return new
+    read = _utils("get_compilation_metrics") or list
+    return [record for record in read() if not getattr(record, "is_runtime", False)]
 
 
 def _longest(reasons: Iterable[Any]) -> list[tuple[str, Stack]]:
@@ -226,7 +221,7 @@ def _site(what: str, stack: Stack) -> Site:
     if not place.file and stack and stack[0][0].startswith(_TORCH):
         file, line, function = stack[0]
         place = Place(f"torch/{file.removeprefix(_TORCH)}", line, function)
-    return Site(what, place.file, place.line, place.function, place.text)
+    return Site(what, *place)
 
 
 def _break(reason: str, stack: Stack) -> Site:

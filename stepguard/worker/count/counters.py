@@ -9,48 +9,34 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from stepguard.metrics import METRICS
 from stepguard.site import merge
-from stepguard.worker.clock import Step
 from stepguard.worker.count import compiler
 from stepguard.worker.count.eager import count_eager
 from stepguard.worker.count.memory import count_memory
 from stepguard.worker.count.profiled import count_profiled
-from stepguard.worker.count.tally import Tally
-from stepguard.worker.position import Phases
+from stepguard.worker.count.tally import CountedStep, Tally
 
 SETTLING_STEPS = 1  # after the first: gradients and optimizer state exist from the second on
 
 
-def count(
-    step: Step,
-    device: torch.device,
-    progress: Callable[[str], None],
-    phases: Phases | None = None,
-    world_size: int = 1,
-    any_rank: Callable[[bool], bool] = bool,
-) -> dict[str, Any]:
-    """Return every counter of a workload whose step has run at least once: a Tally's fields.
-
-    ``any_rank`` tells whether something holds on any rank, on all of them alike.
-    """
-    tally, phases = Tally(), phases or Phases()
+def count(counted: CountedStep, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Return every counter of a workload whose step has run at least once: a Tally's fields."""
+    tally = Tally()
     progress("count: settling")
     for _ in range(SETTLING_STEPS):
-        step()
+        counted.step()
     progress("count: compiler")
     count_compiler(tally)
     with compiler.Recompiles() as recompiles:
-        if METRICS["peak_allocated_bytes"].exists(device.type, world_size):
+        if METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size):
             progress("count: memory")
-            count_memory(tally, step, device, phases)
+            count_memory(tally, counted)
         progress("count: profiled steps")
-        count_profiled(tally, step, device, phases, world_size, any_rank)
+        count_profiled(tally, counted)
     count_recompiles(tally, recompiles)
     progress("count: eager operators")
-    count_eager(tally, step, device, phases)
+    count_eager(tally, counted)
     return tally.as_dict()
 
 

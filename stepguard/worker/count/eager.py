@@ -18,8 +18,8 @@ from stepguard.device import CPU
 from stepguard.site import Site
 from stepguard.worker.clock import Step
 from stepguard.worker.count.locate import call_source
-from stepguard.worker.count.syncs import by_place, seen_here, site_of
-from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
+from stepguard.worker.count.syncs import by_place, site_here
+from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 from stepguard.worker.device import empty_cache, on_gpu
 from stepguard.worker.position import Phases
 
@@ -47,40 +47,39 @@ CANDIDATE_STEPS = 10  # whoever logs every tenth step is seen, whatever step the
 class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
     """Counts every ATen operator that reaches the dispatcher's Python key, backward included."""
 
-    def __init__(self, phases: Phases | None = None) -> None:
+    def __init__(self, phases: Phases) -> None:
         super().__init__()
         self.calls: Counter[str] = Counter()
         self.candidates: list[Site] = []
-        self._phases = phases or Phases()
+        self._phases = phases
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
         self.calls[name] += 1
         kwargs = kwargs or {}
-        if (what := _waits(name, args, kwargs)) is not None:
+        if what := _waits(name, args, kwargs):
             self.note(what)
         return func(*args, **kwargs)
 
     def note(self, what: str) -> None:
         """Add a candidate: the line that is running now."""
-        self.candidates.append(site_of(seen_here("", self._phases), what))
+        self.candidates.append(site_here(what, self._phases))
 
 
-def _waits(name: str, args: Any, kwargs: Any) -> str | None:
+def _waits(name: str, args: Any, kwargs: Any) -> str:
+    """Return what would make the host wait in a call of an operator; empty if nothing would."""
     if name in _WAITING:  # an output_size spares repeat_interleave reading its repeats
-        return None if kwargs.get("output_size") is not None else _WAITING[name]
+        return "" if kwargs.get("output_size") is not None else _WAITING[name]
     if name == _INDEX or name in _INDEX_PUT and not _fills(*args[2:4]):
-        return "nonzero of a mask" if any(_is_mask(index) for index in args[1]) else None
-    return None
+        tensors = [index for index in args[1] if isinstance(index, torch.Tensor)]
+        masked = any(index.dtype in (torch.bool, torch.uint8) for index in tensors)
+        return "nonzero of a mask" if masked else ""
+    return ""
 
 
 def _fills(values: Any, accumulate: bool = False) -> bool:
     """Return whether torch makes a masked_fill of it on a GPU, as of ``x[mask] = 0.0``: no wait."""
     return values.dim() == 0 and not accumulate
-
-
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
 
 
 class HostCopies(TorchFunctionMode):  # type: ignore[misc]
@@ -106,40 +105,33 @@ def _is_cpu(device: Any) -> bool:
     return isinstance(device, str | torch.device) and str(device) == CPU
 
 
-def count_eager(tally: Tally, step: Step, device: torch.device, phases: Phases) -> None:
+def count_eager(tally: Tally, counted: CountedStep) -> None:
     """Count FLOPs and operators of the step, and on a CPU what would make a host wait for a GPU."""
-    gpu = on_gpu(device)
+    gpu, phases = on_gpu(counted.device), counted.phases
     if gpu:
         empty_cache()
-    by_operator: list[dict[str, int]] = []
     counters: list[OperatorCounter] = []
     try:
         with torch.compiler.set_stance("force_eager"):
-            step()
-            for _ in range(ACTIVE_STEPS):
-                by_operator.append(_flops(step))
+            counted.step()
+            flops = [_flops(counted.step) for _ in range(ACTIVE_STEPS)]
             for _ in range(ACTIVE_STEPS if gpu else CANDIDATE_STEPS):
                 phases.begin_step()
                 counters.append(OperatorCounter(phases))
                 with HostCopies(counters[-1]), counters[-1]:
-                    step()
+                    counted.step()
     except torch.OutOfMemoryError:
         reason = "the eager step does not fit in this GPU's memory"
         tally.missing(reason, "flops_per_step", "operator_calls_per_step")
         return
-    first = counters[0]
-    tally.add("flops_per_step", [sum(step.values()) for step in by_operator], by_operator[0])
-    calls = [counter.calls.total() for counter in counters[:ACTIVE_STEPS]]
-    tally.add("operator_calls_per_step", calls, dict(first.calls))
-    if not gpu:
-        count_candidates(tally, counters, len(phases.micro_steps))
-
-
-def count_candidates(tally: Tally, counters: list[OperatorCounter], micro_steps: int = 0) -> None:
-    """Count sync_candidates_per_step and keep their sites; allowed ones do not count."""
-    counts = [sum(not site.allowed for site in counter.candidates) for counter in counters]
-    most = counters[counts.index(max(counts))]
-    tally.add("sync_candidates_per_step", counts, sites=by_place(most.candidates, micro_steps))
+    tally.add_parts("flops_per_step", flops)
+    calls = [counter.calls for counter in counters[:ACTIVE_STEPS]]
+    tally.add_parts("operator_calls_per_step", calls)
+    if not gpu:  # allowed candidates are kept, and do not count
+        counts = [sum(not site.allowed for site in counter.candidates) for counter in counters]
+        most = counters[counts.index(max(counts))].candidates
+        sites = by_place(most, len(phases.micro_steps))
+        tally.add("sync_candidates_per_step", counts, sites=sites)
 
 
 def _flops(step: Step) -> dict[str, int]:

@@ -73,8 +73,7 @@ def call_source(innermost: FrameType | None) -> str:
         frame = frame.f_back
     if frame is None:
         return ""
-    positions = list(frame.f_code.co_positions())[frame.f_lasti // 2]
-    first, last, start, end = positions
+    first, last, start, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     if first is None or last is None:
         return ""
     lines = [linecache.getline(frame.f_code.co_filename, n) for n in range(first, last + 1)]
@@ -87,20 +86,19 @@ def call_source(innermost: FrameType | None) -> str:
     return b"".join(encoded).decode(errors="replace")
 
 
-class Definition(NamedTuple):
-    """A function or a class in a file; ``first`` is the line of its first decorator, if any."""
+class Function(NamedTuple):
+    """A function in a file."""
 
     name: str  # dotted: "Block.forward"
-    first: int
-    line: int  # of "def" or "class"
+    first: int  # the line of its first decorator, if any
+    line: int  # of "def"
     last: int
-    is_function: bool
 
 
-def enclosing(file: str, line: int) -> Definition | None:
+def enclosing(file: str, line: int) -> Function | None:
     """Return the innermost function around the line; None outside of any or without source."""
-    around = [d for d in _definitions(file) if d.is_function and d.first <= line <= d.last]
-    return max(around, key=lambda d: d.first, default=None)
+    around = [f for f in _functions(file) if f.first <= line <= f.last]
+    return max(around, key=lambda f: f.first, default=None)
 
 
 def qualified(file: str, line: int, name: str) -> str:
@@ -119,24 +117,19 @@ def qualified(file: str, line: int, name: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _definitions(file: str) -> tuple[Definition, ...]:
+def _functions(file: str) -> tuple[Function, ...]:
     try:
-        tree = ast.parse("".join(linecache.getlines(file)))
+        return tuple(_walk(ast.parse("".join(linecache.getlines(file))), ""))
     except (SyntaxError, ValueError):
         return ()
-    found: list[Definition] = []
-    _walk(tree, "", found)
-    return tuple(found)
 
 
-def _walk(node: ast.AST, prefix: str, found: list[Definition]) -> None:
+def _walk(node: ast.AST, prefix: str) -> Iterator[Function]:
     for child in ast.iter_child_nodes(node):
+        inside = prefix
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            name = f"{prefix}{child.name}"
-            first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
-            last = child.end_lineno or child.lineno
-            is_function = not isinstance(child, ast.ClassDef)
-            found.append(Definition(name, first, child.lineno, last, is_function))
-            _walk(child, f"{name}.", found)
-        else:
-            _walk(child, prefix, found)
+            inside = f"{prefix}{child.name}."
+            if not isinstance(child, ast.ClassDef):
+                first = min([child.lineno, *(d.lineno for d in child.decorator_list)])
+                yield Function(inside[:-1], first, child.lineno, child.end_lineno or child.lineno)
+        yield from _walk(child, inside)

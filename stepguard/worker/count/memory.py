@@ -12,18 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from stepguard.device import CPU
-from stepguard.worker.clock import Step
-from stepguard.worker.count.tally import ACTIVE_STEPS, Tally
-from stepguard.worker.device import (
-    REQUESTED,
-    RESERVED,
-    allocator_calls,
-    live_bytes,
-    on_gpu,
-    peak_bytes,
-    synchronize,
-)
-from stepguard.worker.position import Phases
+from stepguard.worker import device
+from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 
 PERIOD = 2  # steps after which a step may repeat itself: two buffers that alternate
 LEAK_STEPS = 2 * PERIOD  # so that such buffers are no growth
@@ -31,73 +21,76 @@ _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
 
-def count_memory(tally: Tally, step: Step, device: torch.device, phases: Phases) -> None:
+def count_memory(tally: Tally, counted: CountedStep) -> None:
     """Count peak_allocated_bytes, leaked_bytes_per_step and, on a GPU, device_allocations_per_step.
 
     On a CPU only what this thread frees is seen: of a rank among several, whose gloo threads free
     too, neither the peak nor the leak would be exact (metrics.Scope.EXACT_MEMORY).
     """
-    gpu = on_gpu(device)
-    peak_by_phase = _gpu_peaks if gpu else _cpu_peaks
+    gpu = device.on_gpu(counted.device)
+    peaks_of, growth = (_gpu_peaks, _gpu_growth) if gpu else (_cpu_peaks, _cpu_growth)
     for _ in range(PERIOD):  # on a CPU frees of what was made before the first peak go unseen
-        peak_by_phase(step, phases)
-    peaks = [peak_by_phase(step, phases) for _ in range(ACTIVE_STEPS)]
-    calls_before = allocator_calls() if gpu else {}
-    grown = _gpu_growth(step) if gpu else _cpu_growth(step)
-    leaked = max(0, grown) // LEAK_STEPS
+        peaks_of(counted)
+    peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
+    calls_before = device.allocator_calls() if gpu else {}
+    leaked = max(0, growth(counted)) // LEAK_STEPS
     tally.add("leaked_bytes_per_step", [leaked])
     if leaked:  # each step's peak is higher than the last one's, which the leak says better
         del peaks[:-1]
     detail = peaks[0] if len(peaks[0]) > 1 else None
     tally.add("peak_allocated_bytes", [max(by_phase.values()) for by_phase in peaks], detail)
     if gpu:
-        calls = {call: n - calls_before[call] for call, n in allocator_calls().items()}
+        calls = {call: n - calls_before[call] for call, n in device.allocator_calls().items()}
         per_step = -(-sum(calls.values()) // LEAK_STEPS)  # one in four steps is still one
         tally.add("device_allocations_per_step", [per_step], calls)
-        reserved = _gpu_peaks(step, phases, RESERVED)
+        reserved = _gpu_peaks(counted, device.RESERVED)
         tally.information["peak_reserved_bytes"] = float(max(reserved.values()))
         tally.detail["peak_reserved_bytes"] = reserved
 
 
-def _gpu_peaks(step: Step, phases: Phases, what: str = REQUESTED) -> dict[str, int]:
+def _gpu_peaks(counted: CountedStep, what: str = device.REQUESTED) -> dict[str, int]:
     """Return the peak of ``what`` by phase: exact, since allocator and phases run on the host."""
     peaks: dict[str, int] = {}
     now = _OUTSIDE
 
     def close(following: str) -> None:
         nonlocal now
-        peaks[now] = max(peak_bytes(what), peaks.get(now, 0))
+        peaks[now] = max(device.peak_bytes(what), peaks.get(now, 0))
         now = following
 
-    synchronize()
-    peak_bytes(what)
-    with phases.heard_by(close):
-        step()
+    device.synchronize(counted.device)
+    device.peak_bytes(what)  # begins a new peak
+    with counted.phases.heard_by(close):
+        counted.step()
     close("")
-    synchronize()
+    device.synchronize(counted.device)
     return peaks
 
 
-def _gpu_growth(step: Step) -> int:
-    before = _live_gpu_bytes()
+def _gpu_growth(counted: CountedStep) -> int:
+    def live() -> int:
+        gc.collect()
+        device.synchronize(counted.device)
+        return device.live_bytes()
+
+    before = live()
     for _ in range(LEAK_STEPS):
-        step()
-    return _live_gpu_bytes() - before
+        counted.step()
+    return live() - before
 
 
-def _cpu_growth(step: Step) -> int:
+def _cpu_growth(counted: CountedStep) -> int:
     """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever holds them: Python,
     autograd or a bare storage. Frees of what was made before the profile go unseen, hence PERIOD
     steps first.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         for _ in range(PERIOD):
-            step()
+            counted.step()
         gc.collect()
-        with record_function(_PHASE):
-            pass
+        _mark()
         for _ in range(LEAK_STEPS):
-            step()
+            counted.step()
         gc.collect()
     events = list(_events(profiled))
     began = next(event.start_ns() for event in events if event.name() == _PHASE)
@@ -105,26 +98,20 @@ def _cpu_growth(step: Step) -> int:
     return sum(int(event.nbytes()) for event in memory if event.start_ns() >= began)
 
 
-def _live_gpu_bytes() -> int:
-    gc.collect()
-    synchronize()
-    return live_bytes()
-
-
-def _cpu_peaks(step: Step, phases: Phases) -> dict[str, int]:
+def _cpu_peaks(counted: CountedStep) -> dict[str, int]:
     """Return the peak by phase on a CPU: what lives when the step begins (storages that Python can
     reach) plus the highest running sum of the step's allocation events.
     """
-
-    def mark(name: str) -> None:
-        with record_function(_PHASE + name):
-            pass
-
     live = live_tensor_bytes()
     profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
-    with phases.heard_by(mark), profiled:
-        step()
+    with counted.phases.heard_by(_mark), profiled:
+        counted.step()
     return running_peaks(_events(profiled), live)
+
+
+def _mark(phase: str = "") -> None:
+    with record_function(_PHASE + phase):
+        pass
 
 
 def _events(profiled: Any) -> Any:

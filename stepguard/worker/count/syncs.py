@@ -11,14 +11,13 @@ that follows.
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from stepguard.allow import allowed_by_comment, allowed_now
 from stepguard.site import Site
 from stepguard.trace.steps import Sync
-from stepguard.worker.count.locate import Place, frames, locate
+from stepguard.worker.count.locate import frames, locate
 from stepguard.worker.device import SYNC_KINDS, call_on_sync
 from stepguard.worker.position import MICRO_STEP, Phases
 
@@ -36,22 +35,11 @@ _BY_COPY = {  # ... or by how the name of the copy that is waited for begins
 }
 
 
-@dataclass(frozen=True)
-class Seen:
-    """One synchronization as torch reported it."""
-
-    kind: str
-    place: Place
-    phase: str
-    micro_step: str
-    allowed: str
-
-
-def seen_here(kind: str, phases: Phases) -> Seen:
-    """Return what is known at this moment: the line outside of torch and this engine, the phase."""
+def site_here(what: str, phases: Phases) -> Site:
+    """Return the line that runs now, outside of torch and this engine, in its phase."""
     place = locate(frames(sys._getframe()))
     allowed = allowed_now() or allowed_by_comment(place.text)
-    return Seen(kind, place, phases.current, phases.micro_step, allowed)
+    return Site(what, *place, phases.path, allowed=allowed)
 
 
 class SyncListener:
@@ -59,48 +47,39 @@ class SyncListener:
 
     def __init__(self, phases: Phases) -> None:
         self.phases = phases
-        self.seen: list[Seen] = []
-        self._listening = False
+        self._sites: list[Site] | None = None  # of the block that listens now
         call_on_sync(self._note)
 
     def _note(self, kind: str) -> None:
-        if self._listening:
-            self.seen.append(seen_here(kind, self.phases))
+        if self._sites is not None:
+            self._sites.append(site_here(kind, self.phases))
 
     @contextmanager
-    def listen(self) -> Iterator[None]:
-        """Collect into ``seen`` until the end of the block."""
-        self._listening = True
+    def listen(self) -> Iterator[list[Site]]:
+        """Yield a list that fills, inside the block, with a Site for each: its kind is ``what``."""
+        sites: list[Site] = []
+        self._sites = sites
         try:
-            yield
+            yield sites
         finally:
-            self._listening = False
+            self._sites = None
 
 
-def located(syncs: Sequence[Sync], seen: Sequence[Seen], micro_steps: int = 0) -> list[Site]:
-    """Return the trace's calls with their lines: of a kind the n-th call is the n-th reported one.
+def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -> list[Site]:
+    """Return the trace's calls with their lines: of a kind the n-th call is the n-th reported one,
+    whose ``what`` is that kind.
 
     A kind of which they disagree on the number keeps its calls, with operators and without lines.
     """
-    sites = []
+    sites: list[Site] = []
     for kind in (*SYNC_KINDS, "copy"):
         calls = [sync for sync in syncs if sync.kind == kind]
-        lines: list[Seen | None] = [one for one in seen if one.kind == kind]
+        lines = [site for site in seen if site.what == kind]
         if len(lines) != len(calls):
-            lines = [None] * len(calls)
-        for sync, line in zip(calls, lines, strict=True):
-            what = what_waits(sync)
-            sites.append(Site(what) if line is None else site_of(line, what))
+            lines = [Site(kind)] * len(calls)
+        both = zip(calls, lines, strict=True)
+        sites += [replace(line, what=what_waits(sync)) for sync, line in both]
     return by_place(sites, micro_steps)
-
-
-def site_of(seen: Seen, what: str) -> Site:
-    """Return the Site of something seen, in its phase and, if there is one, its micro-step."""
-    phase = f"{seen.micro_step}/{seen.phase}" if seen.micro_step else seen.phase
-    place = seen.place
-    return Site(
-        what, place.file, place.line, place.function, place.text, phase, allowed=seen.allowed
-    )
 
 
 def what_waits(sync: Sync) -> str:

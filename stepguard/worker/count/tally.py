@@ -1,14 +1,31 @@
-"""Collects counts: a value that differs between two steps is unstable, never averaged."""
+"""What the counting pass counts, and where its counts come in.
 
-from collections.abc import Iterable
+A count that differs between two steps is unstable, never averaged.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from msgspec.structs import asdict
+import msgspec
+import torch
 
 from stepguard.site import Site
+from stepguard.worker.clock import Step
+from stepguard.worker.position import Phases
 
 ACTIVE_STEPS = 2  # a count is taken when this many steps agree
+
+
+@dataclass(frozen=True)
+class CountedStep:
+    """A workload's step, and where it runs."""
+
+    step: Step
+    device: torch.device
+    phases: Phases = field(default_factory=Phases)  # which the step enters
+    world_size: int = 1
+    any_rank: Callable[[bool], bool] = bool  # says, on all ranks alike, if it is true on any
 
 
 @dataclass
@@ -24,8 +41,8 @@ class Tally:
     def add(
         self,
         metric: str,
-        seen: list[int],
-        detail: dict[str, int] | None = None,
+        seen: Sequence[int],
+        detail: Mapping[str, int] | None = None,
         sites: Iterable[Site] = (),
     ) -> None:
         """Take the value if all of ``seen`` agree, else note what was seen."""
@@ -38,16 +55,15 @@ class Tally:
         if sites := tuple(sites):
             self.sites[metric] = sites
 
+    def add_parts(self, metric: str, by_step: Sequence[Mapping[str, int]]) -> None:
+        """Add the sum of each step's parts, and as detail the parts of the first step."""
+        self.add(metric, [sum(parts.values()) for parts in by_step], by_step[0])
+
     def missing(self, reason: str, *metrics: str) -> None:
         """Note why none of these could be counted."""
         self.unstable |= dict.fromkeys(metrics, reason)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return what a rank sends."""
-        return {
-            "values": self.values,
-            "unstable": self.unstable,
-            "detail": self.detail,
-            "sites": {name: [asdict(site) for site in sites] for name, sites in self.sites.items()},
-            "information": self.information,
-        }
+        """Return what a rank sends: plain types."""
+        sent: dict[str, Any] = msgspec.to_builtins(self)
+        return sent
