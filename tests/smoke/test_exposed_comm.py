@@ -103,5 +103,5 @@ def test_the_plan_has_a_launch_for_it_where_it_is_gated():
 
 def test_one_rank_cannot_gate_it():
     """There is nobody to exchange with."""
-    with pytest.raises(ValueError, match="only several ranks can have it"):
+    with pytest.raises(ValueError, match="only a case of several ranks has this metric"):
         two_ranks("uneven", world_size=1)
