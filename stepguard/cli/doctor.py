@@ -1,6 +1,7 @@
 """The command doctor: is this machine fit to measure, which baseline would it use, what is missing?
 
     python -m stepguard doctor
+    python -m stepguard doctor --launcher 'srun --nodes=2 --ntasks-per-node=1'
 
 torch is asked in a process of its own, so that what it says is what a worker will find.
 """
@@ -10,6 +11,7 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -21,6 +23,7 @@ from stepguard.cli.common import add_baselines
 from stepguard.device import GPU
 from stepguard.git.revision import current
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.launch.launcher import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.storage import baselines as baseline
 from stepguard.storage.json_file import FileError
 
@@ -36,6 +39,7 @@ Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 def add_command(commands: Any, root: Path) -> None:
     """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
     command = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
+    command.add_argument("--launcher", metavar="CMD", help="examine the nodes that it starts on")
     add_baselines(command, root)
     command.set_defaults(call=_doctor)
 
@@ -43,6 +47,8 @@ def add_command(commands: Any, root: Path) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     """Print what is found, errors last; return 1 if there is any."""
     findings = [*_packages(), *_machine(options.baselines), *_tree(options.root)]
+    if options.launcher is not None:
+        findings += _nodes(options.launcher, options.root)
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
         print(f"{level:5}  {text}")
     errors = sum(level == "ERROR" for level, _ in findings)
@@ -118,6 +124,26 @@ def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
     if len({gpu.name for gpu in gpus}) > 1:
         yield "ERROR", "GPUs of several kinds: choose one kind with CUDA_VISIBLE_DEVICES"
     yield _baseline(baselines / baseline.file_name(GPU, gpus[0].name, 1))
+
+
+def _nodes(text: str, root: Path) -> Iterator[Finding]:
+    """Describe every node that a launcher starts on, and what keeps them from measuring."""
+    try:
+        nodes = describe_nodes(text, root).nodes
+    except LauncherError as error:
+        yield "ERROR", str(error)
+        return
+    for node in nodes:
+        gpus = Counter(f"{gpu.name}, driver {gpu.driver}" for gpu in node.gpus)
+        shown = ", ".join(f"{count} x {kind}" for kind, count in gpus.items()) or "no GPU"
+        software = ", ".join(f"{name} {version}" for name, version in node.software.items())
+        yield "ok", f"node {node.rank}, {node.host}: {shown}; {software}"
+        if problem := node.unreadable or node.problem:
+            yield "ERROR", f"node {node.rank}, {node.host}: {problem}"
+    if problem := unfit(nodes, machine_id()):
+        yield "ERROR", problem
+    else:
+        yield "ok", f"{len(nodes)} nodes can share a case's ranks; node 0 is this host"
 
 
 def _ask_torch() -> dict[str, object] | str:

@@ -139,6 +139,8 @@ def describe_nodes(text: str, root: Path) -> Launcher:
         command = tuple(shlex.split(text))
     except ValueError as error:
         raise LauncherError(f"{text!r} is no command: {error}") from None
+    if not command:
+        raise LauncherError(f"{text!r} is no command: srun --nodes=2 --ntasks-per-node=1 is one")
     folder = root / FOLDER
     folder.mkdir(exist_ok=True)
     keep_out_of_git(folder)

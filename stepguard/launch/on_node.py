@@ -31,7 +31,7 @@ import stepguard
 from stepguard.fingerprint import steers
 from stepguard.gpu.nvml import MachineError, Sampler, visible_gpus
 from stepguard.launch import torchrun
-from stepguard.launch.launcher import MARK, Node, SharedLaunch, machine_id, node_of
+from stepguard.launch.launcher import MARK, LauncherError, Node, SharedLaunch, machine_id, node_of
 from stepguard.launch.torchrun import Part
 
 PACKAGES = ("torch", "triton", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
@@ -136,8 +136,14 @@ def _leave(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
+def main() -> None:
+    """Do what the first argument says with the file that the second one names."""
+    action, path = sys.argv[1], Path(sys.argv[2])
+    try:
+        sys.exit(run(path) if action == "run" else describe(path))
+    except LauncherError as error:
+        sys.exit(str(error))
+
+
 if __name__ == "__main__":
-    if sys.argv[1] == "describe":
-        describe(Path(sys.argv[2]))
-    else:
-        sys.exit(run(Path(sys.argv[2])))
+    main()

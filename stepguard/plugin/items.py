@@ -69,7 +69,8 @@ def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = No
     if case.device == GPU and (nodes := spread(case, launcher)):
         each, count = nodes.fewest_gpus, len(nodes.nodes)
         few = each * count < case.world_size
-        return f"{case.id} needs {case.world_size} GPU(s), {count} nodes have {each}" if few else ""
+        need = f"{case.id} needs {case.world_size} GPU(s)"
+        return f"{need}, {count} nodes have {each} each" if few else ""
     if case.device == GPU and gpus < case.world_size:
         return f"{case.id} needs {case.world_size} GPU(s), this machine shows {gpus}"
     if case.device == CPU and gpus and "smoke" not in markers:
