@@ -140,7 +140,9 @@ def main() -> None:
     """Do what the first argument says with the file that the second one names."""
     action, path = sys.argv[1], Path(sys.argv[2])
     try:
-        sys.exit(run(path) if action == "run" else describe(path))
+        if action == "run":
+            sys.exit(run(path))
+        describe(path)
     except LauncherError as error:
         sys.exit(str(error))
 

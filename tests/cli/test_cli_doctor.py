@@ -1,6 +1,8 @@
 """python -m stepguard doctor: what is missing is an ERROR with a remedy, and status 1."""
 
+import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +10,7 @@ from stepguard.cli import doctor
 from stepguard.gpu.nvml import Gpu, MachineError
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)
+START_TWICE = Path(__file__).resolve().parents[1] / "launch" / "start_twice.py"
 USABLE = {"version": "2.13.0", "cuda": "13.0", "usable": True, "gpus": 1}
 
 
@@ -183,3 +186,16 @@ def test_the_tree(machine):
     assert ", clean" in machine().out
     (machine.shell.path / "b.py").write_text("")
     assert "1 uncommitted changes: nothing can be recorded" in machine().out
+
+
+def test_a_launchers_nodes_are_examined(machine, monkeypatch):
+    """Each is described; what keeps them from measuring is an error."""
+    machine()
+    done = machine.shell("doctor", "--launcher", f"{sys.executable} {START_TWICE}")
+    assert done.status == 0, done.out
+    assert "ok     node 1, " in done.out and "2 nodes can share a case's ranks" in done.out
+    monkeypatch.setenv("STEPGUARD_NODES", "2")
+    monkeypatch.setenv("STEPGUARD_NODE_RANK", "0")
+    done = machine.shell("doctor", "--launcher", "env")
+    assert done.status == 1
+    assert errors(done) == ["ERROR  1 of 2 nodes answered; give the launcher all of them"]

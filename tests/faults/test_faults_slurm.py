@@ -15,7 +15,7 @@ from conftest import processes
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "scripts" / "slurm_two_nodes.sh"
 LAUNCHER = "srun --overlap --nodes=2 --ntasks-per-node=1"
-RUN = f"{sys.executable} -m stepguard run device=cpu --gpus 2 --launcher '{LAUNCHER}'"
+RUN = f"{sys.executable} -m stepguard run --gpus 2 --launcher '{LAUNCHER}'"
 LONG_S = 300
 HAS_SLURM = all(map(shutil.which, ("slurmctld", "slurmd", "srun", "munged"))) and os.getuid() == 0
 
@@ -28,8 +28,8 @@ def test_srun_starts_torchrun_on_each_node(tmp_path):
     (tmp_path / "factories.py").write_text((ROOT / "tests" / "factories.py").read_text())
     (tmp_path / "tmp").mkdir()
     (tmp_path / "both.sh").write_text(
-        f"{RUN} factories:ranks --json sound.json\n"
-        f"{RUN} factories:pair how=kill rank=1 at_step=9 --json killed.json\n"
+        f"{RUN} factories:ranks device=cpu --json sound.json\n"
+        f"{RUN} factories:pair device=cpu how=kill rank=1 at_step=9 --json killed.json\n"
     )
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
