@@ -221,7 +221,10 @@ def no_worker(monkeypatch):
 
 @pytest.fixture
 def gate(pytester, monkeypatch):
-    """A suite in a folder of its own, with made-up measurements; without a GPU at first."""
+    """A suite in a folder of its own, with made-up measurements; without a GPU at first.
+
+    Three seams are patched: the machine's GPUs, the launches of a case, and its pairs.
+    """
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
