@@ -49,10 +49,9 @@ class Channel:
         """Return every rank's value, in rank order, on rank 0; an empty list on the others."""
         if self._group is None:
             return [value]
-        gathered: list[Any] = [None] * self.world_size
-        target = gathered if self.rank == 0 else None
-        dist.gather_object(value, target, dst=0, group=self._group)
-        return gathered if self.rank == 0 else []
+        gathered: list[Any] = [None] * self.world_size if self.rank == 0 else []
+        dist.gather_object(value, gathered or None, dst=0, group=self._group)
+        return gathered
 
     def any(self, value: bool) -> bool:
         """Return, on every rank alike, whether ``value`` is true on any."""

@@ -1,8 +1,12 @@
-"""Fingerprint of a rank: its device, its software, and the variables that change either."""
+"""A rank's device and software, the variables that change either, and its modules' files."""
 
 import os
 import platform
+import site
+import sys
+import sysconfig
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,7 +26,11 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "arch": platform.machine(),
         "cpu_threads": torch.get_num_threads(),
-        "environment": _environment(),
+        "environment": {
+            key: value
+            for key, value in sorted(os.environ.items())
+            if key.startswith(_PREFIXES) and not key.startswith(_OURS)
+        },
     }
 
 
@@ -33,9 +41,23 @@ def _version(package: str) -> str:
         return ""
 
 
-def _environment() -> dict[str, str]:
-    return {
-        key: value
-        for key, value in sorted(os.environ.items())
-        if key.startswith(_PREFIXES) and not key.startswith(_OURS)
-    }
+def sources(package: str) -> dict[str, str]:
+    """Return, by module name, the file that it was loaded from, links followed.
+
+    What is installed with this Python is left out, except of ``package``, unless it is a link or a
+    path that leads elsewhere: an editable install shows where its source is. A module without a
+    file (built in, a namespace) has no code of its own; code that was run but not imported is not
+    seen.
+    """
+    known = sysconfig.get_paths()
+    folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    folders += [*site.getsitepackages(), site.getusersitepackages()]
+    installed = tuple(f"{Path(folder).resolve()}/" for folder in folders)
+    found = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str):
+            path = str(Path(file).resolve())
+            if name.partition(".")[0] == package or not path.startswith(installed):
+                found[name] = path
+    return found

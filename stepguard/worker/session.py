@@ -29,9 +29,8 @@ from stepguard.worker.clock import Clock
 from stepguard.worker.count import compiler
 from stepguard.worker.count.counters import count
 from stepguard.worker.count.tally import CountedStep
-from stepguard.worker.fingerprint import fingerprint
+from stepguard.worker.fingerprint import fingerprint, sources
 from stepguard.worker.position import Note, Phases
-from stepguard.worker.sources import sources
 from stepguard.worker.variants import VARIANTS, alternate
 
 REQUIRED = ("step", "tokens_per_step")
@@ -157,10 +156,8 @@ class Session:
             self.note.command(text)
             self.channel.reply({"progress": text})
 
-        channel = self.channel
-        counted = CountedStep(
-            self.workload.step, self.device, self.phases, channel.world_size, channel.any
-        )
+        ranks, step = self.channel, self.workload.step
+        counted = CountedStep(step, self.device, self.phases, ranks.world_size, ranks.any)
         return count(counted, progress)
 
     def do_park(self) -> dict[str, Any]:

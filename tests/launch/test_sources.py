@@ -12,7 +12,7 @@ from stepguard.launch import engine
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.sources import check, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.worker.sources import sources
+from stepguard.worker.fingerprint import sources
 
 HEAD = Path("/h")
 REV = Path("/h/sub/.stepguard/trees/r")

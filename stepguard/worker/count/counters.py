@@ -17,15 +17,12 @@ from stepguard.worker.count.memory import count_memory
 from stepguard.worker.count.profiled import count_profiled
 from stepguard.worker.count.tally import CountedStep, Tally
 
-SETTLING_STEPS = 1  # after the first: gradients and optimizer state exist from the second on
-
 
 def count(counted: CountedStep, progress: Callable[[str], None]) -> dict[str, Any]:
     """Return every counter of a workload whose step has run at least once: a Tally's fields."""
     tally = Tally()
     progress("count: settling")
-    for _ in range(SETTLING_STEPS):
-        counted.step()
+    counted.step()  # gradients and optimizer state exist from the second step on
     progress("count: compiler")
     count_compiler(tally)
     with compiler.Recompiles() as recompiles:
