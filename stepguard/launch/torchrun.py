@@ -14,6 +14,7 @@ from stepguard.launch import engine
 from stepguard.worker.lifeline import kill_by_token, pids_by_token
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
+LOOPBACK = "lo"
 CPU_THREADS = 1  # fixed: what a CPU step allocates depends on it, and more only spin on busy cores
 
 
@@ -68,7 +69,7 @@ def start(
     folder = spec.folder_of(part.rank)
     folder.mkdir(exist_ok=True)
     arguments = [
-        *_rendezvous(part),
+        *_rendezvous(part, scratch),
         f"--nproc-per-node={spec.world_size // part.nodes}",
         f"--rdzv-id={token.partition('-')[0]}",  # alike on all nodes
         "--max-restarts=0",
@@ -82,7 +83,8 @@ def start(
         return subprocess.Popen(
             [*engine.command("stepguard.worker.agent"), *arguments],
             cwd=spec.root,
-            env=launch_environment(spec, token, socket, scratch, environment),
+            env=launch_environment(spec, token, socket, scratch, environment)
+            | _network(part, scratch),
             stdin=subprocess.PIPE if spec.standby else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -90,12 +92,15 @@ def start(
         )
 
 
-def _rendezvous(part: Part) -> list[str]:
+def _rendezvous(part: Part, scratch: Path) -> list[str]:
     if part.nodes == 1:
+        # By files that only this user can read. A TCP store listens on all interfaces whatever
+        # address it is given, without a password, and torchrun unpickles what stands in it.
         return [
             "--nnodes=1",
             "--rdzv-backend=c10d",
-            "--rdzv-endpoint=127.0.0.1:0",
+            "--rdzv-conf=store_type=file",
+            f"--rdzv-endpoint={scratch / 'rendezvous'}",
             "--local-addr=127.0.0.1",
         ]
     # Static, since a dynamic rendezvous may put rank 0 on any node, and rank 0 has to be here.
@@ -105,6 +110,20 @@ def _rendezvous(part: Part) -> list[str]:
         "--rdzv-backend=static",
         f"--rdzv-endpoint={part.address}:{part.port}",
     ]
+
+
+def _network(part: Part, scratch: Path) -> dict[str, str]:
+    """Return what keeps a launch on one node off the network: ranks meet by a file, and exchange
+    over loopback.
+    """
+    if part.nodes > 1:
+        return {}
+    return {
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "STEPGUARD_STORE": str(scratch / "ranks"),
+        "GLOO_SOCKET_IFNAME": LOOPBACK,
+        "NCCL_SOCKET_IFNAME": LOOPBACK,
+    }
 
 
 def launch_environment(

@@ -217,4 +217,9 @@ def _join_process_group(backend: str) -> None:
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 and "STEPGUARD_ONE_OF_SEVERAL" not in os.environ:
         return
     # No device_id: that would open NCCL at once, on a card that another launch is measured on.
-    dist.init_process_group(backend)
+    if path := os.environ.get("STEPGUARD_STORE"):  # of a launch on one node; see launch/torchrun.py
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = dist.FileStore(path, ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    else:
+        dist.init_process_group(backend)
