@@ -1,4 +1,4 @@
-"""What a launch opens to the network: nothing. Every listening socket of every process is looked at."""
+"""Sockets of a launch: none listens beyond loopback. Every process of a launch is looked at."""
 
 import ipaddress
 import os

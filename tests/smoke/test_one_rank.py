@@ -11,7 +11,7 @@ from factories import COLLECT_S
 from stepguard import Case
 from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
-from stepguard.judge.summary import stored
+from stepguard.judge.summary import stored, summarise
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
 from stepguard.recording import Entry, Epoch
@@ -52,7 +52,7 @@ def test_one_rank_is_measured_and_is_none_of_the_launches(pair):
 
 def test_the_figures_are_of_both(pair):
     """Tokens are those of all ranks; efficiency is one rank's step over the case's."""
-    values = pair.values()
+    values = summarise(pair).values()
     assert (pair.tokens_per_step, pair.one_rank_tokens_per_step) == (2, 1)
     assert values["one_rank_step_ms"] == pair.one_rank.step_ms
     wanted = 100 * pair.one_rank.step_ms / values["step_ms"]
@@ -90,7 +90,7 @@ def test_a_rank_that_cannot_run_alone_breaks_nothing_and_is_named(bench):
     assert judge(found, None).status is Status.NO_BASELINE
     assert len(found.launches) == 1 and found.one_rank is None
     assert found.one_rank_problem == "rank 0 in prepare: ValueError: planted: alone"
-    assert "scaling_efficiency_pct" not in found.values()
+    assert "scaling_efficiency_pct" not in summarise(found).values()
 
 
 def test_one_rank_has_nobody_to_be_compared_with(bench):
@@ -98,4 +98,4 @@ def test_one_rank_has_nobody_to_be_compared_with(bench):
     found = measured(bench, "linear", world_size=1)
     assert not found.faults, found.faults
     assert found.one_rank is None
-    assert not {"scaling_efficiency_pct", "one_rank_step_ms"} & found.values().keys()
+    assert not {"scaling_efficiency_pct", "one_rank_step_ms"} & summarise(found).values().keys()
