@@ -228,7 +228,7 @@ def test_a_step_that_takes_longer_is_slower(root):
         "slept[tiny]: SLOWER: step_ms ",
         f"compared with old ({old}), measured in pairs with it",
         "margins 5 and 20 %",
-        "if it is meant: ",
+        "after the merge, on main: ",
         f"{left} removed: the run that made it was killed (old, process 1)",
         "1 failed",
     ):
