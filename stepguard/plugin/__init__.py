@@ -17,9 +17,15 @@ from stepguard.git.resolve import TreeError
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.plugin.benchmark import Sink, WithBenchmark, WithoutBenchmark
-from stepguard.plugin.items import asks_for_perf, case_of, cases, refuse_without_perf
+from stepguard.plugin.items import (
+    NOTHING_MEASURED,
+    asks_for_perf,
+    case_of,
+    cases,
+    outcome_of,
+    refuse_without_perf,
+)
 from stepguard.plugin.options import add_options
-from stepguard.plugin.outcome import NOTHING_MEASURED, outcome_of
 from stepguard.plugin.session import Session
 from stepguard.report import terminal
 from stepguard.storage.json_file import FileError
@@ -125,7 +131,8 @@ def pytest_runtest_makereport(
     """Give the call the outcome of its verdict; see outcome_of."""
     report = yield
     session = item.config.stash[_SESSION]
-    session.saw(item, report)
+    xfail, why = hasattr(report, "wasxfail"), str(call.excinfo.value) if call.excinfo else ""
+    session.saw(item, report.skipped, "expected to fail (xfail)" if xfail else why)
     if call.when != "call":
         return report
     result, refused = item.stash.get(_RESULT, None), item.stash.get(_REFUSED, "")
@@ -133,12 +140,12 @@ def pytest_runtest_makereport(
         refused = NOTHING_MEASURED  # whatever fixture it had under the name perf
     item.stash[_PASSED] = report.passed and not refused
     verdict = result.verdict if result else None
-    found = outcome_of(report.outcome, hasattr(report, "wasxfail"), verdict, bool(refused))
+    found = outcome_of(report.outcome, xfail, verdict, bool(refused))
     if found.overridden:
         report.outcome, report.longrepr = "failed", session.block(result) if result else refused
         vars(report).pop("wasxfail", None)
     if result is not None and found.names_verdict:
-        report.perf_status = session.word(result)  # type: ignore[attr-defined]
+        report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
     if found.error:
         report.when = "setup"
     return report

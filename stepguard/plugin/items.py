@@ -1,5 +1,6 @@
-"""The cases that tests declare, and what a collected test has to do with them."""
+"""The cases that tests declare: which test has one, where it cannot run, how its report ends."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -7,8 +8,10 @@ import pytest
 from stepguard.case import Case
 from stepguard.device import CPU, GPU
 from stepguard.launch.launcher import Launcher, spread
+from stepguard.verdict import Verdict
 
 FIXTURE_MODULE = "stepguard.plugin"  # of our fixture perf
+NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case)"
 
 
 class _Declared(list[Any]):
@@ -69,14 +72,40 @@ def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = No
     if case.device == GPU and (nodes := spread(case, launcher)):
         each, count = nodes.fewest_gpus, len(nodes.nodes)
         few = each * count < case.world_size
-        need = f"{case.id} needs {case.world_size} GPU(s)"
-        return f"{need}, {count} nodes have {each} each" if few else ""
+        need = f"needs {case.world_size} GPU(s), {count} nodes have {each} each"
+        return need if few else ""
     if case.device == GPU and gpus < case.world_size:
-        return f"{case.id} needs {case.world_size} GPU(s), this machine shows {gpus}"
+        return f"needs {case.world_size} GPU(s), this machine shows {gpus}"
     if case.device == CPU and gpus and "smoke" not in markers:
-        return f"{case.id}: a GPU is here, its cases run instead (or say: -m smoke)"
+        return "a GPU is here, its cases run instead (or say: -m smoke)"
     return ""
 
 
 def _fixtures(item: pytest.Item) -> tuple[str, ...]:
     return tuple(getattr(item, "fixturenames", ()))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The changes to the report of a test's call."""
+
+    overridden: bool  # fails, although the test itself passed or was expected to fail
+    error: bool  # could not decide: an error, as if its set-up had failed
+    names_verdict: bool  # shows the verdict's word instead of PASSED or FAILED
+
+
+def outcome_of(call: str, xfail: bool, verdict: Verdict | None, refused: bool) -> Outcome:
+    """Return what becomes of a call that pytest says has "passed", "failed" or was "skipped".
+
+    ``verdict`` is the case's, if it was measured; ``refused`` says that it could not be, or that a
+    test which declares a case measured none. Neither a test that catches the verdict nor, where
+    nothing was decided, an ``xfail`` mark hides it.
+    """
+    own = "error" if refused else "passed"
+    if verdict is not None and not verdict.recorded:
+        own = verdict.outcome
+    decided = verdict is not None and own == "failed" and not verdict.undecided
+    overridden = own != "passed" and call != "failed" and not (xfail and decided)
+    failed = overridden or call == "failed"
+    shown = (failed and own != "passed") or (call == "passed" and not overridden)
+    return Outcome(overridden, failed and own == "error", verdict is not None and shown)

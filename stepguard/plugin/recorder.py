@@ -6,7 +6,8 @@ was the machine, which a case alone cannot tell.
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
@@ -21,37 +22,26 @@ from stepguard.verdict import Reason, Status, Verdict
 DEFAULT_REASON = "accepted with --perf-update"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a run was asked to record, and why that is right."""
-
-    all: bool = False  # --perf-update
-    new: bool = False  # --perf-update-new
-    reason: str = ""  # --perf-reason
-
-    def includes(self, verdict: Verdict) -> bool:
-        """Tell whether a case with this verdict is to be recorded."""
-        return self.all or (self.new and verdict.reason is Reason.NOT_RECORDED)
-
-
 class Recorder:
-    """The recordings of one run, and the results that still wait to become one.
+    """The recordings of one run, and the results that still wait to become one. ``option`` has the
+    values of pytest's options.
 
     ``refused`` says that something could not be recorded, which fails the run; ``notices`` are
     sentences about what was and what was not.
     """
 
-    def __init__(self, wanted: Wanted, caller: Caller) -> None:
+    def __init__(self, option: Any, caller: Caller) -> None:
         self.notices: list[str] = []
         self.refused = False
-        self._wanted, self._caller = wanted, caller
+        self._all, self._new = option.perf_update, option.perf_update_new
+        self._reason, self._caller = option.perf_reason or "", caller
         self._recorded: set[str] = set()  # case ids
         self._waiting: list[Result] = []
 
     def record(self, result: Result) -> None:
         """Record a result if that is wanted, or see to it that it can be when the run is over."""
         verdict, case_id = result.verdict, result.case.id
-        if not self._wanted.includes(verdict):
+        if not (self._all or self._new and verdict.reason is Reason.NOT_RECORDED):
             return
         caller = self._caller
         accept_it = f"{caller.python} -m stepguard accept {shlex.quote(case_id)}"
@@ -59,8 +49,7 @@ class Recorder:
         if until := verdict.waived_until:
             self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
         elif verdict.machine_moved:
-            why = "the machine changed and not the code"
-            self._refuse(f"{case_id}: not recorded, {why}; {level}")
+            self._refuse(f"{case_id}: not recorded, the machine changed, not the code; {level}")
         elif any(METRICS[name].kind == "time" for name in result.case.gates):
             if self._accept(result, dry=True):
                 self._waiting.append(result)
@@ -98,14 +87,14 @@ class Recorder:
     def _accept(self, result: Result, dry: bool = False) -> bool:
         """Record a result, or with ``dry`` only find out whether that would be refused."""
         first = result.verdict.reason is Reason.NOT_RECORDED
-        reason = self._wanted.reason or ("" if first else DEFAULT_REASON)
+        reason = self._reason or ("" if first else DEFAULT_REASON)
         try:
             done = accept(result.baseline_path, result.evidence, reason, dry)
         except FileError as error:
             self._refuse(str(error))
             return False
         if not dry:
-            unexplained = done.action is Action.EPOCH_OPENED and not self._wanted.reason
+            unexplained = done.action is Action.EPOCH_OPENED and not self._reason
             hint = "; to say why it is right: --perf-reason='...'" if unexplained else ""
             self.notices.append(accepted_line(done) + hint)
         return True

@@ -8,8 +8,8 @@ import contextlib
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -31,13 +31,22 @@ from stepguard.plugin.baselines import (
 from stepguard.plugin.benchmark import WithBenchmark, WithoutBenchmark
 from stepguard.plugin.items import asks_for_perf, case_of, unsuited
 from stepguard.plugin.options import refuse_bad_options
-from stepguard.plugin.recorder import Recorder, Wanted
+from stepguard.plugin.recorder import Recorder
 from stepguard.report import documents, words
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal import Caller, Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.waiver import Waiver
+
+
+@contextlib.contextmanager
+def _usage_errors(front: str = "") -> Iterator[None]:
+    """Raise UsageError, which ends the run before anything is measured, for what was refused."""
+    try:
+        yield
+    except (FileError, LauncherError, MachineError) as error:
+        raise pytest.UsageError(f"{front}{error}") from None
 
 
 class Session:
@@ -48,19 +57,17 @@ class Session:
         self._root, start = config.rootpath, Path(config.invocation_params.dir)
         folder = config.getoption("--perf-baselines")
         self._baselines = start / folder if folder else self._root / "baselines"
-        option, named = config.option, Caller(start).relative(self._baselines) if folder else ""
+        named = Caller(start).relative(self._baselines) if folder else ""
         self._caller = Caller(start, _python(start), named)
-        wanted = Wanted(option.perf_update, option.perf_update_new, option.perf_reason or "")
-        self._recorder = Recorder(wanted, self._caller)
+        self.recorder = Recorder(config.option, self._caller)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
-        self._gpus: tuple[Gpu, ...] | None = None
-        self._collected = Collected()
+        self._collected: Collected | None = None  # None: pytest goes on with refused options
         self._waivers: tuple[Waiver, ...] = ()
         self._asked = 0  # tests that have the perf fixture
         self._cases: list[Case] = []  # that this run measures
         self._began = False  # whether any test ran, or was skipped, not only collected
+        self._unsuited: dict[str, str] = {}  # by test: why this machine is not for its case
         self._skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
-        self._checked = False  # the options: pytest goes on with those that were refused
         self._launcher: Launcher | None = None
         self._suite: Suite | None = None
         self._line: ProgressLine | None = None
@@ -69,7 +76,7 @@ class Session:
     def header(self) -> str:
         """Return pytest's header line; never raises, the collection will."""
         try:
-            gpus = self._visible()
+            gpus = self._gpus
         except pytest.UsageError as error:
             return str(error)
         judge = f"baselines in {self._caller.relative(self._baselines)}/"
@@ -80,64 +87,45 @@ class Session:
         names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
         return f"{names}, driver {gpus[0].driver}; {judge}"
 
-    def _visible(self) -> tuple[Gpu, ...]:
-        """Return this machine's GPUs. Raises UsageError if a driver is there and is silent."""
-        if self._gpus is None:
-            try:
-                self._gpus = tuple(visible_gpus())
-            except MachineError as error:
-                raise pytest.UsageError(str(error)) from None
-        return self._gpus
+    @cached_property
+    @_usage_errors()
+    def _gpus(self) -> tuple[Gpu, ...]:
+        return tuple(visible_gpus())
 
+    @_usage_errors()
     def check(self, items: Sequence[pytest.Item], all_collected: bool) -> None:
         """Check options and baselines before anything is deselected, and set the timers."""
-        ours = [item for item in items if asks_for_perf(item)]
         if not hasattr(self._config, "workerinput"):  # there every case is refused in its turn
-            refuse_bad_options(self._config, self._root, self._baselines, len(self._visible()))
+            refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
             cases = frozenset(case.id for item in items if (case := case_of(item)))
             whole = all_collected and whole_folders(self._option, self._config.args)
-            self._collected = Collected(cases, whole)
-            try:
-                self._waivers = check_baselines(self._baselines, self._collected)
-            except FileError as error:
-                raise pytest.UsageError(str(error)) from None
-            self._checked = True
-        for item in ours:
+            collected = Collected(cases, whole)
+            self._waivers = check_baselines(self._baselines, collected)
+            self._collected = collected
+        for item in filter(asks_for_perf, items):
             self._bridge.prepare(item)
 
+    @_usage_errors()
     def plan(self, items: Sequence[pytest.Item]) -> None:
         """Take the tests that are left after deselection; skip what this machine is not for."""
         self._asked = sum(asks_for_perf(item) for item in items)
-        ids: Counter[str] = Counter()
         ours = [(item, case) for item in items if (case := case_of(item))]
-        self._launcher = self._find_nodes([case for _, case in ours])
-        gpus, markers = len(self._visible()), str(self._option.markexpr)
-        for item, case in ours:
-            ids[case.id] += 1
-            if reason := unsuited(case, gpus, markers, self._launcher):
-                item.add_marker(pytest.mark.skip(reason=reason))
-            else:
-                self._cases.append(case)
+        ids = Counter(case.id for _, case in ours)
         if twice := sorted(case_id for case_id, count in ids.items() if count > 1):
             raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
-        try:
-            for case in self._cases:
-                if launcher := spread(case, self._launcher):
-                    launcher.per_node(case)
-        except LauncherError as error:
-            raise pytest.UsageError(str(error)) from None
-
-    def _find_nodes(self, cases: Sequence[Case]) -> Launcher | None:
-        """Ask the launcher's nodes what they are, where there is a case for it. Raises UsageError
-        for nodes on which nothing could be measured.
-        """
-        text, several = self._option.perf_launcher, any(case.world_size > 1 for case in cases)
-        if text is None or not several or self._option.collectonly or not self._checked:
-            return None
-        try:
-            return survey(text, self._root)
-        except LauncherError as error:
-            raise pytest.UsageError(f"--perf-launcher={text}: {error}") from None
+        text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
+        if text and several and self._collected and not self._option.collectonly:
+            with _usage_errors(f"--perf-launcher={text}: "):
+                self._launcher = survey(text, self._root)
+        for item, case in ours:
+            reason = unsuited(case, len(self._gpus), str(self._option.markexpr), self._launcher)
+            if reason:
+                self._unsuited[item.nodeid] = reason
+                item.add_marker(pytest.mark.skip(reason=f"{case.id}: {reason}"))
+                continue
+            self._cases.append(case)
+            if nodes := spread(case, self._launcher):
+                nodes.per_node(case)
 
     def measure(self, case: Case) -> Result:
         """Measure and judge one case, and record it if that was asked for.
@@ -152,8 +140,8 @@ class Session:
             result = suite.run(case, line.stage)
         finally:
             line.end()
-        self._recorder.record(result)
-        return self._recorder.marked(result)
+        self.recorder.record(result)
+        return self.recorder.marked(result)
 
     def _started(self) -> tuple[Suite, ProgressLine]:
         if self._suite is None or self._line is None:
@@ -166,7 +154,7 @@ class Session:
             self._suite = Suite(
                 self._root,
                 self._baselines,
-                self._visible(),
+                self._gpus,
                 ["pytest", *self._config.invocation_params.args],
                 waivers=self._waivers,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
@@ -178,21 +166,17 @@ class Session:
             self._line.plan([(case.id, case.device) for case in self._cases])
         return self._suite, self._line
 
-    def saw(self, item: pytest.Item, report: pytest.TestReport) -> None:
-        """Note that a test ran, or why it was skipped."""
+    def saw(self, item: pytest.Item, skipped: bool, why: str) -> None:
+        """Note that a test ran, or that it was ``skipped`` and why."""
         self._began = True
-        if report.skipped and asks_for_perf(item):
-            self._skipped[_skip_reason(item, report)] += 1
+        if skipped and asks_for_perf(item):
+            self._skipped[self._unsuited.get(item.nodeid, why)] += 1
 
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
-        caller, dirty = self._caller, bool(result.evidence.dirty)
-        path = caller.relative(result.evidence_path)
+        caller, path = self._caller, self._caller.relative(result.evidence_path)
+        dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
         return words.block(result.verdict, path, caller.python, dirty, caller.baselines)
-
-    def word(self, result: Result) -> str:
-        """Return the verdict's word while the run goes on: times are recorded when it is over."""
-        return self._recorder.word(result)
 
     def close(self) -> None:
         """Give up what the run holds."""
@@ -212,28 +196,25 @@ class Session:
                     f"{case_id}: SLOWER taken back, not proven among all that this run tried; "
                     "judge it again, alone"
                 )
-            self._recorder.record_waiting([result.verdict for result in suite.results])
-        collect_only = self._option.collectonly
-        if write and not collect_only and not hasattr(self._config, "workerinput"):
-            self._write_documents()
-        nothing = bool(self._asked) and not self._results() and not collect_only
-        return not nothing and not self._recorder.refused
+            self.recorder.record_waiting([result.verdict for result in suite.results])
+        if self._option.collectonly:
+            return True
+        results, baselines = self._results(), self._caller.baselines
+        if write and not hasattr(self._config, "workerinput"):
+            if target := self._option.perf_json:
+                self._write(target, documents.suite_json(results))
+            if target := self._option.perf_report:
+                self._write(target, documents.suite_markdown(results, baselines))
+        return bool(results or not self._asked) and not self.recorder.refused
 
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []
-        return [self._recorder.marked(result) for result in results]
+        return [self.recorder.marked(result) for result in results]
 
-    def _write_documents(self) -> None:
-        """Write --perf-json and --perf-report, also for a run that measured nothing."""
-        markdown = partial(documents.suite_markdown, baselines=self._caller.baselines)
-        for target, render in (
-            (self._option.perf_json, documents.suite_json),
-            (self._option.perf_report, markdown),
-        ):
-            if target:
-                path = self._caller.folder / target
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(render(self._results()))
+    def _write(self, target: str, document: str) -> None:
+        path = self._caller.folder / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(document)
 
     def summary(self) -> Run | None:
         """Return the run for its summary; None where it measured nothing and was not to, or where
@@ -244,9 +225,9 @@ class Session:
             return None
         notices = [
             *self._notices,
-            *self._recorder.notices,
+            *self.recorder.notices,
             *waiver_lines(self._waivers, results),
-            *stale_lines(self._collected, results, self._caller.relative),
+            *stale_lines(self._collected or Collected(), results, self._caller.relative),
         ]
         return Run(results, self._caller, notices, self._skipped)
 
@@ -257,15 +238,6 @@ def _python(start: Path) -> str:
     if found and Path(found).absolute() == Path(sys.executable).absolute():
         return "python"
     return Caller(start).relative(Path(sys.executable))
-
-
-def _skip_reason(item: pytest.Item, report: pytest.TestReport) -> str:
-    """Say why a test was skipped, without the case's name, so that equal reasons can be counted."""
-    if hasattr(report, "wasxfail"):
-        return "expected to fail (xfail)"
-    text = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    case = case_of(item)
-    return text.removeprefix("Skipped: ").removeprefix(case.id if case else "").lstrip(": ")
 
 
 def _progress_line(config: pytest.Config, expected_s: dict[str, float]) -> ProgressLine:

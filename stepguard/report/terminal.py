@@ -67,7 +67,7 @@ def lines(run: Run) -> Iterator[tuple[str, Markup]]:
         yield explain.headline(verdict), waived if verdict.waived_until else colour(verdict.status)
         yield from ((line, {}) for line in explain.places(verdict))
         # The block above has it all; here only the first thing to do.
-        caller, dirty = run.caller, bool(result.evidence.dirty)
+        caller, dirty = run.caller, bool(result.evidence.dirty) or result.evidence.tree_changed
         path = caller.relative(result.evidence_path)
         steps = explain.next_steps(verdict, path, caller.python, dirty, caller.baselines)
         yield from ((f"  {step}", {}) for step in [*explain.times(verdict), *steps[:1]])
