@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import (
-    add_baselines,
     add_evidence,
+    add_parser,
     folder_option,
     verdict_today,
     wanted_evidence,
@@ -29,12 +29,11 @@ from stepguard.storage.runs import Store
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
-    command = commands.add_parser("accept", help="make the last run's evidence a recording")
+    """Add its parser."""
+    text = "make the last run's evidence a recording"
+    command = add_parser(commands, root, "accept", _accept, text)
     add_evidence(command, "every case of that run")
     command.add_argument("--reason", default="", help="why a new level is right")
-    add_baselines(command, root)
-    command.set_defaults(call=_accept)
 
 
 def _accept(options: argparse.Namespace) -> int:

@@ -9,19 +9,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import UsageError, add_baselines
+from stepguard.cli.common import UsageError, add_parser
 from stepguard.report import recorded
 from stepguard.storage import baselines as baseline
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
-    command = commands.add_parser("baselines", help="what is recorded")
+    """Add its parser."""
+    command = add_parser(commands, root, "baselines", _baselines, "what is recorded")
     command.add_argument("action", choices=("list", "show"))
     command.add_argument("case", nargs="?", metavar="CASE")
     command.add_argument("--json", action="store_true", help="show: JSON, also on a terminal")
-    add_baselines(command, root)
-    command.set_defaults(call=_baselines)
 
 
 def _baselines(options: argparse.Namespace) -> int:

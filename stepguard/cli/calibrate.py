@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import add_baselines, add_evidence
+from stepguard.cli.common import add_evidence, add_parser
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.judge.calibration import MEASURE, NotCalibrated, calibrated, pool
 from stepguard.report import calibration as report
@@ -21,13 +21,10 @@ from stepguard.storage.runs import Store, read_comparisons
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
-    command = commands.add_parser(
-        "calibrate", help="learn this machine's own noise from kept comparisons of HEAD with itself"
-    )
+    """Add its parser."""
+    text = "learn this machine's own noise from kept comparisons of HEAD with itself"
+    command = add_parser(commands, root, "calibrate", _calibrate, text)
     add_evidence(command, "every case that was compared with itself")
-    add_baselines(command, root)
-    command.set_defaults(call=_calibrate)
 
 
 def _calibrate(options: argparse.Namespace) -> int:

@@ -4,13 +4,13 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Evidence, from_json
 from stepguard.judge.screen import judge
 from stepguard.report import documents
-from stepguard.report.progress_line import ProgressLine
 from stepguard.report.words import in_folder
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
@@ -21,11 +21,17 @@ class UsageError(ValueError):
     """The command line itself is wrong, whatever the state of the tree: exit status 2."""
 
 
-def add_baselines(command: argparse.ArgumentParser, root: Path) -> None:
-    """Add --baselines, and keep the project's ``root`` with the options."""
+def add_parser(
+    commands: Any, root: Path, name: str, call: Callable[[argparse.Namespace], int], text: str
+) -> argparse.ArgumentParser:
+    """Add and return the parser of a command that works on the baselines of the project ``root``;
+    ``commands`` is what argparse's add_subparsers() gave.
+    """
+    command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     folder = baseline.usual(root)
     command.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
-    command.set_defaults(root=root)
+    command.set_defaults(root=root, call=call)
+    return command
 
 
 def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
@@ -103,14 +109,3 @@ def put_json(document: Any, target: str | None, evidence: Path | None = None) ->
     if evidence:
         print(f"evidence: {os.path.relpath(evidence)}")
     print(f"as JSON: {target or '--json PATH, or pipe the output'}")
-
-
-def progress_line(expected_s: dict[str, float]) -> ProgressLine:
-    """Return a progress line on standard error; ``expected_s`` is how long cases took before."""
-
-    def write(text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
-
-    terminal = sys.stderr.isatty()
-    return ProgressLine(write, terminal=terminal, verbose=True, width=100, expected_s=expected_s)

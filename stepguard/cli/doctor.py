@@ -19,7 +19,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from stepguard.cli.common import add_baselines
+from stepguard.cli.common import add_parser
 from stepguard.device import GPU
 from stepguard.git.revision import current
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
@@ -37,11 +37,10 @@ Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
-    command = commands.add_parser("doctor", help="is this machine fit, and is there a baseline?")
+    """Add its parser."""
+    text = "is this machine fit, and is there a baseline?"
+    command = add_parser(commands, root, "doctor", _doctor, text)
     command.add_argument("--launcher", metavar="CMD", help="examine the nodes that it starts on")
-    add_baselines(command, root)
-    command.set_defaults(call=_doctor)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -90,25 +89,18 @@ def _packages() -> Iterator[Finding]:
 
 def _machine(baselines: Path) -> Iterator[Finding]:
     try:
-        gpus = visible_gpus()
+        gpus, torch = visible_gpus(), _ask_torch()
     except MachineError as error:
         yield "ERROR", str(error)
-        return
-    torch = _ask_torch()
-    if isinstance(torch, str):
-        yield "ERROR", torch
         return
     if not gpus:
         yield "note", "no GPU: the smoke cases run, their times are not gated"
         yield _baseline(baselines / "cpu.json")
         return
     if not torch["usable"] or torch["gpus"] != len(gpus):
-        yield (
-            "ERROR",
-            f"the driver shows {len(gpus)} GPU(s), torch {torch['version']} (CUDA "
-            f"{torch['cuda']}) can use {torch['gpus']}; install a torch built for driver "
-            f"{gpus[0].driver}",
-        )
+        mine = f"torch {torch['version']} (CUDA {torch['cuda']}) can use {torch['gpus']}"
+        mend = f"install a torch built for driver {gpus[0].driver}"
+        yield "ERROR", f"the driver shows {len(gpus)} GPU(s), {mine}; {mend}"
     yield from _gpus(gpus, baselines)
 
 
@@ -146,20 +138,16 @@ def _nodes(text: str, root: Path) -> Iterator[Finding]:
         yield "ok", f"{len(nodes)} nodes can share a case's ranks; node 0 is this host"
 
 
-def _ask_torch() -> dict[str, object] | str:
+def _ask_torch() -> dict[str, Any]:
+    """Return what _ASK_TORCH prints. Raises MachineError if torch cannot be imported."""
+    command = [sys.executable, "-c", _ASK_TORCH]
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     except subprocess.TimeoutExpired:
-        return "importing torch took more than 120 s"
+        raise MachineError("importing torch took more than 120 s") from None
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        return f"torch cannot be imported: {last[0]}"
+        raise MachineError(f"torch cannot be imported: {last[0]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

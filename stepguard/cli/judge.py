@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import (
-    add_baselines,
     add_evidence,
+    add_parser,
     put_json,
     refuse_target,
     verdict_today,
@@ -27,12 +27,11 @@ from stepguard.verdict import Status, Verdict
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
-    command = commands.add_parser("judge", help="judge kept evidence against the baselines again")
+    """Add its parser."""
+    text = "judge kept evidence against the baselines again"
+    command = add_parser(commands, root, "judge", _judge, text)
     add_evidence(command, "every case of the last run")
     command.add_argument("--json", metavar="PATH", help="write the verdicts as one JSON document")
-    add_baselines(command, root)
-    command.set_defaults(call=_judge)
 
 
 def _judge(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.case import Case, Scalar
-from stepguard.cli.common import UsageError, progress_line, put_json, refuse_target
+from stepguard.cli.common import UsageError, put_json, refuse_target
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
@@ -19,12 +19,13 @@ from stepguard.measure.suite import Suite
 from stepguard.report import words
 from stepguard.report.documents import result_document
 from stepguard.report.figures import figures
+from stepguard.report.progress_line import ProgressLine
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
+    """Add its parser."""
     run = commands.add_parser("run", help="measure one workload, without a baseline")
     run.add_argument("factory", metavar="FACTORY", help="package.module:function")
     run.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
@@ -59,11 +60,10 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
 def _case(options: argparse.Namespace, gpus: int) -> Case:
     params = parse_params(options.params)
     device = str(params.pop("device", None) or options.device or (GPU if gpus else CPU))
-    launches = options.launches
-    if launches is None:
-        launches = 3 if is_gpu(device) else 1
     if options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
+    usual = 3 if is_gpu(device) else 1
+    launches = usual if options.launches is None else options.launches
     return Case(
         "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
     )
@@ -81,7 +81,13 @@ def _run(options: argparse.Namespace) -> int:
         launcher.per_node(case)
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     suite = Suite(options.root, baseline.usual(options.root), gpus, typed, launcher=launcher)
-    line = progress_line(Store(options.root).last_wall_s())
+    line = ProgressLine(
+        lambda text: print(text, end="", file=sys.stderr, flush=True),
+        terminal=sys.stderr.isatty(),
+        verbose=True,
+        width=100,
+        expected_s=Store(options.root).last_wall_s(),
+    )
     line.plan([(case.id, case.device)])
     line.begin(case.id)
     try:

@@ -9,19 +9,19 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import UsageError
+from stepguard.cli.common import UsageError, add_parser
 from stepguard.git.revision import user_name
 from stepguard.judge.waivers import MAX_DAYS
 from stepguard.report.waivers import described
-from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
 from stepguard.storage.waivers import BadWaiver, add_waiver, today
 from stepguard.waiver import Waiver
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser; ``commands`` is what argparse's add_subparsers() gave."""
-    command = commands.add_parser("waive", help="let a known regression pass for some days")
+    """Add its parser."""
+    text = "let a known regression pass for some days"
+    command = add_parser(commands, root, "waive", _waive, text)
     command.add_argument("case", metavar="CASE")
     command.add_argument("metric", metavar="METRIC")
     size = command.add_mutually_exclusive_group(required=True)
@@ -30,9 +30,6 @@ def add_command(commands: Any, root: Path) -> None:
     command.add_argument("--reason", required=True, help="why it may pass, and what will end that")
     command.add_argument("--days", type=int, required=True, metavar="N", help=f"1 to {MAX_DAYS}")
     command.add_argument("--who", help="who answers for it (default: git's user.name)")
-    folder = baseline.usual(root)
-    command.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
-    command.set_defaults(root=root, call=_waive)
 
 
 def _waive(options: argparse.Namespace) -> int:

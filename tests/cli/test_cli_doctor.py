@@ -19,8 +19,13 @@ def machine(shell, monkeypatch):
     """``machine(gpus, torch, problem)`` calls the doctor on a machine that is so."""
 
     def call(gpus=(), torch=USABLE, problem=""):
+        def ask_torch():
+            if isinstance(torch, str):
+                raise MachineError(torch)
+            return torch
+
         monkeypatch.setattr(doctor, "visible_gpus", lambda: list(gpus))
-        monkeypatch.setattr(doctor, "_ask_torch", lambda: torch)
+        monkeypatch.setattr(doctor, "_ask_torch", ask_torch)
 
         class Monitor:
             def __init__(self, gpus):
