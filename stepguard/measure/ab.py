@@ -75,7 +75,7 @@ def measure_ab(
         sides = [CaseWorkers(case, bench, ticker, monitor, stack) for bench in benches]
         run = _PairRun(case, sides, against, wanted)
         if unfit:
-            run.note_fault(sides[HEAD], unfit)
+            run.faults[HEAD].append(unfit)
         else:
             run.measure()
     return run.comparison()
@@ -93,28 +93,21 @@ class _PairRun:
         self.together, self.out_of_time = True, False
         self.following: list[Pair] = []  # they import: the next one, and of a second the torchruns
 
-    @property
-    def pairs(self) -> int:
-        return len(self.launches[HEAD])
-
-    def note_fault(self, workers: CaseWorkers, fault: Fault) -> None:
-        """Keep a fault of one side."""
-        self.faults[self.sides.index(workers)].append(fault)
-
     def measure(self) -> None:
         """Run counting passes and pairs; what fails is noted on its side, and ends it."""
         try:
             self._count()
-            while self.pairs < MOST_PAIRS and self.wanted.wants_another(self.comparison()):
-                if self.pairs and time.monotonic() - self.began > self.wanted.budget_s:
+            for number in range(1, MOST_PAIRS + 1):
+                if not self.wanted.wants_another(self.comparison()):
+                    return
+                if number > 1 and time.monotonic() - self.began > self.wanted.budget_s:
                     self.out_of_time = True
                     return
-                self._pair()
+                self._pair(number)
         except WorkersFailed as failed:
-            self.note_fault(failed.workers, failed.fault)
+            self.faults[self.sides.index(failed.workers)].append(failed.fault)
 
     def _count(self) -> None:
-        """Run each tree's counting pass."""
         # Counts do not mind a busy host: the next launches import meanwhile.
         launches = [
             RunningLaunch(workers, "counting launch", self.timing.warmup) for workers in self.sides
@@ -126,9 +119,7 @@ class _PairRun:
             launch.count()
             launch.leave()
 
-    def _pair(self) -> None:
-        """Run another pair. Raises WorkersFailed if there is none."""
-        number = self.pairs + 1
+    def _pair(self, number: int) -> None:
         order = ORDERS[(number - 1) % 2]
         if self.together:
             try:
@@ -148,15 +139,16 @@ class _PairRun:
     def _pair_at_once(self, number: int, order: tuple[int, ...]) -> list[RunningLaunch]:
         pair = self.following.pop(0) if self.following else Pair(number, self.sides, self.timing)
         try:
-            pair.hello()
+            for launch in pair.launches:
+                launch.hello()
             self._start_following(number)
             pair.build(self._both_fit())
             pair.run(order, self._nobody_imports)
         except WorkersFailed:
             # Launches one after the other may need its memory; and the pairs that follow would
             # import beside timed blocks.
-            for one in (pair, *self.following):
-                one.close()
+            for launch in (one for each in (pair, *self.following) for one in each.launches):
+                launch.close()
             self.following = []
             raise
         return pair.launches
@@ -170,12 +162,16 @@ class _PairRun:
         last = min(number + self.timing.ahead, MOST_PAIRS)
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
-        for pair in self.following[:1]:
-            pair.release()
+        for launch in self._next():
+            launch.release()
+
+    def _next(self) -> list[RunningLaunch]:
+        return self.following[0].launches if self.following else []
 
     def _nobody_imports(self) -> bool:
-        return all(pair.ready() for pair in self.following[:1]) and all(
-            pair.torchruns_ready() for pair in self.following[1:]
+        standby = [launch for pair in self.following[1:] for launch in pair.launches]
+        return all(launch.ready() for launch in self._next()) and all(
+            launch.torchrun_ready() for launch in standby
         )
 
     def _both_fit(self) -> bool:

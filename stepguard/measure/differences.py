@@ -1,6 +1,6 @@
 """Differences: what one variant of a step costs more than another, in alternating segments."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -51,7 +51,7 @@ def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> D
         left = -(-(pairs_wanted - len(pairs)) // protocol.pairs_in_a_series)
         left_s = left * len(order) * steps * step_s
         launch.show(f"{variants.words}, {len(pairs)} of {pairs_wanted} pairs, {left_s:.0f} s to go")
-        measure = partial(_series, variants, launch.ask, order, steps, step_s)
+        measure = partial(_series, variants, launch, order, steps)
         _, ranks = launch.undisturbed(measure, discarded, variants.words)
         pairs += pairs_of(ranks, order, lead)
         plain_ms.append(plain_by_rank(ranks, order, lead))
@@ -59,13 +59,12 @@ def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> D
 
 
 def _series(
-    variants: Variants, ask: Callable[..., Answers], order: Sequence[int], steps: int, step_s: float
+    variants: Variants, launch: RunningLaunch, order: Sequence[int], steps: int
 ) -> tuple[Block, Answers]:
     """Run the segments of one series; the block that spans them, and the ranks' answers."""
-    seconds = len(order) * steps * step_s
-    names = [variants.plain, variants.other]
-    limit_s = LIMIT_S + 3 * seconds
-    ranks = ask("alternate", limit_s=limit_s, variants=names, order=order, steps=steps)
+    seconds = len(order) * steps * launch.warmup.step_s
+    names, limit_s = [variants.plain, variants.other], LIMIT_S + 3 * seconds
+    ranks = launch.ask("alternate", limit_s=limit_s, variants=names, order=order, steps=steps)
     return Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ()), ranks
 
 

@@ -12,7 +12,7 @@ slower as the parameters change, by 2.3 % over the first 80 steps that a GPT-2 l
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from stepguard.measure.running_launch import RunningLaunch, block_steps
 from stepguard.measure.warmup import Protocol
@@ -34,9 +34,6 @@ class PairTiming:
     warmup: Protocol
     ahead: int = 2  # pairs that import while one is built; few cores have enough to do with one
     steps: range = range(0)  # that blocks have to time; empty: whichever come
-    # Untimed steps lie between the two blocks. With ``early`` both begin by so many steps earlier,
-    # so that a pair times what the one before it did not.
-    early: bool = False
 
     def as_dict(self) -> dict[str, float]:
         """Return what the noise of pairs depends on, as a calibration keeps it. ``steps`` are no
@@ -51,22 +48,22 @@ class PairTiming:
 
 
 @dataclass(frozen=True)
-class BlockLength:
-    """Steps of a block of a pair, alike on both sides."""
+class _Blocks:
+    """The steps of the blocks of a pair, alike on both sides."""
 
-    lead: int  # untimed, before it
-    timed: int
+    lead: int  # untimed, before each
+    timed: int  # in each
+    begin: int  # at the earliest, of the first
 
-    @classmethod
-    def of(cls, launch: RunningLaunch, timing: PairTiming) -> "BlockLength":
-        """Return what a launch needs that has warmed up."""
-        step_s, both = launch.warmup.step_s, (len(timing.steps) + 1) // BLOCKS
-        timed = max(block_steps(timing.block_s, step_s), both)
-        return cls(max(1, round(timing.lead_s / step_s)), timed)
 
-    def at_least(self, other: "BlockLength") -> "BlockLength":
-        """Return the longer one of the two: the faster side needs more steps."""
-        return BlockLength(max(self.lead, other.lead), max(self.timed, other.timed))
+def _blocks(timing: PairTiming, number: int, *launches: RunningLaunch) -> _Blocks:
+    # The faster side needs more steps. All of ``launches`` have warmed up.
+    step_s = min(launch.warmup.step_s for launch in launches)
+    lead = max(1, round(timing.lead_s / step_s))
+    timed = max(block_steps(timing.block_s, step_s), (len(timing.steps) + 1) // BLOCKS)
+    # Untimed steps lie between the two blocks. Every second pair begins by so many steps earlier,
+    # so that it times what the one before it did not.
+    return _Blocks(lead, timed, timing.steps.start - (lead if number % 2 == 0 else 0))
 
 
 class Pair:
@@ -81,31 +78,21 @@ class Pair:
         timing: PairTiming,
         standby: bool = False,
     ) -> None:
-        self._number, self._timing = number, _of_pair(timing, number)
+        self._number, self._timing = number, timing
         self._ticker = sides[HEAD].progress
         self.launches = [
             RunningLaunch(workers, f"pair {number} {name}", timing.warmup, standby=standby)
             for name, workers in zip(SIDES, sides, strict=True)
         ]
 
-    def release(self) -> None:
-        """Let the ranks import, too."""
-        for launch in self.launches:
-            launch.release()
-
-    def hello(self) -> None:
-        """Wait until both have imported all."""
-        for launch in self.launches:
-            launch.hello()
-
     def build(self, at_once: bool) -> None:
         """Build both, ``at_once`` if memory allows; then they are parked."""
         RunningLaunch.expect(*self.launches)
         if at_once:
             self._build_at_once()
-            return
         for launch in self.launches:
-            launch.build()
+            if not at_once:
+                launch.build()
             launch.park()
 
     def _build_at_once(self) -> None:
@@ -118,8 +105,6 @@ class Pair:
         self._wait(lambda: all(future.done() for future in futures))
         for future in futures:
             future.result()
-        for launch in self.launches:
-            launch.park()
 
     def run(self, order: Sequence[int], nobody_imports: Callable[[], bool]) -> None:
         """Warm up, then run blocks in ``order``, all of them while ``nobody_imports``."""
@@ -129,14 +114,15 @@ class Pair:
         for launch in self.launches:
             launch.grant(time.monotonic() - began)
         first, second = self.launches[order[0]], self.launches[order[1]]
-        second.warm_up(most=self._timing.steps.start // 2)
+        most = self._timing.steps.start // 2
+        second.warm_up(most=most)
         second.park()
-        first.warm_up(windows=second.warmup.windows, most=self._timing.steps.start // 2)
-        length = BlockLength.of(first, self._timing).at_least(BlockLength.of(second, self._timing))
+        first.warm_up(windows=second.warmup.windows, most=most)
+        blocks = _blocks(self._timing, self._number, first, second)
         for before, now in zip([order[0], *order], order, strict=False):
             if before != now:
                 self.launches[before].park()
-            _block(self.launches[now], self.launches[1 - now], length, self._timing)
+            _block(self.launches[now], self.launches[1 - now], blocks)
         for launch in self.launches:
             launch.leave()
 
@@ -145,19 +131,6 @@ class Pair:
             self._ticker.tick()
             time.sleep(0.02)
 
-    def torchruns_ready(self) -> bool:
-        """Tell whether both torchruns have imported."""
-        return all(launch.torchrun_ready() for launch in self.launches)
-
-    def ready(self) -> bool:
-        """Tell whether both have imported all: they must not do so beside a timed block."""
-        return all(launch.ready() for launch in self.launches)
-
-    def close(self) -> None:
-        """End both at once; their memory is free then."""
-        for launch in self.launches:
-            launch.close()
-
 
 def one_after_the_other(
     number: int, sides: Sequence[CaseWorkers], order: Sequence[int], timing: PairTiming
@@ -165,18 +138,17 @@ def one_after_the_other(
     """Run a launch of each side, the second when the first has ended, for trees that do not fit
     the card together; return them in the order of ``sides``.
     """
-    timing = _of_pair(timing, number)
     done: dict[int, RunningLaunch] = {}
-    length = None
+    blocks = None
     for index in order[:BLOCKS]:
         label = f"pair {number} {SIDES[index]}"
         launch, other = RunningLaunch(sides[index], label, timing.warmup), done.get(1 - index)
         build_alone(launch)
         windows = other.warmup.windows if other else ()
         launch.warm_up(windows=windows, most=timing.steps.start // 2)
-        length = length or BlockLength.of(launch, timing)
+        blocks = blocks or _blocks(timing, number, launch)
         for _ in range(BLOCKS):
-            _block(launch, other, length, timing)
+            _block(launch, other, blocks)
         launch.leave()
         done[index] = launch
     return [done[index] for index in range(len(sides))]
@@ -189,25 +161,18 @@ def build_alone(launch: RunningLaunch) -> None:
     launch.build()
 
 
-def _of_pair(timing: PairTiming, number: int) -> PairTiming:
-    return replace(timing, early=number % 2 == 0)
-
-
-def _block(
-    launch: RunningLaunch, other: RunningLaunch | None, length: BlockLength, timing: PairTiming
-) -> None:
+def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) -> None:
     """Run untimed steps, then a timed block of those steps that ``other`` timed in its block of
     this number, if it has.
     """
-    number, begin = len(launch.blocks), launch.ran + length.lead
-    if number == 0:
-        begin = max(begin, timing.steps.start - length.lead * timing.early)
+    number = len(launch.blocks)
+    begin = max(launch.ran + blocks.lead, 0 if number else blocks.begin)
     if other and len(other.blocks) > number:
         begin = max(begin, other.blocks[number].ran or 0)
     elif other:
-        begin = max(begin, other.ran + length.lead)
-    if begin - launch.ran > length.timed:
+        begin = max(begin, other.ran + blocks.lead)
+    if begin - launch.ran > blocks.timed:
         launch.show(f"{begin - launch.ran} steps that are not timed")
     while launch.ran < begin:
-        launch.run(min(length.timed, begin - launch.ran))
-    launch.timed_block(length.timed, of=BLOCKS)
+        launch.run(min(blocks.timed, begin - launch.ran))
+    launch.timed_block(blocks.timed, of=BLOCKS)

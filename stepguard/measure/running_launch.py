@@ -71,22 +71,14 @@ class RunningLaunch:
         self.workers.progress(f"{self.label}: {text}")
 
     def ask(
-        self,
-        command: str,
-        *,
-        limit_s: float = COMMAND_LIMIT_S,
-        quietly: bool = False,
-        **arguments: Any,
+        self, command: str, limit_s: float = COMMAND_LIMIT_S, quietly: bool = False, **args: Any
     ) -> Answers:
         """Ask every rank, while the machine is monitored; ``quietly`` is for another thread than
         the main one, which alone samples the machine and shows progress.
         """
-        poll = _nothing if quietly else self.workers.poll
-        show = _nothing if quietly else self.show
+        poll, show = (_nothing, _nothing) if quietly else (self.workers.poll, self.show)
         with self._blamed():
-            return self._group.request(
-                command, limit_s=limit_s, poll=poll, progress=show, **arguments
-            )
+            return self._group.request(command, limit_s=limit_s, poll=poll, progress=show, **args)
 
     @staticmethod
     def expect(*launches: "RunningLaunch") -> None:
@@ -131,10 +123,7 @@ class RunningLaunch:
         return answers
 
     def warm_up(
-        self,
-        until: Callable[[], bool] = lambda: True,
-        windows: Sequence[int] = (),
-        most: int = 0,
+        self, until: Callable[[], bool] = lambda: True, windows: Sequence[int] = (), most: int = 0
     ) -> None:
         """Run windows of steps, those of ``windows`` first, until steady, or until the cap, and
         until ``until``; of ``most`` steps in all, if that is not 0.
@@ -153,7 +142,7 @@ class RunningLaunch:
 
     def run(self, steps: int) -> Answers:
         """Run so many steps in a block; every rank's times of it."""
-        limit_s = _limit_s(steps, self.warmup.step_s)
+        limit_s = COMMAND_LIMIT_S + 10 * steps * self.warmup.step_s
         answers = self.ask("block", steps=steps, limit_s=limit_s)
         self.ran += steps
         return answers
@@ -183,15 +172,17 @@ class RunningLaunch:
         """
         while True:
             measured, answers = measure()
-            block = _with_clocks_compared(self.workers.monitored(measured, answers))
-            if block.disturbance is None:
+            block = self.workers.monitored(measured, answers)
+            found = block.disturbance or _clocks_disagree(block)
+            if found is None:
                 return block, answers
-            discarded.append(block)
-            gaps = sum(_is_clock_gap(one) for one in discarded)
+            discarded.append(replace(block, disturbance=found))
+            reasons = [one.disturbance.reason for one in discarded if one.disturbance]
+            gaps = reasons.count(Reason.CLOCKS_DISAGREE.name)
             if gaps > CLOCKS_RETRIES or len(discarded) > self.protocol.retries:
                 times = gaps if gaps > CLOCKS_RETRIES else len(discarded)
-                text = f"{times} blocks could not be used: {block.disturbance.text}"
-                fault = Fault(block.disturbance.reason, text, "", f"{self.label}, {during}")
+                text = f"{times} blocks could not be used: {found.text}"
+                fault = Fault(found.reason, text, "", f"{self.label}, {during}")
                 raise WorkersFailed(self.workers, LaunchFailed(fault))
 
     def count(self) -> None:
@@ -238,13 +229,6 @@ def block_steps(seconds: float, step_s: float) -> int:
     return max(MIN_STEPS, round(seconds / step_s))
 
 
-def _limit_s(steps: int, step_s: float) -> float:
-    """Return when a block of so many steps of about ``step_s`` is given up: ten times its length,
-    and COMMAND_LIMIT_S more.
-    """
-    return COMMAND_LIMIT_S + 10 * steps * step_s
-
-
 def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
     """Return one block for every rank's report; single steps are those of the slowest rank."""
     slowest = max(ranks, key=lambda rank: rank["wall_ms"])
@@ -258,14 +242,6 @@ def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
     )
 
 
-def _with_clocks_compared(block: Block) -> Block:
-    gap = block.clock_gap()
-    if block.disturbance is not None or not gap:
-        return block
-    text = sentence(Reason.CLOCKS_DISAGREE, gap)
-    return replace(block, disturbance=Disturbance(Reason.CLOCKS_DISAGREE.name, text))
-
-
-def _is_clock_gap(block: Block) -> bool:
-    found = block.disturbance
-    return found is not None and found.reason == Reason.CLOCKS_DISAGREE.name
+def _clocks_disagree(block: Block) -> Disturbance | None:
+    reason, gap = Reason.CLOCKS_DISAGREE, block.clock_gap()
+    return Disturbance(reason.name, sentence(reason, gap)) if gap else None
