@@ -49,17 +49,17 @@ class Confirmation:
 
 
 def short(commit: str) -> str:
-    """As much of a hash as a reader needs."""
+    """Return as much of a hash as a reader needs."""
     return commit[:12]
 
 
-def said(stderr: str) -> str:
-    """What git complained of, in one line."""
+def complaint(stderr: str) -> str:
+    """Return what git complained of, in one line."""
     return " ".join(stderr.split()) or "git does not say why"
 
 
 def resolve(root: Path, rev: str) -> Named:
-    """The commit that ``rev`` names: a branch, a remote's branch, a tag, a hash, ``HEAD~2``.
+    """Return the commit that ``rev`` names: a branch, a remote's branch, a tag, a hash, ``HEAD~2``.
 
     Raises TreeError where there is no git, no repository, no such revision, or more than one.
     """
@@ -71,7 +71,7 @@ def resolve(root: Path, rev: str) -> Named:
 
 
 def commit_for_confirmation(root: Path, commit: str) -> Confirmation:
-    """What to measure beside HEAD when a recording of ``commit`` says SLOWER.
+    """Choose what to measure beside HEAD when a recording of ``commit`` says SLOWER.
 
     The recording's own commit, where the repository has it. After a squash, or in a shallow clone,
     the merge base of HEAD with the main branch; HEAD itself would prove nothing.
@@ -99,7 +99,7 @@ def commit_for_confirmation(root: Path, commit: str) -> Confirmation:
 
 
 def _repository(root: Path) -> tuple[Path, str]:
-    """The top of the repository, and ``root`` relative to it."""
+    """Return the top of the repository, and ``root`` relative to it."""
     if shutil.which("git") is None:
         raise TreeError("git is not on the PATH, and it makes other revisions' trees: install git")
     done = run_git(root, "rev-parse", "--show-toplevel")
@@ -107,12 +107,12 @@ def _repository(root: Path) -> tuple[Path, str]:
         raise TreeError(f"{root} lies in no git repository: run it in a git clone of the project")
     prefix = git(root, "rev-parse", "--show-prefix")
     if done.returncode != 0 or prefix is None:
-        raise TreeError(f"git refuses the repository of {root}: {said(done.stderr)}")
+        raise TreeError(f"git refuses the repository of {root}: {complaint(done.stderr)}")
     return Path(done.stdout.removesuffix("\n")), prefix.removesuffix("\n").rstrip("/")
 
 
 def _commit(root: Path, name: str) -> str:
-    """The hash in full; empty if the repository has no such commit."""
+    """Return the hash in full; empty if the repository has no such commit."""
     if not name or name.startswith("-"):  # git would take it for an option
         return ""
     return (git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()

@@ -11,7 +11,7 @@ from pathlib import Path
 GIT_LIMIT_S = 30
 CALIBRATION = "calibration"  # the folder of the machines' own noise, within that of the baselines
 # What git sets inside a hook, for one, and obeys before -C.
-ELSEWHERE = (
+REPOSITORY_VARIABLES = (
     "GIT_DIR",
     "GIT_COMMON_DIR",
     "GIT_WORK_TREE",
@@ -31,7 +31,7 @@ class Revision:
 
 
 def current(root: Path, baselines: Path) -> Revision:
-    """The revision of ``root``; an empty one where there is no repository or no git."""
+    """Return the revision of ``root``; an empty one where there is no repository or no git."""
     commit = git(root, "rev-parse", "HEAD")
     if not commit:
         return Revision()
@@ -50,8 +50,8 @@ def current(root: Path, baselines: Path) -> Revision:
 
 
 def _unwatched(top: Path) -> list[str]:
-    """Files that git was told not to look at (assume-unchanged, skip-worktree), and that are there:
-    nobody knows what is in them. A sparse checkout has none of the latter.
+    """Return the files that git was told not to look at (assume-unchanged, skip-worktree) and that
+    are there: nobody knows what is in them. A sparse checkout has none of the latter.
     """
     listed = (git(top, "ls-files", "-v", "-z") or "").split("\0")
     marked = [line[2:] for line in listed if line[:1] == "S" or line[:1].islower()]
@@ -59,31 +59,31 @@ def _unwatched(top: Path) -> list[str]:
 
 
 def _state(top: Path, paths: Collection[str]) -> str:
-    """Sizes, times and places of these files: another commit that was checked out for a while, and
-    the first one again, leave the same content and other times.
+    """Return a digest of sizes, times and places of these files: another commit that was checked
+    out for a while, and the first one again, leave the same content and other times.
     """
     digest = hashlib.sha256()
     for path in sorted(paths):
         with contextlib.suppress(OSError):
             found = (top / path).lstat()
-            told = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\0"
-            digest.update(told.encode(errors="surrogateescape"))
+            entry = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\0"
+            digest.update(entry.encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 def user_name(root: Path) -> str:
-    """Who git says is at work here; empty where it does not know."""
+    """Return who git says is at work here; empty where it does not know."""
     return (git(root, "config", "user.name") or "").strip()
 
 
 def _is_baseline(path: Path, baselines: Path) -> bool:
-    """Only the files themselves: --perf-baselines=. must not excuse the whole tree."""
+    """Accept only the files themselves: --perf-baselines=. must not excuse the whole tree."""
     folders = (baselines.resolve(), (baselines / CALIBRATION).resolve())
     return path.suffix == ".json" and path.parent.resolve() in folders
 
 
 def git(root: Path, *arguments: str) -> str | None:
-    """What git prints in ``root``; None if it fails."""
+    """Return what git prints in ``root``; None if it fails."""
     done = run_git(root, *arguments)
     return done.stdout if done is not None and done.returncode == 0 else None
 
@@ -91,12 +91,12 @@ def git(root: Path, *arguments: str) -> str | None:
 def run_git(
     root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
 ) -> "subprocess.CompletedProcess[str] | None":
-    """git in ``root``, to its end; None where there is no git or it takes more than ``limit_s``.
+    """Run git in ``root`` to its end; None without git, or if it takes more than ``limit_s``.
 
-    The environment must not point it elsewhere, it asks nobody for a password, and it has a session
-    of its own: a Ctrl-C at the terminal is ours to handle.
+    The environment must not point it to another repository, it asks nobody for a password, and it
+    has a session of its own: a Ctrl-C at the terminal is ours to handle.
     """
-    own = {key: value for key, value in os.environ.items() if key not in ELSEWHERE}
+    own = {key: value for key, value in os.environ.items() if key not in REPOSITORY_VARIABLES}
     try:
         return subprocess.run(
             ["git", "-C", str(root), *arguments],

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from stepguard.git.resolve import Named, TreeError, resolve, said, short
+from stepguard.git.resolve import Named, TreeError, complaint, resolve, short
 from stepguard.git.revision import GIT_LIMIT_S, run_git
 from stepguard.worker.lifeline import interrupts_deferred
 
@@ -34,7 +34,7 @@ _COLLIDED = re.compile(r"failed to read .*worktrees/")
 # A hook, a monitor or a submodule is not what was asked for, and might outlive us.
 PLAIN = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "submodule.recurse=false")
 
-Say = Callable[[str], None]
+Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,18 @@ class Tree:
 
 
 @contextlib.contextmanager
-def tree_of(root: Path, rev: str, say: Say = lambda sentence: None) -> Iterator[Tree]:
-    """The tree of ``rev``, to be measured beside ``root``; gone at the end, however that comes.
+def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterator[Tree]:
+    """Check out the tree of ``rev`` beside ``root``; it is gone at the end, however that comes.
 
-    ``say`` is told what a killed run had left and was removed, and what could not be removed.
+    ``notice`` takes a sentence on what a killed run had left and was removed, and on what could not
+    be removed.
     Raises TreeError.
     """
     named = resolve(root, rev)
     folder = root.resolve() / FOLDER / "trees"
     with _alone(folder):
-        for sentence in _swept(root, folder):
-            say(sentence)
+        for sentence in _remove_orphans(root, folder):
+            notice(sentence)
         path, lock = _claim(folder, named)
     try:
         _check_out(named, path)
@@ -73,21 +74,12 @@ def tree_of(root: Path, rev: str, say: Say = lambda sentence: None) -> Iterator[
         yield Tree(rev, named.commit, below, path, named.top)
     finally:
         with interrupts_deferred():
-            _give_up(root, folder, path, lock, say)
-
-
-def sweep(root: Path) -> list[str]:
-    """Remove the trees that killed runs left; a sentence about each. Raises TreeError."""
-    folder = root.resolve() / FOLDER / "trees"
-    if not folder.is_dir():
-        return []
-    with _alone(folder):
-        return list(_swept(root, folder))
+            _give_up(root, folder, path, lock, notice)
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """No other process claims, sweeps or gives up trees meanwhile."""
+    """Keep other processes from claiming and giving up trees meanwhile."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         keep_out_of_git(folder.parent)
@@ -121,7 +113,7 @@ def _locked(file: TextIO) -> bool:
 
 
 def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
-    """A name for a tree, and its lock, held until the file is closed."""
+    """Choose a name for a tree; return its path and its lock, held until the file is closed."""
     path = folder / f"{short(named.commit)}-{secrets.token_hex(4)}"
     try:
         lock = path.with_suffix(".lock").open("x")
@@ -133,7 +125,7 @@ def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
     return path, lock
 
 
-def _swept(root: Path, folder: Path) -> Iterator[str]:
+def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
     """Remove what nobody holds any more."""
     for path in sorted(folder.glob("*.lock")):
         try:
@@ -153,7 +145,7 @@ def _swept(root: Path, folder: Path) -> Iterator[str]:
             yield _remove(root, tree) or f"{tree} removed: nobody holds it"
 
 
-def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, say: Say) -> None:
+def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, notice: Notice) -> None:
     """Remove the tree and its lock; what is left after all is the next run's to remove."""
     problem = _remove(root, path)
     with lock:
@@ -165,7 +157,7 @@ def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, say: Say) -> No
         except TreeError as error:
             problem = str(error)
     if problem:
-        say(problem)
+        notice(problem)
 
 
 def _remove(root: Path, path: Path) -> str:
@@ -185,7 +177,7 @@ def _remove(root: Path, path: Path) -> str:
         return f"{path} cannot be removed: {error.strerror}; rm -rf {str(path)!r}"
     done = _worktree(root, "remove", "--force", "--force", str(path))
     if done is None or done.returncode != 0 and "is not a working tree" not in done.stderr:
-        why = said(done.stderr) if done else "git did not answer"
+        why = complaint(done.stderr) if done else "git did not answer"
         return f"git still lists the worktree {path}: {why}; git worktree prune"
     return ""
 
@@ -193,7 +185,7 @@ def _remove(root: Path, path: Path) -> str:
 def _worktree(
     root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
 ) -> "subprocess.CompletedProcess[str] | None":
-    """git worktree; again while it trips over an entry that another process is just writing or
+    """Run git worktree, again while it trips over an entry that another process is just writing or
     removing: git reads all of them, and locks none.
     """
     plain = [part for setting in PLAIN for part in ("-c", setting)]
@@ -215,13 +207,13 @@ def _check_out(named: Named, path: Path) -> None:
         )
     if done.returncode != 0:
         raise TreeError(
-            f"{named.shown} cannot be checked out to {path}: {said(done.stderr)}; make room for it "
-            f"and see that {path.parent} and the repository are writable"
+            f"{named.shown} cannot be checked out to {path}: {complaint(done.stderr)}; make room "
+            f"for it and see that {path.parent} and the repository are writable"
         )
 
 
 def _check_complete(named: Named, path: Path) -> None:
-    """Raises TreeError if the caller's tree has what this one lacks: submodules, git-lfs files.
+    """Raise TreeError if the caller's tree has what this one lacks: submodules, git-lfs files.
 
     Without them it could be other work, quietly. Where both trees lack them, they are alike.
     """
@@ -243,10 +235,10 @@ def _check_complete(named: Named, path: Path) -> None:
 
 
 def _files(path: Path, *arguments: str) -> list[str]:
-    """What git lists of a tree; raises TreeError if it cannot, since that is not: nothing."""
+    """Return what git lists of a tree. Raises TreeError if it cannot: that is not an empty list."""
     done = run_git(path, "ls-files", "-z", *arguments, limit_s=CHECKOUT_LIMIT_S)
     if done is None or done.returncode != 0:
-        why = said(done.stderr) if done else "no answer"
+        why = complaint(done.stderr) if done else "no answer"
         raise TreeError(f"git cannot list the files of {path}: {why}; git -C {str(path)!r} status")
     return [entry for entry in done.stdout.split("\0") if entry]
 

@@ -1,10 +1,11 @@
 """One measurement on a GPU at a time: a lock per GPU that all users of the machine share.
 
-/tmp/stepguard-<uuid>.lock     held while a case is measured; says by whom
+/tmp/stepguard-<uuid>.lock     held while a case is measured; names the holder
 /tmp/stepguard-<uuid>.queue    held by whoever is next, so that runs take turns case by case
 
 The kernel gives both back when their holder ends, however it does. Files stay, empty. A container
-with a /tmp of its own does not see them; its process on the GPU is noticed all the same.
+with a /tmp of its own does not see them; its process on the GPU is noticed all the same. Our own
+code, since no package of locks queues, names the holder, or opens a file of all users safely.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from pathlib import Path
 
 FOLDER = Path("/tmp")  # not TMPDIR, which may be one user's own
 WAIT_LIMIT_S = 900.0  # several times what a case takes
-LOOK_S = 0.2
+POLL_S = 0.2
 NOTE_BYTES = 400
 
 
@@ -27,7 +28,7 @@ class GpuLocked(Exception):
 
 
 @contextlib.contextmanager
-def held(
+def exclusive(
     uuids: Sequence[str],
     command: str,
     progress: Callable[[str], None],
@@ -59,7 +60,7 @@ class _Waiting:
 
     @contextlib.contextmanager
     def take(self, path: Path) -> Iterator[int]:
-        """Hold one lock file; its descriptor."""
+        """Hold one lock file; yield its descriptor."""
         while (handle := self._try(path)) is None:
             holder = _holder(self.path)
             left = self.until - time.monotonic()
@@ -69,14 +70,14 @@ class _Waiting:
                     "again when that is over, or choose a GPU with CUDA_VISIBLE_DEVICES"
                 )
             self.progress(f"waiting for the GPU, {left:.0f} s at most: {holder} measures")
-            time.sleep(min(LOOK_S, left))
+            time.sleep(min(POLL_S, left))
         try:
             yield handle
         finally:
             os.close(handle)
 
     def _try(self, path: Path) -> int | None:
-        """A descriptor of the file, locked; None while another process has it."""
+        """Return a descriptor of the file, locked; None while another process has it."""
         try:
             handle = _opened(path)
         except OSError as error:
@@ -96,8 +97,8 @@ class _Waiting:
 
 
 def _opened(path: Path) -> int:
-    """The file, made if need be and then open to every user. A link is not followed, since anybody
-    could have laid one; anything but a plain file is refused.
+    """Open the file, made if need be and then open to every user. A link is not followed, since
+    anybody could have laid one; anything but a plain file is refused.
     """
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -116,7 +117,7 @@ def _opened(path: Path) -> int:
 
 @contextlib.contextmanager
 def _noted(handle: int, command: str) -> Iterator[None]:
-    """Who holds it, for whoever waits."""
+    """Write who holds it, for whoever waits."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     note = f"process {os.getpid()} since {since} ({command})"
     os.ftruncate(handle, 0)
@@ -128,7 +129,7 @@ def _noted(handle: int, command: str) -> Iterator[None]:
 
 
 def _holder(path: Path) -> str:
-    """What the holder noted, in one line of plain characters: anybody can write there."""
+    """Return what the holder noted, in a line of plain characters: anybody can write there."""
     try:
         handle = _opened(path)
     except OSError:

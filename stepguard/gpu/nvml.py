@@ -44,7 +44,7 @@ class Gpu:
 
 
 def visible_gpus() -> list[Gpu]:
-    """The GPUs that CUDA_VISIBLE_DEVICES leaves, in PCI order; empty without an NVIDIA driver.
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in PCI order; none without a driver.
 
     Raises MachineError when a driver is there but does not answer: that is not a CPU machine.
     """

@@ -27,7 +27,7 @@ _FLOP_PER_CLOCK_AND_SM: dict[str, dict[str, int]] = {
 
 
 def nominal_peak_flops(device_name: str, precision: str) -> float | None:
-    """Dense peak in FLOP/s by the data sheet; None for a device or precision not in the table."""
+    """Return the data sheet's dense peak in FLOP/s; None for what is not in the table."""
     rate = _PRECISION_RATE.get(precision)
     for name, tflops in _NOMINAL_TFLOPS:
         if re.search(rf"{name}(?!\d)", device_name) and rate is not None:  # no A1000 is an A100
@@ -38,7 +38,7 @@ def nominal_peak_flops(device_name: str, precision: str) -> float | None:
 def physical_peak_flops(
     capability: str, sm_count: int, max_clock_mhz: float, precision: str
 ) -> float | None:
-    """FLOP/s at the highest clock the card can run; None where the rate is not known."""
+    """Return FLOP/s at the highest clock the card can run; None where the rate is not known."""
     rate = _PRECISION_RATE.get(precision)
     if rate is None or capability not in _FLOP_PER_CLOCK_AND_SM:
         return None

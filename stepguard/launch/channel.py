@@ -58,7 +58,7 @@ class Control:
             self._buffer = b""
 
     def somebody_waits(self) -> bool:
-        """Whether accept() would find a connection at once."""
+        """Tell whether accept() would find a connection at once."""
         return bool(select.select([self._listener], [], [], 0)[0])
 
     def request(
@@ -69,7 +69,7 @@ class Control:
         poll: Poll,
         on_progress: Callable[[str], None],
     ) -> list[Message]:
-        """Send a command; every rank's answer, in rank order.
+        """Send a command and return every rank's answer, in rank order.
 
         Raises NoAnswer after ``deadline_s`` seconds, LostWorker if rank 0 is gone.
         """

@@ -1,4 +1,4 @@
-"""Why a launch failed: rank, command, step and phase, from what its processes left behind.
+"""The cause of a failed launch: rank, command, step and phase, from what its processes left.
 
 Any rank may fail and only rank 0 can speak, so nothing is asked: error files, notes, torchrun's log
 and the processes' states are read. The first rank to fail is the cause; the others are its victims.
@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
-from stepguard.launch.elastic_log import ElasticLog
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.verdict import Reason
 from stepguard.worker.lifeline import pids_by_token
 from stepguard.worker.position import read_position
 
-SHOWN_STACKS = 2  # ranks; the others stand where one of these does, as a rule
+SHOWN_STACKS = 2  # ranks; the others are where one of these is, as a rule
 _WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
 STACKS_S = 0.5  # for faulthandler to write every stack
@@ -31,10 +30,14 @@ _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
     r"|DistNetworkError|ncclRemoteError"
 )
-Told = tuple[int, dict[str, Any]]  # a rank and the error that it wrote down
+RankError = tuple[int, dict[str, Any]]  # a rank and the error that it wrote down
 Cause = tuple[int, str]  # a rank and how it ended
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
 ELASTIC_LOG_S = 5.0  # for torchrun to log how a rank ended; of status 0 it logs nothing
+_STATUS = re.compile(r"exitcode *: (-?\d+)\)?[^\n]*\(pid: (\d+)\)")
+_CLOSED = re.compile(r"Sending process (\d+) closing signal")
+_FOLLOWING = (signal.SIGABRT, signal.SIGTERM)  # NCCL aborts, torchrun and others terminate
+_ROOT = re.compile(r"Root Cause.*?\(pid: (\d+)\)", re.DOTALL)
 
 
 class LaunchFailed(Exception):
@@ -43,6 +46,52 @@ class LaunchFailed(Exception):
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
         self.fault = fault
+
+
+@dataclass(frozen=True)
+class ElasticLog:
+    """What torchrun's log tells of how its ranks ended, by process id: statuses, negative for
+    signals; victims; and whose failure was seen first.
+
+    Torch elastic logs the status of every rank that ended with another one than 0, names the ranks
+    that it then ends itself, its victims, and at last which failure it saw first. Ends of victims
+    are logged like others, and of a rank that ended with status 0 nothing is.
+    """
+
+    statuses: dict[int, int]
+    victims: frozenset[int]
+    root: int | None = None  # None: the report was not written yet
+
+    @classmethod
+    def read(cls, text: str) -> "ElasticLog":
+        """Read torchrun's stderr."""
+        root = _ROOT.search(text)
+        return cls(
+            {int(pid): int(status) for status, pid in _STATUS.findall(text)},
+            frozenset(int(pid) for pid in _CLOSED.findall(text)),
+            int(root[1]) if root else None,
+        )
+
+    def killed(self, pid: int) -> bool:
+        """Tell whether a signal ended it that no other rank's end brings about."""
+        status = self.statuses.get(pid, 0)
+        return status < 0 and -status not in _FOLLOWING
+
+    def first(self, pids: Collection[int]) -> int:
+        """Return the process that the others' ends follow from, of those torchrun did not end.
+
+        One that was killed; else that of the report, whose times are whole seconds; else one with a
+        status.
+        """
+        return min(
+            pids,
+            key=lambda pid: (
+                not self.killed(pid),
+                pid != self.root,
+                pid not in self.statuses,
+                self.statuses.get(pid),
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -72,24 +121,24 @@ class Scene:
         return {rank: self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids}
 
     def position(self, rank: int) -> str:
-        """Where a rank was last: "block, step 12, phase backward"."""
+        """Return where a rank was last: "block, step 12, phase backward"."""
         return read_position(self.folder / f"note-{rank}")
 
     def stderr_tail(self, rank: int) -> str:
-        """The last lines a rank wrote."""
+        """Return the last lines a rank wrote."""
         node, local = divmod(rank, len(self.spec.ranks_here))
         folder = self.spec.folder_of(node) / "ranks"
         logs = sorted(folder.glob(f"*/attempt_0/{local}/stderr.log"))
         return _tail(logs[-1]) if logs else ""
 
     def agent_log(self, lines: int = STDERR_TAIL_LINES) -> str:
-        """The last lines that a launcher and every node's torchrun wrote."""
+        """Return the last lines that a launcher and every node's torchrun wrote."""
         nodes = [self.spec.folder_of(node) / "agent.log" for node in range(self.spec.nodes)]
         return "".join(_tail(path, lines) for path in (self.folder / "launcher.log", *nodes))
 
 
 def no_answer(scene: Scene) -> Fault:
-    """A deadline passed: where every rank stands, with the stacks of those that say most."""
+    """Return the fault of a deadline that passed: where every rank is, and telling stacks."""
     started = [pid for pid in pids_by_token(scene.token) if pid != scene.agent.pid]
     for pid in scene.pids_here.values() or started:
         with contextlib.suppress(ProcessLookupError):
@@ -102,8 +151,8 @@ def no_answer(scene: Scene) -> Fault:
 
 
 def _stacks(scene: Scene) -> str:
-    """What ranks wrote last, which are their stacks: first of those that did not do their part yet.
-    A rank that only waits for the others' answers has.
+    """Return what ranks wrote last, which are their stacks: first of those that did not do their
+    part yet. A rank that only waits for the others' answers has.
     """
     tails = [(rank, tail) for rank in scene.ranks if (tail := scene.stderr_tail(rank))]
     tails.sort(key=lambda one: bool(_WAITS.search(one[1])))
@@ -113,12 +162,12 @@ def _stacks(scene: Scene) -> str:
 
 
 def positions(scene: Scene) -> str:
-    """Where every rank was last."""
+    """Return where every rank was last."""
     return "; ".join(f"rank {r} in {scene.position(r)}" for r in scene.ranks)
 
 
 def lost_worker(scene: Scene) -> Fault:
-    """A process ended: which was the first, and how."""
+    """Return the fault of a process that ended: which was the first, and how."""
     time.sleep(LAST_WORDS_S)
     failed = _error_files(scene)
     if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
@@ -173,13 +222,13 @@ def _dead_elsewhere(scene: Scene) -> list[int]:
         log = ElasticLog.read(scene.agent_log(lines=5000))
         ended = log.statuses.keys() - log.victims
         dead = [rank for rank, pid in there.items() if pid in ended]
-        told = any(not _lost_a_peer(described) for _, described in _error_files(scene))
-        if over or dead or told:
+        explained = any(not _lost_a_peer(described) for _, described in _error_files(scene))
+        if over or dead or explained:
             return dead
         time.sleep(0.05)
 
 
-def _error_files(scene: Scene) -> list[Told]:
+def _error_files(scene: Scene) -> list[RankError]:
     found = []
     for rank in scene.ranks:
         with contextlib.suppress(OSError, ValueError):
@@ -190,13 +239,13 @@ def _error_files(scene: Scene) -> list[Told]:
     return sorted(found, key=lambda it: (several and _lost_a_peer(it[1]), it[1]["at_ns"]))
 
 
-def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[Told]) -> Cause | None:
-    """The rank that the others' ends follow from, and how it ended, if it told of no error. None if
-    there is none, or if what ``failed`` tell goes before: whoever was ended by a signal is the
-    cause, but NCCL aborts, and a rank may leave, because another one raised.
+def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[RankError]) -> Cause | None:
+    """Return the rank that the others' ends follow from, and how it ended, if it left no error.
+    None if there is none, or if what ``failed`` left goes before: whoever was ended by a signal is
+    the cause, but NCCL aborts, and a rank may leave, because another one raised.
     """
-    told = {rank for rank, _ in failed}
-    silent = {scene.pids[rank]: rank for rank in dead if rank not in told}
+    explained = {rank for rank, _ in failed}
+    silent = {scene.pids[rank]: rank for rank in dead if rank not in explained}
     log = _elastic_log(scene, silent)
     own = silent.keys() - log.victims
     if not own:
@@ -211,8 +260,8 @@ def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[Told]) -> 
 
 
 def _ended(status: int | None, waits: bool) -> str:
-    """How a process with that status ended. Without one that was 0, unless torch elastic acted on
-    it and ``waits`` for its victims to end before it logs any.
+    """Say how a process with that status ended. Without one that was 0, unless torch elastic acted
+    on it and ``waits`` for its victims to end before it logs any.
     """
     if status is None:
         return "was killed or ended with an error" if waits else "ended by itself"
@@ -225,8 +274,8 @@ def _ended(status: int | None, waits: bool) -> str:
 
 
 def _elastic_log(scene: Scene, pids: Collection[int]) -> ElasticLog:
-    """torchrun's log, once it says how one of the processes ended, or that it ended them itself; as
-    it is when torchrun is gone, or after ELASTIC_LOG_S.
+    """Return torchrun's log once it says how one of the processes ended, or that it ended them
+    itself; as it is when torchrun is gone, or after ELASTIC_LOG_S.
     """
     until = time.monotonic() + ELASTIC_LOG_S
     while True:
@@ -250,7 +299,7 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Tell whether a process runs; a zombie does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

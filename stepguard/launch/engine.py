@@ -1,8 +1,8 @@
-"""Which engine a launch runs: always the caller's, whatever tree is measured.
+"""The engine of a launch: always the caller's, whatever tree is measured.
 
 The tree comes first on a launch's import path, and it may hold an engine of its own: another
 revision of this project does. So the caller's package is linked into a folder that holds nothing
-else, which stands before the tree.
+else, which comes before the tree.
 """
 
 import os
@@ -14,16 +14,15 @@ ENGINE = Path(__file__).resolve().parents[1]  # the package
 
 
 def command(module: str) -> list[str]:
-    """Runs a module of the engine. With -m alone Python would put the working directory first.
-
-    Said by -P and not by PYTHONSAFEPATH, which scripts that a workload starts would inherit.
+    """Return the command that runs a module of the engine. -P, since with -m alone Python would put
+    the working directory first, and not PYTHONSAFEPATH, which a workload's scripts would inherit.
     """
     return [sys.executable, "-P", "-m", module]
 
 
 def import_path(folder: Path, root: Path, theirs: str, forbidden: Iterable[Path]) -> str:
-    """PYTHONPATH of a launch: the engine, by a link in ``folder``, which must not exist; ``root``;
-    the caller's own PYTHONPATH; and what lies beside the engine, unless that is a forbidden tree.
+    """Return PYTHONPATH of a launch: the engine, by a link in ``folder``, which must not exist;
+    ``root``; the caller's own; and what lies beside the engine, unless that is a forbidden tree.
     """
     folder.mkdir()
     (folder / ENGINE.name).symlink_to(ENGINE, target_is_directory=True)

@@ -81,8 +81,8 @@ class WorkerGroup:
 
     def _accept(self, poll: Poll) -> None:
         with self._faults("start", poll):
-            told = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
-        self.pids = dict(enumerate(told))
+            pids = self._control.accept(HELLO_LIMIT_S, self._watch)["pids"]
+        self.pids = dict(enumerate(pids))
 
     def ready(self) -> bool:
         """Tell whether the ranks have imported, without waiting. Raises LaunchFailed if they never
@@ -95,7 +95,7 @@ class WorkerGroup:
         return bool(self.pids)
 
     def _still_starts(self) -> None:
-        """LaunchFailed if whoever imports takes too long, or has ended."""
+        """Raise LaunchFailed if whoever imports takes too long, or has ended."""
         with self._faults("start", lambda: None):
             if time.monotonic() - self.began > HELLO_LIMIT_S:
                 raise NoAnswer
@@ -110,7 +110,7 @@ class WorkerGroup:
         progress: Callable[[str], None],
         **args: Any,
     ) -> list[Message]:
-        """Every rank's answer to a command. Raises LaunchFailed with what went wrong instead."""
+        """Return every rank's answer to a command. Raises LaunchFailed with what went wrong."""
         left = self.began + self.spec.time_limit_s - time.monotonic()
         with self._faults(command, poll):
             return self._control.request(

@@ -15,7 +15,7 @@ from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.evidence import Block, Counts, Evidence, Fault
 from stepguard.git.revision import Revision
-from stepguard.gpu.lock import GpuLocked, held
+from stepguard.gpu.lock import GpuLocked, exclusive
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.launcher import Launcher, identity, spread
@@ -70,7 +70,7 @@ def watch(
         return None, Fault(reason.name, problem, "", "preflight")
     try:
         here = [gpu.uuid for gpu in gpus[:per_node]]
-        stack.enter_context(held(here, bench.command, progress))
+        stack.enter_context(exclusive(here, bench.command, progress))
         monitor = Monitor(gpus, per_node)
         problem = monitor.preflight() or (launcher.preflight() if launcher else "")
     except GpuLocked as error:

@@ -15,7 +15,7 @@ from git_repositories import commit, git, repository
 
 from stepguard.git import worktree
 from stepguard.git.resolve import TreeError
-from stepguard.git.worktree import sweep, tree_of
+from stepguard.git.worktree import tree_of
 
 ENGINE_ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 60.0
@@ -220,15 +220,22 @@ def test_a_killed_run_leaves_a_tree_that_the_next_removes(root, hold):
     assert left(root) == []
 
 
-def test_a_tree_in_use_is_not_swept(root, hold):
-    """Another run's tree survives sweeps while its process lives, and no longer."""
+def notices(root):
+    """What the start of another run had to say."""
+    found = []
+    with tree_of(root, "main", found.append):
+        pass
+    return found
+
+
+def test_a_tree_in_use_is_not_removed(root, hold):
+    """Another run's tree survives other starts while its process lives, and no longer."""
     process, tree = hold(root, "one")
-    assert sweep(root) == []
-    with tree_of(root, "main"):
-        assert (tree / "code.py").read_text() == "1\n"
+    assert notices(root) == []
+    assert (tree / "code.py").read_text() == "1\n"
     process.kill()
     process.wait(LIMIT_S)
-    assert len(sweep(root)) == 1
+    assert len(notices(root)) == 1
     assert left(root) == []
 
 
@@ -239,14 +246,8 @@ def test_killed_while_git_checks_out(root):
     git(root, "worktree", "add", "-q", "--detach", str(folder / "half"), "one")
     (root / ".git" / "worktrees" / "half" / "locked").write_text("initializing\n")
     (folder / "half" / "code.py").unlink()
-    assert sweep(root) == [f"{folder / 'half'} removed: nobody holds it"]
+    assert notices(root) == [f"{folder / 'half'} removed: nobody holds it"]
     assert left(root) == []
-
-
-def test_a_sweep_makes_nothing(root):
-    """Where there never was a tree, sweeping does not make the folder."""
-    assert sweep(root) == []
-    assert not (root / ".stepguard").exists()
 
 
 def test_several_at_once(root):

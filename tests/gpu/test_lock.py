@@ -14,7 +14,7 @@ import pytest
 
 from stepguard import Case
 from stepguard.git.revision import Revision
-from stepguard.gpu.lock import GpuLocked, held
+from stepguard.gpu.lock import GpuLocked, exclusive
 from stepguard.gpu.nvml import Gpu, MachineError
 from stepguard.judge.screen import judge
 from stepguard.measure import workers
@@ -29,9 +29,9 @@ UUID = "GPU-1234"
 LIMIT_S = 60.0  # of waits that end by themselves
 HOLD = """
 import sys, pathlib
-from stepguard.gpu.lock import held
+from stepguard.gpu.lock import exclusive
 folder, uuids, command = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
-with held(uuids, command, lambda text: print("waits", text, flush=True), folder, 60):
+with exclusive(uuids, command, lambda text: print("waits", text, flush=True), folder, 60):
     print("holds", flush=True)
     sys.stdin.readline()
 print("gave back", flush=True)
@@ -63,7 +63,7 @@ def says(process):
 
 def take(folder, limit_s=LIMIT_S, uuids=(UUID,), progress=lambda text: None):
     """The lock, for this process."""
-    return held(uuids, "this test", progress, folder, limit_s)
+    return exclusive(uuids, "this test", progress, folder, limit_s)
 
 
 def test_who_holds_it_is_named(tmp_path, holder):
@@ -189,7 +189,7 @@ def test_a_note_is_one_line_of_plain_characters(tmp_path, holder):
 @pytest.fixture
 def on_a_gpu(tmp_path, monkeypatch):
     """Measures a case on a GPU that exists by name alone, with the lock files in tmp_path."""
-    monkeypatch.setattr(station, "held", partial(held, folder=tmp_path, limit_s=0.2))
+    monkeypatch.setattr(station, "exclusive", partial(exclusive, folder=tmp_path, limit_s=0.2))
     gpu = Gpu(UUID, "NVIDIA H200", "580.159", 1980)
     bench = Bench(ROOT, tmp_path / "c", tmp_path / "r", (gpu,), Revision("a" * 40), "pytest x")
     return lambda: measure_launches(Case("c", "factories:linear", {}, "cuda"), bench)

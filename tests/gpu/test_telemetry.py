@@ -1,11 +1,14 @@
 """Telemetry of a block that ran on two nodes: every node's samples, cut by its own clock."""
 
+import json
 from dataclasses import asdict
 
 import pytest
 from builders import block
 
 from stepguard.gpu.telemetry import Expected, Sample, annotate
+from stepguard.launch import on_node
+from stepguard.worker.session import MachineSamples
 
 EXPECTED = Expected(((11, 12, 21, 22),))  # a group of two ranks on each of two nodes
 
@@ -71,3 +74,24 @@ def test_two_groups_may_be_there_at_once():
     """In an A/B comparison both launches' ranks are on the GPUs of every node."""
     both = Expected(((11, 12, 21, 22), (31, 32, 41, 42)))
     assert not annotated(polls(10**15, ((41,), (22,))), expected=both).disturbance
+
+
+def test_what_a_node_samples_reaches_the_block(tmp_path, monkeypatch):
+    """From the process beside the ranks through a file and the first rank's answer to the host; a
+    GPU that could not be read once is read the next time.
+    """
+    monkeypatch.setenv("STEPGUARD_SAMPLES", str(tmp_path / "samples"))
+    sampled = [[None], *polls(10**15, ((22,),))]
+
+    class Driver:
+        def poll(self):
+            return sampled.pop(0) if sampled else []
+
+    carried = MachineSamples()
+    with (tmp_path / "samples").open("ab", buffering=0) as file:
+        for _ in range(30):
+            on_node._sample(Driver(), file)
+    elsewhere = {"began_ns": 10**15, "ended_ns": 10**15 + 10**9} | carried.since()
+    ranks = [{"began_ns": 0, "ended_ns": 10**9}, json.loads(json.dumps(elsewhere))]
+    found = annotate(block(), ranks, polls(0, ((11,),)), Expected(((11, 22),)), per_node=1)
+    assert found.disturbance is None and found.energy_j == pytest.approx(2 * 700.0)

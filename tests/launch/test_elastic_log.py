@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepguard.launch.elastic_log import ElasticLog
+from stepguard.launch.diagnosis import ElasticLog
 
 CLOSED = "W1122 05:10:53.100000 9 torch/x/api.py:1028] Sending process {} closing signal SIGTERM\n"
 FAILED = (
