@@ -11,7 +11,7 @@ from typing import Any
 from stepguard.evidence import Evidence, from_json
 from stepguard.judge.screen import judge
 from stepguard.report import documents
-from stepguard.report.words import in_folder
+from stepguard.report.commands import Commands
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
 from stepguard.verdict import Verdict
@@ -43,7 +43,8 @@ def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
 def folder_option(options: argparse.Namespace) -> str:
     """Return the option that names this command's folder of baselines to another command."""
     usual = baseline.usual(options.root)
-    return in_folder("" if options.baselines == usual else str(options.baselines))
+    named = "" if options.baselines == usual else str(options.baselines)
+    return Commands(baselines=named).in_folder()
 
 
 def verdict_today(evidence: Evidence, folder: Path) -> Verdict:

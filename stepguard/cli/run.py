@@ -17,6 +17,7 @@ from stepguard.judge.soundness import measurement_problem
 from stepguard.launch.launcher import survey
 from stepguard.measure.suite import Suite
 from stepguard.report import words
+from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
 from stepguard.report.figures import figures
 from stepguard.report.progress_line import ProgressLine
@@ -99,6 +100,6 @@ def _run(options: argparse.Namespace) -> int:
     # A sound measurement is enough: what a baseline says of it does not count here.
     measured = measurement_problem(result.evidence) is None
     if not measured:
-        print(words.block(result.verdict, str(result.evidence_path)), file=sys.stderr)
+        print(words.block(result.verdict, str(result.evidence_path), Commands()), file=sys.stderr)
     put_json(result_document(result), options.json, result.evidence_path)
     return 0 if measured else 1

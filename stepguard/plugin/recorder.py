@@ -4,7 +4,6 @@ Counters are recorded as they come. Times wait for the last case: when all cases
 was the machine, which a case alone cannot tell.
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,9 +11,8 @@ from typing import Any
 from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
+from stepguard.report.commands import Commands
 from stepguard.report.recorded import accepted_line
-from stepguard.report.terminal import Caller
-from stepguard.report.words import in_folder
 from stepguard.storage.accept import Action, accept
 from stepguard.storage.json_file import FileError
 from stepguard.verdict import Reason, Status, Verdict
@@ -30,11 +28,11 @@ class Recorder:
     sentences about what was and what was not.
     """
 
-    def __init__(self, option: Any, caller: Caller) -> None:
+    def __init__(self, option: Any, commands: Commands) -> None:
         self.notices: list[str] = []
         self.refused = False
         self._all, self._new = option.perf_update, option.perf_update_new
-        self._reason, self._caller = option.perf_reason or "", caller
+        self._reason, self._commands = option.perf_reason or "", commands
         self._recorded: set[str] = set()  # case ids
         self._waiting: list[Result] = []
 
@@ -43,9 +41,7 @@ class Recorder:
         verdict, case_id = result.verdict, result.case.id
         if not (self._all or self._new and verdict.reason is Reason.NOT_RECORDED):
             return
-        caller = self._caller
-        accept_it = f"{caller.python} -m stepguard accept {shlex.quote(case_id)}"
-        level = f"to make it the level: {accept_it}{in_folder(caller.baselines)} --reason '...'"
+        level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
         if until := verdict.waived_until:
             self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
         elif verdict.machine_moved:
@@ -60,7 +56,7 @@ class Recorder:
     def record_waiting(self, verdicts: Sequence[Verdict]) -> None:
         """Record what had to wait, or none of it when all the run's ``verdicts`` moved together."""
         waiting, self._waiting = self._waiting, []
-        together = moved_together(verdicts, in_folder(self._caller.baselines))
+        together = moved_together(verdicts, self._commands.in_folder())
         if waiting and together:
             names = ", ".join(result.case.id for result in waiting)
             self._refuse(f"not recorded, {together} ({names})")

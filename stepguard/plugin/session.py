@@ -33,8 +33,9 @@ from stepguard.plugin.items import asks_for_perf, case_of, unsuited
 from stepguard.plugin.options import refuse_bad_options
 from stepguard.plugin.recorder import Recorder
 from stepguard.report import documents, words
+from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
-from stepguard.report.terminal import Caller, Run
+from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.waiver import Waiver
@@ -57,9 +58,9 @@ class Session:
         self._root, start = config.rootpath, Path(config.invocation_params.dir)
         folder = config.getoption("--perf-baselines")
         self._baselines = start / folder if folder else self._root / "baselines"
-        named = Caller(start).relative(self._baselines) if folder else ""
-        self._caller = Caller(start, _python(start), named)
-        self.recorder = Recorder(config.option, self._caller)
+        named = Commands(start).relative(self._baselines) if folder else ""
+        self._commands = Commands(start, _python(start), named)
+        self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
         self._collected: Collected | None = None  # None: pytest goes on with refused options
         self._waivers: tuple[Waiver, ...] = ()
@@ -79,7 +80,7 @@ class Session:
             gpus = self._gpus
         except pytest.UsageError as error:
             return str(error)
-        judge = f"baselines in {self._caller.relative(self._baselines)}/"
+        judge = f"baselines in {self._commands.relative(self._baselines)}/"
         if against := self._option.perf_against:
             judge = f"judged against {against}, measured beside it on this machine"
         if not gpus:
@@ -174,9 +175,9 @@ class Session:
 
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
-        caller, path = self._caller, self._caller.relative(result.evidence_path)
+        path = self._commands.relative(result.evidence_path)
         dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
-        return words.block(result.verdict, path, caller.python, dirty, caller.baselines)
+        return words.block(result.verdict, path, self._commands, dirty)
 
     def close(self) -> None:
         """Give up what the run holds."""
@@ -199,12 +200,13 @@ class Session:
             self.recorder.record_waiting([result.verdict for result in suite.results])
         if self._option.collectonly:
             return True
-        results, baselines = self._results(), self._caller.baselines
+        # Whoever reads the page has an interpreter of their own.
+        results, commands = self._results(), Commands(baselines=self._commands.baselines)
         if write and not hasattr(self._config, "workerinput"):
             if target := self._option.perf_json:
                 self._write(target, documents.suite_json(results))
             if target := self._option.perf_report:
-                self._write(target, documents.suite_markdown(results, baselines))
+                self._write(target, documents.suite_markdown(results, commands))
         return bool(results or not self._asked) and not self.recorder.refused
 
     def _results(self) -> list[Result]:
@@ -212,7 +214,7 @@ class Session:
         return [self.recorder.marked(result) for result in results]
 
     def _write(self, target: str, document: str) -> None:
-        path = self._caller.folder / target
+        path = self._commands.folder / target
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(document)
 
@@ -227,9 +229,9 @@ class Session:
             *self._notices,
             *self.recorder.notices,
             *waiver_lines(self._waivers, results),
-            *stale_lines(self._collected or Collected(), results, self._caller.relative),
+            *stale_lines(self._collected or Collected(), results, self._commands.relative),
         ]
-        return Run(results, self._caller, notices, self._skipped)
+        return Run(results, self._commands, notices, self._skipped)
 
 
 def _python(start: Path) -> str:
@@ -237,7 +239,7 @@ def _python(start: Path) -> str:
     found = shutil.which("python")
     if found and Path(found).absolute() == Path(sys.executable).absolute():
         return "python"
-    return Caller(start).relative(Path(sys.executable))
+    return Commands(start).relative(Path(sys.executable))
 
 
 def _progress_line(config: pytest.Config, expected_s: dict[str, float]) -> ProgressLine:

@@ -11,10 +11,9 @@ import msgspec
 
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
-from stepguard.report import table
-from stepguard.report import words as explain
+from stepguard.report import table, words
+from stepguard.report.commands import Commands
 from stepguard.report.waivers import sentences
-from stepguard.report.words import detail
 from stepguard.sentences import message, note
 from stepguard.verdict import MetricVerdict, Status, Verdict
 
@@ -35,25 +34,21 @@ _OF_A_METRIC = (
 
 def verdict_document(verdict: Verdict) -> dict[str, Any]:
     """Return a verdict as JSON: names of statuses and reasons, and the sentences of reports."""
-    document = {name: getattr(verdict, name) for name in _OF_A_CASE}
-    return document | {
-        "status": verdict.status.value,
-        "reason": verdict.reason.name,
+    return _document(verdict, _OF_A_CASE) | {
         "message": message(verdict),
-        "detail": verdict.detail or detail(verdict),
+        "detail": verdict.detail or words.detail(verdict),
         "waivers": sentences(verdict),
-        "metrics": [_metric_document(metric) for metric in verdict.metrics],
+        "metrics": [
+            _document(metric, _OF_A_METRIC)
+            | {"note": note(metric), "sites": msgspec.to_builtins(metric.sites)}
+            for metric in verdict.metrics
+        ],
     }
 
 
-def _metric_document(found: MetricVerdict) -> dict[str, Any]:
-    document = {name: getattr(found, name) for name in _OF_A_METRIC}
-    return document | {
-        "status": found.status.value,
-        "reason": found.reason.name,
-        "note": note(found),
-        "sites": msgspec.to_builtins(found.sites),
-    }
+def _document(found: Verdict | MetricVerdict, fields: tuple[str, ...]) -> dict[str, Any]:
+    document = {name: getattr(found, name) for name in fields}
+    return document | {"status": found.status.value, "reason": found.reason.name}
 
 
 def result_document(result: Result) -> dict[str, Any]:
@@ -90,10 +85,8 @@ def suite_json(results: Sequence[Result]) -> str:
     )
 
 
-def suite_markdown(results: Sequence[Result], baselines: str = "") -> str:
-    """Counts, the table, then a folded block for every case that has more to tell. ``baselines`` is
-    their folder, where it is not the usual one.
-    """
+def suite_markdown(results: Sequence[Result], commands: Commands) -> str:
+    """Return counts, the table, then a folded block for every case that has more to say."""
     verdicts = [result.verdict for result in results]
     rows = table.rows(verdicts)
     lines = [f"**Performance:** {table.counts(verdicts) or 'nothing was measured'}", ""]
@@ -104,8 +97,8 @@ def suite_markdown(results: Sequence[Result], baselines: str = "") -> str:
         silent = result.verdict.word in (Status.SAME.value, "recorded")
         if silent and not result.verdict.has_notice:
             continue
-        title = explain.headline(result.verdict).replace("<", "&lt;")
-        body = explain.block(result.verdict, str(result.evidence_path), baselines=baselines)
+        title = words.headline(result.verdict).replace("<", "&lt;")
+        body = words.block(result.verdict, str(result.evidence_path), commands)
         fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
         lines += ["", f"<details><summary>{title}</summary>", "", fence, body, fence, "</details>"]
     return "\n".join(lines) + "\n"

@@ -2,30 +2,16 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
-from stepguard.report import table
-from stepguard.report import words as explain
+from stepguard.report import table, words
+from stepguard.report.commands import Commands, next_steps
 from stepguard.verdict import Status, Verdict
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
-
-
-@dataclass(frozen=True)
-class Caller:
-    """How whoever reads the summary types commands of this project."""
-
-    folder: Path  # where they type them
-    python: str = "python"  # how they call this interpreter
-    baselines: str = ""  # the folder of the baselines, where it is not the usual one
-
-    def relative(self, path: Path) -> str:
-        """Return a path as it is typed."""
-        return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
 
 
 @dataclass(frozen=True)
@@ -33,7 +19,7 @@ class Run:
     """A run that is over."""
 
     results: Sequence[Result]
-    caller: Caller
+    commands: Commands
     notices: Sequence[str] = ()  # sentences about the run as a whole
     # Of tests that were to measure; why they were skipped, and how many.
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -64,13 +50,13 @@ def lines(run: Run) -> Iterator[tuple[str, Markup]]:
         if verdict.recorded or verdict.status is Status.SAME and not verdict.has_notice:
             continue
         waived = {"yellow": True}
-        yield explain.headline(verdict), waived if verdict.waived_until else colour(verdict.status)
-        yield from ((line, {}) for line in explain.places(verdict))
+        yield words.headline(verdict), waived if verdict.waived_until else colour(verdict.status)
+        yield from ((line, {}) for line in words.places(verdict))
         # The block above has it all; here only the first thing to do.
-        caller, dirty = run.caller, bool(result.evidence.dirty) or result.evidence.tree_changed
-        path = caller.relative(result.evidence_path)
-        steps = explain.next_steps(verdict, path, caller.python, dirty, caller.baselines)
-        yield from ((f"  {step}", {}) for step in [*explain.times(verdict), *steps[:1]])
+        path = run.commands.relative(result.evidence_path)
+        dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
+        steps = next_steps(verdict, path, run.commands, dirty)
+        yield from ((f"  {step}", {}) for step in [*words.times(verdict), *steps[:1]])
 
 
 def _beside(verdict: Verdict) -> Iterator[str]:
@@ -78,7 +64,7 @@ def _beside(verdict: Verdict) -> Iterator[str]:
     may be all the same.
     """
     if verdict.against and verdict.status is Status.SAME:
-        told = explain.times(verdict) or ["counters alone, its times are not gated"]
+        told = words.times(verdict) or ["counters alone, its times are not gated"]
         yield from (f"{verdict.case_id} against {verdict.against}: {line}" for line in told)
 
 

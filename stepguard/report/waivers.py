@@ -1,8 +1,6 @@
-"""Waivers in sentences: how far one goes, what it did in a run, and the command that writes one."""
+"""Waivers in sentences: how far one goes, and what it did in a run."""
 
-import shlex
-
-from stepguard.judge.waivers import largest_value, suggested_size, uncovered_count
+from stepguard.judge.waivers import largest_value, uncovered_count
 from stepguard.metrics import METRICS, format_value
 from stepguard.verdict import MetricVerdict, Reason, Verdict
 from stepguard.waiver import Waiver, WaiverEffect, WaiverOutcome
@@ -62,21 +60,3 @@ def _uncovered(waiver: Waiver, effect: WaiverEffect, found: MetricVerdict) -> st
     if waiver.limit_pct is not None and found.change_pct is not None:
         now = f"{found.change_pct:+.2f} %"
     return f"EXCEEDED, it is {now} now"
-
-
-def waive_commands(verdict: Verdict, python: str, folder: str = "") -> list[str]:
-    """Return the commands that waive all that fails, ready but for reason and days; empty where a
-    failing metric cannot be waived. ``folder`` is the option for a folder of baselines.
-    """
-    failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
-    sizes = [suggested_size(metric) for metric in failing if not metric.waived_until]
-    if verdict.whole or not all(sizes):
-        return []
-    case = shlex.quote(verdict.case_id)
-    unwaived = [metric.metric for metric in failing if not metric.waived_until]
-    return [
-        f"{python} -m stepguard waive {case} {name} {size[0]} {size[1]:g}{folder} "
-        "--reason '...' --days N"
-        for name, size in zip(unwaived, sizes, strict=True)
-        if size is not None
-    ]

@@ -1,19 +1,25 @@
 """Verdicts for a reader: one line that fits a terminal, the evidence under it, what to do next."""
 
-import shlex
+import re
+from collections.abc import Iterator
 
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS, format_value
-from stepguard.report.traceback import users_frames
-from stepguard.report.waivers import sentences, waive_commands
+from stepguard.report.commands import Commands, next_steps
+from stepguard.report.waivers import sentences
 from stepguard.sentences import message, note
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
-SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
+
+# Of a traceback.
+_FRAME = '  File "'
+_WITHIN = ("    ", "  [Previous line repeated ")  # what belongs to the frame above
+# What stands between a rank's main() and the user's code: the engine, and how Python imports.
+_OURS = re.compile(r'^  File "(.*/stepguard/worker/|.*/importlib/__init__\.py"|<frozen importlib)')
 
 
 def headline(verdict: Verdict) -> str:
@@ -126,6 +132,35 @@ def detail(verdict: Verdict) -> str:
     return verdict.detail
 
 
+def users_frames(traceback: str) -> str:
+    """Return a traceback less the engine's frames, from the factory inwards; empty if it has frames
+    and all are the engine's.
+    """
+    kept: list[str] = []
+    dropped = frames = 0
+    for part in _parts(traceback):
+        if _OURS.match(part[0]):
+            dropped += 1
+            continue
+        frames += part[0].startswith(_FRAME)
+        kept += part
+    return "\n".join(kept) if frames or not dropped else ""
+
+
+def _parts(traceback: str) -> Iterator[list[str]]:
+    """Yield frames, each with the source under it, and the lines between them."""
+    part: list[str] = []
+    for line in traceback.splitlines():
+        if part and part[0].startswith(_FRAME) and line.startswith(_WITHIN):
+            part.append(line)
+            continue
+        if part:
+            yield part
+        part = [line]
+    if part:
+        yield part
+
+
 def happens(site: Site) -> str:
     """ "2 x .item(): loss.item() in step (model/workloads.py:88), forward, each micro-step"."""
     times = f"{site.count} x " if site.count > 1 else ""
@@ -144,73 +179,6 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     return sorted(gated, key=lambda m: (m.rank, m.place is None))
 
 
-def in_folder(baselines: str, option: str = "--baselines ") -> str:
-    """Return the option for a folder of baselines that is not the usual one; empty for that."""
-    return f" {option}{shlex.quote(baselines)}" if baselines else ""
-
-
-def next_steps(
-    verdict: Verdict,
-    evidence_path: str,
-    python: str = "python",
-    dirty: bool = False,
-    baselines: str = "",
-) -> list[str]:
-    """Return commands: accept it, or look closer. ``python`` is how this interpreter is called,
-    ``baselines`` their folder where it is not the usual one.
-
-    Evidence of a ``dirty`` tree cannot be accepted, and says what has to come first.
-    """
-    case = shlex.quote(verdict.case_id)
-    first = "commit, measure again, then " if dirty else ""
-    accept = f"{first}{python} -m stepguard accept {case}{in_folder(baselines)}"
-    if verdict.against and verdict.status is not Status.SAME:
-        steps = _against(verdict, case, python, baselines)
-    elif verdict.status in (Status.SLOWER, Status.CHANGED, Status.NOT_COMPARABLE):
-        steps = [f"accept: {accept} --reason '...'"]
-    elif verdict.status is Status.FASTER:
-        steps = [f"keep the gain: {accept} --reason '...'"]
-    elif verdict.status is Status.NO_BASELINE:
-        lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
-        steps = [f"accept: {accept}" + (" --reason '...'" if lacks_metric else "")]
-    elif verdict.status is Status.SAME:
-        return []
-    elif verdict.status is Status.BROKEN or verdict.reason is Reason.COUNT_UNSTABLE:
-        steps = []  # a workload that raises is no matter of the machine
-    else:
-        steps = [f"see if the machine is fit: {python} -m stepguard doctor"]
-    if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
-        steps.append("if it is meant: `# stepguard: allow sync: why`, see docs/host-syncs.md")
-    return [*steps, f"look closer: {evidence_path}"]
-
-
-def _against(verdict: Verdict, case: str, python: str, baselines: str) -> list[str]:
-    """Return the commands after an A/B comparison, which has no baseline to accept into."""
-    if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
-        if verdict.waived_until:
-            return []
-        if verdict.status is Status.FASTER:
-            return ["if it is meant: after the merge record with --perf-update, to keep the gain"]
-        words = f"{case}{in_folder(baselines)} --reason '...'"
-        again = f"pytest perf_tests{in_folder(baselines, '--perf-baselines=')}"
-        accept = f"{python} -m stepguard accept {words}"
-        waive = waive_commands(verdict, python, in_folder(baselines))
-        return [
-            *(f"if it is meant: {command}" for command in waive),
-            f"after the merge, on main: {again}, then {accept}"
-            + ("; then remove the waiver" if waive else ""),
-        ]
-    if verdict.reason is Reason.UNDECIDED:
-        return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
-    if verdict.reason is Reason.UNPROVEN:
-        return ["judge it again, alone: name this one test"]
-    if verdict.status is Status.NOT_COMPARABLE:
-        return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
-    if verdict.status is Status.UNFIT:
-        return [f"see if the machine is fit: {python} -m stepguard doctor"]
-    return []
-
-
 def remarks(evidence: Evidence) -> list[str]:
     """Return what a verdict does not show of how it was measured, a sentence each."""
     blocks = [block for launch in evidence.launches for block in launch.discarded]
@@ -223,16 +191,9 @@ def remarks(evidence: Evidence) -> list[str]:
     return [f"{evidence.case_id}: {one}" for one in found]
 
 
-def block(
-    verdict: Verdict,
-    evidence_path: str,
-    python: str = "python",
-    dirty: bool = False,
-    baselines: str = "",
-) -> str:
+def block(verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool = False) -> str:
     """Return everything about one failure, as pytest prints it under FAILURES or ERRORS."""
-    commands = next_steps(verdict, evidence_path, python, dirty, baselines)
-    steps = [f"  {step}" for step in commands]
+    steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
     head, text = headline(verdict), message(verdict)
     full = [] if head.endswith(text) else [f"  {text}"]
     return "\n".join([head, *full, *evidence_lines(verdict), *steps])

@@ -21,8 +21,8 @@ from stepguard.judge.ab import (
 )
 from stepguard.margins import Margins, Prior
 from stepguard.metrics import METRICS
+from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import block as told_block
-from stepguard.report.words import next_steps
 from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -489,7 +489,7 @@ def test_a_claim_among_many_is_taken_back():
     step = metric(taken, "step_ms")
     assert (step.status, step.reason) == (Status.INCONCLUSIVE, Reason.UNPROVEN)
     assert taken.status.outcome == "error"
-    assert next_steps(taken, "e.json")[0] == "judge it again, alone: name this one test"
+    assert next_steps(taken, "e.json", Commands())[0] == "judge it again, alone: name this one test"
 
 
 def test_claims_hold_each_other_up():
@@ -537,16 +537,18 @@ def test_what_is_not_proven_is_not_waived():
 def test_what_to_do_is_no_acceptance():
     """Another revision is no baseline: nothing offers to accept what could not be compared."""
     lacks = turns((), base=fault("BAD_WORKLOAD") | UNMEASURED, head={"launches": ()})
-    steps = next_steps(judge_ab(lacks), "e.json")
+    steps = next_steps(judge_ab(lacks), "e.json", Commands())
     assert steps[0].startswith("choose a revision that can") and steps[1] == "look closer: e.json"
     assert not any("accept" in step for step in steps)
-    slower = next_steps(judge_ab(turns(shifted(2.0))), "e.json")
+    slower = next_steps(judge_ab(turns(shifted(2.0))), "e.json", Commands())
     assert slower[0].startswith("if it is meant: python -m stepguard waive")
     noisy = judge_ab(turns(shifted(1.0)[:4], out_of_time=True))
-    assert next_steps(noisy, "e.json")[0].startswith("give it more time: --perf-budget=MIN")
+    assert next_steps(noisy, "e.json", Commands())[0].startswith(
+        "give it more time: --perf-budget=MIN"
+    )
     foreign = judge_ab(turns((), head=fault("FOREIGN_PROCESS") | UNMEASURED))
-    assert next_steps(foreign, "e.json")[0].endswith("-m stepguard doctor")
-    assert next_steps(judge_ab(turns()), "e.json") == []
+    assert next_steps(foreign, "e.json", Commands())[0].endswith("-m stepguard doctor")
+    assert next_steps(judge_ab(turns()), "e.json", Commands()) == []
 
 
 def test_the_report_names_the_other_revision():

@@ -21,7 +21,8 @@ from stepguard.judge.confirm import (
 from stepguard.judge.screen import judge
 from stepguard.margins import Margins
 from stepguard.metrics import METRICS
-from stepguard.report.words import evidence_lines, next_steps, times
+from stepguard.report.commands import Commands, next_steps
+from stepguard.report.words import evidence_lines, times
 from stepguard.sentences import message, note
 from stepguard.verdict import Confirmation, Reason, Status, Verdict
 
@@ -121,7 +122,7 @@ def test_a_step_that_does_other_work_is_not_faster(name):
     verdict = confirmed(screened(-50.0), beside(-50.0, base=fewer), HOW)
     assert verdict.status is Status.NOT_COMPARABLE and verdict.outcome == "error"
     assert message(verdict).startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
-    assert next_steps(verdict, "e.json")[0].startswith("accept: ")
+    assert next_steps(verdict, "e.json", Commands())[0].startswith("accept: ")
     slower = confirmed(screened(5.0), beside(5.0, base=fewer), HOW)
     assert slower.status is Status.SLOWER
     assert note(metric(slower, "step_ms")).startswith("unconfirmed: NOT COMPARABLE")
@@ -166,7 +167,7 @@ def test_no_commit_leaves_slower():
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.BEYOND_LIMIT)
     assert times(verdict)[0] == "step_ms: unconfirmed: no main branch is known"
     assert any("unconfirmed: no main branch" in line for line in evidence_lines(verdict))
-    assert next_steps(verdict, "e.json")[0].startswith("accept: ")
+    assert next_steps(verdict, "e.json", Commands())[0].startswith("accept: ")
 
 
 @pytest.mark.parametrize("how", ["pairs", "commit"])

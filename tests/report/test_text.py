@@ -18,9 +18,8 @@ from stepguard.judge.screen import judge
 from stepguard.measure import progress as ticker
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
-from stepguard.report import documents, progress_line, table
-from stepguard.report import traceback as stack
-from stepguard.report import words as explain
+from stepguard.report import documents, progress_line, table, words
+from stepguard.report.commands import Commands, next_steps
 from stepguard.report.progress_line import ProgressLine
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
@@ -76,7 +75,7 @@ NO_BASELINE = judge(evidence(), None)
 @given(VERDICTS)
 def test_a_headline_is_one_line_that_fits(verdict):
     """However long the id, the metric or the message: one line of at most 79 columns."""
-    line = explain.headline(verdict)
+    line = words.headline(verdict)
     assert len(line) <= 79
     assert len(line.splitlines()) == 1
 
@@ -87,7 +86,7 @@ def test_a_long_id_gives_way(length, message):
     """Verdict, metric and figures, or the message's beginning, survive an id of any length."""
     case_id, facts = f"train_step[{'x' * length}]", {"fault": message} if message else None
     verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, facts, metrics=SLOWER.metrics)
-    line = explain.headline(verdict)
+    line = words.headline(verdict)
     assert len(line) <= 79
     assert ": SLOWER: " in line
     assert ("mmmmmm" if message else "step_ms 250.000 -> 2") in line
@@ -97,15 +96,15 @@ def test_a_long_id_gives_way(length, message):
 def test_a_headline_says_case_and_verdict(status):
     """Case and verdict stand in front, so that a cut takes neither."""
     verdict = Verdict(CASE_ID, status, Reason.RAISED, {"fault": "m" * 200})
-    assert explain.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
+    assert words.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
 
 
 def test_a_headline_says_what_moved():
     """The metric, from what to what, by how much and the limit, in one line."""
     whole = f"{CASE_ID}: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
-    assert explain.headline(SLOWER) == whole
+    assert words.headline(SLOWER) == whole
     short = Verdict("f[x]", Status.SLOWER, Reason.BEYOND_LIMIT, metrics=SLOWER.metrics)
-    assert explain.headline(short) == (
+    assert words.headline(short) == (
         "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
     )
 
@@ -122,7 +121,7 @@ def test_a_headline_ends_with_the_place():
     """
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
     moved = "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
-    assert explain.headline(verdict) == f"{moved} model/gpt.py:88"
+    assert words.headline(verdict) == f"{moved} model/gpt.py:88"
     bare = moved.partition(" (")[0]
     for file, shown in (
         ("model/" * 3 + "gpt.py", f"{bare} {'model/' * 3}gpt.py:88"),
@@ -130,15 +129,15 @@ def test_a_headline_ends_with_the_place():
         ("g" * 60 + ".py", bare),
     ):
         far = replace(SYNCED, sites=(structs.replace(AT, file=file),))
-        assert explain.headline(replace(verdict, metrics=(far,))) == shown
+        assert words.headline(replace(verdict, metrics=(far,))) == shown
 
 
 def test_a_sync_that_is_meant_is_shown_the_way():
     """Under a new sync the block says how to allow it; under another counter it does not."""
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
-    assert "# stepguard: allow sync: why" in explain.block(verdict, "x")
+    assert "# stepguard: allow sync: why" in words.block(verdict, "x", Commands())
     other = replace(SYNCED, metric="graph_breaks")
-    assert "allow sync" not in explain.block(replace(verdict, metrics=(other,)), "x")
+    assert "allow sync" not in words.block(replace(verdict, metrics=(other,)), "x", Commands())
 
 
 def test_a_comment_is_not_part_of_the_sentence():
@@ -151,15 +150,15 @@ def test_a_place_without_a_file_is_not_in_the_headline():
     """What torch names no line for has nothing to end with; the block says what it is."""
     nowhere = replace(SYNCED, sites=(Site("nonzero in IndexBackward0"),))
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(nowhere,))
-    assert explain.headline(verdict) == "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
-    assert "    nonzero in IndexBackward0\n" in explain.block(verdict, "x")
+    assert words.headline(verdict) == "f[x]: CHANGED: host_syncs_per_step 1 -> 3 (+2 syncs)"
+    assert "    nonzero in IndexBackward0\n" in words.block(verdict, "x", Commands())
 
 
 def test_a_block_says_where_and_how_often():
     """Of a place: how often, what happens, the source, the function, file and line, the phase."""
     verdict = Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(SYNCED,))
     line = "    2 x .item(): loss.item() in GPT.forward (model/gpt.py:88), forward\n"
-    assert line in explain.block(verdict, "x")
+    assert line in words.block(verdict, "x", Commands())
 
 
 def test_a_move_that_rounding_hides_is_shown():
@@ -171,30 +170,30 @@ def test_a_move_that_rounding_hides_is_shown():
         old=45_000_000_000,
         new=45_000_000_512,
     )
-    assert "+512 B" in explain.change(moved)
+    assert "+512 B" in words.change(moved)
 
 
 @PROPERTY
 @given(VERDICTS)
 def test_a_block_never_raises(verdict):
     """Whatever the verdict, its explanation can be written, headline first."""
-    assert explain.block(verdict, "x").startswith(explain.headline(verdict))
+    assert words.block(verdict, "x", Commands()).startswith(words.headline(verdict))
 
 
 def test_a_block_names_metric_operator_and_command():
     """A failure says what moved, on how many recordings it rests, and how to accept it."""
-    text = explain.block(CHANGED, ".stepguard/runs/1/evidence.json")
+    text = words.block(CHANGED, ".stepguard/runs/1/evidence.json", Commands())
     assert "operator_calls_per_step" in text and "a counter" not in text.splitlines()[0]
     assert "compared with 1 recording" in text
     assert f"python -m stepguard accept '{CASE_ID}' --reason '...'" in text
     assert "look closer: .stepguard/runs/1/evidence.json" in text
-    assert "standard error over launches" in explain.block(SLOWER, "x")
+    assert "standard error over launches" in words.block(SLOWER, "x", Commands())
 
 
 def test_a_traceback_stands_in_the_block():
     """The detail of a fault is shown whole, each line marked."""
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "ValueError: x"}, "a\nb\n")
-    assert "  | a\n  | b\n" in explain.block(verdict, "x")
+    assert "  | a\n  | b\n" in words.block(verdict, "x", Commands())
 
 
 @pytest.mark.parametrize(
@@ -210,7 +209,7 @@ def test_a_traceback_stands_in_the_block():
 )
 def test_every_verdict_has_its_next_step(verdict, command):
     """What needs a person comes with a command; what does not is left alone."""
-    steps = explain.next_steps(verdict, "evidence.json")
+    steps = next_steps(verdict, "evidence.json", Commands())
     assert (steps == []) if command is None else (command in steps[0])
 
 
@@ -237,17 +236,30 @@ def test_every_verdict_has_its_next_step(verdict, command):
 )
 def test_commands_carry_the_folder(verdict, commands):
     """Of a run with --perf-baselines: following its hints must not write the usual folder."""
-    steps = explain.next_steps(verdict, "e.json", baselines="my dir")
+    steps = next_steps(verdict, "e.json", Commands(baselines="my dir"))
     assert all(step.endswith(command) for step, command in zip(steps, commands, strict=False))
-    assert "--baselines 'my dir'" in explain.block(verdict, "e.json", baselines="my dir")
-    whole = documents.suite_markdown([result(verdict)], "my dir")
-    assert "--baselines 'my dir'" in whole and "baselines" not in explain.block(verdict, "e.json")
+    assert "--baselines 'my dir'" in words.block(verdict, "e.json", Commands(baselines="my dir"))
+    whole = documents.suite_markdown([result(verdict)], Commands(baselines="my dir"))
+    assert "--baselines 'my dir'" in whole
+    assert "baselines" not in words.block(verdict, "e.json", Commands())
+
+
+def test_what_can_be_waived_is_said_second():
+    """Ready but for reason and days; a summary shows the first step alone, which is to accept."""
+    accept, *waive, closer = next_steps(CHANGED, "x", Commands())
+    assert accept.startswith("accept: ") and closer == "look closer: x"
+    assert waive == [
+        "or let it pass for some days: python -m stepguard waive 'train_step[124m-bf16]' "
+        "operator_calls_per_step --value 2401 --reason '...' --days N"
+    ]
+    beyond = judge(evidence((1000.0,) * 3), entry())
+    assert len(next_steps(beyond, "x", Commands())) == 2
 
 
 def test_a_first_recording_needs_no_reason():
     """Only a new level asks for one."""
-    assert "--reason" not in explain.next_steps(NO_BASELINE, "x")[0]
-    assert "--reason" in explain.next_steps(SLOWER, "x")[0]
+    assert "--reason" not in next_steps(NO_BASELINE, "x", Commands())[0]
+    assert "--reason" in next_steps(SLOWER, "x", Commands())[0]
 
 
 # The table
@@ -384,7 +396,7 @@ def test_a_result_without_launches_as_json():
 @given(st.lists(VERDICTS, max_size=3))
 def test_the_run_as_markdown(verdicts):
     """A table with a row a case and every row as wide as the header; blocks that end."""
-    text = documents.suite_markdown([result(verdict) for verdict in verdicts])
+    text = documents.suite_markdown([result(verdict) for verdict in verdicts], Commands())
     rows = [line for line in text.split("\n")[2 : 4 + len(verdicts)]]
     assert all(line.startswith("|") and line.endswith("|") for line in rows)
     assert {line.count("|") for line in rows} == {len(table.COLUMNS) + 1}
@@ -395,13 +407,13 @@ def test_the_run_as_markdown(verdicts):
 
 def test_markdown_of_nothing_says_so():
     """A report of no case does not look like success."""
-    assert "nothing was measured" in documents.suite_markdown([])
+    assert "nothing was measured" in documents.suite_markdown([], Commands())
 
 
 def test_a_fence_in_a_traceback_does_not_end_the_block():
     """Code fences in a message stay inside the block: its own fence is longer."""
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "x"}, "```\n</details>\n````")
-    text = documents.suite_markdown([result(verdict)])
+    text = documents.suite_markdown([result(verdict)], Commands())
     opening = re.search(r"(?m)^(`{3,})", text).group(1)
     assert len(opening) > 4
     assert text.count(f"\n{opening}\n") == 2
@@ -410,7 +422,7 @@ def test_a_fence_in_a_traceback_does_not_end_the_block():
 def test_a_title_is_escaped():
     """A message with markup cannot open a tag in the summary."""
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "no <b> & </summary>"})
-    text = documents.suite_markdown([result(verdict)])
+    text = documents.suite_markdown([result(verdict)], Commands())
     assert "<summary>c: BROKEN: no &lt;b>" in text
 
 
@@ -457,7 +469,7 @@ CAUSE = "\nThe above exception was the direct cause of the following exception:\
 )
 def test_the_users_frames(text, shown):
     """The engine's frames and the import machinery's go with their source; all else stays."""
-    assert stack.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
+    assert words.users_frames(text).split("\n") == shown.rstrip("\n").split("\n")
 
 
 @pytest.mark.parametrize(
@@ -473,7 +485,7 @@ def test_the_users_frames(text, shown):
 def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
     verdict = Verdict("c", Status.BROKEN, reason, {"fault": "m"}, detail)
-    assert explain.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
+    assert words.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
     assert documents.verdict_document(verdict)["detail"] == detail
 
 
@@ -652,16 +664,16 @@ def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
 
 def test_evidence_of_a_dirty_tree_says_what_comes_first():
     """The accept command would be refused: the line says to commit and measure again before it."""
-    (step, *_) = explain.next_steps(SLOWER, "e.json", dirty=True)
+    (step, *_) = next_steps(SLOWER, "e.json", Commands(), dirty=True)
     assert step.startswith("accept: commit, measure again, then python -m stepguard accept ")
 
 
 def test_remarks_name_what_was_measured_again():
     """Disturbed blocks, with the last reason, and a tree that was edited; else nothing."""
-    assert explain.remarks(evidence((250.0,) * 3)) == []
+    assert words.remarks(evidence((250.0,) * 3)) == []
     hot = block(disturbance=Disturbance("THROTTLED", "hw thermal slowdown"))
     launches = (launch(discarded=(hot,)), launch(), launch(discarded=(hot,)))
-    told = explain.remarks(evidence(launches=launches, tree_changed=True))
+    told = words.remarks(evidence(launches=launches, tree_changed=True))
     assert [line.partition(": ")[2] for line in told] == [
         "blocks that were disturbed and measured again: 2 (hw thermal slowdown)",
         "files changed while it was measured: its launches may be of different code",
@@ -673,6 +685,6 @@ def test_bytes_that_look_alike_are_given_whole():
     moved = MetricVerdict(
         "peak_allocated_bytes", Status.CHANGED, Reason.COUNTER_ROSE, 60475904.0, 60476048.0
     )
-    assert explain.change(moved) == "peak_allocated_bytes 60,475,904 -> 60,476,048 B (+144 B)"
+    assert words.change(moved) == "peak_allocated_bytes 60,475,904 -> 60,476,048 B (+144 B)"
     larger = replace(moved, new=61000000.0)
-    assert explain.change(larger).startswith("peak_allocated_bytes 57.674 MiB -> 58.174 MiB")
+    assert words.change(larger).startswith("peak_allocated_bytes 57.674 MiB -> 58.174 MiB")

@@ -1,0 +1,113 @@
+"""What to do next after a verdict: commands, as the reader of a report types them."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepguard.judge.waivers import suggested_size
+from stepguard.verdict import Reason, Status, Verdict
+
+SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
+NEW_LEVEL = " --reason '...'"
+
+
+@dataclass(frozen=True)
+class Commands:
+    """Commands of a project, for somebody who reads a report of it."""
+
+    folder: Path = Path()  # where they are typed
+    python: str = "python"  # how this interpreter is called there
+    baselines: str = ""  # the folder of the baselines, where it is not the usual one
+
+    def relative(self, path: Path) -> str:
+        """Return a path as it is typed."""
+        return str(path.relative_to(self.folder) if path.is_relative_to(self.folder) else path)
+
+    def in_folder(self, option: str = "--baselines ") -> str:
+        """Return the option for a folder of baselines that is not the usual one; else nothing."""
+        return f" {option}{shlex.quote(self.baselines)}" if self.baselines else ""
+
+    def accept(self, case_id: str) -> str:
+        """Return the command that records a case's evidence; a new level needs a reason, too."""
+        return f"{self.python} -m stepguard accept {shlex.quote(case_id)}{self.in_folder()}"
+
+    def waive(self, verdict: Verdict) -> list[str]:
+        """Return the commands that waive all that fails, ready but for reason and days; none where
+        a failing metric cannot be waived.
+        """
+        failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
+        unwaived = [metric for metric in failing if not metric.waived_until]
+        sizes = [suggested_size(metric) for metric in unwaived]
+        if verdict.whole or not all(sizes):
+            return []
+        start = f"{self.python} -m stepguard waive {shlex.quote(verdict.case_id)}"
+        return [
+            f"{start} {metric.metric} {size[0]} {size[1]:g}{self.in_folder()}{NEW_LEVEL} --days N"
+            for metric, size in zip(unwaived, sizes, strict=True)
+            if size is not None
+        ]
+
+    @property
+    def doctor(self) -> str:
+        """Return the step that looks at the machine."""
+        return f"see if the machine is fit: {self.python} -m stepguard doctor"
+
+
+def next_steps(
+    verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool = False
+) -> list[str]:
+    """Return what to do, the likeliest first: accept or waive it, or look closer.
+
+    Evidence of a ``dirty`` tree cannot be accepted; what has to come first is said.
+    """
+    if verdict.against and verdict.status is not Status.SAME:
+        steps = _after_comparison(verdict, commands)
+    elif verdict.status is Status.SAME:
+        return []
+    else:
+        steps = _after_screen(verdict, commands, dirty)
+    if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
+        steps.append("if it is meant: `# stepguard: allow sync: why`, see docs/host-syncs.md")
+    return [*steps, f"look closer: {evidence_path}"]
+
+
+def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str]:
+    first = "commit, measure again, then " if dirty else ""
+    accept = first + commands.accept(verdict.case_id)
+    if verdict.status in (Status.SLOWER, Status.CHANGED):
+        waive = [f"or let it pass for some days: {one}" for one in commands.waive(verdict)]
+        return [f"accept: {accept}{NEW_LEVEL}", *waive]
+    if verdict.status is Status.NOT_COMPARABLE:
+        return [f"accept: {accept}{NEW_LEVEL}"]
+    if verdict.status is Status.FASTER:
+        return [f"keep the gain: {accept}{NEW_LEVEL}"]
+    if verdict.status is Status.NO_BASELINE:
+        lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
+        return [f"accept: {accept}" + (NEW_LEVEL if lacks_metric else "")]
+    if verdict.status is Status.BROKEN or verdict.reason is Reason.COUNT_UNSTABLE:
+        return []  # a workload that raises is no matter of the machine
+    return [commands.doctor]
+
+
+def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
+    """Return what to do after an A/B comparison, which has no baseline to accept into."""
+    if verdict.status is Status.FASTER and not verdict.waived_until:
+        return ["if it is meant: after the merge record with --perf-update, to keep the gain"]
+    if verdict.status in (Status.SLOWER, Status.CHANGED, Status.FASTER):
+        if verdict.waived_until:
+            return []
+        waive = commands.waive(verdict)
+        again = f"pytest perf_tests{commands.in_folder('--perf-baselines=')}"
+        accept = commands.accept(verdict.case_id) + NEW_LEVEL
+        then = "; then remove the waiver" if waive else ""
+        return [
+            *(f"if it is meant: {command}" for command in waive),
+            f"after the merge, on main: {again}, then {accept}{then}",
+        ]
+    if verdict.reason is Reason.UNDECIDED:
+        return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
+    if verdict.reason is Reason.UNPROVEN:
+        return ["judge it again, alone: name this one test"]
+    if verdict.status is Status.NOT_COMPARABLE:
+        return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
+    return [commands.doctor] if verdict.status is Status.UNFIT else []
