@@ -52,7 +52,7 @@ def _document(found: Verdict | MetricVerdict, fields: tuple[str, ...]) -> dict[s
 
 
 def result_document(result: Result) -> dict[str, Any]:
-    """One case: its parameters, every metric, the verdict, where the evidence is."""
+    """Return one case: its parameters, every metric, the verdict, where the evidence is."""
     return {
         "case": result.case.id,
         "parameters": result.evidence.case,
@@ -68,7 +68,7 @@ def result_document(result: Result) -> dict[str, Any]:
 
 
 def unwritable(path: Path) -> str:
-    """Why a document cannot be written there, or the empty string. Makes the folder it lies in."""
+    """Make the folder of a document; return why it cannot be written there, or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -79,7 +79,7 @@ def unwritable(path: Path) -> str:
 
 
 def suite_json(results: Sequence[Result]) -> str:
-    """The whole run as one JSON document."""
+    """Return the whole run as one JSON document."""
     return json.dumps(
         {"schema": SCHEMA, "cases": [result_document(result) for result in results]}, indent=1
     )

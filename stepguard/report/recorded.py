@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stepguard.metrics import METRICS, format_value
 from stepguard.recording import Entry, Epoch, Recording, geometric_mean
+from stepguard.report.table import aligned, figure
 from stepguard.storage.accept import Accepted, Action
 
 COLUMNS = ("recorded", "commit", "GPU", "torch", "launches", "step [ms]", "median [ms]", "to first")
@@ -24,7 +25,7 @@ def accepted_line(done: Accepted) -> str:
 
 
 def line(path: Path, case_id: str, entry: Entry) -> str:
-    """A case's baseline in a line."""
+    """Return a case's baseline in a line."""
     last = entry.epochs[-1]
     newest = last.recordings[-1]
     times = ", ".join(f"{ms:.3f}" for ms in newest.times_ms.get("step_ms", []))
@@ -36,17 +37,16 @@ def line(path: Path, case_id: str, entry: Entry) -> str:
 
 
 def lines(entry: Entry) -> Iterator[str]:
-    """Every epoch, oldest first, with its recordings; then the newest recording's counters."""
+    """Yield every epoch with its recordings, oldest first; then the newest one's counters."""
     for number, epoch in enumerate(entry.epochs, start=1):
         yield f"  epoch {number}: {epoch.reason}"
-        yield from _table([COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)])
+        rows = [COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)]
+        yield from (f"    {text}" for text in aligned(rows, left=range(4)))
     newest = entry.epochs[-1].recordings[-1]
     yield "  counted in the newest:"
     width = max((len(name) for name in newest.counters), default=0)
     for name in (name for name in METRICS if name in newest.counters):
-        unit = "" if METRICS[name].unit == "B" else METRICS[name].unit
-        value = format_value(name, newest.counters[name])
-        yield f"    {name.ljust(width)}  {value:>16} {unit}".rstrip()
+        yield f"    {figure(name, newest.counters[name], width)}"
     for name, found in newest.differences_pct.items():
         yield f"    {name} {found.mean:+.2f} +- {found.half_width:.2f} {METRICS[name].unit}"
 
@@ -58,24 +58,15 @@ def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
     return (
         recording.date[:16].replace("T", " "),
         recording.commit[:10],
-        recording.device_uuid.removeprefix("GPU-")[:8] or "-",
-        recording.software.get("torch", "-"),
-        str(len(times)) if times else "-",
+        recording.device_uuid.removeprefix("GPU-")[:8],
+        recording.software.get("torch", ""),
+        str(len(times) or ""),
         _mean(recording, "step_ms"),
         _mean(recording, "step_ms_median"),
-        "-" if change is None else f"{100 * change:+.2f} %",
+        "" if change is None else f"{100 * change:+.2f} %",
     )
 
 
 def _mean(recording: Recording, name: str) -> str:
     times = recording.times_ms.get(name, [])
-    return format_value(name, geometric_mean(times)) if times else "-"
-
-
-def _table(rows: list[tuple[str, ...]]) -> Iterator[str]:
-    """Times to the right, words to the left; a column that nobody fills is left out."""
-    kept = [i for i in range(len(COLUMNS)) if any(row[i] != "-" for row in rows[1:])]
-    widths = {i: max(len(row[i]) for row in rows) for i in kept}
-    for row in rows:
-        cells = [row[i].ljust(widths[i]) if i < 4 else row[i].rjust(widths[i]) for i in kept]
-        yield ("    " + "  ".join(cells)).rstrip()
+    return format_value(name, geometric_mean(times)) if times else ""

@@ -1,7 +1,7 @@
 """The table of a run: a row per case, worst first; columns that nobody fills are left out."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.metrics import METRICS, format_value
@@ -32,7 +32,7 @@ class Row:
 
 
 def rows(verdicts: Sequence[Verdict]) -> list[Row]:
-    """The rows, worst verdict first, then by case id."""
+    """Return the rows, worst verdict first, then by case id."""
     ordered = sorted(verdicts, key=lambda v: (v.status.rank, v.case_id))
     return [Row(_cells(verdict), verdict.status) for verdict in ordered]
 
@@ -73,25 +73,34 @@ def _counters(verdict: Verdict) -> str:
 
 
 def lines(table: Sequence[Row]) -> Iterator[tuple[str, Status | None]]:
-    """The table as text, a line at a time; the status is None for the header."""
-    kept = [
-        index
-        for index in range(len(COLUMNS))
-        if index in (0, len(COLUMNS) - 1) or any(row.cells[index] for row in table)
-    ]
-    matrix = [[COLUMNS[i] for i in kept]] + [[row.cells[i] or "-" for i in kept] for row in table]
-    widths = [max(len(line[i]) for line in matrix) for i in range(len(kept))]
-    for number, line in enumerate(matrix):
-        first, *middle, last = [
-            cell.ljust(width) if i in (0, len(kept) - 1) else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ]
-        text = "  ".join([first, *middle, last]).rstrip()
-        yield text, (table[number - 1].status if number else None)
+    """Yield the table as text, a line at a time; the status is None for the header."""
+    texts = aligned([COLUMNS, *(row.cells for row in table)], left=(0, len(COLUMNS) - 1))
+    yield from zip(texts, [None, *(row.status for row in table)], strict=True)
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> Iterator[str]:
+    """Yield a table, its header first: the columns ``left`` to the left, others to the right. A
+    cell without text is "-"; a column without any is left out.
+    """
+    header, *body = rows
+    kept = [i for i in range(len(header)) if not body or any(row[i] for row in body)]
+    filled = [[row[i] or "-" for i in kept] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*filled, strict=True)]
+    for row in filled:
+        cells = zip(kept, row, widths, strict=True)
+        yield "  ".join(
+            text.ljust(width) if i in left else text.rjust(width) for i, text, width in cells
+        ).rstrip()
+
+
+def figure(name: str, value: float, width: int) -> str:
+    """Return a metric as a line: its name in ``width`` columns, its value and unit."""
+    unit = "" if METRICS[name].unit == "B" else METRICS[name].unit
+    return f"{name.ljust(width)}  {format_value(name, value):>16} {unit}".rstrip()
 
 
 def counts(verdicts: Sequence[Verdict]) -> str:
-    """How many of each verdict, what was recorded last: "1 SLOWER, 2 same, 1 recorded"."""
+    """Return how many of each verdict there are: "1 SLOWER, 2 same, 1 recorded"."""
     ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))
     found = Counter(verdict.word for verdict in ordered)
     return ", ".join(f"{number} {word}" for word, number in found.items())

@@ -40,7 +40,7 @@ def lines(run: Run) -> Iterator[tuple[str, Markup]]:
     if verdicts:
         yield table.counts(verdicts), {}
     for result in run.results:
-        beside = [*_allowed(result), *_elsewhere(result.verdict), *_not_alone(result)]
+        beside = [*_allowed(result), *_moved_places(result.verdict), *_not_alone(result)]
         beside += _beside(result.verdict)
         yield from ((line, {}) for line in beside)
     for notice in run.notices:
@@ -60,37 +60,35 @@ def lines(run: Run) -> Iterator[tuple[str, Markup]]:
 
 
 def _beside(verdict: Verdict) -> Iterator[str]:
-    """What a case that is `same` rests on, where another revision took turns: how much slower it
-    may be all the same.
-    """
+    """Yield what a `same` against another revision rests on: how slow the case may be."""
     if verdict.against and verdict.status is Status.SAME:
-        told = words.times(verdict) or ["counters alone, its times are not gated"]
-        yield from (f"{verdict.case_id} against {verdict.against}: {line}" for line in told)
+        lines = words.times(verdict) or ["counters alone, its times are not gated"]
+        yield from (f"{verdict.case_id} against {verdict.against}: {line}" for line in lines)
 
 
 def _not_alone(result: Result) -> Iterator[str]:
-    """Why there is no scaling efficiency, where one was to be had."""
+    """Yield why there is no scaling efficiency, where one was to be had."""
     if problem := result.evidence.one_rank_problem:
         yield f"{result.case.id}: no scaling efficiency, one rank alone failed: {problem}"
 
 
 def _allowed(result: Result) -> Iterator[str]:
-    """Deliberate syncs with their reasons, on every run: a reader alone can say if they hold."""
+    """Yield deliberate syncs with their reasons, on every run: a reader judges them."""
     counts = result.evidence.counts
     for site in (s for sites in counts.sites.values() for s in sites) if counts else ():
         if site.allowed:
             yield f"allowed in {result.case.id}: {site.count} x {site.described()}: {site.allowed}"
 
 
-def _elsewhere(verdict: Verdict) -> Iterator[str]:
-    """Places that are new although a counter is equal: one thing was put for another."""
+def _moved_places(verdict: Verdict) -> Iterator[str]:
+    """Yield places that are new although a counter is equal: one thing was put for another."""
     for metric in verdict.metrics:
         for site in metric.sites if metric.status is Status.SAME else ():
             yield f"moved in {verdict.case_id}: {metric.metric} is equal, now at {site.location()}"
 
 
 def colour(status: Status | None) -> Markup:
-    """The word carries the meaning; colour only helps. None is the table's header."""
+    """Return a verdict's colour, which only helps: the word says it. None is the header's."""
     if status is None:
         return {"bold": True}
     if status is Status.SAME:
