@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 import stepguard
+from stepguard.report.commands import Commands
 from stepguard.report.words import block, evidence_lines, headline
 from stepguard.site import Site, added, merge
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
@@ -163,7 +164,7 @@ def test_a_failure_names_the_place():
     assert headline(verdict).endswith(" model/gpt.py:88")
     line = "    2 x .item(): n = loss.item() in GPT.forward (model/gpt.py:88), forward"
     assert line in evidence_lines(verdict)
-    assert line in block(verdict, "evidence.json")
+    assert line in block(verdict, "evidence.json", Commands())
 
 
 def test_a_failure_without_a_place_names_none():

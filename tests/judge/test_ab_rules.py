@@ -553,7 +553,7 @@ def test_what_to_do_is_no_acceptance():
 
 def test_the_report_names_the_other_revision():
     """Interval, pairs, margins and the revision stand under a failure."""
-    text = told_block(judge_ab(turns(shifted(2.0))), "e.json")
+    text = told_block(judge_ab(turns(shifted(2.0))), "e.json", Commands())
     assert "over 6 pairs" in text and "margins 0.2 and 0.5 %" in text
     assert "compared with main (000000000000), measured in pairs with it" in text
     assert "SLOWER, beyond the margin, both revisions measured in pairs" in text

@@ -13,6 +13,7 @@ from stepguard.evidence import Fault
 from stepguard.judge.screen import judge
 from stepguard.judge.waivers import MAX_DAYS, problem_of, suggested_size, waive
 from stepguard.metrics import METRICS
+from stepguard.report.commands import Commands
 from stepguard.report.waivers import sentences
 from stepguard.report.words import block as told
 from stepguard.storage.baselines import files, load, save
@@ -55,7 +56,7 @@ def test_a_waived_slowdown_passes_and_says_so():
     assert found.word == "SLOWER (waived until 2026-12-31)"
     line = "waived: step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch"
     assert line in sentences(found)
-    assert f"  waiver: {line}" in told(found, "evidence").splitlines()
+    assert f"  waiver: {line}" in told(found, "evidence", Commands()).splitlines()
 
 
 @pytest.mark.parametrize(("pct", "passes"), [(5.99, True), (6.01, False)])
@@ -79,7 +80,7 @@ def test_what_is_not_waived_decides():
     found = judged(run(graph_breaks=2), *SLOW)
     assert (found.status, found.outcome, found.waived_until) == (Status.CHANGED, "failed", "")
     assert (
-        told(found, "evidence")
+        told(found, "evidence", Commands())
         .splitlines()[0]
         .startswith(f"{CASE_ID}: CHANGED: graph_breaks 1 -> 2")
     )

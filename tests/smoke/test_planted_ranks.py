@@ -12,6 +12,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import measure_launches
 from stepguard.recording import Entry, Epoch
+from stepguard.report.commands import Commands
 from stepguard.report.words import block
 from stepguard.sentences import note
 from stepguard.storage.accept import recording_of
@@ -57,7 +58,9 @@ def moved(verdict: Verdict) -> dict[str, list[float | None]]:
 
 def test_two_ranks_count_the_same_again(verdicts):
     """Measured twice, every counter of two ranks is equal, to the unit."""
-    assert verdicts["nothing"].status is Status.SAME, block(verdicts["nothing"], "evidence")
+    assert verdicts["nothing"].status is Status.SAME, block(
+        verdicts["nothing"], "evidence", Commands()
+    )
     assert moved(verdicts["nothing"]) == {}
 
 
@@ -79,7 +82,7 @@ def test_sync_in_every_micro_step_doubles_the_buckets(clean, verdicts):
     assert found[CALLS] == [calls, 2 * (calls - 1) + 1]
     assert found[PAYLOAD] == [payload, 2 * (payload - 4) + 4]
     biggest = max(before.detail[CALLS], key=lambda name: int(name.split()[1]))
-    assert f"{biggest} 1 -> 2" in block(verdict, "evidence")
+    assert f"{biggest} 1 -> 2" in block(verdict, "evidence", Commands())
 
 
 def test_smaller_buckets_are_more_calls_of_the_same_bytes(verdicts):
@@ -104,7 +107,7 @@ def test_one_more_reduction_is_named_by_its_size(verdicts):
     found = moved(verdict)
     assert found[CALLS][1] - found[CALLS][0] == 1
     assert found[PAYLOAD][1] - found[PAYLOAD][0] == 4000
-    text = block(verdict, "evidence")
+    text = block(verdict, "evidence", Commands())
     assert f"{CALLS} [calls]: " in text
     assert "moved: allreduce 4000 B 0 -> 1" in text
 
