@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from stepguard.cli.common import UsageError, add_parser
 from stepguard.report import recorded
 from stepguard.storage import baselines as baseline
@@ -42,7 +44,7 @@ def _baselines(options: argparse.Namespace) -> int:
     if options.action == "show" and (options.json or not sys.stdout.isatty()):
         document: dict[str, dict[str, Any]] = {}
         for path, case_id, entry in found:
-            document.setdefault(path.name, {})[case_id] = baseline.as_builtins(entry)
+            document.setdefault(path.name, {})[case_id] = msgspec.to_builtins(entry)
         print(json.dumps(document, indent=1, sort_keys=True))
         return 0
     for path, case_id, entry in found:

@@ -19,8 +19,8 @@ from stepguard.measure.suite import Suite
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
-from stepguard.report.figures import figures
 from stepguard.report.progress_line import ProgressLine
+from stepguard.report.recorded import figures
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
 

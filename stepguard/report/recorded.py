@@ -1,14 +1,39 @@
-"""What a baseline holds, for a person: a line, or a table of its epochs and recordings."""
+"""The metrics of one case, for a person: what a run measured, and what a baseline holds."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from stepguard.evidence import Counts
+from stepguard.judge.summary import summarise
+from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS, format_value
 from stepguard.recording import Entry, Epoch, Recording, geometric_mean
 from stepguard.report.table import aligned, figure
+from stepguard.report.words import happens
 from stepguard.storage.accept import Accepted, Action
 
+PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
 COLUMNS = ("recorded", "commit", "GPU", "torch", "launches", "step [ms]", "median [ms]", "to first")
+
+
+def figures(result: Result) -> Iterator[str]:
+    """Yield every metric that was measured, a line each; under a counter its places or parts."""
+    values = summarise(result.evidence).values()
+    width = max((len(name) for name in values), default=0)
+    for name in (name for name in METRICS if name in values):
+        yield figure(name, values[name], width)
+        yield from _made_of(name, result.evidence.counts)
+
+
+def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
+    """Yield where a counter happens; else what it is made of, the largest first."""
+    sites = counts.sites.get(name, ()) if counts else ()
+    for site in sites:
+        yield f"    {happens(site)}" + (f" (allowed: {site.allowed})" if site.allowed else "")
+    parts = counts.detail.get(name, {}) if counts and not sites else {}
+    shown = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
+    if 1 < len(shown) <= PARTS:
+        yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
 
 
 def accepted_line(done: Accepted) -> str:

@@ -55,7 +55,7 @@ class Accepted:
 
 
 def recording_of(evidence: Evidence) -> Recording:
-    """The evidence as a recording. Raises Refused, with the reason, when it must not be one."""
+    """Return the evidence as a recording. Raises Refused, with the reason, if it must not be."""
     if problem := unfit_to_record(evidence):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     return stored(evidence)
@@ -130,7 +130,7 @@ def _place(
 
 
 def _drift(evidence: Evidence, known: list[Recording]) -> str:
-    """Say how far the evidence is from how the epoch began, if that is too far."""
+    """Return how far the evidence is from how the epoch began, if that is too far."""
     found = drifted(evidence, known)
     if found is None:
         return ""
@@ -139,7 +139,7 @@ def _drift(evidence: Evidence, known: list[Recording]) -> str:
 
 
 def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
-    """What the first recording under new software would change unseen; empty if that is reasoned.
+    """Return what the first recording under new software would change unseen; empty with a reason.
 
     Versions cannot be compared exactly, but a build that does other work or is slower by more than
     the limit is not the level that the epoch was opened for.
@@ -166,7 +166,7 @@ def _same_evidence(a: Recording, b: Recording) -> bool:
 
 
 def _without_detail(recording: Recording, software: dict[str, str]) -> Recording:
-    """The recording less what a newer one of the same software repeats."""
+    """Return the recording less what a newer one of the same software repeats."""
     if recording.software != software:
         return recording
     return msgspec.structs.replace(recording, detail={}, sites={})

@@ -4,7 +4,6 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -16,7 +15,6 @@ from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
-EVIDENCE_KEPT = "the evidence is kept: python -m stepguard accept, once it can be written"
 WAIVERS = "waivers.json"  # is among the baseline files and is none
 # A table of a recording, and the kind of metric that its keys have to be.
 _KINDS = {"times_ms": "time", "counters": "counter", "sites": "counter"}
@@ -120,9 +118,5 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
 
 def save(path: Path, content: BaselineFile) -> None:
     """Write a baseline file. Raises FileError, and leaves the old one, where it cannot be."""
-    save_json(path, content, EVIDENCE_KEPT)
-
-
-def as_builtins(entry: Entry) -> Any:
-    """Return an entry as plain JSON types, for display."""
-    return msgspec.to_builtins(entry)
+    remedy = "the evidence is kept: python -m stepguard accept, once it can be written"
+    save_json(path, content, remedy)

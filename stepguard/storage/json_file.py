@@ -50,7 +50,7 @@ def read(path: Path, kind: type[Content], schema: int, renew: str) -> Content | 
 
 
 def _text(path: Path) -> str | None:
-    """Return what stands in a file of moderate size; a device or a pipe might never end."""
+    """Return the text of a file of moderate size; a device or a pipe might never end."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:

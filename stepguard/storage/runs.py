@@ -52,23 +52,15 @@ class Store:
         fresh = self.runs / f"{stamp}-{os.getpid()}"
         try:
             fresh.mkdir(parents=True)
-            self.tidy()
+            keep_out_of_git(self.folder)
+            for old in self._runs()[:-KEPT_RUNS]:
+                shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             raise FileError(
                 f"{fresh}: cannot be made: {error.strerror}; evidence is kept there, so make "
                 f"{self.folder.parent} writable or free some space"
             ) from None
         return fresh
-
-    def tidy(self) -> None:
-        """Remove the oldest runs beyond KEPT_RUNS, and keep git from seeing the others.
-
-        Raises OSError when that cannot be done.
-        """
-        self.runs.mkdir(parents=True, exist_ok=True)
-        keep_out_of_git(self.folder)
-        for old in sorted(self.runs.iterdir())[:-KEPT_RUNS]:
-            shutil.rmtree(old, ignore_errors=True)
 
     def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
         """Write a case's evidence into its run, whole or not at all.
@@ -87,7 +79,7 @@ class Store:
     @staticmethod
     def of_the_same_run(path: Path) -> list[Path]:
         """Return the evidence files of the run that this one is from, itself included."""
-        return sorted({path, *path.parent.parent.glob(f"*/{EVIDENCE}")})
+        return sorted({path, *_evidence_files(path.parent.parent)})
 
     def _runs(self) -> list[Path]:
         """Return the folders of all runs, oldest first."""
@@ -95,16 +87,19 @@ class Store:
 
     def newest(self) -> dict[str, Path]:
         """Return the newest evidence file of every case, by case id."""
-        return {case_id: path for case_id, (path, _) in self._newest().items()}
+        return {evidence.case_id: path for path, evidence in self._newest()}
 
-    def _newest(self) -> dict[str, tuple[Path, Evidence]]:
-        found: dict[str, tuple[Path, Evidence]] = {}
-        for run in self._runs():
-            for path in sorted(run.glob(f"*/{EVIDENCE}")):
+    def _newest(self) -> Iterator[tuple[Path, Evidence]]:
+        """Yield the newest evidence of every case that can be read. A case's folder has the same
+        name in every run, so that older evidence need not be decoded.
+        """
+        found: set[str] = set()
+        for path in (p for run in reversed(self._runs()) for p in _evidence_files(run)):
+            if path.parent.name not in found:
                 with contextlib.suppress(OSError, ValueError):
                     evidence = from_json(path.read_bytes(), str(path))
-                    found[evidence.case_id] = (path, evidence)
-        return found
+                    found.add(path.parent.name)
+                    yield path, evidence
 
     def last_run(self) -> list[Path]:
         """Return the evidence files of the newest run; none if it was interrupted before.
@@ -112,7 +107,7 @@ class Store:
         An older run's must not stand in for them: it may have measured another tree.
         """
         runs = self._runs()
-        return sorted(runs[-1].glob(f"*/{EVIDENCE}")) if runs else []
+        return _evidence_files(runs[-1]) if runs else []
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield every comparison that is kept and can be read, oldest run first."""
@@ -120,7 +115,8 @@ class Store:
 
     def measured_cases(self) -> set[str]:
         """Return the ids of the cases of all that is kept and can be read."""
-        return set(self._newest()) | {found.head.case_id for found in self.comparisons()}
+        measured = {evidence.case_id for _, evidence in self._newest()}
+        return measured | {found.head.case_id for found in self.comparisons()}
 
     def last_against(self) -> str:
         """Return the other revision of the newest run, if that left comparisons and no evidence."""
@@ -131,8 +127,12 @@ class Store:
 
     def last_wall_s(self) -> dict[str, float]:
         """Return the seconds that each case took the last time, for the progress line."""
-        newest = self._newest().items()
-        return {case_id: found.wall_s for case_id, (_, found) in newest if not found.faults}
+        newest = [evidence for _, evidence in self._newest()]
+        return {found.case_id: found.wall_s for found in newest if not found.faults}
+
+
+def _evidence_files(run: Path) -> list[Path]:
+    return sorted(run.glob(f"*/{EVIDENCE}"))
 
 
 def _readable_comparisons(folder: Path) -> Iterator[Comparison]:

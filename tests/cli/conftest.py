@@ -67,7 +67,12 @@ def shell(tmp_path, monkeypatch, capsys):
     def keep(*evidences):
         store = Store(tmp_path)
         run = store.new_run()
-        return [store.keep(run, str(i), evidence) for i, evidence in enumerate(evidences)]
+        kept = []
+        for evidence in evidences:
+            name = evidence.case_id.translate(str.maketrans("[]", "--"))
+            again = sum(path.parent.name.startswith(name) for path in kept)
+            kept.append(store.keep(run, name + str(again or ""), evidence))
+        return kept
 
     def keep_comparison(head, base, **fields):
         store = Store(tmp_path)

@@ -56,6 +56,20 @@ def test_an_older_run_does_not_stand_in_for_the_last(store):
     assert store.last_run() == []
 
 
+def test_older_evidence_is_not_read(store, monkeypatch):
+    """Twenty runs of a suite are many megabytes: each case's newest is enough."""
+    read = []
+
+    def noted(data, source):
+        read.append(source)
+        return from_json(data, source)
+
+    monkeypatch.setattr("stepguard.storage.runs.from_json", noted)
+    store.keep(a_run(store, "20261120T1-1"), "a", evidence(case_id="a"))
+    newest = store.keep(a_run(store, "20261121T1-1"), "a", evidence(case_id="a"))
+    assert store.newest() == {"a": newest} and read == [str(newest)]
+
+
 @pytest.mark.parametrize("damage", ["", "{", "null", json.dumps({"schema": 2})])
 def test_damaged_evidence_is_no_newest(store, damage):
     """A file that cannot be read does not hide the sound one before it."""
