@@ -18,12 +18,10 @@ from dataclasses import dataclass, replace
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.device import CPU, GPU, is_gpu
-from stepguard.evidence import Evidence, Fault, Launch
 from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.calibration import DecisionRule, RuleFor
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.pair import (
-    BASE,
     HEAD,
     ORDERS,
     Pair,
@@ -31,10 +29,9 @@ from stepguard.measure.pair import (
     build_alone,
     one_after_the_other,
 )
-from stepguard.measure.progress import Progress, Ticker
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 from stepguard.measure.warmup import Protocol
-from stepguard.measure.workers import Bench, CaseWorkers, watch
+from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.verdict import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
@@ -75,7 +72,7 @@ def measure_ab(
         sides = [CaseWorkers(case, bench, ticker, monitor, stack) for bench in benches]
         run = _PairRun(case, sides, against, wanted)
         if unfit:
-            run.faults[HEAD].append(unfit)
+            sides[HEAD].faults.append(unfit)
         else:
             run.measure()
     return run.comparison()
@@ -87,9 +84,6 @@ class _PairRun:
     ) -> None:
         self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
-        self.began = time.monotonic()  # a wait for the GPU is not in the budget
-        self.launches: tuple[list[Launch], list[Launch]] = ([], [])
-        self.faults: tuple[list[Fault], list[Fault]] = ([], [])
         self.together, self.out_of_time = True, False
         self.following: list[Pair] = []  # they import: the next one, and of a second the torchruns
 
@@ -100,12 +94,12 @@ class _PairRun:
             for number in range(1, MOST_PAIRS + 1):
                 if not self.wanted.wants_another(self.comparison()):
                     return
-                if number > 1 and time.monotonic() - self.began > self.wanted.budget_s:
+                if number > 1 and time.monotonic() - self.sides[HEAD].began > self.wanted.budget_s:
                     self.out_of_time = True
                     return
                 self._pair(number)
         except WorkersFailed as failed:
-            self.faults[self.sides.index(failed.workers)].append(failed.fault)
+            failed.workers.faults.append(failed.fault)
 
     def _count(self) -> None:
         # Counts do not mind a busy host: the next launches import meanwhile.
@@ -131,10 +125,10 @@ class _PairRun:
                 self.together = False
         if not self.together:
             both = one_after_the_other(number, self.sides, order, self.timing)
-        for launches, launch in zip(self.launches, both, strict=True):
+        for launch in both:
             # Not steady is no fault here: alternation takes the drift out, and a step that keeps
             # compiling is counted.
-            launches.append(replace(launch.measured(number), steady=""))
+            launch.workers.launches.append(replace(launch.measured(number), steady=""))
 
     def _pair_at_once(self, number: int, order: tuple[int, ...]) -> list[RunningLaunch]:
         pair = self.following.pop(0) if self.following else Pair(number, self.sides, self.timing)
@@ -185,28 +179,21 @@ class _PairRun:
 
     def comparison(self) -> Comparison:
         """Return what is known so far."""
-        head = self._evidence(HEAD)
+        head, base = (
+            workers.evidence(planned_launches=1, gates=judged(self.case)) for workers in self.sides
+        )
         rule_for = self.wanted.rule_for
         rule = rule_for(head) if rule_for else DecisionRule(self.case.margins)
         return Comparison(
             self.against,
             head,
-            self._evidence(BASE),
+            base,
             margins=rule.margins,
             prior=rule.prior,
             why=rule.why,
             together=self.together,
             out_of_time=self.out_of_time,
-            wall_s=time.monotonic() - self.began,
+            wall_s=head.wall_s,
             case_margins=self.case.margins,
             timing=self.timing.as_dict(),
-        )
-
-    def _evidence(self, side: int) -> Evidence:
-        return self.sides[side].evidence(
-            planned_launches=1,
-            gates=judged(self.case),
-            launches=tuple(self.launches[side]),
-            faults=tuple(self.faults[side]),
-            wall_s=time.monotonic() - self.began,
         )

@@ -23,8 +23,7 @@ from stepguard.judge.confirm import (
     unconfirmed,
 )
 from stepguard.measure.ab import PairsWanted, measure_ab
-from stepguard.measure.progress import Progress
-from stepguard.measure.workers import Bench
+from stepguard.measure.workers import Bench, Progress
 from stepguard.verdict import Confirmation, Verdict
 
 

@@ -5,19 +5,18 @@ before the first timed block begins, since that waits for its hello.
 """
 
 import contextlib
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from stepguard.case import Case
 from stepguard.device import is_gpu
-from stepguard.evidence import Difference, Evidence, Fault, Launch
+from stepguard.evidence import Difference, Evidence
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import DIFFERENCES, measure_difference
-from stepguard.measure.progress import Progress, Ticker
 from stepguard.measure.running_launch import RunningLaunch, block_steps
 from stepguard.measure.warmup import PROTOCOLS
-from stepguard.measure.workers import Bench, CaseWorkers, watch
+from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import METRICS
 
 
@@ -75,7 +74,7 @@ def measure_launches(
         monitor, unfit = watch(case, bench, stack, ticker)
         run = _CaseRun(CaseWorkers(case, bench, ticker, monitor, stack), bench.more_launches)
         if unfit:
-            run.faults.append(unfit)
+            run.workers.faults.append(unfit)
         else:
             run.measure(wants_another)
     return run.evidence()
@@ -86,13 +85,8 @@ class _CaseRun:
         self.case, self.workers = workers.case, workers
         self.most_launches = self.case.launches + more_launches
         self.protocol = PROTOCOLS[self.case.device]
-        self.began = time.monotonic()  # a wait for the GPU says nothing of the case
-        self.launches: list[Launch] = []
         self.differences: list[Difference] = []
-        self.faults: list[Fault] = []
-        self.one_rank: Launch | None = None
-        self.one_rank_tokens = 0
-        self.one_rank_problem = ""
+        self.one_rank: dict[str, Any] = {}  # fields of the evidence
 
     def measure(self, wants_another: Callable[[Evidence], bool]) -> None:
         """Run the planned launches and as many more as are wanted; a failure ends it."""
@@ -109,18 +103,19 @@ class _CaseRun:
             if not planned[-1].alone:
                 self._more_launches(wants_another)
         except LaunchFailed as failed:
-            self.faults.append(failed.fault)
+            self.workers.faults.append(failed.fault)
 
     def _one_rank(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         """Run one rank alone. It informs: a workload that cannot do with one is not broken."""
         try:
             self._run(launch, plan, None)
         except LaunchFailed as failed:
-            self.one_rank_problem = failed.fault.message
+            self.one_rank["one_rank_problem"] = failed.fault.message
 
     def _more_launches(self, wants_another: Callable[[Evidence], bool]) -> None:
-        while len(self.launches) < self.most_launches and wants_another(self.evidence()):
-            label = f"launch {len(self.launches) + 1} (close, one more)"
+        launches = self.workers.launches
+        while len(launches) < self.most_launches and wants_another(self.evidence()):
+            label = f"launch {len(launches) + 1} (close, one more)"
             plan = PlannedLaunch(label, timed=True, count=False)
             self._run(self._start(plan), plan, None)
 
@@ -136,21 +131,22 @@ class _CaseRun:
         imported = upcoming.ready if upcoming else lambda: True
         RunningLaunch.expect(launch)
         ranks = launch.build()
+        if plan.timed or plan.differences:
+            launch.warm_up(until=imported)
         if plan.timed:
-            launch.warm_up(until=imported)
             self._time(launch, plan)
-        if plan.differences:
-            launch.warm_up(until=imported)
-            for name in plan.differences:
-                found = measure_difference(name, launch, self.case.difference_pairs)
-                self.differences.append(found)
+        for name in plan.differences:
+            found = measure_difference(name, launch, self.case.difference_pairs)
+            self.differences.append(found)
         if plan.count:
             launch.count()
         launch.leave()
+        launches = self.workers.launches
         if plan.alone:
-            self.one_rank, self.one_rank_tokens = launch.measured(0), ranks[0]["tokens_per_step"]
+            self.one_rank["one_rank"] = launch.measured(0)
+            self.one_rank["one_rank_tokens_per_step"] = ranks[0]["tokens_per_step"]
         elif plan.timed:
-            self.launches[-1] = launch.measured(len(self.launches))  # its end included
+            launches[-1] = launch.measured(len(launches))  # its end included
         return upcoming
 
     def _time(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
@@ -158,18 +154,13 @@ class _CaseRun:
         for _ in range(self.protocol.blocks):
             launch.timed_block(steps, of=self.protocol.blocks)
         if not plan.alone:  # kept even if the rest of the launch fails
-            self.launches.append(launch.measured(len(self.launches) + 1))
+            self.workers.launches.append(launch.measured(len(self.workers.launches) + 1))
 
     def evidence(self) -> Evidence:
         """Return what is known so far."""
         return self.workers.evidence(
             planned_launches=self.case.launches,
             gates=self.case.gates,
-            launches=tuple(self.launches),
             differences=tuple(self.differences),
-            one_rank=self.one_rank,
-            one_rank_tokens_per_step=self.one_rank_tokens,
-            one_rank_problem=self.one_rank_problem,
-            faults=tuple(self.faults),
-            wall_s=time.monotonic() - self.began,
+            **self.one_rank,
         )

@@ -27,8 +27,7 @@ from stepguard.launch.launcher import Launcher, spread
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import measure_launches
-from stepguard.measure.progress import Progress
-from stepguard.measure.workers import Bench
+from stepguard.measure.workers import Bench, Progress
 from stepguard.recording import Entry
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations

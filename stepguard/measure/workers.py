@@ -1,4 +1,5 @@
-"""The bench that a case is measured on, and the worker groups of one case in one tree.
+"""The bench that a case is measured on, its progress, and the worker groups of one case in one
+tree.
 
 Whoever measures decides which launches there are and what they run: launch after launch
 (launches.py), or pairs of two trees (ab.py).
@@ -6,6 +7,8 @@ Whoever measures decides which launches there are and what they run: launch afte
 
 import contextlib
 import functools
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +16,7 @@ from typing import Any
 
 from stepguard.case import Case
 from stepguard.device import is_gpu
-from stepguard.evidence import Block, Counts, Evidence, Fault
+from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.git.revision import Revision
 from stepguard.gpu.lock import GpuLocked, exclusive
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor
@@ -22,7 +25,6 @@ from stepguard.launch.launcher import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources
 from stepguard.launch.sources import tree_of_root
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.measure.progress import Progress, Ticker
 from stepguard.measure.ranks import (
     Answers,
     counts_of,
@@ -35,6 +37,28 @@ from stepguard.verdict import Reason
 # Also where nothing compiles: whoever asks for it in a step first would lose what it did before it
 # was told to keep more than 64 compilations (worker/count/compiler.py).
 COMPILER = ("torch._dynamo", "torch._inductor")
+TICK_S = 0.5
+
+Progress = Callable[[str], None]  # takes the stage that begins, or goes on
+
+
+class Ticker:
+    """Pass the text of every stage on, and the current one again when ``tick`` finds it old: so a
+    progress line does not stop while a stage goes on.
+    """
+
+    def __init__(self, show: Progress) -> None:
+        self._show = show
+        self._text, self._shown_s = "", 0.0
+
+    def __call__(self, text: str) -> None:
+        self._text, self._shown_s = text, time.monotonic()
+        self._show(text)
+
+    def tick(self) -> None:
+        """Show the stage again if that is due; to be called often by whoever waits."""
+        if self._text and time.monotonic() - self._shown_s >= TICK_S:
+            self(self._text)
 
 
 @dataclass(frozen=True)
@@ -81,7 +105,9 @@ def watch(
 
 
 class CaseWorkers:
-    """The worker groups of one case in one tree, and what they said of themselves."""
+    """The worker groups of one case in one tree, what they said of themselves, their launches and
+    faults so far.
+    """
 
     def __init__(
         self,
@@ -93,6 +119,9 @@ class CaseWorkers:
     ) -> None:
         self.case, self.progress = case, progress
         self.counts: Counts | None = None
+        self.launches: list[Launch] = []
+        self.faults: list[Fault] = []
+        self.began = time.monotonic()  # a wait for the GPU says nothing of the case
         self._bench, self._monitor = bench, monitor
         self._stack = stack  # closes every group at the end, whatever happens
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -182,5 +211,8 @@ class CaseWorkers:
             dirty=self._bench.revision.dirty,
             command=self._bench.command,
             counts=self.counts,
+            launches=tuple(self.launches),
+            faults=tuple(self.faults),
+            wall_s=time.monotonic() - self.began,
             **measured,
         )

@@ -15,7 +15,7 @@ from msgspec import structs
 from stepguard import Case
 from stepguard.evidence import Disturbance
 from stepguard.judge.screen import judge
-from stepguard.measure import progress as ticker
+from stepguard.measure import workers as ticker
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import documents, progress_line, table, words
