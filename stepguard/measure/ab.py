@@ -142,7 +142,7 @@ class _PairRun:
             # Launches one after the other may need its memory; and the pairs that follow would
             # import beside timed blocks.
             for launch in (one for each in (pair, *self.following) for one in each.launches):
-                launch.close()
+                launch.group.close()
             self.following = []
             raise
         return pair.launches
@@ -157,7 +157,7 @@ class _PairRun:
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
         for launch in self._next():
-            launch.release()
+            launch.group.release()
 
     def _next(self) -> list[RunningLaunch]:
         return self.following[0].launches if self.following else []

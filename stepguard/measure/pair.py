@@ -112,7 +112,7 @@ class Pair:
         began = time.monotonic()
         self._wait(nobody_imports)
         for launch in self.launches:
-            launch.grant(time.monotonic() - began)
+            launch.group.grant(time.monotonic() - began)
         first, second = self.launches[order[0]], self.launches[order[1]]
         most = self._timing.steps.start // 2
         second.warm_up(most=most)

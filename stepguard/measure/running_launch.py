@@ -51,7 +51,7 @@ class RunningLaunch:
         standby: bool = False,
     ) -> None:
         self.workers, self.label, self.protocol = workers, label, protocol
-        self._group = workers.start(label, alone=alone, standby=standby)
+        self.group = workers.start(label, alone=alone, standby=standby)
         self._began = time.monotonic()
         self._compile_s = 0.0
         self.warmup = WarmUp(protocol)
@@ -78,37 +78,29 @@ class RunningLaunch:
         """
         poll, show = (_nothing, _nothing) if quietly else (self.workers.poll, self.show)
         with self._blamed():
-            return self._group.request(command, limit_s=limit_s, poll=poll, progress=show, **args)
+            return self.group.request(command, limit_s=limit_s, poll=poll, progress=show, **args)
 
     @staticmethod
     def expect(*launches: "RunningLaunch") -> None:
         """Let these launches, and no others, be on the GPUs from now on."""
-        launches[0].workers.expect(*(launch._group for launch in launches))
-
-    def release(self) -> None:
-        """Let the ranks of a standby import, too."""
-        self._group.release()
+        launches[0].workers.expect(*(launch.group for launch in launches))
 
     def torchrun_ready(self) -> bool:
         """Tell whether a standby's torchrun has imported, without waiting."""
         with self._blamed():
-            return self._group.torchrun_ready()
+            return self.group.torchrun_ready()
 
     def ready(self) -> bool:
         """Tell whether the ranks have imported all, without waiting."""
         with self._blamed():
-            return self._group.ready()
+            return self.group.ready()
 
     def hello(self) -> None:
         """Wait until the ranks have imported all; their time limit runs from then on."""
         self._began = time.monotonic()
         self.show("start")
         with self._blamed():
-            self._group.hello(self.workers.progress.tick)
-
-    def grant(self, seconds: float) -> None:
-        """Add time during which the ranks had to wait to their time limit."""
-        self._group.grant(seconds)
+            self.group.hello(self.workers.progress.tick)
 
     def build(self, quietly: bool = False) -> Answers:
         """Build the workload and run its first step; return what the ranks say of it."""
@@ -117,7 +109,7 @@ class RunningLaunch:
         case = self.workers.case
         answers = self.ask("prepare", quietly=quietly, factory=case.workload, params=case.params)
         with self._blamed():
-            self.workers.take_description(answers, self._group.spec)
+            self.workers.take_description(answers, self.group.spec)
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
         self._compile_s = max(rank["compile_s"] for rank in first)
         return answers
@@ -199,12 +191,8 @@ class RunningLaunch:
         """End in order; what the ranks imported late is checked first."""
         answers = self.ask("sources")
         with self._blamed():
-            self.workers.check_sources(answers, self._group.spec, "end")
-            self._group.leave()
-
-    def close(self) -> None:
-        """End at once; its memory is free then."""
-        self._group.close()
+            self.workers.check_sources(answers, self.group.spec, "end")
+            self.group.leave()
 
     def measured(self, index: int) -> Launch:
         """Return what it ran so far, as the case's launch ``index``."""

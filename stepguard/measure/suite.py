@@ -4,7 +4,7 @@ Both the pytest plugin and the command line drive this; neither measures or judg
 """
 
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepguard.case import Case
@@ -51,47 +51,41 @@ class Result:
     comparison: Comparison | None = None  # with another revision, where one was measured
 
 
+@dataclass
 class Suite:
-    """The cases of one run on one machine. ``budget`` is for pairs.
+    """The cases of one run on one machine."""
 
-    ``tree`` is that of the revision that every case is judged against, instead of the baselines;
-    ``confirms`` says whether a time that a baseline calls SLOWER or FASTER is confirmed at once.
-    """
+    root: Path
+    baselines: Path
+    gpus: tuple[Gpu, ...]
+    arguments: list[str]  # of the command that was typed
+    waivers: tuple[Waiver, ...] = ()
+    budget: Budget = field(default_factory=lambda: Budget(BUDGET_S, 1))  # for pairs
+    confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
+    tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
+    launcher: Launcher | None = None
+    results: list[Result] = field(default_factory=list, init=False)
 
-    def __init__(
-        self,
-        root: Path,
-        baselines: Path,
-        gpus: tuple[Gpu, ...],
-        arguments: list[str],
-        *,
-        waivers: tuple[Waiver, ...] = (),
-        budget: Budget | None = None,
-        confirms: bool = True,
-        tree: Tree | None = None,
-        launcher: Launcher | None = None,
-    ) -> None:
-        self.results: list[Result] = []
-        self._root, self._baselines, self._waivers = root, baselines, waivers
-        self._confirms, self._tree = confirms, tree
-        self._budget = budget or Budget(BUDGET_S, 1)
-        self._store = Store(root)
+    def __post_init__(self) -> None:
+        self._store = Store(self.root)
         self._bench = Bench(
-            root=root,
+            root=self.root,
             cache=self._store.cache,
             folder=self._store.new_run(),
-            gpus=gpus,
-            revision=current(root, baselines),
-            command=shlex.join(arguments),
-            launcher=launcher,
+            gpus=self.gpus,
+            revision=current(self.root, self.baselines),
+            command=shlex.join(self.arguments),
+            launcher=self.launcher,
         )
 
     def run(self, case: Case, progress: Progress) -> Result:
         """Measure and judge one case. Raises FileError before anything is measured if the
         baseline or calibration file cannot be trusted, and when the evidence cannot be kept.
         """
-        screen = self._screen if self._tree is None else self._compare
-        result = screen(case, progress)
+        if self.tree is None:
+            result = self._screen(case, progress)
+        else:
+            result = self._compare(case, self.tree, progress)
         self.results.append(result)
         return result
 
@@ -99,8 +93,8 @@ class Suite:
         """Return how long a case may take, where that is a matter of the budget: pairs go on until
         they decide.
         """
-        in_pairs = self._tree is not None and JUDGED_TIME in judged(case)
-        return self._budget.share_s() if in_pairs else None
+        in_pairs = self.tree is not None and JUDGED_TIME in judged(case)
+        return self.budget.share_s() if in_pairs else None
 
     def _screen(self, case: Case, progress: Progress) -> Result:
         """Judge a case by the stored baseline; a time that moved is confirmed in pairs."""
@@ -111,41 +105,40 @@ class Suite:
         evidence = self._checked(found)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
         screened = self._naming(path, judge(evidence, entry))
-        verdict, comparison = waive(screened, evidence, self._waivers, today()), None
+        verdict, comparison = waive(screened, evidence, self.waivers, today()), None
         # What is waived passes, be it the code's doing or the machine's.
-        confirms = self._confirms and not verdict.waived_until
-        with self._budget.spent():
+        confirms = self.confirms and not verdict.waived_until
+        with self.budget.spent():
             if confirms and entry is not None and evidence.fingerprint is not None:
                 # The first of the epoch: what was recorded since is `same` by the limit, not by
                 # pairs, and may have crept.
                 recordings = comparable(entry.epochs[-1], evidence)
                 recorded = recordings[0].commit if recordings else ""
-                share_s = self._budget.share_s()
+                share_s = self.budget.share_s()
                 confirmed, comparison = confirm(
                     case, self._bench, screened, evidence, recorded, progress, share_s, rule_for
                 )
-                verdict = waive(confirmed, evidence, self._waivers, today())
+                verdict = waive(confirmed, evidence, self.waivers, today())
         if comparison is not None:
             self._store.keep_comparison(self._bench.folder, case.slug, comparison)
         return Result(case, evidence, verdict, evidence_path, path, comparison)
 
-    def _compare(self, case: Case, progress: Progress) -> Result:
+    def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
         """Judge a case by pairs with the other revision's tree; no stored baseline counts."""
-        assert self._tree is not None
         path, _, rule_for = self._known(case)
         revision = self._bench.revision
-        with_itself = self._tree.commit == revision.commit and not revision.dirty
-        with self._budget.spent():
+        with_itself = tree.commit == revision.commit and not revision.dirty
+        with self.budget.spent():
             wants_another = wants_every_pair if with_itself else wants_another_pair
-            wanted = PairsWanted(self._budget.share_s(), wants_another, rule_for)
-            found = compare_with(case, self._bench, self._tree, progress, wanted)
+            wanted = PairsWanted(self.budget.share_s(), wants_another, rule_for)
+            found = compare_with(case, self._bench, tree, progress, wanted)
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED.name, Reason.TREE_CHANGED.value, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         kept = self._store.keep_comparison(self._bench.folder, case.slug, found)
-        verdict = waive(judge_ab(found), head, self._waivers, today())
+        verdict = waive(judge_ab(found), head, self.waivers, today())
         return Result(case, head, verdict, kept, path, found)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None, RuleFor]:
@@ -159,7 +152,7 @@ class Suite:
             machine = self._bench.gpus[0].name if self._bench.gpus else ""
         launcher = spread(case, self._bench.launcher)
         nodes = len(launcher.nodes) if launcher else 1
-        path = self._baselines / baseline.file_name(case.device, machine, case.world_size, nodes)
+        path = self.baselines / baseline.file_name(case.device, machine, case.world_size, nodes)
         content = baseline.load_for(path, machine)
         calibration = calibrations.load_for(calibrations.path_for(path), machine)
         calibrated = calibration.cases.get(case.id) if calibration else None
@@ -173,12 +166,12 @@ class Suite:
     def _naming(self, path: Path, verdict: Verdict) -> Verdict:
         if verdict.reason is not Reason.NOT_RECORDED:
             return verdict
-        path = path.relative_to(self._root) if path.is_relative_to(self._root) else path
+        path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
         return replace(verdict, facts={"path": str(path)})
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""
-        now, then = current(self._root, self._baselines), self._bench.revision
+        now, then = current(self.root, self.baselines), self._bench.revision
         if (now, now.state) == (then, then.state):
             return evidence
         return replace(evidence, tree_changed=True)
