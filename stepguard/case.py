@@ -102,7 +102,7 @@ class Case:
     @property
     def slug(self) -> str:
         """Return the id as a file name."""
-        return re.sub(r"[\[\]]+", "-", self.id).strip("-")
+        return self.id.removesuffix("]").replace("[", "-")
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the case's figures depend on, as JSON: what a baseline must match."""

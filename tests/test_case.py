@@ -5,7 +5,7 @@ import math
 
 import pytest
 from builders import PROPERTY
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stepguard import Case
@@ -88,6 +88,7 @@ FACTORIES = st.from_regex(r"[a-z]{1,3}\.[a-z]{1,3}:[a-z_]{1,5}", fullmatch=True)
 
 @PROPERTY
 @given(NAMES, FACTORIES, NAMES, FACTORIES)
+@example("x", "a.b:c", "x-", "a.b:c")
 def test_slugs_are_safe_and_differ_as_ids_do(name, factory, other_name, other_factory):
     """A slug is one file name, and two ids never share one."""
     one, other = Case(name, factory), Case(other_name, other_factory)

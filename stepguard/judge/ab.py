@@ -14,7 +14,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare
 from stepguard.judge.pairs import benjamini_hochberg, decide
 from stepguard.judge.screen import moved_counters
-from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import summarise
 from stepguard.metrics import METRICS
@@ -81,7 +81,7 @@ def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None
 def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     """Return the decision with all that it rests on."""
     ended = found.final and not comparison.out_of_time
-    most = 0 if ended else SEQUENTIAL_PLAN[-1].pairs
+    most = 0 if ended else MOST_PAIRS
     return PairsFinding(found, comparison.margins, comparison.why, comparison.together, most)
 
 

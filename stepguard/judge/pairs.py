@@ -17,6 +17,7 @@ from scipy.special import chdtri, ndtr, stdtr, stdtrit
 from stepguard.judge.sequential_plan import (
     ALPHA,
     MIN_PAIRS,
+    MOST_PAIRS,
     SEQUENTIAL_PLAN,
     InterimAnalysis,
     analysis_at,
@@ -73,11 +74,11 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
 
     Each is taken at the analysis' beta, so that each misses the truth with probability BETA at
     most, over all analyses. ``surely`` is the bound at alpha, which must not reach zero. Raises
-    ValueError without a pair, with more than SEQUENTIAL_PLAN has, or for one that is not finite.
+    ValueError without a pair, with more than MOST_PAIRS, or for one that is not finite.
     """
     count = len(log_ratios)
-    if not 1 <= count <= SEQUENTIAL_PLAN[-1].pairs:
-        raise ValueError(f"{count} pairs: the plan has 1 to {SEQUENTIAL_PLAN[-1].pairs}")
+    if not 1 <= count <= MOST_PAIRS:
+        raise ValueError(f"{count} pairs: the plan has 1 to {MOST_PAIRS}")
     if not all(map(math.isfinite, log_ratios)):
         raise ValueError(f"log-ratios {log_ratios!r}: not finite")
     mean = math.fsum(log_ratios) / count
@@ -103,7 +104,7 @@ def decide(
     of the one before. Raises ValueError as bounds() does.
     """
     found = bounds(log_ratios, prior)
-    count, budget = found.pairs, SEQUENTIAL_PLAN[-1].pairs
+    count, budget = found.pairs, MOST_PAIRS
     status = Status.INCONCLUSIVE
     if last or count == found.analysis.pairs:
         status = found.status(margins)
