@@ -14,6 +14,8 @@ from stepguard.launch.group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.worker.lifeline import pids_by_token
 
+LIMIT_S = 900.0
+
 
 @pytest.fixture
 def standby(tmp_path):
@@ -26,7 +28,7 @@ def standby(tmp_path):
         folder=tmp_path / "launch",
         cache=tmp_path / "cache",
         label="launch 1",
-        time_limit_s=60.0,
+        time_limit_s=LIMIT_S,
         standby=True,
     )
     with WorkerGroup(spec) as group:
@@ -36,7 +38,7 @@ def standby(tmp_path):
 
 def until(condition):
     """Wait for it."""
-    end = time.monotonic() + 120
+    end = time.monotonic() + LIMIT_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -105,7 +107,8 @@ from pathlib import Path
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec
 folder = Path({str(tmp_path)!r})
-spec = LaunchSpec("cpu", (), 1, folder, folder / "launch", folder, "launch 1", 60.0, standby=True)
+where = folder, folder / "launch", folder
+spec = LaunchSpec("cpu", (), 1, *where, "launch 1", {LIMIT_S}, standby=True)
 group = WorkerGroup(spec)
 while not group.torchrun_ready():
     time.sleep(0.02)

@@ -1,0 +1,78 @@
+"""Real launches of CPU cases in a fraction of their time, for tests of anything but times.
+
+What is timed is short, ranks import the compiler only where the workload asks for it, and nothing
+is given up early because the machine is busy with something else.
+"""
+
+from dataclasses import replace
+
+import pytest
+
+from stepguard.launch import diagnosis, group, torchrun
+from stepguard.measure import ab, launches, warmup, workers
+from stepguard.measure.pair import PairTiming
+from stepguard.measure.warmup import Protocol
+
+PROTOCOL = Protocol(
+    warmup_min_s=0.05,
+    warmup_cap_s=0.2,
+    window_s=0.05,
+    tolerance=0.5,
+    blocks=3,
+    block_s=0.05,
+    segment_s=0.05,
+    settling_segments=1,
+)
+PAIR_TIMING = PairTiming(0.02, 0.2, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.2), ahead=1)
+REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
+BUSY_LIMIT_S = 900.0
+# First lines of the conftest.py of a repository that a test makes.
+CONFTEST = """
+import pytest
+from quick_launches import shorten_launches
+
+shorten_launches(pytest.MonkeyPatch())
+pytest_plugins = ["stepguard.plugin"]
+"""
+REPEATED = """
+from quick_launches import repeat_pairs
+
+repeat_pairs(pytest.MonkeyPatch())
+"""
+
+
+def shorten_launches(monkeypatch: pytest.MonkeyPatch, one_rank: bool = True) -> None:
+    """Make the launches of this process short and patient; cases of several ranks go without the
+    launch of one rank alone where a test does not look at it.
+    """
+    monkeypatch.setattr(workers, "COMPILER", ())
+    monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
+    monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
+    monkeypatch.setattr(group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
+    monkeypatch.setattr(torchrun, "GONE_LIMIT_S", BUSY_LIMIT_S)
+    monkeypatch.setattr(diagnosis, "STACKS_S", 2.0)
+    monkeypatch.setattr(diagnosis, "ELASTIC_LOG_S", 15.0)
+    if not one_rank:
+        plan = launches.planned_launches
+        monkeypatch.setattr(
+            launches, "planned_launches", lambda case: [x for x in plan(case) if not x.alone]
+        )
+
+
+def repeat_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let pairs beyond REAL_PAIRS be copies of those, for tests of what follows from many pairs."""
+    measure, start_following = ab._PairRun._pair, ab._PairRun._start_following
+
+    def pair(run: ab._PairRun) -> None:
+        if run.pairs < REAL_PAIRS:
+            measure(run)
+            return
+        for side in run.launches:
+            side.append(replace(side[-REAL_PAIRS], index=len(side) + 1))
+
+    def following(run: ab._PairRun, number: int) -> None:
+        if number < REAL_PAIRS:
+            start_following(run, number)
+
+    monkeypatch.setattr(ab._PairRun, "_pair", pair)
+    monkeypatch.setattr(ab._PairRun, "_start_following", following)
