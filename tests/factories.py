@@ -8,7 +8,7 @@ import time
 import torch
 import torch.distributed as dist
 
-COLLECT_S = 0.5
+COLLECT_S = 1.0
 
 
 class Linear:

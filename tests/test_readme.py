@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from quick_launches import BUSY_LIMIT_S, CONFTEST
 
 from stepguard import Case
 from stepguard.cli.main import main as stepguard_main
@@ -33,9 +34,15 @@ DOCUMENTS = [
 def run(*arguments, cwd):
     """pytest or git in ``cwd``, with this tree's stepguard and nothing of the outer pytest."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    env["PYTHONPATH"] = str(ROOT)
+    env["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
     return subprocess.run(
-        arguments, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+        arguments,
+        cwd=cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=BUSY_LIMIT_S,
+        check=False,
     )
 
 
@@ -67,9 +74,9 @@ def test_every_verdict_stands_in_the_readme_with_its_outcome(status):
     assert row.split("|")[3].strip().startswith(status.outcome)
 
 
-def test_the_options_table_is_what_pytest_offers():
+def test_the_options_table_is_what_pytest_offers(pytester):
     """No option missing, none invented."""
-    shown = run(sys.executable, "-m", "pytest", "--help", cwd=ROOT).stdout
+    shown = str(pytester.runpytest_inprocess("-p", "stepguard.plugin", "--help").stdout)
     offered = set(re.findall(r"^  (--perf-[a-z-]+)", shown, re.MULTILINE))
     assert offered
     assert set(re.findall(r"^\| `(--perf-[a-z-]+)", OPTIONS, re.MULTILINE)) == offered
@@ -192,12 +199,13 @@ def test_the_readmes_own_model_records_and_is_then_the_same(tmp_path):
     (settings,) = blocks("ini", YOUR_MODEL)
     (tmp_path / "pytest.ini").write_text(settings)
     (tmp_path / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
+    (tmp_path / "conftest.py").write_text(CONFTEST)
     run("git", "init", "--quiet", cwd=tmp_path)
     run("git", "add", ".", cwd=tmp_path)
     author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
     committed = run("git", *author, "commit", "--quiet", "-m", "a model", cwd=tmp_path)
     assert committed.returncode == 0, committed.stderr
-    pytest_command = (sys.executable, "-m", "pytest", "-p", "stepguard.plugin", "-m", "smoke")
+    pytest_command = (sys.executable, "-m", "pytest", "-m", "smoke")
     pytest_command += ("-p", "no:cacheprovider", "perf_tests")
     recorded = run(*pytest_command, "--perf-update-new", cwd=tmp_path)
     assert "first recording in" in recorded.stdout, recorded.stdout

@@ -17,6 +17,7 @@ from torch import Tensor
 from model.ddp import DdpSettings
 from model.gpt import SIZES, GPTConfig
 from model.workloads import train_step
+from stepguard.worker.variants import VARIANTS, _exchanges
 
 TINY = GPTConfig(n_layer=1, n_head=2, n_embd=64, block_size=32, vocab_size=8256)
 SMALL: dict[str, Any] = {
@@ -78,8 +79,16 @@ def one_rank(rank: int, folder: str) -> None:
         torch.compiler.reset()
         found[name] = gradients(**params)
     found["none"] = gradients(sync=False)
+    found["calls"] = calls()
     torch.save(found, f"{folder}/rank{rank}.pt")
     dist.destroy_process_group()
+
+
+def calls() -> list[list[str]]:
+    """What a step calls to exchange: as it is, without gradient sync, and as it is again."""
+    workload: Any = train_step(**SMALL)
+    alone = VARIANTS["no_gradient_sync"](workload, lambda: None)
+    return [_exchanges(step) for step in (workload.step, alone, workload.step)]
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +110,12 @@ def test_gradients_are_those_of_one_process_on_all_batches(ranks, way: str):
         for name, gradient in expected[step].items():
             assert torch.equal(first[name], second[name]), name
             torch.testing.assert_close(first[name], gradient, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_without_sync_nothing_is_exchanged(ranks):
+    """DDP's buckets and the loss: neither is reduced while the attribute says so."""
+    for rank in ranks:
+        assert rank["calls"] == [["c10d::allreduce_"], [], ["c10d::allreduce_"]]
 
 
 def test_without_sync_every_rank_has_its_own(ranks):

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from quick_launches import BUSY_LIMIT_S
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -12,7 +14,10 @@ def test_the_demo_names_its_plant():
     """The gate fails in the copy, at the planted line, and the demo says so with status 0."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     command = [sys.executable, "scripts/demo.py"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(
+        command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=BUSY_LIMIT_S
+    )
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "CHANGED: sync_candidates_per_step 0 -> " in done.stdout
     assert "demo: the gate failed at model/workloads.py:" in done.stdout
     assert "self.last_loss = loss.item() in _TrainStep._micro_step" in done.stdout

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from factories import COLLECT_S
+from quick_launches import shorten_launches
 
 from stepguard import Case
 from stepguard.git.revision import Revision
@@ -19,6 +20,20 @@ from stepguard.sentences import note
 from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short():
+    """Short launches."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        shorten_launches(monkeypatch)
+        yield
+
+
+@pytest.fixture
+def no_rank_alone(monkeypatch):
+    """Without the launch of one rank alone."""
+    shorten_launches(monkeypatch, one_rank=False)
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +75,15 @@ def test_the_figures_are_of_both(pair):
     assert values["tokens_per_s"] == pytest.approx(2 / values["step_ms"] * 1e3)
 
 
-def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench):
-    """Half a second of garbage on rank 1: rank 0 does not wait for it in its first exchange."""
+def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench, no_rank_alone):
+    """A second of garbage on rank 1: rank 0 does not wait for it in its first exchange."""
     found = measured(bench, "littered")
     assert not found.faults, found.faults
     (first,) = found.launches
     assert min(block.step_ms[0] for block in first.blocks) < 1e3 * COLLECT_S / 2
 
 
-def test_a_cost_that_only_idle_ranks_gain_is_found(bench):
+def test_a_cost_that_only_idle_ranks_gain_is_found(bench, no_rank_alone):
     """Rank 0 alone logged, now all do: no rank counts more than rank 0 did, and the other one waits
     in every step.
     """

@@ -7,6 +7,7 @@ them beside HEAD, on GPUs too. Here they are judged against a recording.
 from functools import partial
 
 import pytest
+from quick_launches import shorten_launches
 
 from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
@@ -27,7 +28,9 @@ CASE = case_of("cpu", 2, "nothing")
 def measured(folder, name, where=".") -> Evidence:
     """The step of two gloo ranks in a clone with that plant."""
     tree = clone(folder / where, name, 2, 0.0)
-    return measure_launches(CASE, bench_of(CASE, tree, folder, folder / "cache"))
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        shorten_launches(monkeypatch, one_rank=False)
+        return measure_launches(CASE, bench_of(CASE, tree, folder, folder / "cache"))
 
 
 @pytest.fixture(scope="module")
