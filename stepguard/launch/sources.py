@@ -44,13 +44,13 @@ def check(
         sources = answer["sources"]
         if forbidden and (found := strays(sources, own, forbidden, neutral)):
             text = (
-                f"{_listed(found)} from another tree than {spec.root}; take that tree off "
-                "PYTHONPATH, and uninstall it if it is installed in editable mode "
+                f"{_came(found, f'another tree than {spec.root}')}; take that tree off PYTHONPATH, "
+                "and uninstall it if it is installed in editable mode "
                 "(python -m pip list --editable)"
             )
         elif found := copies(sources, package, top.resolve()):
             text = (
-                f"{_listed(found)} from outside of {top}; take that folder off PYTHONPATH or "
+                f"{_came(found, f'outside of {top}')}; take that folder off PYTHONPATH or "
                 f"uninstall {package} (python -m pip uninstall {package}), and if the sources are "
                 "not importable from where pytest runs, name their folder relative to it, "
                 "PYTHONPATH=src for one: each revision then imports its own"
@@ -97,8 +97,8 @@ def strays(
     return found
 
 
-def _listed(found: Sequence[Module]) -> str:
+def _came(found: Sequence[Module], where: str) -> str:
     many = "a module" if len(found) == 1 else f"{len(found)} modules"
     shown = ", ".join(f"{name} ({file})" for name, file in found[:SHOWN])
     more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{many}, {shown}{more}, came"
+    return f"{many} came from {where}: {shown}{more}"

@@ -70,14 +70,14 @@ def test_the_fault_names_rank_module_and_file(spec, tmp_path):
     fault = caught.value.fault
     assert (fault.code, fault.during) == ("OTHER_TREE", "launch 2, prepare")
     assert fault.message.startswith(
-        f"rank 1: a module, b.c ({tmp_path}/c.py), came from another tree than {spec.root}; take "
+        f"rank 1: a module came from another tree than {spec.root}: b.c ({tmp_path}/c.py); take "
     )
 
 
 def test_many_strays_are_counted(spec, tmp_path):
     """Of many the first are named and all are counted."""
     many = {f"m{n}": f"{tmp_path}/m{n}.py" for n in range(5)}
-    with pytest.raises(LaunchFailed, match=r"5 modules, m0 .*, m1 .*, m2 .* and 2 more, came "):
+    with pytest.raises(LaunchFailed, match=r"5 modules .*: m0 .*, m1 .*, m2 .* and 2 more; "):
         check(spec, [{"sources": many}], "end", tmp_path, "f")
 
 
@@ -170,7 +170,7 @@ def test_the_factorys_package_comes_from_the_tree(spec, tree, tmp_path, where, f
         check(spec, ranks, "prepare", tree, "kernels")
     fault = caught.value.fault
     assert (fault.code, fault.during) == ("OTHER_TREE", "launch 1, prepare")
-    assert f"kernels.x ({tmp_path / place}), came from outside of {tree}; " in fault.message
+    assert f"came from outside of {tree}: kernels.x ({tmp_path / place}); " in fault.message
     assert "(python -m pip uninstall kernels)" in fault.message
 
 
