@@ -45,14 +45,23 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     """Print what is found, errors last; return 1 if there is any."""
-    findings = [*_packages(), *_machine(options.baselines), *_tree(options.root)]
+    parts = [_packages(), _machine(options.baselines), _tree(options.root)]
     if options.launcher is not None:
-        findings += _nodes(options.launcher, options.root)
+        parts.append(_nodes(options.launcher, options.root))
+    findings = [finding for part in parts for finding in _with_its_error(part)]
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
         print(f"{level:5}  {text}")
     errors = sum(level == "ERROR" for level, _ in findings)
     print(f"{errors} error{'s' if errors != 1 else ''}")
     return 1 if errors else 0
+
+
+def _with_its_error(part: Iterator[Finding]) -> Iterator[Finding]:
+    """Return the findings of a part of the examination; the error that ends it is one, too."""
+    try:
+        yield from part
+    except (FileError, LauncherError, MachineError) as error:
+        yield "ERROR", str(error)
 
 
 def requirements() -> list[Requirement]:
@@ -88,11 +97,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _machine(baselines: Path) -> Iterator[Finding]:
-    try:
-        gpus, torch = visible_gpus(), _ask_torch()
-    except MachineError as error:
-        yield "ERROR", str(error)
-        return
+    gpus, torch = visible_gpus(), _ask_torch()
     if not gpus:
         yield "note", "no GPU: the smoke cases run, their times are not gated"
         yield _baseline(baselines / "cpu.json")
@@ -120,11 +125,7 @@ def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:
 
 def _nodes(text: str, root: Path) -> Iterator[Finding]:
     """Describe every node that a launcher starts on, and what keeps them from measuring."""
-    try:
-        nodes = describe_nodes(text, root).nodes
-    except LauncherError as error:
-        yield "ERROR", str(error)
-        return
+    nodes = describe_nodes(text, root).nodes
     for node in nodes:
         gpus = Counter(f"{gpu.name}, driver {gpu.driver}" for gpu in node.gpus)
         shown = ", ".join(f"{count} x {kind}" for kind, count in gpus.items()) or "no GPU"
@@ -152,10 +153,7 @@ def _ask_torch() -> dict[str, Any]:
 
 
 def _baseline(path: Path) -> Finding:
-    try:
-        content = baseline.load(path)
-    except FileError as error:
-        return "ERROR", str(error)
+    content = baseline.load(path)
     if content is None:
         return "note", f"{path}: none yet; record it with: pytest perf_tests --perf-update-new"
     return "ok", f"{path}: {len(content.cases)} cases, {content.machine}"
