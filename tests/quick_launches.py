@@ -63,12 +63,12 @@ def repeat_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let pairs beyond REAL_PAIRS be copies of those, for tests of what follows from many pairs."""
     measure, start_following = ab._PairRun._pair, ab._PairRun._start_following
 
-    def pair(run: ab._PairRun) -> None:
-        if run.pairs < REAL_PAIRS:
-            measure(run)
+    def pair(run: ab._PairRun, number: int) -> None:
+        if number <= REAL_PAIRS:
+            measure(run, number)
             return
-        for side in run.launches:
-            side.append(replace(side[-REAL_PAIRS], index=len(side) + 1))
+        for side in run.sides:
+            side.launches.append(replace(side.launches[-REAL_PAIRS], index=number))
 
     def following(run: ab._PairRun, number: int) -> None:
         if number < REAL_PAIRS:

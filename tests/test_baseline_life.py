@@ -15,7 +15,7 @@ def made(tmp_path_factory):
     """The page, made anew."""
     path = tmp_path_factory.mktemp("life") / "page.md"
     command = [sys.executable, "scripts/baseline_life.py", str(path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return path.read_text()
 

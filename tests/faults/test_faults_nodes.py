@@ -95,7 +95,7 @@ def test_nothing_is_left_on_either_node(finished):
     assert list(finished.tmpdir.iterdir()) == []
 
 
-HANGING = case("hang", PAIR, world_size=2, how="hang", rank=1, at_step=9).replace("=7)", "=100)")
+HANGING = case("hang", PAIR, world_size=2, how="hang", rank=1, at_step=9)
 
 
 def test_a_killed_pytest_takes_both_nodes_along(two_nodes):

@@ -157,7 +157,7 @@ def test_the_next_case_is_measured(runs):
         assert run.aftermath()["ok"]["leftovers"] == []
 
 
-def test_the_runs_told_every_case(runs):
+def test_every_case_has_a_verdict(runs):
     """No case is missing from a run's document, and none passed."""
     for run in runs:
         assert set(run.verdicts()) == set(run.aftermath())

@@ -61,7 +61,7 @@ def counted(folder: Path, plant: str) -> tuple[dict[str, Any], int]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith("COUNTED ")]
     assert lines, done.stderr[-2000:]

@@ -10,7 +10,7 @@ import pytest
 from stepguard.launch.channel import Control, LostWorker, NoAnswer
 
 SOON_S = 0.2
-LONG_S = 30.0
+LONG_S = 900.0
 
 
 def nothing(*args):

@@ -87,6 +87,8 @@ def one_rank(rank: int, folder: str) -> None:
 def calls() -> list[list[str]]:
     """What a step calls to exchange: as it is, without gradient sync, and as it is again."""
     workload: Any = train_step(**SMALL)
+    for _ in range(STEPS):
+        workload.step()
     alone = VARIANTS["no_gradient_sync"](workload, lambda: None)
     return [_exchanges(step) for step in (workload.step, alone, workload.step)]
 

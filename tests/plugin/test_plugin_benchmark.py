@@ -80,7 +80,7 @@ def test_save_and_compare(recorded):
     assert recorded.run("--benchmark-save=first").ret == 0
     assert recorded.run("--benchmark-save=second").ret == 0
     compare = (sys.executable, "-m", "pytest_benchmark", "compare", "0001", "0002")
-    result = recorded.pytester.run(*compare, timeout=60)
+    result = recorded.pytester.run(*compare, timeout=900)
     assert result.ret == 0
     words = "\n".join(result.outlines)
     assert "test_step[nano] (0001_first)" in words and "test_step[nano] (0002_second)" in words

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG_S = 300
+LONG_S = 900
 SLEEP_S = 0.2
 LOOP = f"""
 import os

@@ -11,7 +11,7 @@ from studies.common.series import balanced
 from studies.unsynced_clock.report import WHAT
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG_S = 300
+LONG_S = 900
 TINY = ("size=nano", "batch=1", "seq=32", "precision=fp32", "compile=false")
 QUICK = ("--device", "cpu", "--steps", "2", "--warm-up-steps", "1", "--warm-up-s", "0")
 

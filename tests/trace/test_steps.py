@@ -19,7 +19,7 @@ from stepguard.worker.count import profiled
 from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 
 ROOT = Path(__file__).resolve().parents[2]
-LONG_S = 120.0
+LONG_S = 900.0
 MAIN, AUTOGRAD, GLOO = 1, 2, 3
 MARK = "stepguard.step"
 STEP_US = 1000.0

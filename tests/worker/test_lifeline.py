@@ -10,7 +10,7 @@ import pytest
 
 from stepguard.worker.lifeline import die_with_parent, kill_by_token, pids_by_token
 
-LONG_S = 60.0
+LONG_S = 300.0  # less than what the children would sleep
 
 
 CHILD = """
@@ -62,7 +62,9 @@ def test_a_child_dies_with_its_parent(signum):
 def test_a_parent_that_is_gone_already_is_noticed():
     """If another process adopted the child before it asked, die_with_parent says so."""
     code = "from stepguard.worker.lifeline import die_with_parent; print(die_with_parent(1234567))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S
+    )
     assert done.stdout.strip() == "False"
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepguard.worker.position import Note, read_position
 
-LONG_S = 60.0
+LONG_S = 900.0
 
 
 def test_a_note_follows_the_rank(tmp_path):
