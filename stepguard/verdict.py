@@ -1,7 +1,7 @@
 """Verdict types: what can be said of a metric and of a case, and why, as data.
 
 Every verdict carries a reason, and the figures that its sentence needs as ``facts``; the sentences
-themselves are made in report/words.py. The rules that choose are in judge/.
+themselves are made in sentences.py. The rules that choose are in judge/.
 """
 
 from collections.abc import Iterable, Mapping
