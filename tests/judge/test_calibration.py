@@ -218,6 +218,15 @@ def test_a_counter_that_moves_for_the_same_code():
     assert found.startswith("CHANGED: graph_breaks")
 
 
+def test_a_launch_that_was_not_steady():
+    """INCONCLUSIVE for another reason than the pairs' own scatter."""
+    pairs = alike(QUIET)
+    first, *rest = pairs.head.launches
+    unsteady = replace(first, steady="still 3 % faster after 20 s")
+    head = replace(pairs.head, launches=(unsteady, *rest))
+    assert refusal(replace(pairs, head=head)).startswith("INCONCLUSIVE: ")
+
+
 # Their noise
 
 

@@ -196,7 +196,9 @@ def test_a_break_in_torchs_own_code_has_a_place(monkeypatch):
 
 
 def test_a_function_given_up_without_an_error_is_a_break(monkeypatch):
-    """Older torch records a break in a loop as a frame without guards; empty frames are not."""
+    """Older torch records a break in a loop as a frame without guards. Empty frames are none, nor
+    are backward ones, which have no guards either.
+    """
     line = inspect.getsourcelines(broken_graphs.in_a_loop)[1]
     given_up = {
         "compile_id": "0/0",
@@ -209,7 +211,8 @@ def test_a_function_given_up_without_an_error_is_a_break(monkeypatch):
         "ir_count": None,
         "recompile_reason": None,
     }
-    records = [SimpleNamespace(**given_up), SimpleNamespace(**given_up | {"ir_count": 3})]
+    others = ({"ir_count": 3}, {"is_forward": False, "co_name": "backward"})
+    records = [SimpleNamespace(**given_up | other) for other in ({}, *others)]
     utils = SimpleNamespace(
         graph_break_reasons=[], counters={}, get_compilation_metrics=lambda: records
     )

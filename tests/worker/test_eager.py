@@ -303,3 +303,18 @@ def test_operators_are_counted_backward_included():
         assert counter.calls == {"aten.mm.default": 1}
         product.sum().backward()
     assert counter.calls["aten.mm.default"] == 3
+
+
+def test_a_step_that_does_not_fit_eagerly_has_no_counts():
+    """Both metrics of the eager step say so; the compiled step may well have fitted."""
+
+    def step():
+        raise torch.OutOfMemoryError("planted")
+
+    tally = Tally()
+    count_eager(tally, CountedStep(step, CPU, Phases()))
+    assert tally.values == {} and set(tally.unstable) == {
+        "flops_per_step",
+        "operator_calls_per_step",
+    }
+    assert set(tally.unstable.values()) == {"the eager step does not fit in this GPU's memory"}

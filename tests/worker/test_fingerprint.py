@@ -1,0 +1,19 @@
+"""What a rank says of its software and its surroundings."""
+
+import torch
+
+from stepguard.worker.fingerprint import fingerprint
+
+CPU = torch.device("cpu")
+
+
+def test_only_variables_that_steer_are_told(monkeypatch):
+    """Those of torch and its libraries, less what every launch sets; nobody's secrets."""
+    names = ("TORCH_LOGS", "NCCL_DEBUG", "STEPGUARD_TOKEN", "AWS_SECRET_ACCESS_KEY")
+    for name in (*names, "TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "1")
+    found = fingerprint(CPU)["environment"]
+    assert found.keys() & {*names, "TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC_RUN_ID"} == {
+        "TORCH_LOGS",
+        "NCCL_DEBUG",
+    }
