@@ -18,6 +18,7 @@ try:
     try:
         status = main()
     finally:
+        # Here, inside the try: at the interpreter's end nothing could catch a broken pipe.
         if sys.stdout is not None:  # closed from the beginning
             sys.stdout.flush()
 except BrokenPipeError:

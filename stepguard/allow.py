@@ -1,4 +1,4 @@
-"""Deliberate host syncs, allowed where they stand and with a reason that the report prints.
+"""Deliberate host syncs, allowed in the source and with a reason that the report prints.
 
     with allow_sync("the loss is logged every 100 steps"):
         print(loss.item())

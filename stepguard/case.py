@@ -1,4 +1,4 @@
-"""A case: the one thing that is guarded.
+"""Cases: a case is one workload that is guarded.
 
 A case names a workload factory and its parameters, says on what and on how many ranks it runs, and
 which metrics it gates. Its id is the key of its baseline, so it holds no order, path or object:
@@ -54,8 +54,10 @@ class Case:
         if not self.time_limit_s > 0:  # NaN neither
             raise ValueError(f"Case.time_limit_s {self.time_limit_s}: a positive number of seconds")
         for key, value in self.params.items():
+            # NaN and infinities are no JSON; NaN alone differs from itself.
             if not isinstance(value, Scalar) or value in (math.inf, -math.inf) or value != value:
                 raise ValueError(f"Case.params[{key!r}] {value!r}: only JSON scalars")
+        # The class is frozen; params are copied, since a dict of the caller's may change later.
         object.__setattr__(self, "gates", self._checked_gates())
         object.__setattr__(self, "margins_pct", self._checked_margins())
         object.__setattr__(self, "params", dict(self.params))
@@ -106,6 +108,7 @@ class Case:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the case's figures depend on, as JSON: what a baseline must match."""
+        # Launches, gates and margins are left out: they change how it is judged, not what runs.
         return {
             "workload": self.workload,
             "params": dict(sorted(self.params.items())),

@@ -43,6 +43,7 @@ class Comparison:
     @property
     def same_commit(self) -> bool:
         """Tell whether both sides are one commit: then the truth is zero, and the rest noise."""
+        # The base is a checkout of its own and never dirty.
         return self.head.commit == self.base.commit and not self.head.dirty
 
     @property

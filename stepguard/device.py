@@ -1,4 +1,4 @@
-"""What a case runs on: the names of the two kinds of device, as torch and a case write them.
+"""Devices that a case runs on: the names of the two kinds, as torch and a case write them.
 
 Every GPU that torch drives through ``torch.cuda`` is called "cuda", AMD's too. What a vendor's own
 interfaces say is kept to three places: gpu/ (driver), trace/calls.py (names of API calls) and

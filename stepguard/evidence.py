@@ -157,7 +157,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Evidence:
-    """All launches of a case in one run."""
+    """Everything that one run measured of a case."""
 
     case_id: str
     case: dict[str, Any]
@@ -232,6 +232,7 @@ def decode(data: bytes, kind: type[Document], schema: int, source: str) -> Docum
 
 def refuse_unknown(evidence: Evidence, source: str) -> None:
     """Raise ValueError for a gate or a fault that this version does not know."""
+    # METRICS and Reason are looked up by these names: a newer version's would be a KeyError.
     unknown = [gate for gate in evidence.gates if gate not in METRICS]
     unknown += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
     if unknown:

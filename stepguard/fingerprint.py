@@ -1,4 +1,4 @@
-"""What measured: hardware and software, and what of them must be alike to be compared."""
+"""Fingerprints: the hardware and software that measured, and which must be equal to compare."""
 
 from dataclasses import dataclass, field
 
@@ -63,6 +63,7 @@ class Fingerprint:
 
     def software_key(self, ranks: int) -> dict[str, str]:
         """Return the versions under which stored figures of so many ranks may be compared."""
+        # The local part names the build: +cu130 is in `cuda` already.
         torch = self.torch.partition("+")[0]
         steering: tuple[str, ...] = STEERING
         if ranks > 1:

@@ -1,4 +1,4 @@
-"""By how much another revision may be slower, and how noisy pairs are expected to be.
+"""Margins, by which another revision may be slower, and the noise that pairs are expected to have.
 
 Formulas: Smyth 2004 (moderated variance).
 """
@@ -11,7 +11,7 @@ from stepguard.device import CPU, GPU
 
 @dataclass(frozen=True)
 class Margins:
-    """How much slower is nothing, and how much must not be missed; percent of a step time.
+    """The slowdown that is ignored, and the one that must not be missed; percent of a step time.
 
     Between the two either answer is right, and without that gap a change equal to the one margin
     would want pairs for ever. Raises ValueError unless ``0 <= ignore_pct < matter_pct``, finite.
@@ -26,12 +26,12 @@ class Margins:
 
     @property
     def ignore(self) -> float:
-        """Return it as a log-ratio."""
+        """Return the ignore margin as a log-ratio."""
         return math.log1p(self.ignore_pct / 100)
 
     @property
     def matter(self) -> float:
-        """Return it as a log-ratio."""
+        """Return the matter margin as a log-ratio."""
         return math.log1p(self.matter_pct / 100)
 
 

@@ -27,8 +27,8 @@ class Scope(Enum):
     GPU = "a case on a GPU"
     CPU = "a case on a CPU"
     SEVERAL_RANKS = "a case of several ranks"
-    # torch tells a CPU's profile only of what the profiling thread frees, and with several ranks
-    # gloo's threads free tensors too.
+    # A CPU's profile has only what the profiling thread frees, and with several ranks gloo's
+    # threads free tensors, too.
     EXACT_MEMORY = "a case on a GPU, or of one rank on a CPU,"
 
     def covers(self, device: str, world_size: int) -> bool:

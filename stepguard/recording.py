@@ -58,7 +58,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         found: dict[str, float] = dict(self.counters)
         found |= self.information
         found |= {name: one.mean for name, one in self.differences_pct.items()}
-        if self.tokens_per_step:
+        if self.tokens_per_step:  # 0 where a run failed before it knew
             found["tokens_per_step"] = self.tokens_per_step
         found |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
         return found

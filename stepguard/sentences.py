@@ -38,6 +38,7 @@ def sentence(reason: Reason, facts: Facts) -> str:
     else:
         say = _SENTENCES.get(reason)
         text = say(facts) if say else reason.value
+    # Those name the revision within the sentence.
     return text if reason in _NAMES_REVISION else _after(facts.get("revision"), text)
 
 
@@ -229,5 +230,5 @@ def _confirmation(found: MetricVerdict, how: Confirmed) -> str:
 
 
 def unit(name: str) -> str:
-    """Return a metric's unit as it stands behind a value; bytes carry theirs in the value."""
+    """Return a metric's unit as it follows a value; bytes have theirs in the value."""
     return "" if METRICS[name].unit == "B" else METRICS[name].unit

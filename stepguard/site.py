@@ -1,4 +1,4 @@
-"""A site: the place in somebody's source where a counted thing happens.
+"""Sites: places in the measured source where a counted thing happens.
 
 Line numbers move with every edit above them, so sites of two revisions are matched by file,
 function, source text and what happens there; the line is for the reader.
@@ -21,7 +21,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     text: str = ""  # the source line, stripped
     phase: str = ""  # "micro_step_0/forward"
     count: int = 1
-    allowed: str = ""  # the reason given where it stands, if it is deliberate
+    allowed: str = ""  # the reason that the source gives, if it is deliberate
 
     @property
     def key(self) -> tuple[str, str, str, str]:

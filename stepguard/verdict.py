@@ -145,12 +145,12 @@ class PairsFinding:
 
 @dataclass(frozen=True)
 class Confirmed:
-    """How a screen's alarm was confirmed, or why it could not be."""
+    """The confirmation of a screen's alarm, or the reason why there is none."""
 
     outcome: Confirmation
     commit: str = ""  # the one that was chosen, and how
-    step: PairsFinding | None = None  # the decision that was heard
-    own: Decision | None = None  # of the metric itself, where another one was heard
+    step: PairsFinding | None = None  # the decision that counts
+    own: Decision | None = None  # of the metric itself, where another one's counts
     facts: Facts = field(default_factory=dict)
 
 
@@ -173,8 +173,8 @@ class MetricVerdict:
     old: float | None = None
     new: float | None = None
     change_pct: float | None = None  # 100 * (new / old - 1)
-    limit_pct: float | None = None  # times only
-    noise_pct: float | None = None  # times only: standard error over launches
+    limit_pct: float | None = None  # times and differences only
+    noise_pct: float | None = None  # standard error over launches; a difference's half width
     moved: tuple[PartMove, ...] = ()  # parts, those that explain first
     ranks: tuple[int, ...] = ()  # the ranks that moved, where not all did
     sites: tuple[Site, ...] = ()  # where
@@ -293,6 +293,7 @@ class Verdict:
         worst = worst_of(metrics)
         assert worst is not None
         machine = worst.status is Status.SAME and found.machine_moved
+        # ISO 8601 days sort as text.
         until = min((m.waived_until for m in metrics if m.waived_until), default="")
         return replace(
             found,

@@ -40,6 +40,7 @@ def _accept(options: argparse.Namespace) -> int:
     refused = 0
     for path, evidence in wanted_evidence(options):
         try:
+            # In the loop: one case that is refused does not stop the others.
             _refuse_older(path, evidence, options)
             _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)

@@ -28,6 +28,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _calibrate(options: argparse.Namespace) -> int:
+    # All files first: a bad one found halfway would leave some cases written and others not.
     calibrations.check_all(options.baselines)
     done = [
         _write(path, comparisons)
@@ -39,8 +40,8 @@ def _calibrate(options: argparse.Namespace) -> int:
 def _comparisons_with_itself(
     options: argparse.Namespace,
 ) -> dict[tuple[str, Path], list[Comparison]]:
-    """Return what the options mean, oldest first, by case and calibration file: a case may be there
-    from several machines.
+    """Return the comparisons that the options name, oldest first, by case and calibration file: a
+    case may have some of several machines.
 
     Raises ValueError when there is none, or none of a case that was named.
     """
@@ -49,6 +50,7 @@ def _comparisons_with_itself(
     kept = read_comparisons(source) if options.evidence else store.comparisons()
     found: dict[tuple[str, Path], list[Comparison]] = {}
     for one in sorted(kept, key=lambda one: one.head.date):
+        # Without `timing` nobody could tell later whether the calibration still applies.
         if one.same_commit and one.timing and JUDGED_TIME in one.head.gates:
             path = calibrations.path_for(baseline.path_of(options.baselines, one.head))
             found.setdefault((one.head.case_id, path), []).append(one)

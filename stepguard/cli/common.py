@@ -1,4 +1,4 @@
-"""What several commands share: usage errors, the baselines' folder, kept evidence, documents."""
+"""Parts of several commands: usage errors, the folder of baselines, kept evidence, documents."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from stepguard.verdict import Verdict
 
 
 class UsageError(ValueError):
-    """The command line itself is wrong, whatever the state of the tree: exit status 2."""
+    """An error in the command line itself, whatever the state of the tree: exit status 2."""
 
 
 def add_parser(
@@ -55,7 +55,7 @@ def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
 
 
 def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
-    """Return the evidence that is meant, with its files: a case may be there from several machines.
+    """Return the evidence that the options name, by file: a case may have some of several machines.
 
     Raises ValueError when there is none, or a case is unknown.
     """
@@ -65,6 +65,7 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
         paths = sorted(path.rglob("evidence.json")) if path.is_dir() else [path]
         source = str(path)
     else:
+        # A named case's newest, of whatever run: the last run may have measured other cases only.
         paths = list(store.newest().values()) if options.case else store.last_run()
         source = str(store.runs)
     try:
@@ -74,6 +75,7 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
     known = {evidence.case_id for _, evidence in found}
     unknown = [case_id for case_id in options.case if case_id not in known]
     against = "" if options.evidence else store.last_against()
+    # Before the other errors: they would send the reader looking for evidence that never was.
     if against and (unknown or not found):
         raise ValueError(
             f"{source}: the last run judged against {against}, which leaves nothing to accept or "
@@ -101,6 +103,7 @@ def put_json(document: Any, target: str | None, evidence: Path | None = None) ->
     At a terminal, and beside a file, a line says where the document is or how to get it instead:
     thousands of characters in one line would push the figures out of sight.
     """
+    # NaN is no JSON: most readers refuse the whole document.
     text = json.dumps(document, allow_nan=False)
     if target:
         Path(target).write_text(text + "\n")

@@ -1,9 +1,9 @@
-"""The command doctor: is this machine fit to measure, which baseline would it use, what is missing?
+"""The command doctor: say if this machine is fit to measure, and which baseline it would use.
 
     python -m stepguard doctor
     python -m stepguard doctor --launcher 'srun --nodes=2 --ntasks-per-node=1'
 
-torch is asked in a process of its own, so that what it says is what a worker will find.
+torch is imported in a process of its own, so that it finds what a worker will find.
 """
 
 import argparse
@@ -90,6 +90,7 @@ def _packages() -> Iterator[Finding]:
             install = f"pip install '{wanted.name}{wanted.specifier}'"
             yield "ERROR", f"{wanted.name} is not installed; install it with: {install}"
             continue
+        # By default a specifier excludes every pre-release, whatever its version.
         if wanted.specifier.contains(version, prereleases=True):
             yield "ok", f"{wanted.name} {version}"
         else:
@@ -149,6 +150,7 @@ def _ask_torch() -> dict[str, Any]:
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise MachineError(f"torch cannot be imported: {last[0]}")
+    # The last line: an import may print lines of its own before it.
     return dict(json.loads(done.stdout.splitlines()[-1]))
 
 

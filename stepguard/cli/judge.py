@@ -38,6 +38,7 @@ def _judge(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     verdicts = []
     wanted, waivers = wanted_evidence(options), load_waivers(options.baselines, today())
+    # A new case has no baseline yet, but may have a waiver.
     known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
     for case_id in unknown(options.baselines, waivers, known):
         where = options.baselines / baseline.WAIVERS

@@ -29,6 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parse(sys.argv[1:] if arguments is None else arguments)
     try:
         return int(options.call(options))
+    # UsageError is a ValueError, so it has to come first.
     except UsageError as error:
         print(f"stepguard: {error}", file=sys.stderr)
         return 2
@@ -37,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         print("stepguard: interrupted", file=sys.stderr)
-        return 130
+        return 130  # 128 + SIGINT, as shells give it
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

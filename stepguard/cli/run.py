@@ -63,6 +63,7 @@ def _case(options: argparse.Namespace, gpus: int) -> Case:
     device = str(params.pop("device", None) or options.device or (GPU if gpus else CPU))
     if options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
+    # On a CPU times are not gated, so that one launch is enough for the counters.
     usual = 3 if is_gpu(device) else 1
     launches = usual if options.launches is None else options.launches
     return Case(

@@ -1,4 +1,4 @@
-"""The rules of an A/B comparison: HEAD's tree and another revision's, measured in pairs.
+"""Rules of an A/B comparison: HEAD's tree and another revision's, measured in pairs.
 
 In order, and the first that applies decides: the machine or HEAD's step failed; the other tree
 cannot run the case; the two do not do the same work; a measurement contradicts itself or is not
@@ -32,7 +32,7 @@ from stepguard.verdict import (
 
 # Another revision's tree may well lack the case, without anybody having made HEAD worse.
 _LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name, Reason.OTHER_TREE.name)
-# Equal on both sides, or their times say nothing.
+# Has to be equal on both sides, or their times say nothing.
 WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
 FALSE_DISCOVERIES = 0.01  # of the claims of a run, at most so many are false on average
 
@@ -54,6 +54,7 @@ def judge_ab(comparison: Comparison) -> Verdict:
 
 def problem(comparison: Comparison) -> Verdict | None:
     """Return the verdict where the two cannot be compared; None if they can."""
+    # Other work before what is not sound: it is known from the counting pass, without a pair.
     return (
         _failed(comparison)
         or _other_work(comparison)
@@ -89,6 +90,7 @@ def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
     """Tell whether another pair should be measured: there is none, or that time is judged and not
     decided yet. Sides that cannot be compared are not worth another one.
     """
+    # Without a pair evidence has no launches and is not sound yet; only these two can be known.
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
     found = decision(comparison, name)
@@ -169,12 +171,14 @@ def _risen(comparison: Comparison) -> Verdict | None:
     it is against a stored baseline.
     """
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
+    # A side that is BROKEN or UNFIT has no counts to trust.
     if any(one and one.status is not Status.INCONCLUSIVE for one in problems):
         return None
     head, base = comparison.head, comparison.base
     moved = moved_counters(summarise(head), [summarise(base)], head.gates)
     if not moved:
         return None
+    # HEAD's reason last: where both sides are undecided, it is the one that is shown.
     unknown = {one.metric: one for one in (*undecided_metrics(base), *undecided_metrics(head))}
     blank = Verdict(head.case_id, Status.CHANGED, Reason.WORK_MOVED, against=comparison.named)
     return blank.with_metrics((*moved, *unknown.values()))
@@ -225,6 +229,7 @@ def _time(
         name,
         found.status,
         _REASONS[found.status],
+        # What the pairs say, not the base's own mean, so that old, new and change agree.
         old=new / (1 + found.estimate_pct / 100),
         new=new,
         change_pct=found.estimate_pct,
@@ -238,6 +243,7 @@ def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the SLOWER verdicts of a run that its false discovery limit does not let pass, as
     INCONCLUSIVE. Every verdict that has a p-value counts among the claims that were tried.
     """
+    # SLOWER or not: for claims that are chosen by their result the correction is too mild.
     tried = [verdict for verdict in verdicts if verdict.p_value is not None]
     kept = benjamini_hochberg(
         [v.p_value for v in tried if v.p_value is not None], FALSE_DISCOVERIES
@@ -246,6 +252,7 @@ def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
     for verdict, proven in zip(tried, kept, strict=True):
         if verdict.status is Status.SLOWER and not proven:
             metrics = tuple(_unproven(m) if m.metric == JUDGED_TIME else m for m in verdict.metrics)
+            # Its waiver did nothing: the metric fails no more, it is undecided.
             waivers = tuple(one for one in verdict.waivers if one.waiver.metric != JUDGED_TIME)
             found.append(replace(verdict.with_metrics(metrics), waivers=waivers))
     return found

@@ -1,4 +1,4 @@
-"""What must not become a recording: a level measured wrongly fails, or passes, every run after it.
+"""Refusals of recordings: a level that was measured wrongly fails, or passes, every later run.
 
 Pure: no I/O. Each rule says what it found, in values, and what to do; the empty string is consent.
 """
@@ -36,8 +36,10 @@ def unfit_to_record(evidence: Evidence) -> str:
     problem = measurement_problem(evidence)
     if problem is not None:
         return f"{problem.status.value}: {sentence(problem.reason, problem.facts)}"
+    # All runs of a factory have this id, whatever their parameters.
     if evidence.case_id.endswith(COMMAND_LINE_RUN):
         return "it is no case of the suite"
+    # Confirmation measures the recording's commit again: it has to be there, without changes.
     if not evidence.commit:
         return "the tree is not a git repository"
     if evidence.dirty:
@@ -48,6 +50,7 @@ def unfit_to_record(evidence: Evidence) -> str:
         )
     if evidence.tree_changed:
         return f"{Reason.TREE_CHANGED.value}; measure again"
+    # Last: these need blocks, launches and differences that are sound.
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 
 
@@ -77,7 +80,7 @@ def _too_few(evidence: Evidence) -> str:
 def _vague(evidence: Evidence) -> str:
     for one in evidence.differences:
         half = paired(one.pairs_ms).half_width_pct
-        if not half <= DIFFERENCE_LIMIT_PCT:
+        if not half <= DIFFERENCE_LIMIT_PCT:  # refuses NaN, too
             return (
                 f"{one.name} is known to +- {half:.2f} % of a step only, its limit is "
                 f"{DIFFERENCE_LIMIT_PCT} %; measure again"
@@ -114,12 +117,13 @@ def moved_together(verdicts: Sequence[Verdict], where: str = "") -> str:
     slower, or faster, by a similar amount while it does the same work. Code seldom does that; a
     machine does.
 
-    A case whose counters moved is left out, since its code did change. ``where`` is how a command
-    is told of the folder of baselines.
+    A case whose counters moved is left out, since its code did change. ``where`` is the option
+    that names the folder of baselines to a command.
     """
     times = [found for verdict in verdicts if (found := _plain_time(verdict))]
     moves = [found.change_pct for found in times if found.change_pct is not None]
     kinds = {found.status for found in times}
+    # One case that is `same` clears the machine: it would have moved with the others.
     if len(moves) < MIN_TOGETHER or kinds not in ({Status.SLOWER}, {Status.FASTER}):
         return ""
     least, most = sorted(moves, key=abs)[0], sorted(moves, key=abs)[-1]

@@ -56,7 +56,7 @@ class CalibratedCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     @property
     def prior(self) -> Prior:
-        """The prior that these pairs make."""
+        """Return the prior that these pairs make."""
         return prior_of(self.sd_pct, self.pairs - 1)
 
 
@@ -69,7 +69,7 @@ class CalibrationFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class NotCalibrated(ValueError):
-    """The pairs are no calibration; one sentence says why."""
+    """Pairs that are no calibration; one sentence says why."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ def pool(comparisons: Sequence[Comparison]) -> PairPool:
     sound = list(takewhile(lambda one: not _unlike(one), reversed(alike)))
     if not sound:
         raise NotCalibrated(_unlike(newest))
+    # Back into the order of time, since the newest are kept.
     ratios = [100 * ratio for one in reversed(sound) for ratio in one.log_ratios()]
     seconds_a_pair = math.fsum(one.wall_s for one in sound) / len(ratios)
     return PairPool(newest, tuple(ratios[-POOLED_PAIRS:]), seconds_a_pair)
@@ -107,7 +108,9 @@ def _unlike(comparison: Comparison) -> str:
     """Return why a comparison of a commit with itself says nothing of noise: it failed, or came
     out as other code; empty if it does.
     """
+    # As if time were up: a count of pairs between two interim analyses decides nothing else.
     verdict = judge_ab(replace(comparison, out_of_time=True))
+    # Noise that the margins cannot decide is what a calibration is for.
     undecided = verdict.status is Status.INCONCLUSIVE and verdict.reason is Reason.UNDECIDED
     if verdict.status is Status.SAME or undecided:
         return ""
@@ -261,8 +264,10 @@ def widened(prior: Prior, defaults: Margins = MARGINS) -> Margins:
         margins = Margins(defaults.ignore_pct, matter_pct)
         return smallest_detectable_pct(MOST_PAIRS, prior.sd_pct, margins, prior) <= matter_pct
 
+    # A case on a CPU asks for wider margins than WIDEST_PCT itself; those are not narrowed.
     if defaults.matter_pct >= WIDEST_PCT or decides(defaults.matter_pct):
         return defaults
     hundredths = range(math.floor(100 * defaults.matter_pct) + 1, round(100 * WIDEST_PCT))
+    # Where none decides, `first` is behind the last, which makes it WIDEST_PCT.
     first = bisect_left(hundredths, True, key=lambda matter: decides(matter / 100))
     return Margins(defaults.ignore_pct, (hundredths.start + first) / 100)

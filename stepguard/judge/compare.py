@@ -15,7 +15,7 @@ from stepguard.recording import Recording
 from stepguard.site import Site, added
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
 
-_UNDECIDED = (Status.INCONCLUSIVE, Reason.TOO_NOISY)  # until it is held against its limit
+_UNDECIDED = (Status.INCONCLUSIVE, Reason.TOO_NOISY)  # until it is compared with its limit
 PRODUCTS = ("mm", "attention", "convolution")  # what a step is made of; its views only follow
 
 
@@ -63,6 +63,7 @@ def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
 def _compare_time(metric: str, new: float, found: Screen | None, gated: bool) -> MetricVerdict:
     if found is None:
         return _not_recorded(metric, new, gated)
+    # The level that the change refers to, the mean over recordings; none of them need have it.
     old = new / (1 + found.change_pct / 100)
     verdict = MetricVerdict(metric, *_UNDECIDED, old, new, found.change_pct, gated=gated)
     return _against_limit(verdict, found.limit_pct, found.se_pct, found.noisy)
@@ -83,8 +84,9 @@ def _compare_difference(metric: str, now: Recording, past: Recording, gated: boo
 def _against_limit(
     found: MetricVerdict, limit_pct: float, noise_pct: float, noisy: bool
 ) -> MetricVerdict:
-    """Hold the metric's change against a limit, either way."""
+    """Compare the metric's change with a limit, either way."""
     found, change = replace(found, limit_pct=limit_pct, noise_pct=noise_pct), found.change_pct or 0
+    # Before the limit: noise that exceeds it may hide a change, or make one up.
     if noisy:
         return found
     if abs(change) <= limit_pct:
@@ -103,9 +105,10 @@ def _compare_count(
     if found.reason is Reason.EQUAL and moved and METRICS[metric].parts:
         # As many operators, but other ones: an improvement would hide what was added beside it.
         found = replace(found, status=Status.CHANGED, reason=Reason.WORK_MOVED)
+    # After the parts: what falls on one rank must not hide other parts that another one has.
     found = _compare_ranks(metric, now, past, found)
     sites = _moved_sites(metric, now, past[-1], new < old)
-    if found.reason is Reason.EQUAL:  # still worth saying: one stands elsewhere now
+    if found.reason is Reason.EQUAL:  # shown all the same: one may be at another place now
         return replace(found, sites=sites)
     return replace(found, moved=moved, sites=sites)
 
@@ -126,6 +129,7 @@ def _judge_count(metric: str, old: float, new: float, gated: bool) -> MetricVerd
         return _verdict(metric, Status.SAME, Reason.EQUAL, old, new, gated=gated)
     if row.role == "work":
         return _verdict(metric, Status.CHANGED, Reason.WORK_MOVED, old, new, gated)
+    # Before the slack, so that a gain of less than the slack is FASTER, too.
     if new < old:
         return _verdict(metric, Status.FASTER, Reason.COUNTER_FELL, old, new, gated)
     if new <= old * (1 + row.slack_pct / 100):
@@ -152,6 +156,7 @@ def _compare_ranks(
         )
     ]
     worst = min(each, key=lambda one: one.status.rank)
+    # Of equals the busiest: its figures are the counter's own.
     found = worst if worst.status.rank < busiest.status.rank else busiest
     if found.status is Status.SAME:
         return found
@@ -204,7 +209,7 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
 
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
-    """Return where what rose stands now, or where what fell stood; allowed places left out."""
+    """Return the places of what rose, or the former ones of what fell, but not allowed ones."""
     if not past.sites.get(metric) and past.counters.get(metric):  # where it was is not known
         return ()
     new = [site for site in now.sites.get(metric, ()) if not site.allowed]

@@ -1,4 +1,4 @@
-"""The screen's alarm, confirmed by pairs: did the code move, or the machine?"""
+"""Confirmation of the screen's alarm by pairs: they tell slower code from a slower machine."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -23,6 +23,7 @@ OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 def to_confirm(verdict: Verdict) -> MetricVerdict | None:
     """Return the time by which a stored baseline calls a case SLOWER or FASTER, if one decides."""
     worst = verdict.worst
+    # An A/B verdict rests on pairs already.
     if verdict.whole or worst is None or verdict.against:
         return None
     timed = METRICS[worst.metric].kind == "time"
@@ -62,7 +63,7 @@ def confirmed(
     place; ``steps`` are those that the screen timed: it is not the machine unless the pairs timed
     all of them. The mean decides, as it does between two revisions: a median scatters two to three
     times as much (pair sd 0.56 % beside 0.17 %, H200), and rarely comes to a `same` of its own. It
-    is heard where its pairs say SLOWER, and the machine changed it only if they exclude what the
+    counts where its pairs say SLOWER, and the machine changed it only if they exclude what the
     screen saw of it. Where the pairs cannot say, the screen's word remains, unconfirmed; but a step
     that does other work is not FASTER, it is NOT COMPARABLE.
     """
@@ -121,6 +122,7 @@ def _judged(
         return replace(found, status=by_pairs.status, confirmed=by(Confirmation.CONFIRMED))
     if by_pairs.status is Status.INCONCLUSIVE:
         return replace(found, confirmed=by(Confirmation.UNDECIDED))
+    # `same` from here on, or the opposite: FASTER where the screen said SLOWER.
     if not _excluded(found, its, comparison):
         return replace(found, confirmed=by(Confirmation.NOT_EXCLUDED))
     if not_machine:
@@ -156,7 +158,7 @@ def same_code(verdict: Verdict, commit: str) -> Verdict:
 def unconfirmed(
     verdict: Verdict, why: Confirmation, commit: str = "", facts: dict[str, object] | None = None
 ) -> Verdict:
-    """Return the screen's verdict as it is, and why nobody could tell code from machine."""
+    """Return the screen's verdict as it is, and why code and machine could not be told apart."""
     assert to_confirm(verdict) is not None
     how = Confirmed(why, commit, facts=facts or {})
     return _with_times(verdict, lambda m: replace(m, confirmed=how))

@@ -1,4 +1,4 @@
-"""The screen's arithmetic: how far a run lies from the recordings, and how far it may.
+"""Arithmetic of the screen: how far a run is from the recordings, and how far it may be.
 
 All of it is on logarithms of per-launch step times, since launches differ by ratios. A launch is
 one observation; the steps inside it are not independent and never counted as such.
@@ -12,7 +12,7 @@ from statistics import fmean, stdev, variance
 from scipy.special import fdtri, stdtrit
 
 # Two H200s differ by 1.3 %, two hosts by 3 %, one card by 4 % between cold and hot. Until an epoch
-# holds MIN_RECORDINGS its own spread cannot be known, and this stands in for it.
+# has MIN_RECORDINGS its own spread cannot be known, and this replaces it.
 DEFAULT_LIMIT_PCT = 4.0
 MIN_RECORDINGS = 5
 FLOOR_LIMIT_PCT = 0.5  # a limit below this would judge the card's temperature
@@ -55,6 +55,7 @@ def limit_pct(recording_levels: Sequence[float]) -> float:
         return DEFAULT_LIMIT_PCT
     spread = stdev(recording_levels)
     reach = float(stdtrit(count - 1, 1 - ALPHA)) * spread * math.sqrt(1 + 1 / count)
+    # Capped: recordings of cards that differ much would else allow more than no knowledge at all.
     return min(DEFAULT_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
 
 
@@ -81,13 +82,14 @@ def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[floa
     """Return the largest standard deviation that so many launches may have, in percent.
 
     An F test at ALPHA against the recordings' own variance between launches, pooled with
-    LAUNCH_SD_PCT at PRIOR_WEIGHT degrees of freedom, which stands alone where nothing is recorded.
+    LAUNCH_SD_PCT at PRIOR_WEIGHT degrees of freedom, which alone decides where nothing is recorded.
     Infinite for a single launch.
     """
     if launches < 2:
         return math.inf
     weight, total = PRIOR_WEIGHT, PRIOR_WEIGHT * LAUNCH_SD_PCT**2
     for recording in (_logs(times) for times in recordings_ms if len(times) > 1):
+        # Within each recording: levels of cards differ, too, and that is no spread of launches.
         weight += len(recording) - 1
         total += (len(recording) - 1) * 1e4 * variance(recording)
     return math.sqrt(total / weight * float(fdtri(launches - 1, weight, 1 - ALPHA)))
@@ -137,6 +139,7 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
     """
     if not pairs_ms:
         raise ValueError("paired() needs at least one pair")
+    # Only for its check of the times.
     for one in pairs_ms:
         _logs(one)
     plain_ms = fmean(plain for plain, _ in pairs_ms)

@@ -30,10 +30,10 @@ POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an er
 
 @dataclass(frozen=True)
 class Bounds:
-    """The true log-ratio, as far as one interim analysis of the plan knows it."""
+    """Bounds on the true log-ratio, as one interim analysis of the plan knows them."""
 
     analysis: InterimAnalysis
-    pairs: int
+    pairs: int  # may lie between two analyses of the plan
     mean: float
     low: float
     high: float
@@ -146,6 +146,7 @@ def smallest_detectable_pct(
         raise ValueError(f"sd_pct {sd_pct!r}: not positive and finite")
     if pairs < MIN_PAIRS:
         return math.inf
+    # The last analysis is at ``pairs``, whether the plan has one there or time is up there.
     planned = [analysis for analysis in SEQUENTIAL_PLAN if analysis.pairs < pairs]
     planned.append(analysis_at(pairs)._replace(pairs=pairs))
     reaches = [_mean_reaches(analysis, sd_pct, prior, margins) for analysis in planned]
@@ -156,6 +157,7 @@ def smallest_detectable_pct(
         same = sum(ndtr((same_below - true) / error).mean() for (same_below, _), error in earlier)
         return float(same + ndtr((reaches[-1][1] - true) / errors[-1]).mean())
 
+    # `missed` falls as the true slowdown grows, so it is bracketed, then bisected.
     low, high = margins.ignore, 2 * margins.matter
     while missed(high) > 0.05:
         low, high = high, 2 * high
@@ -172,7 +174,7 @@ def _mean_reaches(
     sample variances.
 
     For normal pairs the mean and the variance are independent, and ``(n - 1) * s**2 / sd**2`` is
-    chi-square on n - 1 degrees: its quantiles at POINTS midpoints stand for it.
+    chi-square on n - 1 degrees: its quantiles at POINTS midpoints represent it.
     """
     count = analysis.pairs
     quantiles = chdtri(count - 1, (np.arange(POINTS) + 0.5) / POINTS)
@@ -181,5 +183,6 @@ def _mean_reaches(
     error = sd / math.sqrt(count)
     sure = stdtrit(degrees, 1 - analysis.alpha) * error
     reach = stdtrit(degrees, 1 - analysis.beta) * error
+    # As in Bounds.status(): `same` lies inside what matters, and not wholly beyond what is ignored.
     same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
     return same_below, np.maximum(sure, margins.ignore + reach)

@@ -1,4 +1,4 @@
-"""The screen: a run against the stored recordings of its case.
+"""The screen: the comparison of a run with the stored recordings of its case.
 
 In order, and the first that applies decides: the measurement is not sound; there is nothing to
 compare with; what is there cannot be compared; then every metric on its own, the worst deciding.
@@ -23,6 +23,7 @@ DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move
 def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     """Return the case's verdict. ``entry`` is its baseline, or None when it has none."""
     now, gates = summarise(evidence), evidence.gates
+    # Before the baseline: a measurement that is not sound says nothing of any level.
     if problem := measurement_problem(evidence):
         if problem.status is Status.INCONCLUSIVE and (risen := _risen(evidence, now, entry)):
             return risen
@@ -39,11 +40,14 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     if entry.case != evidence.case:
         changes = {"changes": _changes(entry.case, evidence.case)}
         return cannot(Status.NOT_COMPARABLE, Reason.OTHER_PARAMETERS, changes)
+    # The last epoch alone: an older level is what an accepted change left behind.
     past = comparable(entry.epochs[-1], evidence)
     if not past:
         newest = entry.epochs[-1].recordings[-1].software
         changes = {"changes": _changes(newest, evidence.software_key())}
         return cannot(Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE, changes)
+    # The case's parameters are equal, so the workload itself was changed; times of other work say
+    # nothing.
     tokens = past[-1].tokens_per_step
     if tokens != now.tokens_per_step:
         facts = {"old": tokens, "new": now.tokens_per_step}
@@ -100,6 +104,7 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
         return False
     past = comparable(entry.epochs[-1], evidence)
     now, times = summarise(evidence), [n for n in evidence.gates if METRICS[n].kind == "time"]
+    # Counters want none: they are exact, and a further launch is not counted.
     screens = [found for name in times if past and (found := screen_of(name, now, past))]
     return any(found.close or found.noisy for found in screens)
 
@@ -112,6 +117,7 @@ def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[tuple[str,
     return tuple(
         (key, then.get(key, "unset"), now.get(key, "unset"))
         for key in sorted(then | now)
+        # A parameter that is None differs from one that is not there.
         if (key in then, then.get(key)) != (key in now, now.get(key))
     )
 
@@ -120,6 +126,7 @@ def _flat(case: Mapping[str, Any]) -> dict[str, Any]:
     params = case.get("params")
     flat = {key: value for key, value in case.items() if key != "params"}
     for key, value in params.items() if isinstance(params, Mapping) else ():
+        # A parameter may be called like a field of the case, "device" for one.
         flat[f"params.{key}" if key in flat else key] = value
     return flat
 
@@ -128,6 +135,7 @@ def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] 
     """Return why this evidence, though `same`, must not join the epoch: the metric that is too far
     from how the epoch began, and by how much, in percent or in points of a step.
     """
+    # The first alone: against the mean, small steps would move what they are compared with.
     now, first = summarise(evidence), past[:1]
     for name in (name for name in evidence.gates if METRICS[name].kind == "time"):
         found = screen_of(name, now, first)

@@ -1,4 +1,4 @@
-"""When pairs of launches may decide, at which error, against what noise.
+"""The sequential plan: at how many pairs an A/B comparison may decide, and at which error.
 
 Pairs are measured until they decide or there are no more. Every interim analysis costs error:
 SEQUENTIAL_PLAN says how much. What the whole plan errs by, at any standard deviation, is in

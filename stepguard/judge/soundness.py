@@ -1,4 +1,4 @@
-"""Rules of a measurement by itself, baseline aside: it must be whole, and believable.
+"""Rules for a measurement without regard to a baseline: it must be complete, and believable.
 
 In order, and the first that applies decides: a worker or the machine failed; launches are missing;
 the measurement contradicts itself or the hardware; it did not get steady; a gated metric is missing
@@ -37,6 +37,7 @@ class Problem:
 
 def measurement_problem(evidence: Evidence) -> Problem | None:
     """Return why this evidence cannot be judged or recorded; None if it is sound."""
+    # Faults first: they explain why launches or metrics are missing.
     for fault in evidence.faults:
         reason = Reason[fault.code]
         status = Status.UNFIT if reason in _UNFIT else Status.BROKEN
@@ -77,6 +78,7 @@ def _contradiction(evidence: Evidence) -> Problem | None:
             return _broken(Reason.NOTHING_MEASURED, **wrong)
         if f"{difference.name}_pct" in evidence.gates and (how := _negative(difference)):
             return _broken(Reason.CONTRADICTION, **how)
+    # Only now: every launch has blocks, and every block valid times, so that there is a step_ms.
     floor, step_ms = evidence.floor_ms(), summarise(evidence).values()["step_ms"]
     if floor is not None and step_ms < floor:
         return _broken(Reason.FASTER_THAN_PHYSICS, step_ms=step_ms, floor_ms=floor)
@@ -113,13 +115,15 @@ def _negative(difference: Difference) -> dict[str, object] | None:
 def _undecided(evidence: Evidence) -> Problem | None:
     times_gated = any(METRICS[name].kind == "time" for name in evidence.gates)
     for launch in evidence.launches:
+        # Counters do not depend on clocks that still move.
         if launch.steady and times_gated:
             facts = {"launch": f"launch {launch.index}", "text": launch.steady}
             return Problem(Status.INCONCLUSIVE, Reason.NOT_STEADY, facts)
-    if not evidence.gates:
+    if not evidence.gates:  # of a file that was edited: a case always has some
         return _broken(Reason.METRIC_MISSING)
     unstable = evidence.counts.unstable if evidence.counts else {}
     values = summarise(evidence).values()
+    # Never skipped: a metric that is gated and missing would pass unseen.
     for name in evidence.gates:
         if name not in values and name not in unstable:
             return _broken(Reason.METRIC_MISSING, metric=name)

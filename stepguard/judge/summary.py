@@ -21,9 +21,12 @@ def summarise(evidence: Evidence) -> Recording:
         one.name: paired(one.pairs_ms) for one in evidence.differences if not one.bad_times()
     }
     times: dict[str, list[float]] = {}
+    # All or none: a mean over the launches that happen to have times would pass for the case's.
     if evidence.launches and all(launch.has_times() for launch in evidence.launches):
         times = {name: [getattr(x, name) for x in evidence.launches] for name in TIMES}
     by_rank = counts.by_rank if counts else {}
+    # Several ranks that are alike have an empty table, which is not the same as none: the file's
+    # reader refuses a newest recording of several ranks without one.
     several = int(evidence.case["world_size"]) > 1 or by_rank
     return Recording(
         date=evidence.date,
@@ -113,6 +116,7 @@ def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
     one, tokens = evidence.one_rank, evidence.one_rank_tokens_per_step
     if one is None or not tokens or not one.has_times():
         return {}
+    # By tokens, not step times: one rank alone may have more or fewer of them in its step.
     pace = evidence.tokens_per_step / int(evidence.case["world_size"]) / step_ms
     efficiency = 100 * pace / (tokens / one.step_ms)
     return {"one_rank_step_ms": one.step_ms, "scaling_efficiency_pct": efficiency}

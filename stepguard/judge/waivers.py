@@ -1,4 +1,4 @@
-"""The rules of waivers. Pure: no I/O, no clock.
+"""Rules of waivers. Pure: no I/O, no clock.
 
 A waiver is of one metric of one case. It never covers what could not be measured, compared or
 decided. Against another revision its limit is compared with the change against that revision.
@@ -29,6 +29,7 @@ def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today
     mine = {waiver.metric: waiver for waiver in waivers if waiver.case == verdict.case_id}
     if not mine:
         return verdict
+    # A counter that moved decides although others are unknown: that is not sound either.
     unsound = verdict.whole or measurement_problem(evidence) is not None
     found = {metric.metric: metric for metric in verdict.metrics}
     effects = {
@@ -53,6 +54,7 @@ def _effect(waiver: Waiver, found: MetricVerdict | None, today: date) -> WaiverE
         return WaiverEffect.NOT_GATED
     if found.status not in _WAIVABLE:
         return WaiverEffect.NOT_NEEDED
+    # After NOT_NEEDED: an expired waiver of what passes is only stale.
     if waiver.expires < today:
         return WaiverEffect.EXPIRED
     if waiver.limit_pct is not None:
@@ -61,6 +63,7 @@ def _effect(waiver: Waiver, found: MetricVerdict | None, today: date) -> WaiverE
     if waiver.value is None or found.new is None:
         return WaiverEffect.EXCEEDED
     work = METRICS[waiver.metric].role == "work"
+    # A count of a million is no limit beside ten: the waiver would pass anything.
     if not work and waiver.value > largest_value(found):
         return WaiverEffect.TOO_WIDE
     if uncovered_count(waiver, found) is None:
@@ -93,6 +96,7 @@ def largest_value(found: MetricVerdict) -> float:
     little where that is next to nothing.
     """
     little = LITTLE_BYTES if METRICS[found.metric].unit == "B" else LITTLE_CALLS
+    # The smallest of the ranks': twice the busiest one's count may be a thousand times another's.
     return min(max(2 * old, little) for old, _ in _failing_counts(found))
 
 
@@ -113,11 +117,13 @@ def suggested_size(found: MetricVerdict) -> tuple[str, float] | None:
     change = found.change_pct or 0
     if not 0 < change <= MAX_PCT:
         return None
+    # Up to the next half percent, then one more half: the same code measures otherwise next time.
     return "--limit-pct", min(math.ceil(2 * change + 1) / 2, MAX_PCT)
 
 
 def problem_of(waiver: Waiver, today: date) -> str:
-    """Return what is wrong with a waiver by itself, or the empty string."""
+    """Return what is wrong with a waiver, its case aside, or the empty string."""
+    # People edit the file, so every rule is checked when it is read, not by the command alone.
     metric = METRICS.get(waiver.metric)
     if metric is None or not metric.gateable:
         known = ", ".join(name for name, m in METRICS.items() if m.gateable)

@@ -54,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Register markers, the bridge to pytest-benchmark, and the run's session."""
     for line in MARKERS:
         config.addinivalue_line("markers", line)
+    # By its entry point, or by -p pytest_benchmark.plugin where autoload is off.
     active = map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))
     bridge = WithBenchmark() if any(active) else WithoutBenchmark()
     config.pluginmanager.register(bridge, "stepguard-bridge")
@@ -66,15 +67,18 @@ def pytest_report_header(config: pytest.Config) -> str:
     return f"stepguard: {config.stash[_SESSION].header()}"
 
 
+# First: -k, -m and other plugins deselect in this hook, and all cases should be known.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Refuse what would pass unmeasured, set the timers."""
+    # xdist hides a worker's usage errors: there each test is refused in its turn, as an error.
     if not hasattr(config, "workerinput"):
         for item in items:
             refuse_without_perf(item)
     if any(map(asks_for_perf, items)):
+        # A module that failed to import hides its cases, so that not all of them are known.
         config.stash[_SESSION].check(items, all_collected=not session.testsfailed)
 
 
@@ -111,8 +115,10 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
             result = session.measure(case)
         except (FileError, TreeError) as error:
             node.stash[_REFUSED] = f"{case.id}: {Status.BROKEN.value}: {error}"
+            # Stashed, too: a test that catches the failure must not pass.
             pytest.fail(node.stash[_REFUSED], pytrace=False)
         node.stash[_RESULT] = result
+        # Before the test fails, so that pytest-benchmark's documents have failed cases, too.
         perf_sink(result)
         node.user_properties.append(("perf_verdict", result.verdict.label))
         node.user_properties.extend(sorted(summarise(result.evidence).values().items()))
@@ -120,10 +126,12 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
             pytest.fail(session.block(result), pytrace=False)
 
     yield measure
+    # Not after a failure of the test's own, which explains enough.
     if _RESULT not in node.stash and node.stash.get(_PASSED, False):
         pytest.fail(NOTHING_MEASURED, pytrace=False)
 
 
+# The outermost wrapper: pytest's own xfail has changed the report by then.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -143,10 +151,12 @@ def pytest_runtest_makereport(
     found = outcome_of(report.outcome, xfail, verdict, bool(refused))
     if found.overridden:
         report.outcome, report.longrepr = "failed", session.block(result) if result else refused
+        # With it pytest would count the failure as an expected one.
         vars(report).pop("wasxfail", None)
     if result is not None and found.names_verdict:
         report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
     if found.error:
+        # pytest and JUnit call what fails in the call a failure, and what fails in set-up an error.
         report.when = "setup"
     return report
 
@@ -167,7 +177,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     record as asked.
     """
     run = session.config.stash[_SESSION]
+    # The refused option may be the document's own path.
     sound = run.finish(write=exitstatus != pytest.ExitCode.USAGE_ERROR)
+    # Another status says more: an interrupt, or tests that failed.
     if not sound and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 

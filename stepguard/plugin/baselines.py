@@ -26,6 +26,7 @@ class Collected:
 
 def whole_folders(option: Any, arguments: Sequence[str]) -> bool:
     """Tell whether pytest, called with these, collects whole folders."""
+    # `lf` is of pytest's cache plugin, which -p no:cacheprovider leaves out.
     if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
         return False
     return all(Path(argument).is_dir() for argument in arguments)
@@ -35,6 +36,7 @@ def check_baselines(folder: Path, collected: Collected) -> tuple[Waiver, ...]:
     """Read all of the folder and return its waivers. Raises FileError for what cannot be
     trusted, and for a waiver of a case that is nowhere: a misspelt one must not wait unseen.
     """
+    # Those of other machines, too: they will be read next, and the mistake is in this tree.
     for path in files(folder):
         load(path)
     calibrations.check_all(folder)

@@ -1,4 +1,4 @@
-"""The bridge to pytest-benchmark: feeds it with the samples that the workers took.
+"""Bridge to pytest-benchmark: it is given the samples that the workers took.
 
 Its table, --benchmark-json, --benchmark-save and compare then work on our cases. The samples reach
 it through its own timer: a round of ``pedantic`` reads the timer twice and subtracts, so a timer
@@ -23,7 +23,7 @@ Sink = Callable[[Result], None]
 class ReplayTimer:
     """A timer whose successive pairs of readings lie one sample apart."""
 
-    __name__ = "stepguard-replay"
+    __name__ = "stepguard-replay"  # pytest-benchmark prints a timer by this
 
     def __init__(self) -> None:
         self._samples_s: list[float] = []
@@ -47,6 +47,7 @@ class WithBenchmark:
     def prepare(self, item: pytest.Item) -> None:
         """Give the item's benchmark our timer; prepended, since the closest mark wins."""
         closest = item.get_closest_marker("benchmark")
+        # Ours will hide the user's mark, so it takes over what that one says.
         options: dict[str, Any] = dict(closest.kwargs) if closest else {}
         options["timer"] = ReplayTimer()
         item.add_marker(pytest.mark.benchmark(**options), append=False)
@@ -62,6 +63,7 @@ class WithBenchmark:
             # Without samples there is no row for its table; disabled, it takes that quietly.
             benchmark.disabled = benchmark.disabled or not samples_s
             timer.load(samples_s)
+            # No warm-up and one iteration a round: the timer is then read exactly twice a sample.
             benchmark.pedantic(lambda: None, rounds=max(1, len(samples_s)), iterations=1)
 
         return feed
@@ -75,7 +77,7 @@ class WithoutBenchmark:
 
     @pytest.fixture
     def perf_sink(self) -> Sink:
-        """Feed nobody."""
+        """Return a sink that drops its results."""
         return lambda result: None
 
 

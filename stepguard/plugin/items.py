@@ -1,4 +1,4 @@
-"""The cases that tests declare: which test has one, where it cannot run, how its report ends."""
+"""Cases that tests declare: which test has one, where it cannot run, and how its report ends."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case
 
 
 class _Declared(list[Any]):
-    """The parameters that cases() makes: they tell a test that has @cases from one that is
-    parametrized over cases for reasons of its own.
+    """The parameters that cases() makes: a class of their own sets a test that has @cases apart
+    from one that is parametrized over cases for reasons of its own.
     """
 
 
@@ -47,6 +47,7 @@ def asks_for_perf(item: pytest.Item) -> bool:
         return False
     known = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     definitions = known.get("perf", ())
+    # The last definition is the one that pytest uses: the closest to the test.
     ours = not definitions or definitions[-1].func.__module__ == FIXTURE_MODULE
     return ours or case_of(item) is not None
 
@@ -104,6 +105,7 @@ def outcome_of(call: str, xfail: bool, verdict: Verdict | None, refused: bool) -
     own = "error" if refused else "passed"
     if verdict is not None and not verdict.recorded:
         own = verdict.outcome
+    # xfail may expect a known regression, but never that nothing is known.
     decided = verdict is not None and own == "failed" and not verdict.undecided
     overridden = own != "passed" and call != "failed" and not (xfail and decided)
     failed = overridden or call == "failed"

@@ -1,4 +1,4 @@
-"""The plugin's options, and the refusal of values that would turn the gate off."""
+"""Options of the plugin, and the refusal of values that would turn the gate off."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -67,6 +67,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     option = config.option
     texts = {f"--perf-{name}": getattr(option, f"perf_{name}") for name in TEXTS}
     for name, value in texts.items():
+        # An empty value would quietly choose another gate, --perf-against= the stored baseline.
         if value is not None and not value.strip():
             yield f"{name}={value}: empty; a variable that is not set, maybe"
     for name in ("--benchmark-skip", "--benchmark-disable"):
@@ -103,6 +104,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         yield f"--perf-against={rev}: {error}"
         return
     head = current(root, baselines)
+    # Spelled HEAD it is meant: that is how calibration measures.
     if named.commit == head.commit and not head.dirty and rev != "HEAD":
         yield (
             f"--perf-against={rev}: that is HEAD itself, without a change, and always the same; "

@@ -21,7 +21,7 @@ DEFAULT_REASON = "accepted with --perf-update"
 
 
 class Recorder:
-    """The recordings of one run, and the results that still wait to become one. ``option`` has the
+    """Recordings of one run, and the results that still wait to become one. ``option`` has the
     values of pytest's options.
 
     ``refused`` says that something could not be recorded, which fails the run; ``notices`` are
@@ -37,16 +37,18 @@ class Recorder:
         self._waiting: list[Result] = []
 
     def record(self, result: Result) -> None:
-        """Record a result if that is wanted, or see to it that it can be when the run is over."""
+        """Record a result if that is wanted, or keep it until the run is over."""
         verdict, case_id = result.verdict, result.case.id
         if not (self._all or self._new and verdict.reason is Reason.NOT_RECORDED):
             return
         level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
         if until := verdict.waived_until:
             self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
+        # Else the machine's bad day would become the level of the code.
         elif verdict.machine_moved:
             self._refuse(f"{case_id}: not recorded, the machine changed, not the code; {level}")
         elif any(METRICS[name].kind == "time" for name in result.case.gates):
+            # Tried now, so that the test's own word says if it is refused, not the run's end alone.
             if self._accept(result, dry=True):
                 self._waiting.append(result)
                 self._recorded.add(case_id)

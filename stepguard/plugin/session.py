@@ -102,6 +102,7 @@ class Session:
             whole = all_collected and whole_folders(self._option, self._config.args)
             collected = Collected(cases, whole)
             self._waivers = check_baselines(self._baselines, collected)
+            # Last: only what passed all checks lets plan() start a launcher.
             self._collected = collected
         for item in filter(asks_for_perf, items):
             self._bridge.prepare(item)
@@ -109,12 +110,14 @@ class Session:
     @_usage_errors()
     def plan(self, items: Sequence[pytest.Item]) -> None:
         """Take the tests that are left after deselection; skip what this machine is not for."""
+        # Those to be skipped count as well: a run that selects cases and skips them all must fail.
         self._asked = sum(asks_for_perf(item) for item in items)
         ours = [(item, case) for item in items if (case := case_of(item))]
         ids = Counter(case.id for _, case in ours)
         if twice := sorted(case_id for case_id, count in ids.items() if count > 1):
             raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
         text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
+        # A launcher starts processes on every node: not for a listing, or for cases of one rank.
         if text and several and self._collected and not self._option.collectonly:
             with _usage_errors(f"--perf-launcher={text}: "):
                 self._launcher = survey(text, self._root)
@@ -126,6 +129,7 @@ class Session:
                 continue
             self._cases.append(case)
             if nodes := spread(case, self._launcher):
+                # For its error: ranks that the nodes cannot share, before anything is measured.
                 nodes.per_node(case)
 
     def measure(self, case: Case) -> Result:
@@ -187,6 +191,7 @@ class Session:
         """Record what had to wait and ``write`` the documents; tell whether the run may pass:
         it measured a case if it selected one, and recorded what it was asked to.
         """
+        # Now and not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
         suite = self._suite
         if suite is not None:
@@ -237,6 +242,7 @@ class Session:
 def _python(start: Path) -> str:
     """Return how this interpreter is called from the shell: ``python`` if that is what PATH has."""
     found = shutil.which("python")
+    # Not resolved: the python of an environment is often a link to the one that PATH has.
     if found and Path(found).absolute() == Path(sys.executable).absolute():
         return "python"
     return Commands(start).relative(Path(sys.executable))
@@ -249,6 +255,7 @@ def _progress_line(config: pytest.Config, expected_s: dict[str, float]) -> Progr
     def write(text: str) -> None:
         if reporter is not None:
             nothing = contextlib.nullcontext()
+            # A case runs inside its test, where pytest captures what is written.
             with capture.global_and_fixture_disabled() if capture else nothing:
                 reporter._tw.write(text, flush=True)
 

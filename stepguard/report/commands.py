@@ -1,4 +1,4 @@
-"""What to do next after a verdict: commands, as the reader of a report types them."""
+"""Next steps after a verdict: commands, as the reader of a report types them."""
 
 import shlex
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ NEW_LEVEL = " --reason '...'"
 
 @dataclass(frozen=True)
 class Commands:
-    """Commands of a project, for somebody who reads a report of it."""
+    """Commands of a project, as the reader of its report types them."""
 
     folder: Path = Path()  # where they are typed
     python: str = "python"  # how this interpreter is called there
@@ -38,6 +38,7 @@ class Commands:
         failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
         unwaived = [metric for metric in failing if not metric.waived_until]
         sizes = [suggested_size(metric) for metric in unwaived]
+        # All or none: with one failing metric left the case would fail all the same.
         if verdict.whole or not all(sizes):
             return []
         start = f"{self.python} -m stepguard waive {shlex.quote(verdict.case_id)}"
@@ -58,8 +59,9 @@ def next_steps(
 ) -> list[str]:
     """Return what to do, the likeliest first: accept or waive it, or look closer.
 
-    Evidence of a ``dirty`` tree cannot be accepted; what has to come first is said.
+    Evidence of a ``dirty`` tree cannot be accepted: the command then comes after a commit.
     """
+    # Against a revision there is no baseline, and its evidence cannot be accepted.
     if verdict.against and verdict.status is not Status.SAME:
         steps = _after_comparison(verdict, commands)
     elif verdict.status is Status.SAME:
@@ -82,6 +84,7 @@ def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str
     if verdict.status is Status.FASTER:
         return [f"keep the gain: {accept}{NEW_LEVEL}"]
     if verdict.status is Status.NO_BASELINE:
+        # A case that has recordings gets a new level, which accept() takes with a reason only.
         lacks_metric = verdict.reason is Reason.METRIC_NOT_RECORDED
         return [f"accept: {accept}" + (NEW_LEVEL if lacks_metric else "")]
     if verdict.status is Status.BROKEN or verdict.reason is Reason.COUNT_UNSTABLE:

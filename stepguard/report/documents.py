@@ -73,6 +73,7 @@ def unwritable(path: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return error.strerror or str(error)
+    # Before the run: found at its end, hours of measuring would be lost to it.
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         return "cannot be written"
     return ""
@@ -99,6 +100,7 @@ def suite_markdown(results: Sequence[Result], commands: Commands) -> str:
             continue
         title = words.headline(result.verdict).replace("<", "&lt;")
         body = words.block(result.verdict, str(result.evidence_path), commands)
+        # Longer than any in the text: a docstring in a traceback may contain a fence.
         fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
         lines += ["", f"<details><summary>{title}</summary>", "", fence, body, fence, "</details>"]
     return "\n".join(lines) + "\n"

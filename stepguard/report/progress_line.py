@@ -95,6 +95,7 @@ class ProgressLine:
     def end(self) -> None:
         """End the case, and take its line away."""
         if self._terminal and self._case:
+            # One column less than the terminal has: in the last one a terminal may wrap the line.
             self._write("\r" + " " * (self._width - 1) + "\r")
         self._queue = [item for item in self._queue if item[0] != self._case]
         self._done += 1

@@ -78,6 +78,7 @@ def lines(entry: Entry) -> Iterator[str]:
 
 def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
     times = recording.times_ms.get("step_ms", [])
+    # The first: a level may creep by steps that are each within the limit.
     first = epoch.recordings[0].times_ms.get("step_ms", [])
     change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
     return (

@@ -1,4 +1,4 @@
-"""The table of a run: a row per case, worst first; columns that nobody fills are left out."""
+"""The table of a run: a row per case, worst first; empty columns are left out."""
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -68,6 +68,7 @@ def _counters(verdict: Verdict) -> str:
     moved = [m for m in counters if m.status in (Status.CHANGED, Status.FASTER)]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"
+    # Without a baseline, or where the case as a whole failed, they were compared with nothing.
     compared = all(m.old is not None for m in counters)
     return f"{len(counters)} equal" if compared else f"{len(counters)} counted"
 
@@ -101,6 +102,7 @@ def figure(name: str, value: float, width: int) -> str:
 
 def counts(verdicts: Sequence[Verdict]) -> str:
     """Return how many of each verdict there are: "1 SLOWER, 2 same, 1 recorded"."""
+    # Recorded and waived ones last: they pass, whatever their status.
     ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))
     found = Counter(verdict.word for verdict in ordered)
     return ", ".join(f"{number} {word}" for word, number in found.items())

@@ -21,12 +21,12 @@ class Run:
     results: Sequence[Result]
     commands: Commands
     notices: Sequence[str] = ()  # sentences about the run as a whole
-    # Of tests that were to measure; why they were skipped, and how many.
+    # Reasons for which tests of cases were skipped, and how many were for each.
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
 def lines(run: Run) -> Iterator[tuple[str, Markup]]:
-    """Return the summary, a line at a time, each with its colour."""
+    """Yield the summary, a line at a time, each with its colour."""
     verdicts = [result.verdict for result in run.results]
     if verdicts:
         for text, status in table.lines(table.rows(verdicts)):

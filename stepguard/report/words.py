@@ -18,14 +18,14 @@ ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
 # Of a traceback.
 _FRAME = '  File "'
 _WITHIN = ("    ", "  [Previous line repeated ")  # what belongs to the frame above
-# What stands between a rank's main() and the user's code: the engine, and how Python imports.
+# Frames between a rank's main() and the user's code: the engine's, and those of an import.
 _OURS = re.compile(r'^  File "(.*/stepguard/worker/|.*/importlib/__init__\.py"|<frozen importlib)')
 
 
 def headline(verdict: Verdict) -> str:
     """Return one line of at most WIDTH columns: case, verdict, metric, old -> new, limit."""
     worst = verdict.worst
-    waived = " (waived)" if verdict.waived_until else ""  # until when stands below, and is long
+    waived = " (waived)" if verdict.waived_until else ""  # the day is in the lines below
     front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}{waived}: "
     if verdict.whole or worst is None:
         return _cut((front + (message(verdict) or verdict.reason.value)).splitlines()[0])
@@ -120,8 +120,8 @@ def _metric_lines(found: MetricVerdict, in_pairs: bool) -> list[str]:
 
 
 def detail(verdict: Verdict) -> str:
-    """Return what a worker left behind, and where a count is unstable. A traceback shows the user's
-    frames; the evidence has them all.
+    """Return a worker's traceback or last output, or where a count is unstable. A traceback is cut
+    to the user's frames; the evidence has them all.
     """
     if sites := (verdict.facts or {}).get("sites"):
         return "".join(f"{site.described()}\n" for site in sites)
@@ -144,6 +144,7 @@ def users_frames(traceback: str) -> str:
             continue
         frames += part[0].startswith(_FRAME)
         kept += part
+    # Without a frame of the user's only the exception is left, and the message has that.
     return "\n".join(kept) if frames or not dropped else ""
 
 
@@ -162,7 +163,7 @@ def _parts(traceback: str) -> Iterator[list[str]]:
 
 
 def happens(site: Site) -> str:
-    """ "2 x .item(): loss.item() in step (model/workloads.py:88), forward, each micro-step"."""
+    """Return "2 x .item(): loss.item() in step (model/workloads.py:88), forward"."""
     times = f"{site.count} x " if site.count > 1 else ""
     return times + site.described()
 
@@ -170,6 +171,7 @@ def happens(site: Site) -> str:
 def _moved(verdict: Verdict) -> list[MetricVerdict]:
     if verdict.whole:
         return []
+    # Then the times are `same`, but what the pairs say of them is why.
     moved_machine = verdict.reason is Reason.MACHINE_MOVED
     gated = [
         m
@@ -195,6 +197,7 @@ def block(verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool 
     """Return everything about one failure, as pytest prints it under FAILURES or ERRORS."""
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
     head, text = headline(verdict), message(verdict)
+    # A headline is cut to one line; a message that fits is not said twice.
     full = [] if head.endswith(text) else [f"  {text}"]
     return "\n".join([head, *full, *evidence_lines(verdict), *steps])
 

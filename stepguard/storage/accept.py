@@ -34,7 +34,7 @@ class Refused(FileError):
 
 
 class Action(Enum):
-    """What became of evidence that was accepted."""
+    """The action that accepting evidence leads to."""
 
     NOTHING_TO_ADD = "counters alone, equal to those of the recording"
     FIRST_RECORDING = "the case had none"
@@ -45,7 +45,7 @@ class Action(Enum):
 
 @dataclass(frozen=True)
 class Accepted:
-    """What was done with evidence, or would be."""
+    """The result of accepting one case's evidence; of a dry run, what it would be."""
 
     case_id: str
     action: Action
@@ -80,9 +80,11 @@ def accept(
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     verdict = judge(evidence, entry)
     same = verdict.status is Status.SAME
+    # Counters are exact: one more equal recording teaches nothing, and every CPU run would add one.
     if not recording.times_ms and same:
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
+    # The newest parameters: older epochs are history, only the last one is compared with.
     fresh = Entry(case=evidence.case, epochs=epochs)
     if not dry:
         cases = content.cases | {evidence.case_id: fresh}
@@ -103,8 +105,10 @@ def _place(
     if entry is None:
         epoch = Epoch(reason=reason or "first recording", recordings=[recording])
         return Action.FIRST_RECORDING, 1, [epoch]
+    # Accepted twice, one run would count as two recordings that agree perfectly.
     if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
         raise Refused(f"{evidence.case_id}: this evidence ({recording.date}) is already recorded")
+    # By metric: beside one that is SLOWER or CHANGED the case's verdict does not show it.
     undecided = [m.metric for m in verdict.metrics if m.gated and m.status is Status.INCONCLUSIVE]
     if undecided:
         what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
@@ -114,6 +118,7 @@ def _place(
     known = comparable(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last, reason)
     if entry.case == evidence.case and (status is Status.SAME or not known) and not drift:
+        # Places and parts are compared with the newest recording alone.
         older = [_without_detail(r, recording.software) for r in last.recordings]
         # The first stays: it is what the epoch's drift is measured from.
         kept = [*older[:1], *[*older[1:], recording][1 - KEPT_RECORDINGS :]]

@@ -1,4 +1,4 @@
-"""Baseline files: which one a machine's figures are in, and what may stand in it."""
+"""Baseline files: which one a machine's figures are in, and what it may contain."""
 
 import os
 import re
@@ -15,7 +15,7 @@ from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
 
 CPU_MACHINE = "CPU"
-WAIVERS = "waivers.json"  # is among the baseline files and is none
+WAIVERS = "waivers.json"  # lies among the baseline files, but is none
 # A table of a recording, and the kind of metric that its keys have to be.
 _KINDS = {"times_ms": "time", "counters": "counter", "sites": "counter"}
 _KINDS |= {"differences_pct": "difference"}
@@ -58,6 +58,7 @@ def load(path: Path) -> BaselineFile | None:
     """
     found = read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update")
     for case_id, entry in found.cases.items() if found else ():
+        # Beyond types: msgspec does not know which metrics there are, nor how many ranks.
         if problem := next(_problems(entry), ""):
             raise FileError(f"{path}: {case_id}: {problem}; {restore(path)}")
     return found
@@ -89,6 +90,7 @@ def refuse_other_machine(path: Path, holds: str, machine: str) -> None:
 def _problems(entry: Entry) -> Iterator[str]:
     """Yield what is wrong with an entry although every field has its type."""
     ranks = entry.case.get("world_size", 1)
+    # Older recordings may lack it: they are from before ranks were kept apart.
     if ranks != 1 and entry.epochs[-1].recordings[-1].by_rank is msgspec.UNSET:
         yield (
             "the newest recording lacks by_rank, without which a rank hides behind the busiest one"

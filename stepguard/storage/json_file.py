@@ -33,12 +33,14 @@ def read(path: Path, kind: type[Content], schema: int, renew: str) -> Content | 
     text = _text(path)
     if text is None:
         return None
+    # Before JSON, whose error would name a column and not the merge.
     _refuse_conflict(path, text)
     try:
         raw = json.loads(text, object_pairs_hook=_unique, parse_constant=_not_a_number)
         json.dumps(raw, allow_nan=False, ensure_ascii=False).encode()  # no 1e999, no half character
         if not isinstance(raw, dict) or "schema" not in raw:
             raise ValueError("it has no schema")
+        # Before the fields: another schema has others, and restoring the file does not help then.
         if raw["schema"] == schema:
             return msgspec.convert(raw, kind, strict=True)
     except (ValueError, RecursionError) as error:  # msgspec's ValidationError is a ValueError
@@ -52,8 +54,10 @@ def read(path: Path, kind: type[Content], schema: int, renew: str) -> Content | 
 def _text(path: Path) -> str | None:
     """Return the text of a file of moderate size; a device or a pipe might never end."""
     try:
+        # Without O_NONBLOCK opening a pipe waits until somebody writes to it.
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(handle, "rb") as file:
+            # Of the open file, since the path may name another one by now.
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
                 raise ValueError("it is not a regular file")
@@ -70,6 +74,7 @@ def _text(path: Path) -> str | None:
 
 def _refuse_conflict(path: Path, text: str) -> None:
     for number, line in enumerate(text.splitlines(), start=1):
+        # No line of JSON begins so: a string cannot contain a line break.
         if line.startswith(("<<<<<<< ", "=======", ">>>>>>> ")):
             raise FileError(
                 f"{path}, line {number}: merge conflict marker {line[:20]!r}; "
@@ -103,6 +108,7 @@ def save(path: Path, content: msgspec.Struct, remedy: str) -> None:
     """
     plain = msgspec.to_builtins(content)
     try:
+        # msgspec checks types and ranges when it reads, not when a Struct is made.
         msgspec.convert(plain, type(content), strict=True)
         data = f"{layout(plain)}\n".encode()
     except ValueError as error:
@@ -122,12 +128,15 @@ def replace_file(path: Path, data: bytes) -> None:
     Raises OSError, and leaves nothing but the old file, when that cannot be done.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    # In the same folder: a rename replaces a file at once only within one file system.
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)
             file.flush()
+            # Else a crash of the machine after the rename could leave an empty file of that name.
             os.fsync(file.fileno())
+        # mkstemp makes it readable by its owner alone.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError:
@@ -142,6 +151,7 @@ def layout(value: Any, depth: int = 0) -> str:
     Raises ValueError for a number that is not finite.
     """
     compact = json.dumps(value, sort_keys=True, allow_nan=False)
+    # The outer levels are always spread: a small file on one line would conflict at every merge.
     short = len(compact) + depth <= LINE_WIDTH and depth > 2
     if short or not value or not isinstance(value, dict | list):
         return compact

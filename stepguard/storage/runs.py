@@ -48,6 +48,7 @@ class Store:
 
         Raises FileError when the folder cannot be made.
         """
+        # Names sort by time; the process id separates two runs that begin together.
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         fresh = self.runs / f"{stamp}-{os.getpid()}"
         try:
@@ -96,6 +97,7 @@ class Store:
         found: set[str] = set()
         for path in (p for run in reversed(self._runs()) for p in _evidence_files(run)):
             if path.parent.name not in found:
+                # Damaged, or of an older schema: then the one before it is the newest.
                 with contextlib.suppress(OSError, ValueError):
                     evidence = from_json(path.read_bytes(), str(path))
                     found.add(path.parent.name)
@@ -128,6 +130,7 @@ class Store:
     def last_wall_s(self) -> dict[str, float]:
         """Return the seconds that each case took the last time, for the progress line."""
         newest = [evidence for _, evidence in self._newest()]
+        # A run that failed ended early, or waited for a deadline.
         return {found.case_id: found.wall_s for found in newest if not found.faults}
 
 
@@ -136,6 +139,7 @@ def _evidence_files(run: Path) -> list[Path]:
 
 
 def _readable_comparisons(folder: Path) -> Iterator[Comparison]:
+    # One by one, so that a file which cannot be read does not hide those behind it.
     for path in sorted(folder.rglob(COMPARISON)):
         with contextlib.suppress(ValueError):
             yield from read_comparisons(path)

@@ -15,14 +15,14 @@ SCHEMA = 1
 
 
 class WaiverFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
+    """The whole file of waivers."""
 
     schema: int
     waivers: list[Waiver]
 
 
 class BadWaiver(FileError):
-    """A waiver that is wrong by itself, before it is written."""
+    """A waiver that is refused before it is written."""
 
 
 def today() -> date:
@@ -75,6 +75,7 @@ def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] =
     if problem:
         raise BadWaiver(f"{waiver.case}: not waived, {problem}")
     others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]
+    # Sorted, so that a diff shows the waiver that was written and no other one.
     whole = WaiverFile(schema=SCHEMA, waivers=sorted([*others, waiver], key=_key))
     save(path, whole, "run the command again")
     return path

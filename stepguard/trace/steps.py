@@ -62,6 +62,7 @@ def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls
     host = [e for e in events if e.get("cat") in ("cpu_op", *API_CATEGORIES)]
     host.sort(key=lambda e: float(e["ts"]))
     starts = [float(e["ts"]) for e in host]
+    # By correlation: the GPU's record comes later, often after the step's mark has ended.
     records = {
         e["args"]["correlation"]: e
         for e in events
@@ -124,10 +125,13 @@ def _sync(
     wait: Event, operators: Sequence[Event], copies: Sequence[Event], records: dict[int, Event]
 ) -> Sync:
     kind = SYNC_CALLS[wait["name"]]
+    # Of the same thread: the backward pass runs in autograd's, beside other operators.
     around = [e for e in operators if e["tid"] == wait["tid"] and _holds(e, wait)]
+    # Sorted by start, so the last one that contains the call is the innermost.
     inner = around[-1] if around else None
     waited_for = ""
     for copy in copies:  # the last copy in the same operator, before the wait
+        # <=, since a blocking copy is the copy and the wait in one call.
         same = copy["tid"] == wait["tid"] and copy["ts"] <= wait["ts"]
         if same and inner is not None and _holds(inner, copy):
             record = records.get(copy["args"].get("correlation"))
