@@ -41,7 +41,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Confirmation:
-    """The commit that a slowdown is judged against, or none, and ``how`` it was chosen."""
+    """Names the commit that a slowdown is judged against, or none, and ``how`` it was chosen."""
 
     commit: str  # in full; empty if there is none
     how: str
@@ -79,6 +79,7 @@ def commit_for_confirmation(root: Path, commit: str) -> Confirmation:
     head = _commit(root, "HEAD")
     if not head:
         return Confirmation("", f"git knows no commit of {root}")
+    # A hash alone: a name in the recording, HEAD for one, would be another commit today.
     is_hash = bool(re.fullmatch(r"[0-9a-f]{7,64}", commit))
     if is_hash and (own := _commit(root, commit)):
         return Confirmation(own, f"the recording's own commit, {short(own)}", own=True)
@@ -108,6 +109,7 @@ def _repository(root: Path) -> tuple[Path, str]:
     prefix = git(root, "rev-parse", "--show-prefix")
     if done.returncode != 0 or prefix is None:
         raise TreeError(f"git refuses the repository of {root}: {complaint(done.stderr)}")
+    # Only the newline goes: a folder's name may end in a blank.
     return Path(done.stdout.removesuffix("\n")), prefix.removesuffix("\n").rstrip("/")
 
 

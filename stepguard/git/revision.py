@@ -1,4 +1,4 @@
-"""What git says of the tree that is measured."""
+"""Asks git about the tree that is measured."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ REPOSITORY_VARIABLES = (
 
 @dataclass(frozen=True)
 class Revision:
-    """The commit a tree stands on; ``dirty`` lists what differs from it outside baselines/."""
+    """Names a tree's commit; ``dirty`` lists what differs from it outside baselines/."""
 
     commit: str = ""
     dirty: tuple[str, ...] = ()
@@ -36,6 +36,8 @@ def current(root: Path, baselines: Path) -> Revision:
     if not commit:
         return Revision()
     commit, folder = commit.strip(), git(root, "rev-parse", "--show-toplevel")
+    # A rename would be two entries. What the others list, a configuration may hide; and a folder
+    # in place of its files would not show which of them are baselines.
     asked = ("--no-renames", "--untracked-files=all", "--ignore-submodules=none")
     status = git(root, "status", "--porcelain", "-z", *asked)
     if folder is None or status is None:  # not known to be clean
@@ -50,8 +52,8 @@ def current(root: Path, baselines: Path) -> Revision:
 
 
 def _unwatched(top: Path) -> list[str]:
-    """Return the files that git was told not to look at (assume-unchanged, skip-worktree) and that
-    are there: nobody knows what is in them. A sparse checkout has none of the latter.
+    """Return the files that git does not look at (assume-unchanged, skip-worktree) and that are
+    there: nobody knows what is in them. A sparse checkout has none of the latter.
     """
     listed = (git(top, "ls-files", "-v", "-z") or "").split("\0")
     marked = [line[2:] for line in listed if line[:1] == "S" or line[:1].islower()]
@@ -72,7 +74,7 @@ def _state(top: Path, paths: Collection[str]) -> str:
 
 
 def user_name(root: Path) -> str:
-    """Return who git says is at work here; empty where it does not know."""
+    """Return the name that git has for its user here; empty where it has none."""
     return (git(root, "config", "user.name") or "").strip()
 
 
@@ -103,9 +105,11 @@ def run_git(
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            # Names of files need not be UTF-8.
             errors="surrogateescape",
             timeout=limit_s,
             check=False,
+            # LC_ALL: callers look for words in what git says, which it would translate.
             env=own | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
             start_new_session=True,
         )

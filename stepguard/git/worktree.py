@@ -1,4 +1,4 @@
-"""The tree of another revision, checked out beside this one for as long as it is measured.
+"""Checks out the tree of another revision beside this one for as long as it is measured.
 
 .stepguard/trees/4f2a91c0d3e7-1b6c/         a worktree of git's, detached at the revision
 .stepguard/trees/4f2a91c0d3e7-1b6c.lock     held with flock by the process that uses it
@@ -121,6 +121,7 @@ def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
         lock.flush()
     except OSError as error:
         raise TreeError(_not_made(path, error)) from None
+    # Nobody can be first: the file is new, and others look for orphans under _alone() only.
     _locked(lock)
     return path, lock
 
@@ -147,6 +148,7 @@ def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
 
 def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, notice: Notice) -> None:
     """Remove the tree and its lock; what is left after all is the next run's to remove."""
+    # Still locked meanwhile, so that no other run takes it for an orphan.
     problem = _remove(root, path)
     with lock:
         try:

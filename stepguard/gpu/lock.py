@@ -42,6 +42,7 @@ def exclusive(
     """
     until = time.monotonic() + limit_s
     with contextlib.ExitStack() as stack:
+        # In one order for all, or two runs could each wait for what the other one has.
         for uuid in sorted(uuids):
             path = folder / f"stepguard-{uuid}.lock"
             waiting = _Waiting(uuid, path, until, limit_s, progress)
@@ -85,6 +86,7 @@ class _Waiting:
             raise GpuLocked(f"{self.uuid}: cannot be locked: {path}: {problem}") from None
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # A file that was removed before it was locked is not the one that others open now.
             if os.path.samestat(os.fstat(handle), os.stat(path)):
                 return handle
         except (BlockingIOError, FileNotFoundError):  # held; or somebody cleaned up meanwhile
@@ -100,6 +102,7 @@ def _opened(path: Path) -> int:
     """Open the file, made if need be and then open to every user. A link is not followed, since
     anybody could have laid one; anything but a plain file is refused.
     """
+    # O_NONBLOCK: to open a FIFO would wait for its other end.
     flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         handle = os.open(path, flags)  # no O_CREAT: in /tmp the kernel refuses it on others' files

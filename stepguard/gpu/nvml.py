@@ -1,4 +1,4 @@
-"""The GPUs of this host through NVML: which there are, whether they are fit to measure on, samples.
+"""Finds, checks and samples the GPUs of this host through NVML.
 
 Everything is read through NVML by GPU UUID and nothing is ever set. NVML starts no CUDA context, so
 the calling process can sample while a worker is timed: it is idle then, and not the timed process.
@@ -30,7 +30,7 @@ _SLOWDOWN_BITS = {
 
 
 class MachineError(Exception):
-    """The machine's state cannot be read, or it is not fit; one sentence, with the remedy."""
+    """Raised for a machine that cannot be read, or is not fit; one sentence, with the remedy."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +99,7 @@ class Sampler:
 
     def __init__(self, gpus: Sequence[Gpu]) -> None:
         self.gpus = tuple(gpus)
+        # By UUID: CUDA_VISIBLE_DEVICES has chosen these, and an index is one of all GPUs.
         self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
         self._next = 0.0
 

@@ -1,4 +1,4 @@
-"""What the GPUs of a case did during a block, on every node, and if that lets it count. Pure.
+"""Says what a case's GPUs did during a block, on every node, and if the block may count. Pure.
 
 Ranks are laid out node after node, ``per_node`` on each, rank i of a node on its GPU i. Every node
 has a clock of its own: its samples are cut by what its own ranks say of a block.
@@ -34,7 +34,7 @@ Poll = Sequence[Sample | None]  # a sample of every GPU of a node
 
 @dataclass(frozen=True)
 class Expected:
-    """The worker groups whose ranks may be on the GPUs: the process ids of each, by rank."""
+    """Lists the worker groups whose ranks may be on the GPUs: the process ids of each, by rank."""
 
     groups: tuple[tuple[int, ...], ...] = ()
 
@@ -61,7 +61,7 @@ class _Gpu:
 
     @property
     def energy_j(self) -> float | None:
-        """The rise of the counter between the first and last sample, scaled up to the block."""
+        """Return the rise of the counter from the first to the last sample, scaled to the block."""
         if len(self.samples) < 2:
             return None
         first, last = self.samples[0], self.samples[-1]
@@ -81,6 +81,7 @@ def annotate(
     """
     gpus: list[_Gpu] = []
     for first in range(0, len(ranks), per_node):
+        # One rank alone is less than what a node has of the case.
         node = range(first, min(first + per_node, len(ranks)))
         polls = local if first == 0 else _carried(ranks[first])
         gpus += _gpus_of(node, ranks[node.start : node.stop], polls, expected, per_node)

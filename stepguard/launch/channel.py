@@ -1,4 +1,4 @@
-"""The host side of the channel: commands to rank 0, answers back, deadlines on everything.
+"""Sends commands to rank 0 and receives answers, with a deadline on everything.
 
 One JSON document a line over a Unix socket in Linux's abstract namespace: it has no file, so a
 killed process leaves none. A launch authenticates by its token, and only this user is let in.
@@ -21,11 +21,11 @@ POLL_S = 0.05
 
 
 class LostWorker(Exception):
-    """The other side closed the socket."""
+    """Raised when the other side has closed the socket."""
 
 
 class NoAnswer(Exception):
-    """The deadline passed."""
+    """Raised when a deadline has passed."""
 
 
 class Control:
@@ -46,6 +46,7 @@ class Control:
         while True:
             self._wait(self._listener, until, poll)
             peer, _ = self._listener.accept()
+            # A name in the abstract namespace has no permissions: any user can connect.
             if _peer_uid(peer) != os.getuid():
                 peer.close()
                 continue
@@ -83,6 +84,7 @@ class Control:
             message = self._receive(until, poll)
             if "progress" in message:
                 on_progress(message["progress"])
+            # A late answer to an earlier command is skipped.
             elif message.get("reply") == command:
                 return list(message["ranks"])
 

@@ -1,4 +1,4 @@
-"""The cause of a failed launch: rank, command, step and phase, from what its processes left.
+"""Finds the cause of a failed launch: rank, command, step, phase, from what its processes left.
 
 Any rank may fail and only rank 0 can speak, so nothing is asked: error files, notes, torchrun's log
 and the processes' states are read. The first rank to fail is the cause; the others are its victims.
@@ -50,8 +50,8 @@ class LaunchFailed(Exception):
 
 @dataclass(frozen=True)
 class ElasticLog:
-    """What torchrun's log tells of how its ranks ended, by process id: statuses, negative for
-    signals; victims; and whose failure was seen first.
+    """Holds how the ranks ended by torchrun's log, by process id: statuses, negative for signals;
+    victims; and whose failure was seen first.
 
     Torch elastic logs the status of every rank that ended with another one than 0, names the ranks
     that it then ends itself, its victims, and at last which failure it saw first. Ends of victims
@@ -89,6 +89,7 @@ class ElasticLog:
                 not self.killed(pid),
                 pid != self.root,
                 pid not in self.statuses,
+                # Compared only among those that have a status, by the line above.
                 self.statuses.get(pid),
             ),
         )
@@ -107,17 +108,17 @@ class Scene:
 
     @property
     def folder(self) -> Path:
-        """Where its processes on all nodes left what they had to say."""
+        """Return where its processes on all nodes left errors, notes and logs."""
         return self.spec.folder
 
     @property
     def ranks(self) -> range:
-        """All ranks."""
+        """Return all ranks."""
         return range(self.spec.world_size)
 
     @property
     def pids_here(self) -> dict[int, int]:
-        """By rank, the processes on this host."""
+        """Return the processes on this host, by rank."""
         return {rank: self.pids[rank] for rank in self.spec.ranks_here if rank in self.pids}
 
     def position(self, rank: int) -> str:
@@ -173,6 +174,7 @@ def lost_worker(scene: Scene) -> Fault:
     if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
         return _agent_died(scene)
     dead = [rank for rank, pid in scene.pids_here.items() if not alive(pid)]
+    # Processes of other nodes cannot be looked at from here: their torchrun's log is read.
     if scene.spec.nodes > 1 and all(_lost_a_peer(described) for _, described in failed):
         dead, failed = dead + _dead_elsewhere(scene), _error_files(scene)
     cause = _silent_death(scene, dead, failed)
@@ -301,6 +303,7 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
 def alive(pid: int) -> bool:
     """Tell whether a process runs; a zombie does not."""
     try:
+        # The name, in parentheses, may itself hold blanks and parentheses.
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""The engine of a launch: always the caller's, whatever tree is measured.
+"""Gives every launch the caller's engine, whatever tree is measured.
 
 The tree comes first on a launch's import path, and it may hold an engine of its own: another
 revision of this project does. So the caller's package is linked into a folder that holds nothing

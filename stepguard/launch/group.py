@@ -64,8 +64,9 @@ class WorkerGroup:
     def release(self) -> None:
         """Let a standby start its ranks; once is enough."""
         if self._agent.stdin and not self._agent.stdin.closed:
+            # Until now it waited on purpose, which must not count against HELLO_LIMIT_S.
             self.began = time.monotonic()
-            with contextlib.suppress(OSError):  # it has ended: whoever waits for it will notice
+            with contextlib.suppress(OSError):  # it has ended, which hello() will notice
                 self._agent.stdin.write(b"\n")
                 self._agent.stdin.close()
 
@@ -95,7 +96,7 @@ class WorkerGroup:
         return bool(self.pids)
 
     def _still_starts(self) -> None:
-        """Raise LaunchFailed if whoever imports takes too long, or has ended."""
+        """Raise LaunchFailed if the import takes too long, or its process has ended."""
         with self._faults("start", lambda: None):
             if time.monotonic() - self.began > HELLO_LIMIT_S:
                 raise NoAnswer
@@ -167,6 +168,7 @@ class WorkerGroup:
             return
         with interrupts_deferred():
             self._control.close()
+            # First: it alone can end the parts on other nodes; a token finds this host's processes.
             if self.spec.launcher:
                 end_launcher(launcher.launcher_token(self.token))
             torchrun.end(self._agent, self.token, self._scratch)

@@ -1,6 +1,6 @@
 """A command that starts its argument once on each node of a job: srun, mpirun, a script.
 
-It stands in front of every launch of a case of several ranks and starts launch/on_node.py, which
+It is put in front of every launch of a case of several ranks and starts launch/on_node.py, which
 finds its rank among the nodes in what the scheduler has put into the environment there. Node 0 has
 to be this host, since rank 0 talks to this process; the project has to lie on a file system that
 all nodes share. Before anything is measured every node is asked to describe itself.
@@ -27,11 +27,13 @@ from stepguard.launch import engine
 from stepguard.launch.torchrun import LaunchSpec
 
 SURVEY_LIMIT_S = 120.0
-END_LIMIT_S = 10.0  # for a launcher that was told to end
+END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
 MARK = "stepguard-node "  # before what a node prints of itself
 ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
 # How many processes there are, and which one this is: where a process is started on each node.
 SIZE_AND_RANK = (
+    # In this order, since who started the process last knows: mpirun's processes in a SLURM job
+    # have SLURM's variables as well, and a step may have fewer nodes than its job.
     ("STEPGUARD_NODES", "STEPGUARD_NODE_RANK"),
     ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
     ("SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
@@ -55,7 +57,7 @@ class Node:
     software: dict[str, str]
     gpus: tuple[Gpu, ...] = ()
     problem: str = ""  # why its GPUs are not fit to measure on
-    unreadable: str = ""  # why nobody knows
+    unreadable: str = ""  # why that cannot be found out
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,7 @@ def describe_nodes(text: str, root: Path) -> Launcher:
         status, output, errors = _run([*command, *on_each_node("describe", proof)])
     finally:
         proof.unlink(missing_ok=True)
+    # What a launcher puts before each line, a label for one, is cut off.
     lines = [line.partition(MARK)[2] for line in output.splitlines() if MARK in line]
     if status or not lines:
         last = (errors.strip() or output.strip() or "it printed nothing").splitlines()[-1]
@@ -257,7 +260,7 @@ def _facts(node: Node) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class SharedLaunch:
-    """What every node of a launch has to know; a file in the launch's folder."""
+    """Tells every node of a launch what it has to know, by a file in the launch's folder."""
 
     spec: LaunchSpec
     token: str
@@ -287,6 +290,7 @@ class SharedLaunch:
 
 def start(spec: LaunchSpec, token: str, channel: str, scratch: Path) -> "subprocess.Popen[bytes]":
     """Start the launcher on a launch, under launch/supervisor.py, which ends it if we die."""
+    # Every node has to know the port before torchrun listens on it: it can only be free for now.
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     theirs = os.environ.get("PYTHONPATH", "")

@@ -1,4 +1,4 @@
-"""What a launcher starts once on each node: it describes the node, or runs its part of a launch.
+"""Describes a node, or runs its part of a launch: a launcher starts it once on each node.
 
     srun --nodes=2 --ntasks-per-node=1 env PYTHONPATH=... python -P -m stepguard.launch.on_node \\
         describe .stepguard/shared-...
@@ -6,7 +6,7 @@
 
 A part of a launch is torchrun with the node's ranks. Beside it this process samples the node's GPUs
 into a file, which the first of the ranks reads after each block and brings along with its answer.
-It ends with torchrun, when it is told to, and when whoever started it here is gone; then every
+It ends with torchrun, at a signal to end, and when whoever started it here is gone; then every
 process of its part is killed, found by a token of the node's own.
 """
 
@@ -85,6 +85,7 @@ def run(path: Path) -> int:
     scratch = Path(tempfile.mkdtemp(prefix="stepguard-", dir=None if rank else shared.scratch))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _leave)
+    # What steers is the same on every node, or the ranks would not run the same.
     own = {name: value for name, value in os.environ.items() if not steers(name)}
     environment = own | shared.steering | {"PYTHONPATH": shared.python_path}
     agent = None

@@ -38,6 +38,7 @@ def check(
     ``package``: the top-level package of the workload's factory. Raises LaunchFailed (OTHER_TREE).
     """
     own = [folder.resolve() for folder in (spec.root, *filter(None, [spec.own]))]
+    # Code that a compiler wrote is imported from the cache, which lies in HEAD's tree for both.
     neutral = [folder.resolve() for folder in (spec.cache, spec.folder)]
     forbidden = [folder.resolve() for folder in spec.forbidden]
     for rank, answer in enumerate(ranks):

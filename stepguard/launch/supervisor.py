@@ -49,6 +49,7 @@ def main() -> None:
     if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
         caller_died(signal.SIGUSR1, None)
     if os.environ.pop("STEPGUARD_STANDBY", ""):
+        # At once: nothing is imported here, and on several nodes no launch starts ahead of time.
         Path(scratch, STANDBY).touch()
         if not sys.stdin.buffer.read(1):
             caller_died(signal.SIGUSR1, None)

@@ -33,13 +33,13 @@ class LaunchSpec:
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
     one_of_several: bool = False  # one rank of a case that has several
-    standby: bool = False  # torchrun imports, and starts no rank before it is told to
+    standby: bool = False  # torchrun imports, and starts no rank before release()
     launcher: tuple[str, ...] = ()  # a command that starts its argument on each node; empty: here
     nodes: int = 1  # that share the ranks equally
 
     @property
     def ranks_here(self) -> range:
-        """The ranks on this host, which is node 0."""
+        """Return the ranks on this host, which is node 0."""
         return range(self.world_size // self.nodes)
 
     def folder_of(self, node: int) -> Path:
@@ -75,6 +75,7 @@ def start(
         "--max-restarts=0",
         "--monitor-interval=0.1",
         f"--log-dir={folder / 'ranks'}",
+        # 3: of both stdout and stderr.
         "--redirects=3",
         "--no-python",  # so that -P can be said: no torchrun option does
         *engine.command("stepguard.worker.main"),
@@ -95,7 +96,7 @@ def start(
 def _rendezvous(part: Part, scratch: Path) -> list[str]:
     if part.nodes == 1:
         # By files that only this user can read. A TCP store listens on all interfaces whatever
-        # address it is given, without a password, and torchrun unpickles what stands in it.
+        # address it is given, without a password, and torchrun unpickles what is in it.
         return [
             "--nnodes=1",
             "--rdzv-backend=c10d",
@@ -119,6 +120,7 @@ def _network(part: Part, scratch: Path) -> dict[str, str]:
     if part.nodes > 1:
         return {}
     return {
+        # Else torchrun opens a TCP store for the ranks, which listens on all interfaces.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
         "STEPGUARD_STORE": str(scratch / "ranks"),
         "GLOO_SOCKET_IFNAME": LOOPBACK,
@@ -143,6 +145,7 @@ def launch_environment(
         "STEPGUARD_HOST_PID": str(os.getpid()),
         "STEPGUARD_DEVICE": spec.device,
         "STEPGUARD_PRELOAD": " ".join(spec.preload),
+        # What a killed process leaves there is removed with the folder.
         "TMPDIR": str(scratch),
         "PYTHONPATH": engine.import_path(
             scratch / "engine", spec.root, env.get("PYTHONPATH", ""), spec.forbidden

@@ -46,7 +46,7 @@ PAIR_TIMINGS = {
 
 @dataclass(frozen=True)
 class PairsWanted:
-    """How many pairs to measure, which steps they time, and the rule that judges them."""
+    """Says how many pairs to measure, which steps they time, and which rule judges them."""
 
     budget_s: float  # for all of them; the pair that runs when it is over is completed
     wants_another: Callable[[Comparison], bool] = wants_another_pair
@@ -173,6 +173,7 @@ class _PairRun:
         if not is_gpu(self.case.device):
             return True
         counts = [workers.counts for workers in self.sides]
+        # Reserved bytes, since the allocators of both groups take these from one card.
         peaks = [c.information.get("peak_reserved_bytes", 0.0) for c in counts if c]
         total_bytes = self.sides[HEAD].gpu_memory_bytes
         return len(peaks) == len(self.sides) and all(peaks) and sum(peaks) < FULL * total_bytes

@@ -90,6 +90,7 @@ def confirm(
         return unconfirmed(verdict, Confirmation.NO_TREE, chosen.how), None
     if chosen.commit == bench.revision.commit and not bench.revision.dirty:
         return same_code(verdict, chosen.how), None
+    # FLOPs as well: of trees that do other work no times are compared.
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
     wants_another = partial(confirmation_wants_pair, verdict)
     wanted = PairsWanted(budget_s, wants_another, rule_for, steps)

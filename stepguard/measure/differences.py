@@ -14,7 +14,7 @@ LIMIT_S = 120.0  # beyond three times what the segments should take
 
 @dataclass(frozen=True)
 class Variants:
-    """The two variants that a difference compares, by the names that a worker has for them."""
+    """Names the two variants that a difference compares, as a worker knows them."""
 
     words: str  # what a person reads while it is measured
     plain: str
@@ -65,6 +65,7 @@ def _series(
     seconds = len(order) * steps * launch.warmup.step_s
     names, limit_s = [variants.plain, variants.other], LIMIT_S + 3 * seconds
     ranks = launch.ask("alternate", limit_s=limit_s, variants=names, order=order, steps=steps)
+    # One span for both clocks: of a series only the machine's disturbances are looked for.
     return Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ()), ranks
 
 

@@ -1,4 +1,4 @@
-"""The launches of one case in one tree: planned, run one after the other, evidence at the end.
+"""Plans the launches of one case in one tree, runs one after the other, and returns evidence.
 
 While a launch compiles and warms up, the next one is started and imports torch; its import is over
 before the first timed block begins, since that waits for its hello.
@@ -131,6 +131,7 @@ class _CaseRun:
         imported = upcoming.ready if upcoming else lambda: True
         RunningLaunch.expect(launch)
         ranks = launch.build()
+        # A launch that only counts does not wait for the import: counts do not mind a busy host.
         if plan.timed or plan.differences:
             launch.warm_up(until=imported)
         if plan.timed:

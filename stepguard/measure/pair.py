@@ -26,7 +26,7 @@ BLOCKS = 2  # of each side of a pair
 
 @dataclass(frozen=True)
 class PairTiming:
-    """How long each launch of a pair runs, in seconds."""
+    """Sets how long each launch of a pair runs, in seconds."""
 
     lead_s: float  # untimed, before each block: allocations return, clocks settle
     block_s: float
@@ -49,7 +49,7 @@ class PairTiming:
 
 @dataclass(frozen=True)
 class _Blocks:
-    """The steps of the blocks of a pair, alike on both sides."""
+    """Counts the steps of a pair's blocks, alike on both sides."""
 
     lead: int  # untimed, before each
     timed: int  # in each
@@ -115,6 +115,7 @@ class Pair:
             launch.group.grant(time.monotonic() - began)
         first, second = self.launches[order[0]], self.launches[order[1]]
         most = self._timing.steps.start // 2
+        # The one whose block comes first warms up last, and goes on without being parked.
         second.warm_up(most=most)
         second.park()
         first.warm_up(windows=second.warmup.windows, most=most)
@@ -140,6 +141,7 @@ def one_after_the_other(
     """
     done: dict[int, RunningLaunch] = {}
     blocks = None
+    # The first half of an order names each side once.
     for index in order[:BLOCKS]:
         label = f"pair {number} {SIDES[index]}"
         launch, other = RunningLaunch(sides[index], label, timing.warmup), done.get(1 - index)

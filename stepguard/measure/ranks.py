@@ -1,4 +1,4 @@
-"""What all ranks of a launch answer, as one: their counts, their machine and software. Pure.
+"""Combines the answers of a launch's ranks: counts, machine and software. Pure functions.
 
 Ranks need not do the same: many log on the first one alone. A count is that of the rank that
 counted most; where ranks differ, the count of each is kept beside it, since a cost that the others
@@ -23,6 +23,7 @@ Answers = list[dict[str, Any]]  # of every rank, in rank order
 
 def refuse_other_gpus(ranks: Answers, gpus: Sequence[Gpu]) -> None:
     """Raise LaunchFailed if a rank runs on another GPU than the one that is monitored for it."""
+    # Not strict: the launch of one rank alone leaves the other GPUs over.
     for rank, (gpu, answer) in enumerate(zip(gpus, ranks, strict=False)):
         uuid = answer["fingerprint"]["device_uuid"]
         if uuid != gpu.uuid:

@@ -1,6 +1,6 @@
-"""The cases of one run: measured, judged by the baselines or beside another revision, kept.
+"""Measures the cases of one run, judges them by baselines or another revision, and keeps them.
 
-Both the pytest plugin and the command line drive this; neither measures or judges by itself.
+Both the pytest plugin and the command line drive this; neither measures nor judges by itself.
 """
 
 import shlex
@@ -53,7 +53,7 @@ class Result:
 
 @dataclass
 class Suite:
-    """The cases of one run on one machine."""
+    """Runs cases on one machine, and keeps their results."""
 
     root: Path
     baselines: Path
@@ -108,6 +108,7 @@ class Suite:
         verdict, comparison = waive(screened, evidence, self.waivers, today()), None
         # What is waived passes, be it the code's doing or the machine's.
         confirms = self.confirms and not verdict.waived_until
+        # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
             if confirms and entry is not None and evidence.fingerprint is not None:
                 # The first of the epoch: what was recorded since is `same` by the limit, not by
@@ -172,6 +173,7 @@ class Suite:
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""
         now, then = current(self.root, self.baselines), self._bench.revision
+        # Two revisions are equal whatever their states (git/revision.py).
         if (now, now.state) == (then, then.state):
             return evidence
         return replace(evidence, tree_changed=True)

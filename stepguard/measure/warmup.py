@@ -1,4 +1,4 @@
-"""The warm-up of a launch: it ends when the launch is steady.
+"""Warms a launch up until it is steady.
 
 That is: enough load for the clocks to settle, no recompilation, no new device allocation, and
 two neighbouring windows that agree. A fixed number of warm-up steps measures a slope instead: an
@@ -16,7 +16,7 @@ from stepguard.device import CPU, GPU
 
 @dataclass(frozen=True)
 class Protocol:
-    """The durations of a launch's parts. A GPU's clocks settle in seconds; a CPU is not judged."""
+    """Sets a launch's durations. A GPU's clocks settle in seconds; a CPU is not judged."""
 
     warmup_min_s: float
     warmup_cap_s: float
@@ -39,7 +39,7 @@ PROTOCOLS = {
 
 
 class WarmUp:
-    """The windows of a warm-up so far."""
+    """Collects the windows of a warm-up, and decides when it is over."""
 
     def __init__(self, protocol: Protocol) -> None:
         self.protocol = protocol
@@ -72,6 +72,7 @@ class WarmUp:
             sum(rank.get("device_allocations", 0) for rank in ranks),
         )
         if settled != self._settled:
+            # This window does not count either: what was compiled or allocated is in its times.
             self._settled = settled
             self._window_ms, self._window_s = [], []
             return

@@ -1,5 +1,4 @@
-"""The bench that a case is measured on, its progress, and the worker groups of one case in one
-tree.
+"""Provides the bench that a case is measured on, its progress, and its worker groups in one tree.
 
 Whoever measures decides which launches there are and what they run: launch after launch
 (launches.py), or pairs of two trees (ab.py).
@@ -34,8 +33,8 @@ from stepguard.measure.ranks import (
 )
 from stepguard.verdict import Reason
 
-# Also where nothing compiles: whoever asks for it in a step first would lose what it did before it
-# was told to keep more than 64 compilations (worker/count/compiler.py).
+# Imported even where nothing compiles: if a step is the first to import the compiler, it keeps only
+# the newest 64 compilations until its limit is raised (worker/count/compiler.py).
 COMPILER = ("torch._dynamo", "torch._inductor")
 TICK_S = 0.5
 
@@ -93,6 +92,8 @@ def watch(
         problem, reason = f"{per_node} GPUs needed, {have}", Reason.TOO_FEW_GPUS
         return None, Fault(reason.name, problem, "", "preflight")
     try:
+        # Of this host alone: a scheduler has given the other nodes' GPUs. Locked before they are
+        # looked at, since the processes of another run would make them unfit.
         here = [gpu.uuid for gpu in gpus[:per_node]]
         stack.enter_context(exclusive(here, bench.command, progress))
         monitor = Monitor(gpus, per_node)
@@ -105,8 +106,8 @@ def watch(
 
 
 class CaseWorkers:
-    """The worker groups of one case in one tree, what they said of themselves, their launches and
-    faults so far.
+    """Starts the worker groups of one case in one tree, and keeps what they said of themselves,
+    their launches and their faults.
     """
 
     def __init__(
@@ -176,6 +177,7 @@ class CaseWorkers:
         if self._monitor:
             refuse_other_gpus(ranks, self._monitor.gpus)
         refuse_unlike_ranks(ranks)
+        # One rank alone has other tokens and FLOPs than the case, which are summed over its ranks.
         if not spec.one_of_several:
             self._ranks = ranks
 

@@ -1,1 +1,1 @@
-"""The code that runs inside a rank. Nothing outside of this package imports torch."""
+"""Runs inside a rank. Nothing outside of this package imports torch."""

@@ -40,6 +40,7 @@ def main() -> None:
     signal.signal(signal.SIGUSR1, caller_died)
     if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
         caller_died(signal.SIGUSR1, None)
+    # For the ranks, whose parent this process is: they ask the kernel to die with it.
     os.environ["STEPGUARD_AGENT_PID"] = str(os.getpid())
     if os.environ.pop("STEPGUARD_STANDBY", ""):
         import torch.distributed.launcher  # noqa: F401  all that takes long
@@ -49,6 +50,7 @@ def main() -> None:
             caller_died(signal.SIGUSR1, None)
     sys.argv[0] = "torchrun"
     try:
+        # In this process, since it is the one that the kernel signals when the caller dies.
         runpy.run_module("torch.distributed.run", run_name="__main__")
     finally:  # whoever started this may be killed before it does so
         shutil.rmtree(scratch, ignore_errors=True)

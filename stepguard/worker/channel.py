@@ -1,4 +1,4 @@
-"""The ranks' end of the channel: rank 0 has the socket and passes commands to the other ranks.
+"""Connects the ranks to the host: rank 0 has the socket and passes commands to the other ranks.
 
 The host's end is launch/channel.py.
 
@@ -32,6 +32,7 @@ class Channel:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.connect("\0" + os.environ["STEPGUARD_SOCKET"])
             self._lines = self._socket.makefile("r", encoding="utf-8")
+        # The gather waits for every rank, so a hello says that all of them have imported.
         pids = self.gather(os.getpid())
         self.reply({"hello": os.environ["STEPGUARD_TOKEN"], "pids": pids})
 

@@ -1,9 +1,9 @@
-"""The clock of a block of steps.
+"""Times blocks of steps.
 
 On a GPU a step's end is known only to the device, so events are recorded at step borders and read
-after the block; the host's clock brackets the block, synchronize to synchronize. Neither is touched
-inside the block. Timestamps are time.perf_counter_ns (CLOCK_MONOTONIC on Linux), which the host
-shares: it finds the telemetry of a block by them.
+after the block; the host's clock brackets the block, synchronize to synchronize. Nothing inside the
+block waits for the device. Timestamps are time.perf_counter_ns (CLOCK_MONOTONIC on Linux), which
+the host shares: it finds the telemetry of a block by them.
 
 Several ranks line up as the last thing before a block. What one of them still did after that, its
 garbage collection say, the others would wait for in their first exchange: on two H200s up to 83 ms
@@ -68,6 +68,7 @@ class Clock:
         events = self._events[: steps + 1]
         with quiet_gc():
             synchronize(self._device)
+            # Last: for what a rank does after this, the others would wait in their first step.
             line_up()
             began = time.perf_counter_ns()
             events[0].record()
@@ -76,6 +77,7 @@ class Clock:
                 before_step(index)
                 step()
                 events[index + 1].record()
+                # Later steps may wait for room in the launch queue.
                 if index == 0:
                     first_enqueued = time.perf_counter_ns()
             synchronize(self._device)

@@ -1,4 +1,4 @@
-"""The rank's device as torch offers it: in worker/ only this module names a vendor's interface.
+"""Wraps torch's interface to the rank's device: in worker/ only this module names a vendor's.
 
 Functions that take no device are for GPUs alone.
 """
@@ -127,4 +127,5 @@ def call_on_sync(callback: Callable[[str], None]) -> None:
         torch._C._activate_gpu_trace()
         for kind in SYNC_KINDS:
             register = getattr(trace, f"register_callback_for_{kind}_synchronization")
+            # torch passes a stream or an event on, and for a device nothing.
             register(lambda *stream, kind=kind: callback(kind))

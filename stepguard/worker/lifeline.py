@@ -16,6 +16,7 @@ def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    # Of a parent that died before the call the kernel sends no signal any more.
     return os.getppid() == parent_pid
 
 
@@ -27,6 +28,7 @@ def pids_by_token(token: str) -> list[int]:
         if not entry.name.isdigit():
             continue
         try:
+            # The environment of a zombie reads as empty.
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:  # gone meanwhile, or another user's
@@ -49,17 +51,19 @@ def kill_by_token(token: str, spare: int = 0) -> list[int]:
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Hold Ctrl-C back until the end. A signal mask would not do: it is a thread's own, and the
-    numerical libraries have threads that take the signal in the main thread's place.
-    """
+    """Defer Ctrl-C until the end of the block."""
+    # Python lets only the main thread set a handler, and runs handlers only there.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     came: list[int] = []
+    # Not a signal mask: it is a thread's own, and the numerical libraries have threads that would
+    # take the signal in the main thread's place.
     before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
     try:
         yield
     finally:
+        # None is a handler that was not set by Python, and cannot be set again.
         signal.signal(signal.SIGINT, before or signal.SIG_DFL)
         if came:
             signal.raise_signal(signal.SIGINT)

@@ -18,6 +18,7 @@ from pathlib import Path
 from stepguard.worker.lifeline import die_with_parent
 from stepguard.worker.position import Note
 
+# By name, since its module imports torch, and that may be what failed.
 BAD_WORKLOAD = ("stepguard.worker.session", "BadWorkload")
 
 
@@ -37,6 +38,7 @@ def main() -> None:
         Session(note).serve()
         sys.stdout.flush()
         os._exit(0)  # tearing the interpreter and CUDA down takes seconds and tells nothing
+    # SystemExit, too: a workload that leaves would otherwise end without a reason.
     except BaseException as error:
         description = {
             "type": type(error).__name__,
@@ -44,6 +46,7 @@ def main() -> None:
             "traceback": traceback.format_exc(),
             "bad_workload": (type(error).__module__, type(error).__name__) == BAD_WORKLOAD,
             "out_of_memory": type(error).__name__ == "OutOfMemoryError",
+            # One clock for all processes of a node: the first to fail is taken for the cause.
             "at_ns": time.perf_counter_ns(),
         }
         (folder / f"error-{rank}.json").write_text(json.dumps(description))

@@ -1,4 +1,4 @@
-"""Where a rank is: command, step and phase.
+"""Notes and reads where a rank is: command, step and phase.
 
 A rank that hangs inside a kernel or a collective cannot answer questions, so it writes its position
 into a small memory-mapped file as it goes (about half a microsecond each time, no system call). The
@@ -21,6 +21,7 @@ class Note:
     def __init__(self, path: Path) -> None:
         path.write_bytes(b" " * _SIZE)
         with path.open("r+b") as file:
+            # What is written to a shared map outlives this process, however it is killed.
             self._map = mmap.mmap(file.fileno(), _SIZE)
         self._command, self._step = "start", -1
         self.phase("")
@@ -38,6 +39,7 @@ class Note:
     def phase(self, name: str) -> None:
         """Begin a phase of the step."""
         text = f"{self._command}|{self._step}|{name}"[:_SIZE].ljust(_SIZE)
+        # "replace" makes a byte of every character, so that the length is the map's whatever comes.
         self._map[:] = text.encode("ascii", "replace")
 
 

@@ -37,7 +37,7 @@ REQUIRED = ("step", "tokens_per_step")
 
 
 class BadWorkload(Exception):
-    """The factory is not one, cannot be called so, or returned something else."""
+    """Raised for a factory that is none, cannot be called so, or did not return a workload."""
 
 
 class MachineSamples:
@@ -56,6 +56,7 @@ class MachineSamples:
             return {}
         with contextlib.suppress(OSError), open(self._path, "rb") as file:
             file.seek(self._read_bytes)
+            # A line that is still being written is left for the next call.
             whole = file.read().rpartition(b"\n")
             self._read_bytes += len(whole[0]) + len(whole[1])
             return {"samples": [json.loads(line) for line in whole[0].splitlines()]}
@@ -176,6 +177,7 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
+        # A module that is missing elsewhere is the workload's own failure, and has a traceback.
         if error.name and module_name.startswith(error.name):
             where = os.getcwd()
             raise BadWorkload(f"no module {error.name!r} for {factory!r} in {where}") from None

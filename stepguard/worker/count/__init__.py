@@ -1,1 +1,1 @@
-"""The counting pass: exact counts of what a step does, never inside a timed block."""
+"""Counts exactly what a step does, in a pass of its own and never inside a timed block."""

@@ -1,4 +1,4 @@
-"""What torch.compile did in this process: graph breaks, compilations, recompiles and their reasons.
+"""Reads what torch.compile did in this process: graph breaks, compilations, recompiles, reasons.
 
 Everything is read from the compiler's own records, never from its log, so nothing is printed, no
 log level is touched, and nothing has to be switched on before the compilation. The records are
@@ -126,12 +126,15 @@ class Recompiles:
         now = compilations()
         # torch._dynamo.reset() sets the count back to zero: what is there came after it.
         self.compilations = now - self._before if now >= self._before else now
+        # self._records keeps the old records alive, so that none of their ids is used again.
         records, old = _records(), {id(record) for record in self._records}
         new = [record for record in records if id(record) not in old]
         forward = [record for record in new if record.is_forward is not False]
         ids = {str(record.compile_id) for record in forward}
+        # A backward that is compiled with its forward is one compilation with it.
         deferred = [r for r in new if r.is_forward is False and str(r.compile_id) not in ids]
         self.sites = [_compilation(record, records) for record in forward + deferred]
+        # A compilation without a record counts all the same.
         if (unexplained := self.compilations - len(forward)) > 0:
             self.sites.append(Site("recompile: of unknown reason", count=unexplained))
 

@@ -1,8 +1,6 @@
-"""The counting pass: what a step does, counted exactly, never inside a timed block.
+"""Runs the counting pass: exact counts of what a step does, never inside a timed block.
 
-Order matters: memory before the profiler, whose records are live tensors' neighbours; listening for
-syncs after memory, since it cannot be undone; the eager step last, since it leaves other buffers
-behind. Whatever the compiler does during the compiled steps is a recompile.
+The order of its parts matters. Whatever the compiler does during the compiled steps is a recompile.
 """
 
 from collections import Counter
@@ -26,12 +24,16 @@ def count(counted: CountedStep, progress: Callable[[str], None]) -> dict[str, An
     progress("count: compiler")
     count_compiler(tally)
     with compiler.Recompiles() as recompiles:
+        # Not on several CPU ranks: gloo's threads free tensors there that no profile sees freed.
         if METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size):
+            # Before the profiler, whose records are live tensors' neighbours.
             progress("count: memory")
             count_memory(tally, counted)
+        # After memory: on a GPU this listens for syncs, which slows allocations for good.
         progress("count: profiled steps")
         count_profiled(tally, counted)
     count_recompiles(tally, recompiles)
+    # Last, since a step without the compiler leaves other buffers behind.
     progress("count: eager operators")
     count_eager(tally, counted)
     return tally.as_dict()

@@ -72,6 +72,7 @@ def _waits(name: str, args: Any, kwargs: Any) -> str:
         return "" if kwargs.get("output_size") is not None else _WAITING[name]
     if name == _INDEX or name in _INDEX_PUT and not _fills(*args[2:4]):
         tensors = [index for index in args[1] if isinstance(index, torch.Tensor)]
+        # torch takes bytes as a mask, too.
         masked = any(index.dtype in (torch.bool, torch.uint8) for index in tensors)
         return "nonzero of a mask" if masked else ""
     return ""

@@ -1,4 +1,4 @@
-"""Where in somebody's source: from a call stack to a line, from a line to its function."""
+"""Finds places in the source: from a call stack to a line, from a line to its function."""
 
 import ast
 import linecache
@@ -61,8 +61,10 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
 
 def _is_machinery(file: str) -> bool:
     """Return whether a frame's file is torch's, this engine's, the standard library's, or none."""
+    # "<": <string>, <frozen ...> and the like, which are no files.
     if file.startswith(("<", _TORCH, _ENGINE)):
         return True
+    # site-packages lies below the standard library's folder.
     return file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
 
 
@@ -73,6 +75,7 @@ def call_source(innermost: FrameType | None) -> str:
         frame = frame.f_back
     if frame is None:
         return ""
+    # An entry is a code unit of two bytes, and f_lasti counts bytes.
     first, last, start, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
     if first is None or last is None:
         return ""

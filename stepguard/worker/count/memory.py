@@ -80,11 +80,11 @@ def _gpu_growth(counted: CountedStep) -> int:
 
 
 def _cpu_growth(counted: CountedStep) -> int:
-    """Return bytes allocated less bytes freed over LEAK_STEPS steps, whoever holds them: Python,
-    autograd or a bare storage. Frees of what was made before the profile go unseen, hence PERIOD
-    steps first.
+    """Return bytes allocated less bytes freed over LEAK_STEPS steps, whether Python, autograd or a
+    bare storage has them.
     """
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        # Not counted yet: frees of what was made before the profile go unseen.
         for _ in range(PERIOD):
             counted.step()
         gc.collect()
@@ -144,6 +144,7 @@ def live_tensor_bytes() -> int:
     for thing in gc.get_objects():
         if type(thing) not in (torch.Tensor, torch.nn.Parameter):
             continue
+        # A gradient may have no Python object yet. Leaves alone: torch warns at others.
         for tensor in (thing, thing.grad if thing.is_leaf else None):
             if tensor is None or tensor.device.type != CPU or tensor.layout != torch.strided:
                 continue

@@ -1,4 +1,4 @@
-"""Where the host waits for the device: which line, in which phase, for what.
+"""Finds where the host waits for the device: on which line, in which phase, for what.
 
 torch tells Python about the synchronizations that it makes (worker/device.py). How many there are
 never depends on that: the profiler's trace has every call, also those of other libraries. What is
@@ -72,6 +72,7 @@ def located(syncs: Sequence[Sync], seen: Sequence[Site], micro_steps: int = 0) -
     A kind of which they disagree on the number keeps its calls, with operators and without lines.
     """
     sites: list[Site] = []
+    # A blocking cudaMemcpy ("copy") never has a line: torch's hook does not report it.
     for kind in (*SYNC_KINDS, "copy"):
         calls = [sync for sync in syncs if sync.kind == kind]
         lines = [site for site in seen if site.what == kind]
@@ -107,6 +108,7 @@ def by_place(sites: Sequence[Site], micro_steps: int = 0) -> list[Site]:
     groups: dict[tuple[str, ...], list[Site]] = {}
     for site in sites:
         place = (site.file, site.function, site.text) if site.file else ("", site.what)
+        # Without a line, an allowed sync and one that is not would otherwise be one site.
         groups.setdefault((*place, site.allowed), []).append(site)
     return [
         replace(

@@ -1,4 +1,4 @@
-"""What the counting pass counts, and where its counts come in.
+"""Holds the step that the counting pass counts, and collects the counts.
 
 A count that differs between two steps is unstable, never averaged.
 """
@@ -30,7 +30,7 @@ class CountedStep:
 
 @dataclass
 class Tally:
-    """The fields of evidence.Counts, as they come in."""
+    """Collects the fields of evidence.Counts."""
 
     values: dict[str, int] = field(default_factory=dict)
     unstable: dict[str, str] = field(default_factory=dict)
