@@ -15,7 +15,7 @@ import msgspec
 from stepguard.site import Site
 
 SCHEMA = 1
-KEPT_RECORDINGS = 20  # of an epoch: the first, and the newest
+KEPT_RECORDINGS = 20  # of an epoch: the first under each software, and the newest
 
 Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]

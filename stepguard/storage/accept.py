@@ -103,7 +103,9 @@ def _place(
 ) -> tuple[Action, int, list[Epoch]]:
     """Return what is done, its number, and the case's epochs with the recording in its place."""
     if entry is None:
-        epoch = Epoch(reason=reason or "first recording", recordings=[recording])
+        epoch = Epoch(
+            reason=reason if has_words(reason) else "first recording", recordings=[recording]
+        )
         return Action.FIRST_RECORDING, 1, [epoch]
     # Accepted twice, one run would count as two recordings that agree perfectly.
     if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
@@ -116,12 +118,11 @@ def _place(
     status = verdict.status
     last = entry.epochs[-1]
     known = comparable(last, evidence)
-    drift = _drift(evidence, known) if known else _other_software(recording, last, reason)
+    drift = _drift(evidence, known) if known else _other_software(recording, last)
     if entry.case == evidence.case and (status is Status.SAME or not known) and not drift:
         # Places and parts are compared with the newest recording alone.
         older = [_without_detail(r, recording.software) for r in last.recordings]
-        # The first stays: it is what the epoch's drift is measured from.
-        kept = [*older[:1], *[*older[1:], recording][1 - KEPT_RECORDINGS :]]
+        kept = [*_kept(older), recording]
         action = Action.APPENDED if known else Action.FIRST_OF_SOFTWARE
         epoch = Epoch(reason=last.reason, recordings=kept)
         return action, len(known) + 1, [*entry.epochs[:-1], epoch]
@@ -134,6 +135,19 @@ def _place(
     return Action.EPOCH_OPENED, len(epochs), epochs
 
 
+def _kept(older: list[Recording]) -> list[Recording]:
+    """Return the recordings that stay when one is appended, oldest first.
+
+    The first under each software stays, since the drift is measured from it.
+    """
+    software = [recording.software for recording in older]
+    pinned = {software.index(one) for one in software}
+    others = [number for number in range(len(older)) if number not in pinned]
+    room = max(KEPT_RECORDINGS - 1 - len(pinned), 0)
+    stay = pinned.union(others[len(others) - min(room, len(others)) :])
+    return [older[number] for number in sorted(stay)]
+
+
 def _drift(evidence: Evidence, known: list[Recording]) -> str:
     """Return how far the evidence is from how the epoch began, if that is too far."""
     found = drifted(evidence, known)
@@ -143,13 +157,14 @@ def _drift(evidence: Evidence, known: list[Recording]) -> str:
     return f"{found[0]} is {found[1]:+.2f} {unit} from the epoch's first recording"
 
 
-def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
-    """Return what the first recording under new software would change unseen; empty with a reason.
+def _other_software(recording: Recording, last: Epoch) -> str:
+    """Return what the first recording under new software would change unseen.
 
     Versions cannot be compared exactly, but a build that does other work or is slower by more than
     the limit is not the level that the epoch was opened for.
     """
-    older = last.recordings[-1]
+    # The first, not the newest: small steps of many upgrades would else add up.
+    older = last.recordings[0]
     moves = []
     old_flops, flops = (r.counters.get("flops_per_step") for r in (older, recording))
     old_ranks, ranks = (r.unlike_ranks().get("flops_per_step", []) for r in (older, recording))
@@ -161,7 +176,7 @@ def _other_software(recording: Recording, last: Epoch, reason: str) -> str:
         change = 100 * (fmean(recording.times_ms[name]) / fmean(older.times_ms[name]) - 1)
         if change > DEFAULT_LIMIT_PCT:
             moves.append(f"{name} {change:+.2f} %")
-    if not moves or reason:
+    if not moves:
         return ""
     return f"against the recordings of other software: {', '.join(sorted(moves))}"
 

@@ -178,7 +178,7 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         # A module that is missing elsewhere is the workload's own failure, and has a traceback.
-        if error.name and module_name.startswith(error.name):
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
             where = os.getcwd()
             raise BadWorkload(f"no module {error.name!r} for {factory!r} in {where}") from None
         raise

@@ -121,9 +121,34 @@ def test_slower_under_other_software_needs_a_reason(path):
     accept(path, run(1), "")
     newer = replace(FINGERPRINT, torch="2.12.0+cu130")
     slower = run(2, (270.0,) * 3, fingerprint=newer)
-    refused(path, slower, match=r"against the recordings of other software: step_ms \+8.00 %")
+    for none in ("", "...", "'...'"):
+        match = r"against the recordings of other software: step_ms \+8.00 %"
+        refused(path, slower, none, match=match)
     done = accept(path, slower, "torch 2.12 is slower here")
-    assert done == Accepted(CASE_ID, Action.FIRST_OF_SOFTWARE, path)
+    assert done == Accepted(CASE_ID, Action.EPOCH_OPENED, path, 2, "torch 2.12 is slower here")
+
+
+def test_upgrades_do_not_add_up(path):
+    """Each upgrade within the limit of the one before, all together beyond it: a reason is due."""
+    accept(path, run(1), "")
+    for number in (1, 2):
+        newer = replace(FINGERPRINT, torch=f"2.{11 + number}.0+cu130")
+        upgraded = run(1 + number, (250.0 * 1.03**number,) * 3, fingerprint=newer)
+        if number == 1:
+            accept(path, upgraded, "")
+    refused(path, upgraded, match=r"against the recordings of other software: step_ms \+6.09 %")
+
+
+def test_a_level_does_not_creep_after_an_upgrade(path):
+    """The drift is measured from the first recording under this software, which is kept."""
+    accept(path, run(1), "")
+    newer = replace(FINGERPRINT, torch="2.12.0+cu130")
+    for number in range(2, 43):
+        slower = run(number, (250.0 * 1.001 ** (number - 2),) * 3, fingerprint=newer)
+        if number < 42:
+            accept(path, slower, "")
+    refused(path, slower, match=r"step_ms is \+4.08 % from the epoch's first recording")
+    assert len(epochs(path, CASE_ID)[-1].recordings) == KEPT_RECORDINGS
 
 
 def test_a_gated_time_of_a_cpu_is_recorded(tmp_path):

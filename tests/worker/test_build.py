@@ -46,3 +46,11 @@ def test_what_a_factory_raises_passes_through(tmp_path, monkeypatch):
     monkeypatch.setenv("STEPGUARD_RUN_DIR", str(tmp_path))
     with pytest.raises(ValueError, match="^planted"):
         build("factories:faulty", {"how": "raise", "at_step": 0}, "cpu")
+
+
+def test_a_module_that_the_workload_misses_is_its_own_failure(tmp_path, monkeypatch):
+    """It passes through with its traceback, even where its name begins as the workload's does."""
+    (tmp_path / "needy_workload.py").write_text("import needy\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="'needy'"):
+        build("needy_workload:make", {}, "cpu")
