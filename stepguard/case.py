@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepguard.ab_margins import MARGINS_PCT, Margins
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
-from stepguard.margins import MARGINS_PCT, Margins
 from stepguard.metrics import METRICS, default_gates
 
 Scalar = str | int | float | bool | None

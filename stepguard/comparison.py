@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from stepguard.ab_margins import Margins, Prior
 from stepguard.case import Case
 from stepguard.evidence import Evidence, decode, refuse_unknown
-from stepguard.margins import Margins, Prior
 from stepguard.metrics import METRICS
 
 SCHEMA = 2

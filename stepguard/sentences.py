@@ -5,7 +5,7 @@ quote them.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from stepguard.margins import Margins
+from stepguard.ab_margins import Margins
 from stepguard.metrics import METRICS, format_value
 from stepguard.verdict import (
     Confirmation,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from stepguard.margins import Margins
+from stepguard.ab_margins import Margins
 from stepguard.site import Site
 from stepguard.waiver import WaiverOutcome
 

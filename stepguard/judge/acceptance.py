@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
-from stepguard.judge.limits import (
+from stepguard.judge.noise_limits import (
     DIFFERENCE_LIMIT_PCT,
     launch_spread_limit_pct,
     launch_spread_pct,

@@ -18,13 +18,13 @@ from typing import Annotated, Any
 import msgspec
 from scipy.special import chdtri, stdtrit
 
+from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge.ab import judge_ab
-from stepguard.judge.limits import DEFAULT_LIMIT_PCT
+from stepguard.judge.noise_limits import DEFAULT_LIMIT_PCT
 from stepguard.judge.pairs import smallest_detectable_pct
 from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
-from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status
 

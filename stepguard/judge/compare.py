@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, Screen, screen
+from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
 from stepguard.metrics import METRICS
 from stepguard.recording import Recording
 from stepguard.site import Site, added

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from scipy.special import chdtri, ndtr, stdtr, stdtrit
 
+from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.judge.sequential_plan import (
     ALPHA,
     MIN_PAIRS,
@@ -22,7 +23,6 @@ from stepguard.judge.sequential_plan import (
     InterimAnalysis,
     analysis_at,
 )
-from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.verdict import Decision, Status
 
 POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate

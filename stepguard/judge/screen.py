@@ -10,7 +10,7 @@ from typing import Any
 
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare, screen_of
-from stepguard.judge.limits import DEFAULT_LIMIT_PCT, DIFFERENCE_LIMIT_PCT
+from stepguard.judge.noise_limits import DEFAULT_LIMIT_PCT, DIFFERENCE_LIMIT_PCT
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import notes, summarise
 from stepguard.metrics import METRICS

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepguard.evidence import Difference, Evidence, Launch
-from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
+from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.summary import summarise
 from stepguard.metrics import METRICS
 from stepguard.recording import Recording

@@ -7,7 +7,7 @@ import msgspec
 
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
-from stepguard.judge.limits import paired
+from stepguard.judge.noise_limits import paired
 from stepguard.metrics import METRICS
 from stepguard.recording import RecordedDifference, Recording, geometric_mean
 

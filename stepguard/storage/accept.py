@@ -12,7 +12,7 @@ import msgspec
 
 from stepguard.evidence import Evidence
 from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
-from stepguard.judge.limits import DEFAULT_LIMIT_PCT
+from stepguard.judge.noise_limits import DEFAULT_LIMIT_PCT
 from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.judge.summary import stored
 from stepguard.metrics import METRICS

@@ -26,11 +26,11 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.margins import (
+from stepguard.ab_margins import (
     PRIOR,
     Prior,
 )
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.verdict import Status
 from studies.common.results import command_line
 from studies.common.series import half_width

@@ -18,13 +18,13 @@ from pathlib import Path
 import numpy as np
 from scipy.special import betaincinv
 
-from stepguard.judge.pairs import bounds
-from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.margins import (
+from stepguard.ab_margins import (
     MARGINS,
     PRIOR,
     Prior,
 )
+from stepguard.judge.pairs import bounds
+from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.verdict import Status
 
 BUDGET = SEQUENTIAL_PLAN[-1].pairs

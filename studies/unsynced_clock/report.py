@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from stepguard.judge.limits import paired
+from stepguard.judge.noise_limits import paired
 from stepguard.trace.calls import SYNC_CALLS
 from studies.common.series import shares, slowest, table
 from studies.unsynced_clock.bars import grouped_bars

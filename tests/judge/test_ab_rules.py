@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard import Case
+from stepguard.ab_margins import Margins, Prior
 from stepguard.comparison import Comparison, from_json, judged, to_json
 from stepguard.evidence import Counts, Fault
 from stepguard.judge.ab import (
@@ -19,7 +20,6 @@ from stepguard.judge.ab import (
     wants_another_pair,
     without_false_discoveries,
 )
-from stepguard.margins import Margins, Prior
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import block as told_block

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from stepguard.evidence import Disturbance
 from stepguard.judge.acceptance import moved_together, spread_too_far, unfit_to_record
-from stepguard.judge.limits import launch_spread_limit_pct, launch_spread_pct
+from stepguard.judge.noise_limits import launch_spread_limit_pct, launch_spread_pct
 from stepguard.judge.screen import judge
 
 HOT = block(disturbance=Disturbance("THROTTLED", "thermal slowdown (hardware)"))

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.evidence import Fault
 from stepguard.judge.ab import judge_ab, wants_another_pair, wants_every_pair
 from stepguard.judge.calibration import (
@@ -32,7 +33,6 @@ from stepguard.judge.calibration import (
 )
 from stepguard.judge.pairs import smallest_detectable_pct
 from stepguard.judge.sequential_plan import ALPHA, BETA, MOST_PAIRS
-from stepguard.margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.sentences import note
 
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01]

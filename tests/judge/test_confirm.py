@@ -8,6 +8,7 @@ from builders import PROPERTY, block, entry, evidence, launch, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.ab_margins import Margins
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Fault
 from stepguard.judge.ab import decision
@@ -19,7 +20,6 @@ from stepguard.judge.confirm import (
     unconfirmed,
 )
 from stepguard.judge.screen import judge
-from stepguard.margins import Margins
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import evidence_lines, times

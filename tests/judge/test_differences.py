@@ -11,7 +11,7 @@ from msgspec import structs
 from scipy import stats
 
 from stepguard.evidence import Counts, Difference
-from stepguard.judge.limits import DIFFERENCE_LIMIT_PCT, paired
+from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.screen import judge
 from stepguard.measure.ranks import counts_of
 from stepguard.recording import RecordedDifference

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from stepguard.ab_margins import Margins, Prior
 from stepguard.judge.pairs import benjamini_hochberg, bounds, decide, smallest_detectable_pct
 from stepguard.judge.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
-from stepguard.margins import Margins, Prior
 from stepguard.verdict import Status
 from studies.judge_power.simulate import NOISES, binomial_bounds, outcomes
 

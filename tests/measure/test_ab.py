@@ -13,12 +13,12 @@ from builders import FINGERPRINT
 import stepguard.measure.ab
 import stepguard.measure.workers
 from stepguard import Case
+from stepguard.ab_margins import Margins, Prior
 from stepguard.evidence import Disturbance, Fault
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab import judge_ab
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.margins import Margins, Prior
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted, measure_ab
 from stepguard.measure.workers import Bench
 from stepguard.sentences import message

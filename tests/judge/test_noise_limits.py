@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from stepguard.judge import limits as statistics
-from stepguard.judge.limits import ALPHA, Screen, limit_pct, screen, standard_error_pct
+from stepguard.judge import noise_limits
+from stepguard.judge.noise_limits import ALPHA, Screen, limit_pct, screen, standard_error_pct
 from stepguard.measure.warmup import steady
 
 LAUNCH_SD = 0.0024  # of the median over six launches of one H200
@@ -47,8 +47,8 @@ def test_limit_is_a_prediction_limit(levels):
 
 def test_constants_are_the_documented_ones():
     """The figures that the documentation gives are those in use."""
-    assert (statistics.DEFAULT_LIMIT_PCT, statistics.MIN_RECORDINGS) == (4.0, 5)
-    assert (statistics.FLOOR_LIMIT_PCT, ALPHA, statistics.LAUNCH_SD_PCT) == (0.5, 0.001, 0.25)
+    assert (noise_limits.DEFAULT_LIMIT_PCT, noise_limits.MIN_RECORDINGS) == (4.0, 5)
+    assert (noise_limits.FLOOR_LIMIT_PCT, ALPHA, noise_limits.LAUNCH_SD_PCT) == (0.5, 0.001, 0.25)
 
 
 @pytest.mark.parametrize(
