@@ -80,7 +80,8 @@ def _too_few(evidence: Evidence) -> str:
 def _vague(evidence: Evidence) -> str:
     for one in evidence.differences:
         half = paired(one.pairs_ms).half_width_pct
-        if not half <= DIFFERENCE_LIMIT_PCT:  # refuses NaN, too
+        # Not `half > ...`, which NaN would pass.
+        if not half <= DIFFERENCE_LIMIT_PCT:
             return (
                 f"{one.name} is known to +- {half:.2f} % of a step only, its limit is "
                 f"{DIFFERENCE_LIMIT_PCT} %; measure again"

@@ -41,6 +41,16 @@ def test_each_line_is_there_once_and_its_fault_is_another_program(fault):
     assert all((ROOT / name).is_file() for name in fault["tests"])
 
 
+@pytest.mark.parametrize("tree", ["before", "after"])
+def test_the_results_are_of_the_list(tree):
+    """Every fault has its result in both trees, and none survives the tests of today."""
+    found = json.loads((STUDY / f"results_{tree}.json").read_text())["faults"]
+    assert sorted(found) == sorted(fault["id"] for fault in FAULTS)
+    assert all(one["caught"] == bool(one["by"]) for one in found.values())
+    if tree == "after":
+        assert all(one["caught"] for one in found.values())
+
+
 def test_a_fault_is_planted_in_one_line_and_only_there(tmp_path):
     """A line that is not there, or twice, is refused."""
     (tmp_path / "a.py").write_text("x = 1\ny = 2\ny = 2\n")
