@@ -58,6 +58,8 @@ class Reason(Enum):
     WITHIN_MARGINS = "within the margins, both revisions measured in pairs"
     UNDECIDED = "the pairs do not decide"
     UNPROVEN = "not significant among all cases of this run"
+    TIME_DECIDES = "moved; beside another revision the time decides"
+    PAID_FOR = "a cost rose, and the step is faster"
     BASE_LACKS = "the other revision cannot run this case"
     OTHER_FLOPS = "the other revision's step does other work"
     MACHINE_MOVED = "the machine changed, the code did not"
@@ -90,6 +92,10 @@ class Reason(Enum):
     AGENT_DIED = "the launcher died"
     NO_ANSWER = "a worker did not answer in time"
     NOT_STARTED = "the workers did not start"
+
+
+# What is shown although it passes: the machine changed, or counters that a time outweighs.
+NOTICES = (Reason.MACHINE_MOVED, Reason.TIME_DECIDES, Reason.PAID_FOR)
 
 
 class Confirmation(Enum):
@@ -265,8 +271,9 @@ class Verdict:
 
     @property
     def has_notice(self) -> bool:
-        """Tell whether it passes with a notice: the machine changed, not the code."""
-        return self.reason is Reason.MACHINE_MOVED
+        """Tell whether it has something to say though it passes."""
+        found = (m.reason for m in self.metrics if m.gated)
+        return self.status.outcome == "passed" and any(reason in NOTICES for reason in found)
 
     @property
     def worst(self) -> MetricVerdict | None:

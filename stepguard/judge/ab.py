@@ -3,13 +3,16 @@
 In order, and the first that applies decides: the machine or HEAD's step failed; the other tree
 cannot run the case; the two do not do the same work; a measurement contradicts itself or is not
 whole; then counters one by one, and the step time by its pairs (`pairs.py`), the worst metric
-deciding. Where something is undecided, a counter that is known to have moved decides.
+deciding. Where something is undecided, a counter that is known to have moved decides. On a GPU a
+time that is decided is explained by counters, not judged: an honest optimization calls other
+operators.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare
 from stepguard.judge.pairs import benjamini_hochberg, decide
@@ -34,6 +37,8 @@ from stepguard.verdict import (
 _LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name, Reason.OTHER_TREE.name)
 # Has to be equal on both sides, or their times say nothing.
 WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
+# What no time pays for: another step, another exchange, a step that at last runs out of memory.
+PRICELESS = (*WORK, "collective_bytes_per_step", "leaked_bytes_per_step")
 FALSE_DISCOVERIES = 0.01  # of the claims of a run, at most so many are false on average
 
 _REASONS = {
@@ -158,11 +163,11 @@ def _other_work(comparison: Comparison) -> Verdict | None:
         facts: dict[str, object] = {"metric": name, "revision": comparison.named}
         if name in now and name in then and now[name] != then[name]:
             facts |= {"old": then[name], "new": now[name]}
-            return _verdict(comparison, Status.NOT_COMPARABLE, reason, facts)
+            return _verdict(comparison, Status.CHANGED, reason, facts)
         new, old = (tuple(side.unlike_ranks().get(name, ())) for side in (head, base))
         if new != old:  # as much on the busiest rank, and another does less or more
             facts |= {"old_by_rank": old, "new_by_rank": new}
-            return _verdict(comparison, Status.NOT_COMPARABLE, reason, facts)
+            return _verdict(comparison, Status.CHANGED, reason, facts)
     return None
 
 
@@ -198,13 +203,15 @@ def _unknown_work(comparison: Comparison) -> Verdict | None:
 def _compared(comparison: Comparison) -> Verdict:
     now, base = summarise(comparison.head), summarise(comparison.base)
     found, gates, values = decision(comparison), comparison.head.gates, now.values()
-    metrics = tuple(
+    compared = (
         _time(comparison, name, found, now, base)
         if METRICS[name].kind == "time"
         else compare(name, now, [base], gates)
         for name in METRICS
         if name in values
     )
+    decided = found.status if found and is_gpu(comparison.head.case.get("device", "")) else None
+    metrics = tuple(_beside_time(one, decided) for one in compared)
     worst = worst_of(metrics)
     assert worst is not None
     return Verdict(
@@ -215,6 +222,20 @@ def _compared(comparison: Comparison) -> Verdict:
         against=comparison.named,
         p_value=found.p_value if found else None,
     )
+
+
+def _beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
+    """Make a counter that moved a notice, where the time on a GPU says what it is worth: any other
+    work, and a cost that rose only if the step is FASTER. ``time``: None where it is not judged.
+    """
+    known = time not in (None, Status.INCONCLUSIVE)
+    if not known or found.status is not Status.CHANGED or found.metric in PRICELESS:
+        return found
+    if METRICS[found.metric].role == "work":
+        return replace(found, status=Status.SAME, reason=Reason.TIME_DECIDES)
+    if time is Status.FASTER:
+        return replace(found, status=Status.SAME, reason=Reason.PAID_FOR)
+    return found
 
 
 def _time(

@@ -65,7 +65,7 @@ def confirmed(
     times as much (pair sd 0.56 % beside 0.17 %, H200), and rarely comes to a `same` of its own. It
     counts where its pairs say SLOWER, and the machine changed it only if they exclude what the
     screen saw of it. Where the pairs cannot say, the screen's word remains, unconfirmed; but a step
-    that does other work is not FASTER, it is NOT COMPARABLE.
+    that does other work is not FASTER, it is CHANGED.
     """
     failed = problem(comparison)
     if failed is not None and failed.reason in OTHER_WORK and verdict.status is Status.FASTER:

@@ -9,7 +9,7 @@ from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import sentences
 from stepguard.sentences import message, note
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
@@ -176,7 +176,8 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     gated = [
         m
         for m in verdict.metrics
-        if m.gated and (m.status is not Status.SAME or moved_machine and note(m))
+        if m.gated
+        and (m.status is not Status.SAME or m.reason in NOTICES or moved_machine and note(m))
     ]
     return sorted(gated, key=lambda m: (m.rank, m.place is None))
 
