@@ -6,7 +6,7 @@ measured here are therefore comparable with what is published for "GPT-2 124M". 
 pure functions of the configuration, so a time becomes a utilisation without a model or a GPU.
 
     model = GPT(SIZES["124m"], seed=1337, device="cuda")
-    logits, loss = model(inputs, targets)
+    loss = model(inputs, targets)
     python -m model.gpt            # a table of sizes, parameters and FLOPs per token
 """
 
@@ -236,15 +236,17 @@ class GPT(nn.Module):
                 deviation = residual_deviation if name.endswith("c_proj.weight") else 0.02
                 parameter.normal_(0.0, deviation, generator=generator)
 
-    def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Predict every next token.
+    def forward(self, idx: Tensor, targets: Tensor | None = None) -> Tensor:
+        """Predict every next token, or say how well the given ones were predicted.
 
         Args:
             idx: (B, T) int64 token ids, T at most ``block_size``.
-            targets: (B, T) int64, the ids that follow; None for no loss.
+            targets: (B, T) int64, the ids that follow.
 
         Returns:
-            logits (B, T, vocab_size), and the mean cross-entropy in nats (a scalar) or None.
+            logits (B, T, vocab_size) without targets; with them the mean cross-entropy in nats, a
+            scalar, and it alone: the compiler gives a backward pass for every tensor returned, so
+            that unused logits would cost a zero gradient of their size and a read of it.
         """
         positions = torch.arange(idx.shape[1], device=idx.device)
         x = self.wte(idx) + self.wpe(positions)
@@ -252,8 +254,8 @@ class GPT(nn.Module):
         # The output layer is the token table itself, so the two cannot come untied.
         logits = F.linear(x, self.wte.weight)
         if targets is None:
-            return logits, None
-        return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+            return logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
     def _blocks(self, x: Tensor) -> Tensor:
         if self.attention is None:

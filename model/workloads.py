@@ -80,8 +80,7 @@ class Workload:
 
     def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
         with self._phase("forward"), self._autocast, attention_context(self._attention):
-            # Only the loss is kept: the logits are the largest tensor of all.
-            return self._network(inputs, targets)[1]
+            return self._network(inputs, targets)
 
 
 class _Forward(Workload):

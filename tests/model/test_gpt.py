@@ -72,7 +72,7 @@ def test_equals_transformers_gpt2():
     names = copy_from_transformers(model, reference)
     inputs, targets = batch(TINY)
 
-    logits, loss = model(inputs, targets)
+    logits, loss = model(inputs), model(inputs, targets)
     loss.backward()
     expected_logits = reference(inputs).logits
     expected_loss = nn.functional.cross_entropy(expected_logits.flatten(0, 1), targets.flatten())
@@ -86,13 +86,17 @@ def test_equals_transformers_gpt2():
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_without_targets_there_is_no_loss():
-    """Without targets the logits are the same and the loss is None."""
-    model = GPT(TINY)
-    inputs, targets = batch(TINY)
-    logits, loss = model(inputs)
-    assert loss is None
-    assert torch.equal(logits, model(inputs, targets)[0])
+def test_the_compiled_loss_is_all_that_is_returned():
+    """The graph with targets has one output: a second one, unused, costs a gradient of its size."""
+    outputs: list[int] = []
+
+    def count(graph, _):
+        (returned,) = [node.args[0] for node in graph.graph.nodes if node.op == "output"]
+        outputs.append(len(returned))
+        return graph.forward
+
+    loss = torch.compile(GPT(TINY), backend=count)(*batch(TINY))
+    assert (loss.shape, outputs) == ((), [1])
 
 
 def test_no_position_sees_the_future():
@@ -101,7 +105,7 @@ def test_no_position_sees_the_future():
     inputs, _ = batch(TINY)
     changed = inputs.clone()
     changed[:, -1] = (changed[:, -1] + 1) % TINY.vocab_size
-    before, after = model(inputs)[0], model(changed)[0]
+    before, after = model(inputs), model(changed)
     torch.testing.assert_close(before[:, :-1], after[:, :-1], rtol=0, atol=1e-6)
     assert not torch.equal(before[:, -1], after[:, -1])
 
@@ -130,7 +134,7 @@ def counted_flops(config: GPTConfig, rows: int, seq: int) -> tuple[int, int]:
     model = GPT(config, attention="math")
     inputs, targets = batch(config, rows, seq)
     with FlopCounterMode(display=False) as forward:
-        loss = model(inputs, targets)[1]
+        loss = model(inputs, targets)
     with FlopCounterMode(display=False) as backward:
         loss.backward()
     return forward.get_total_flops(), forward.get_total_flops() + backward.get_total_flops()

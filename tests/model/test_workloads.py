@@ -57,7 +57,7 @@ def plain_training(steps: int, *, micro_steps: int, batch: int, seq: int, clip: 
         for _ in range(micro_steps):
             cut = tokens[start : start + batch * seq + 1]
             start += batch * seq
-            logits = model(cut[:-1].view(batch, seq))[0]
+            logits = model(cut[:-1].view(batch, seq))
             likelihood = logits.log_softmax(-1).flatten(0, 1)[range(batch * seq), cut[1:]]
             loss = -likelihood.mean()
             for name, gradient in zip(
@@ -107,7 +107,7 @@ def test_losses_of_the_workloads_agree():
         train_step(**SMALL, micro_steps=1).step(),
     ]
     tokens = torch.from_numpy(Shard.open(STDLIB_SHARD).tokens[:33].astype("int64"))
-    expected = GPT(TINY, seed=1337)(tokens[:-1].view(2, 16), tokens[1:].view(2, 16))[1]
+    expected = GPT(TINY, seed=1337)(tokens[:-1].view(2, 16), tokens[1:].view(2, 16))
     for loss in losses:
         torch.testing.assert_close(loss, expected.detach(), rtol=1e-6, atol=0)
         assert loss.shape == ()

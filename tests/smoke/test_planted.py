@@ -53,24 +53,24 @@ PLANTS = {
     "shapes without end": (
         "train-eager",
         "model/workloads.py",
-        "            return self._network(inputs, targets)[1]\n",
+        "            return self._network(inputs, targets)\n",
         "            self.calls = getattr(self, 'calls', 0) + 1\n"
         "            grown(torch.ones(self.calls))\n"
-        "            return self._network(inputs, targets)[1]\n\n\n"
+        "            return self._network(inputs, targets)\n\n\n"
         "@torch.compile(dynamic=False, backend='eager')\ndef grown(x):\n    return x + 1\n",
     ),
     "a refactor": (
         "",  # every case
         "model/workloads.py",
-        "            return self._network(inputs, targets)[1]\n",
-        "            # Nothing is different.\n            both = self._network(inputs, targets)\n"
-        "            return both[1]\n",
+        "            return self._network(inputs, targets)\n",
+        "            # Nothing is different.\n            called = self._network\n"
+        "            return called(inputs, targets)\n",
     ),
     "a tensor kept alive": (
         "train-eager",
-        "model/workloads.py",
-        "            return self._network(inputs, targets)[1]\n",
-        "            self.kept = self._network(inputs, targets)\n            return self.kept[1]\n",
+        "model/gpt.py",
+        "        if targets is None:\n",
+        "        self.kept = logits\n        if targets is None:\n",
     ),
 }
 
