@@ -6,14 +6,15 @@ python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
 import argparse
 import os
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import (
     add_evidence,
     add_parser,
+    complain,
     folder_option,
+    say,
     verdict_today,
     wanted_evidence,
 )
@@ -45,9 +46,9 @@ def _accept(options: argparse.Namespace) -> int:
             _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)
             done = accept(target, evidence, options.reason, where=folder_option(options))
-            print(accepted_line(done))
+            say(accepted_line(done))
         except FileError as error:
-            print(f"stepguard: {error}", file=sys.stderr)
+            complain(error)
             refused += 1
     return 1 if refused else 0
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from stepguard.cli.common import UsageError, add_parser
+from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.report import recorded
 from stepguard.storage import baselines as baseline
+from stepguard.text import printable_document
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -45,10 +46,10 @@ def _baselines(options: argparse.Namespace) -> int:
         document: dict[str, dict[str, Any]] = {}
         for path, case_id, entry in found:
             document.setdefault(path.name, {})[case_id] = msgspec.to_builtins(entry)
-        print(json.dumps(document, indent=1, sort_keys=True))
+        say(*json.dumps(printable_document(document), indent=1, sort_keys=True).splitlines())
         return 0
     for path, case_id, entry in found:
-        print(recorded.line(path, case_id, entry))
+        say(recorded.line(path, case_id, entry))
         if options.action == "show":
-            print("\n".join(recorded.lines(entry)))
+            say(*recorded.lines(entry))
     return 0

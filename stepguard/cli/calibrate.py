@@ -6,11 +6,10 @@ python -m stepguard calibrate
 
 import argparse
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import add_evidence, add_parser
+from stepguard.cli.common import add_evidence, add_parser, complain, say
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.judge.calibration import MEASURE, NotCalibrated, calibrated, pool
 from stepguard.report import calibration as report
@@ -74,8 +73,8 @@ def _write(path: Path, comparisons: list[Comparison]) -> bool:
         entry = calibrated(pairs)
         calibrations.put(path, baseline.machine_of(head), head.case_id, entry)
     except (NotCalibrated, FileError) as error:
-        print(f"stepguard: {head.case_id}: not calibrated, {error}", file=sys.stderr)
+        complain(f"{head.case_id}: not calibrated, {error}")
         return False
-    print("\n".join(report.lines(pairs, entry)))
-    print(f"written to {os.path.relpath(path)}: review it, and commit it", flush=True)
+    say(*report.lines(pairs, entry))
+    say(f"written to {os.path.relpath(path)}: review it, and commit it")
     return True

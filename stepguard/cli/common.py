@@ -14,11 +14,23 @@ from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
+from stepguard.text import printable, printable_document
 from stepguard.verdict import Verdict
 
 
 class UsageError(ValueError):
     """An error in the command line itself, whatever the state of the tree: exit status 2."""
+
+
+def say(*lines: object) -> None:
+    """Print lines, none of which can steer the terminal or the CI log that shows them."""
+    for line in lines:
+        print(printable(line), flush=True)
+
+
+def complain(problem: object) -> None:
+    """Print what is wrong to standard error."""
+    print(printable(f"stepguard: {problem}"), file=sys.stderr)
 
 
 def add_parser(
@@ -104,12 +116,12 @@ def put_json(document: Any, target: str | None, evidence: Path | None = None) ->
     thousands of characters in one line would push the figures out of sight.
     """
     # NaN is no JSON: most readers refuse the whole document.
-    text = json.dumps(document, allow_nan=False)
+    text = json.dumps(printable_document(document), allow_nan=False)
     if target:
         Path(target).write_text(text + "\n")
     elif not sys.stdout.isatty():
-        print(text)
+        say(text)
         return
     if evidence:
-        print(f"evidence: {os.path.relpath(evidence)}")
-    print(f"as JSON: {target or '--json PATH, or pipe the output'}")
+        say(f"evidence: {os.path.relpath(evidence)}")
+    say(f"as JSON: {target or '--json PATH, or pipe the output'}")

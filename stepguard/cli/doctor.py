@@ -19,7 +19,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from stepguard.cli.common import add_parser
+from stepguard.cli.common import add_parser, say
 from stepguard.device import GPU
 from stepguard.git.revision import current
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
@@ -50,9 +50,9 @@ def _doctor(options: argparse.Namespace) -> int:
         parts.append(_nodes(options.launcher, options.root))
     findings = [finding for part in parts for finding in _with_its_error(part)]
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
-        print(f"{level:5}  {text}")
+        say(f"{level:5}  {text}")
     errors = sum(level == "ERROR" for level, _ in findings)
-    print(f"{errors} error{'s' if errors != 1 else ''}")
+    say(f"{errors} error{'s' if errors != 1 else ''}")
     return 1 if errors else 0
 
 

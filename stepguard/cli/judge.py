@@ -4,15 +4,16 @@ python -m stepguard judge 'train_step[124m-bf16]' --evidence artifacts/
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import (
     add_evidence,
     add_parser,
+    complain,
     put_json,
     refuse_target,
+    say,
     verdict_today,
     wanted_evidence,
 )
@@ -42,24 +43,22 @@ def _judge(options: argparse.Namespace) -> int:
     known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
     for case_id in unknown(options.baselines, waivers, known):
         where = options.baselines / baseline.WAIVERS
-        print(f"stepguard: {where}: no baseline or kept run has {case_id!r}", file=sys.stderr)
+        complain(f"{where}: no baseline or kept run has {case_id!r}")
     for _, evidence in wanted:
         path = baseline.path_of(options.baselines, evidence)
         found = verdict_today(evidence, options.baselines)
         verdicts.append(waive(found, evidence, waivers, today()))
         commit = evidence.commit[:10] or "no commit"
-        print(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
-    _print(verdicts)
+        say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
+    _say(verdicts)
     put_json([verdict_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
 
 
-def _print(verdicts: list[Verdict]) -> None:
-    for text, _ in table.lines(table.rows(verdicts)):
-        print(text)
+def _say(verdicts: list[Verdict]) -> None:
+    say(*(text for text, _ in table.lines(table.rows(verdicts))))
     for verdict in verdicts:
         if verdict.status is not Status.SAME:
-            print("\n".join([words.headline(verdict), *words.evidence_lines(verdict)]))
+            say(words.headline(verdict), *words.evidence_lines(verdict))
         else:
-            for text in sentences(verdict):
-                print(f"{verdict.case_id}: waiver {text}")
+            say(*(f"{verdict.case_id}: waiver {text}" for text in sentences(verdict)))

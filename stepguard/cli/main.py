@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from stepguard.cli import accept, baselines, calibrate, doctor, judge, run, waive
-from stepguard.cli.common import UsageError
+from stepguard.cli.common import UsageError, complain
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
 from stepguard.launch.launcher import LauncherError
@@ -31,13 +31,13 @@ def main(arguments: list[str] | None = None) -> int:
         return int(options.call(options))
     # UsageError is a ValueError, so it has to come first.
     except UsageError as error:
-        print(f"stepguard: {error}", file=sys.stderr)
+        complain(error)
         return 2
     except (FileError, LauncherError, MachineError, TreeError, ValueError) as error:
-        print(f"stepguard: {error}", file=sys.stderr)
+        complain(error)
         return 1
     except KeyboardInterrupt:
-        print("stepguard: interrupted", file=sys.stderr)
+        complain("interrupted")
         return 130  # 128 + SIGINT, as shells give it
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.case import Case, Scalar
-from stepguard.cli.common import UsageError, put_json, refuse_target
+from stepguard.cli.common import UsageError, put_json, refuse_target, say
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
@@ -71,6 +71,11 @@ def _case(options: argparse.Namespace, gpus: int) -> Case:
     )
 
 
+def _to_terminal(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
 def _run(options: argparse.Namespace) -> int:
     gpus = tuple(visible_gpus())
     case = _case(options, len(gpus))
@@ -84,7 +89,7 @@ def _run(options: argparse.Namespace) -> int:
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     suite = Suite(options.root, baseline.usual(options.root), gpus, typed, launcher=launcher)
     line = ProgressLine(
-        lambda text: print(text, end="", file=sys.stderr, flush=True),
+        _to_terminal,
         terminal=sys.stderr.isatty(),
         verbose=True,
         width=100,
@@ -96,11 +101,10 @@ def _run(options: argparse.Namespace) -> int:
         result = suite.run(case, line.stage)
     finally:
         line.end()
-    for text in figures(result):
-        print(text)
+    say(*figures(result))
     # A sound measurement is enough: what a baseline says of it does not count here.
     measured = measurement_problem(result.evidence) is None
     if not measured:
-        print(words.block(result.verdict, str(result.evidence_path), Commands()), file=sys.stderr)
+        sys.stderr.write(words.block(result.verdict, str(result.evidence_path), Commands()) + "\n")
     put_json(result_document(result), options.json, result.evidence_path)
     return 0 if measured else 1

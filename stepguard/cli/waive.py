@@ -9,7 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import UsageError, add_parser
+from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.git.revision import user_name
 from stepguard.judge.waivers import MAX_DAYS
 from stepguard.report.waivers import described
@@ -50,6 +50,6 @@ def _waive(options: argparse.Namespace) -> int:
         path = add_waiver(options.baselines, waiver, today(), Store(options.root).measured_cases())
     except BadWaiver as error:
         raise UsageError(str(error)) from None
-    print(f"{waiver.case}: {described(waiver)}")
-    print(f"written to {path}; commit it, so that everybody has it")
+    say(f"{waiver.case}: {described(waiver)}")
+    say(f"written to {path}; commit it, so that everybody has it")
     return 0

@@ -29,6 +29,7 @@ from stepguard.plugin.options import add_options
 from stepguard.plugin.session import Session
 from stepguard.report import terminal
 from stepguard.storage.json_file import FileError
+from stepguard.text import printable
 from stepguard.verdict import Status
 
 __all__ = ["cases"]
@@ -64,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str:
     """Name the machine, and where its baseline is."""
-    return f"stepguard: {config.stash[_SESSION].header()}"
+    return printable(f"stepguard: {config.stash[_SESSION].header()}")
 
 
 # First: -k, -m and other plugins deselect in this hook, and all cases should be known.
@@ -114,7 +115,7 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
         try:
             result = session.measure(case)
         except (FileError, TreeError) as error:
-            node.stash[_REFUSED] = f"{case.id}: {Status.BROKEN.value}: {error}"
+            node.stash[_REFUSED] = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
             # Stashed, too: a test that catches the failure must not pass.
             pytest.fail(node.stash[_REFUSED], pytrace=False)
         node.stash[_RESULT] = result
@@ -192,4 +193,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         return
     terminalreporter.section("performance")
     for text, markup in terminal.lines(run):
-        terminalreporter.line(text, **markup)
+        terminalreporter.line(printable(text), **markup)

@@ -12,6 +12,7 @@ from stepguard.git.revision import current
 from stepguard.judge.acceptance import has_words
 from stepguard.measure.suite import BUDGET_S
 from stepguard.report import documents
+from stepguard.text import printable
 
 TEXTS = ("reason", "baselines", "against", "launcher", "json", "report")
 
@@ -60,7 +61,7 @@ def add_options(group: Any) -> None:
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
     """Raise UsageError for what would pass cases unmeasured, or could not be done."""
     for problem in _problems(config, root, baselines, gpus):
-        raise pytest.UsageError(problem)
+        raise pytest.UsageError(printable(problem))
 
 
 def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> Iterator[str]:

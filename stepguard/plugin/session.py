@@ -38,6 +38,7 @@ from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
+from stepguard.text import printable
 from stepguard.waiver import Waiver
 
 
@@ -47,7 +48,7 @@ def _usage_errors(front: str = "") -> Iterator[None]:
     try:
         yield
     except (FileError, LauncherError, MachineError) as error:
-        raise pytest.UsageError(f"{front}{error}") from None
+        raise pytest.UsageError(printable(f"{front}{error}")) from None
 
 
 class Session:

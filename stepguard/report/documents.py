@@ -15,6 +15,7 @@ from stepguard.report import table, words
 from stepguard.report.commands import Commands
 from stepguard.report.waivers import sentences
 from stepguard.sentences import message, note
+from stepguard.text import markdown, printable_document
 from stepguard.verdict import MetricVerdict, Status, Verdict
 
 SCHEMA = 1
@@ -81,9 +82,8 @@ def unwritable(path: Path) -> str:
 
 def suite_json(results: Sequence[Result]) -> str:
     """Return the whole run as one JSON document."""
-    return json.dumps(
-        {"schema": SCHEMA, "cases": [result_document(result) for result in results]}, indent=1
-    )
+    document = {"schema": SCHEMA, "cases": [result_document(result) for result in results]}
+    return json.dumps(printable_document(document), indent=1)
 
 
 def suite_markdown(results: Sequence[Result], commands: Commands) -> str:
@@ -93,14 +93,16 @@ def suite_markdown(results: Sequence[Result], commands: Commands) -> str:
     lines = [f"**Performance:** {table.counts(verdicts) or 'nothing was measured'}", ""]
     lines += ["| " + " | ".join(table.COLUMNS) + " |"]
     lines += ["|" + "---|" * len(table.COLUMNS)]
-    lines += ["| " + " | ".join(cell or "-" for cell in row.cells) + " |" for row in rows]
+    lines += ["| " + " | ".join(markdown(cell) or "-" for cell in row.cells) + " |" for row in rows]
     for result in sorted(results, key=lambda r: r.verdict.status.rank):
         silent = result.verdict.word in (Status.SAME.value, "recorded")
         if silent and not result.verdict.has_notice:
             continue
-        title = words.headline(result.verdict).replace("<", "&lt;")
+        title = markdown(words.headline(result.verdict))
         body = words.block(result.verdict, str(result.evidence_path), commands)
         # Longer than any in the text: a docstring in a traceback may contain a fence.
         fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
-        lines += ["", f"<details><summary>{title}</summary>", "", fence, body, fence, "</details>"]
+        # As code, where neither "@" nor "#" is a link.
+        summary = f"<details><summary><code>{title}</code></summary>"
+        lines += ["", summary, "", fence, body, fence, "</details>"]
     return "\n".join(lines) + "\n"

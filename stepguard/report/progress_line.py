@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from stepguard.device import CPU, GPU
+from stepguard.text import printable
 
 GUESS_S = {GPU: 110.0, CPU: 20.0}  # a case that never ran here
 ID_LEAST = 10  # columns that a case's id keeps
@@ -44,18 +45,19 @@ class ProgressLine:
         """Begin a case. ``most_s`` is how long it may take, where what it took before says nothing
         of that: pairs with another revision go on until they decide.
         """
-        self._case, self._began, self._stage = case_id, time.monotonic(), ""
+        self._case, self._began, self._stage = printable(case_id), time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
             about = f"about {clock(self._left_s())} left"
             left = about if most_s is None else f"up to about {clock(most_s)}"
-            self._write(f"\n{self._position()} {case_id}: {left}\n")
+            self._write(f"\n{self._position()} {self._case}: {left}\n")
 
     def stage(self, text: str) -> None:
         """Show that the case's next stage begins; the same text again says that it goes on.
 
         A terminal's line then shows for how long; a log has each stage once.
         """
+        text = printable(text)
         now, begins = time.monotonic(), text != self._stage
         if begins:
             self._stage, self._stage_began = text, now

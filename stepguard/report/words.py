@@ -9,6 +9,7 @@ from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import sentences
 from stepguard.sentences import message, note
 from stepguard.site import Site
+from stepguard.text import printable
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict
 
 WIDTH = 79  # pytest cuts its own summary at 80 columns
@@ -199,9 +200,10 @@ def block(verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool 
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
     head, text = headline(verdict), message(verdict)
     # A headline is cut to one line; a message that fits is not said twice.
-    full = [] if head.endswith(text) else [f"  {text}"]
-    return "\n".join([head, *full, *evidence_lines(verdict), *steps])
+    full = [] if head.endswith(text) else [f"  {line}" for line in text.splitlines()]
+    return "\n".join(map(printable, [head, *full, *evidence_lines(verdict), *steps]))
 
 
 def _cut(text: str, width: int = WIDTH) -> str:
-    return text if len(text) <= width else text[: width - 3].rstrip() + "..."
+    shown = printable(text)
+    return shown if len(shown) <= width else shown[: width - 3].rstrip() + "..."

@@ -423,7 +423,7 @@ def test_a_title_is_escaped():
     """A message with markup cannot open a tag in the summary."""
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "no <b> & </summary>"})
     text = documents.suite_markdown([result(verdict)], Commands())
-    assert "<summary>c: BROKEN: no &lt;b>" in text
+    assert "<summary><code>c: BROKEN: no &#60;b>" in text
 
 
 # Tracebacks

@@ -1,0 +1,48 @@
+"""Text for a reader: what a file, a branch or a worker says must not steer who prints it.
+
+A terminal obeys escape sequences, and a CI log obeys lines that begin with "::" and what follows
+"##[". Whatever is printed, or written for others to print, passes through here.
+"""
+
+import re
+from typing import Any
+
+
+def printable(text: object) -> str:
+    """Return the text as one line of visible characters.
+
+    Control, format and other invisible characters become their escapes, a line break "\\n"; a
+    command for a CI log is taken apart by a blank.
+    """
+    shown = "".join(c if c.isprintable() else _escaped(c) for c in str(text))
+    shown = shown.replace("##[", "# #[")
+    # A log trims what is before a command.
+    begins = len(shown) - len(shown.lstrip())
+    return f"{shown[:begins]}: :{shown[begins + 2 :]}" if shown[begins:].startswith("::") else shown
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def printable_lines(text: object) -> str:
+    """Return text that has several lines, each of them printable; tabs become blanks."""
+    return "\n".join(map(printable, str(text).expandtabs().split("\n")))
+
+
+def markdown(text: object) -> str:
+    """Return text that Markdown shows as it is, in a line, a cell or a heading."""
+    # A numeric entity is shown as its character and never taken for markup.
+    plain = re.sub(r"[\\`*<|#@&~]", lambda found: f"&#{ord(found[0])};", printable(text))
+    return plain.replace("](", "]&#40;")
+
+
+def printable_document(value: Any) -> Any:
+    """Return a JSON document with all its texts and keys printable, for whoever shows them."""
+    if isinstance(value, str):
+        return printable_lines(value)
+    if isinstance(value, dict):
+        return {printable(key): printable_document(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable_document(one) for one in value]
+    return value
