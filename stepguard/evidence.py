@@ -20,6 +20,10 @@ from stepguard.verdict import Reason
 SCHEMA = 2
 EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
 EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
+# The same of a block's wall clock and the time that the host took: it waits for every rank's answer
+# and may be late for it. Only a clock that was replaced is far off.
+OUTSIDE_AGREE_SHARE = 0.05
+OUTSIDE_AGREE_MS = 500.0
 
 
 class _Document(Protocol):
@@ -53,6 +57,7 @@ class Block:
     power_w: float | None = None
     disturbance: Disturbance | None = None  # such a block is measured again and does not count
     ran: int | None = None  # steps of its launch before it, behind the first; None: not known
+    outside_ms: float | None = None  # by the host's clock; None: measured before it took the time
 
     @property
     def mean_ms(self) -> float:
@@ -74,10 +79,17 @@ class Block:
         return None
 
     def clock_gap(self) -> dict[str, float] | None:
-        """Return the first rank whose wall clock and events disagree, with both times."""
+        """Return the first rank whose wall clock and events disagree, with both times; or the
+        slowest one's and the host's time.
+        """
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
             if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
                 return {"rank": rank, "wall_ms": wall, "events_ms": events}
+        wall, outside = max(self.wall_ms), self.outside_ms
+        if outside is not None and not (
+            abs(wall - outside) <= max(OUTSIDE_AGREE_MS, OUTSIDE_AGREE_SHARE * outside)
+        ):
+            return {"wall_ms": wall, "outside_ms": outside}
         return None
 
 

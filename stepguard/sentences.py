@@ -72,8 +72,12 @@ def _too_few_launches(facts: Facts) -> str:
 
 
 def _clocks_disagree(facts: Facts) -> str:
-    wall, events = facts["wall_ms"], facts["events_ms"]
-    gap = f"rank {facts['rank']}: wall clock {wall:.2f} ms, events {events:.2f} ms"
+    if "events_ms" in facts:
+        times = f"wall clock {facts['wall_ms']:.2f} ms, events {facts['events_ms']:.2f} ms"
+        gap = f"rank {facts['rank']}: {times}"
+    else:
+        wall, outside = facts["wall_ms"], facts["outside_ms"]
+        gap = f"the ranks' clock {wall:.0f} ms, the host's {outside:.0f} ms"
     if "blocks" in facts:
         return f"{facts['blocks']} blocks in {facts['launches']} launches, {gap}"
     return _after(facts.get("launch"), gap)

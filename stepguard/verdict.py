@@ -81,7 +81,7 @@ class Reason(Enum):
     NOTHING_MEASURED = "nothing was measured"
     METRIC_MISSING = "a gated metric was not measured"
     FASTER_THAN_PHYSICS = "faster than the hardware can be"
-    CLOCKS_DISAGREE = "wall clock and CUDA events disagree"
+    CLOCKS_DISAGREE = "clocks of the same block disagree"
     CONTRADICTION = "two measurements contradict each other"
     RAISED = "the workload raised"
     BAD_WORKLOAD = "the factory is not one, or returned no workload"

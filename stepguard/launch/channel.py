@@ -3,6 +3,9 @@
 One JSON document a line over a Unix socket in Linux's abstract namespace: it has no file, so a
 killed process leaves none. A launch authenticates by its token, and only this user is let in.
 While it waits, the host polls: the launch's processes, the machine's telemetry, progress.
+
+The ranks say when a block begins, and the host takes the time from there to their answer: a clock
+that nothing in the workload's process can bend.
 """
 
 import contextlib
@@ -13,6 +16,7 @@ import socket
 import struct
 import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 Message = dict[str, Any]
@@ -70,7 +74,8 @@ class Control:
         poll: Poll,
         on_progress: Callable[[str], None],
     ) -> list[Message]:
-        """Send a command and return every rank's answer, in rank order.
+        """Send a command and return every rank's answer, in rank order; of what they said to begin,
+        each has ``outside_ms``: the host's time since.
 
         Raises NoAnswer after ``deadline_s`` seconds, LostWorker if rank 0 is gone.
         """
@@ -80,13 +85,17 @@ class Control:
             self._peer.sendall(json.dumps({"command": command} | arguments).encode() + b"\n")
         except OSError as error:
             raise LostWorker(str(error)) from None
+        began = None
         while True:
             message = self._receive(until, poll)
-            if "progress" in message:
+            if "begin" in message:
+                began = perf_counter()
+            elif "progress" in message:
                 on_progress(message["progress"])
             # A late answer to an earlier command is skipped.
             elif message.get("reply") == command:
-                return list(message["ranks"])
+                outside = {"outside_ms": (perf_counter() - began) * 1e3} if began else {}
+                return [rank | outside for rank in message["ranks"]]
 
     def close(self) -> None:
         """Close both sockets; a waiting rank 0 reads that as ``exit``."""

@@ -61,12 +61,15 @@ def measure_difference(name: str, launch: RunningLaunch, pairs_wanted: int) -> D
 def _series(
     variants: Variants, launch: RunningLaunch, order: Sequence[int], steps: int
 ) -> tuple[Block, Answers]:
-    """Run the segments of one series; the block that spans them, and the ranks' answers."""
+    """Run the segments of one series; the block that spans them, and the ranks' answers. Of a
+    series only the machine's disturbances and the host's own time are looked at.
+    """
     seconds = len(order) * steps * launch.warmup.step_s
     names, limit_s = [variants.plain, variants.other], LIMIT_S + 3 * seconds
     ranks = launch.ask("alternate", limit_s=limit_s, variants=names, order=order, steps=steps)
-    # One span for both clocks: of a series only the machine's disturbances are looked for.
-    return Block(len(order) * steps, (seconds * 1e3,), (seconds * 1e3,), ()), ranks
+    wall_ms = tuple(sum(rank["segments_ms"]) * steps for rank in ranks)
+    outside_ms = ranks[0]["outside_ms"]
+    return Block(len(order) * steps, wall_ms, wall_ms, (), outside_ms=outside_ms), ranks
 
 
 def pairs_of(ranks: Answers, order: Sequence[int], lead: int = 1) -> list[tuple[float, float]]:

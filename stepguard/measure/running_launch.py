@@ -227,6 +227,7 @@ def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
         step_ms=tuple(slowest["step_ms"]),
         enqueue_ms=slowest["enqueue_ms"],
         ran=ran,
+        outside_ms=ranks[0]["outside_ms"],
     )
 
 

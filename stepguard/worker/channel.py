@@ -67,6 +67,10 @@ class Channel:
         if self._group is not None:
             dist.barrier(self._group)
 
+    def begin(self) -> None:
+        """Tell the host that what it asked for begins now: its own clock runs from here on."""
+        self.reply({"begin": True})
+
     def reply(self, message: Message) -> None:
         """Answer the host; only rank 0 does."""
         if self.rank == 0:

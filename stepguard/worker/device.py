@@ -14,6 +14,10 @@ from torch.profiler import ProfilerActivity
 
 from stepguard.device import is_gpu
 
+# Bound before a workload is imported, which may replace them.
+_synchronize, _Event = torch.cuda.synchronize, torch.cuda.Event
+_record, _elapsed_time = _Event.record, _Event.elapsed_time
+
 SYNC_KINDS = ("stream", "device", "event")
 REQUESTED, RESERVED = "requested_bytes", "reserved_bytes"  # by tensors; by the caching allocator
 
@@ -44,12 +48,22 @@ def select(device: torch.device) -> None:
 def synchronize(device: torch.device) -> None:
     """Wait for a GPU; on a CPU there is nothing to wait for."""
     if on_gpu(device):
-        torch.cuda.synchronize()
+        _synchronize()
 
 
-def timing_event() -> torch.cuda.Event:
-    """Return an event that can be recorded on the current stream, and timed."""
-    return torch.cuda.Event(enable_timing=True)
+class TimingEvent:
+    """A CUDA event that is timed."""
+
+    def __init__(self) -> None:
+        self._event = _Event(enable_timing=True)
+
+    def record(self) -> None:
+        """Record it on the current stream."""
+        _record(self._event)
+
+    def elapsed_time(self, later: "TimingEvent") -> float:
+        """Return the milliseconds until ``later``, both of which the device has passed."""
+        return float(_elapsed_time(self._event, later._event))
 
 
 def backend(device: torch.device) -> str:

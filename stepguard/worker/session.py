@@ -17,8 +17,8 @@ import importlib
 import inspect
 import json
 import os
-import time
 from collections.abc import Callable
+from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import torch.distributed as dist
@@ -123,21 +123,25 @@ class Session:
     def do_first_step(self) -> dict[str, Any]:
         """Run the first step, compilation included; return the seconds to synchronization."""
         device.synchronize(self.device)
-        began = time.perf_counter()
+        began = perf_counter()
         self.workload.step()
         device.synchronize(self.device)
-        took_s = time.perf_counter() - began
+        took_s = perf_counter() - began
         compiler.install()  # a step may have been the first to ask for the compiler
         return {"compile_s": took_s}
 
     def do_block(self, steps: int) -> dict[str, Any]:
         """Time one block; return its times, and what would show that it was not steady."""
-        barrier = self.channel.barrier
-        found = self.clock.block(self.workload.step, steps, self.note.step, barrier)
+        found = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
         found["compiled_graphs"] = compiler.unique_graphs()
         if self.on_gpu:
             found["device_allocations"] = device.allocator_calls()["cudaMalloc"]
         return found
+
+    def _line_up(self) -> None:
+        self.channel.barrier()  # or the host's time would hold what another rank still does
+        self.channel.begin()
+        self.channel.barrier()
 
     def do_alternate(self, variants: list[str], order: list[int], steps: int) -> dict[str, Any]:
         """Time segments of the named variants, in the order of their indices."""
@@ -145,9 +149,10 @@ class Session:
             chosen = [VARIANTS[name](self.workload, self.device) for name in variants]
         except ValueError as error:
             raise BadWorkload(str(error)) from None
-        began_ns = time.perf_counter_ns()
+        self.channel.begin()
+        began_ns = perf_counter_ns()
         segments_ms = alternate(chosen, order, steps, self.device, self.channel.barrier)
-        ended_ns = time.perf_counter_ns()
+        ended_ns = perf_counter_ns()
         return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
 
     def do_count(self) -> dict[str, Any]:

@@ -7,8 +7,8 @@ no_gradient_sync  ranks exchange nothing; their replicas diverge, so nothing may
                   which is True unless it is set to False
 """
 
-import time
 from collections.abc import Callable, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import torch
@@ -42,11 +42,11 @@ def alternate(
         for index in order:
             step = variants[index]
             line_up()
-            began = time.perf_counter_ns()
+            began = perf_counter_ns()
             for _ in range(steps):
                 step()
             synchronize(device)
-            segments_ms.append((time.perf_counter_ns() - began) / 1e6 / steps)
+            segments_ms.append((perf_counter_ns() - began) / 1e6 / steps)
     return segments_ms
 
 

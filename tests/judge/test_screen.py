@@ -483,6 +483,21 @@ def test_clocks_agree_within_half_a_percent_or_a_millisecond(wall, events, agree
     assert (not block(wall_ms=(wall,), events_ms=(events,)).clock_gap()) is agree
 
 
+@pytest.mark.parametrize(
+    ("ms", "outside", "agree"),
+    [(2500.0, 2999.0, True), (2500.0, 3001.0, False), (40e3, 42e3, True), (40e3, 42.2e3, False)]
+    + [(2500.0, math.nan, False), (2500.0, None, True)],
+)
+def test_the_hosts_clock_agrees_within_five_percent_or_half_a_second(ms, outside, agree):
+    """Either side of the limit; evidence of before has no such time."""
+    one = block(wall_ms=(ms,), events_ms=(ms,), outside_ms=outside)
+    assert (not one.clock_gap()) is agree
+    if not agree:
+        verdict = judge(with_block(one), FIVE)
+        assert decided(verdict) == (Status.BROKEN, Reason.CLOCKS_DISAGREE)
+        assert "the host's" in message(verdict)
+
+
 @pytest.mark.parametrize("name", WORK + COST)
 def test_every_gated_metric_must_be_there(name):
     """A gated metric that was not measured is BROKEN, and so is it where it is the only one."""

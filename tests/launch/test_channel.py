@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+import time
 from contextlib import contextmanager
 
 import pytest
@@ -82,20 +83,36 @@ def test_a_command_and_its_answer(control, peer):
     assert (ranks, told) == ([{"rank": 0}, {"rank": 1}], ["half"])
 
 
+def test_the_host_times_what_begins(control, peer):
+    """From the ranks' word to their answer, by the host's clock; and nothing of what did not."""
+
+    def block(peer, command):
+        peer.send({"begin": True})
+        time.sleep(0.01)
+        peer.send({"reply": "block", "ranks": [{"rank": 0}, {"rank": 1}]})
+
+    with answering(peer, block):
+        ranks = control.request("block", {}, LONG_S, nothing, nothing)
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    assert {rank["outside_ms"] > 0 for rank in ranks} == {True}
+    with answering(peer, lambda peer, _: peer.send({"reply": "park", "ranks": [{"rank": 0}]})):
+        assert control.request("park", {}, LONG_S, nothing, nothing) == [{"rank": 0}]
+
+
 def test_a_late_answer_to_another_command_is_skipped(control, peer):
     """An answer that belongs to an earlier command is not taken for this one's."""
 
     def script(peer, command):
-        peer.send({"reply": "count", "ranks": ["old"]})
-        peer.send({"reply": "block", "ranks": ["new"]})
+        peer.send({"reply": "count", "ranks": [{"is": "old"}]})
+        peer.send({"reply": "block", "ranks": [{"is": "new"}]})
 
     with answering(peer, script):
-        assert control.request("block", {}, LONG_S, nothing, nothing) == ["new"]
+        assert control.request("block", {}, LONG_S, nothing, nothing) == [{"is": "new"}]
 
 
 def test_an_answer_may_come_in_pieces(control, peer):
     """Messages are lines, however the socket cuts or joins them, and however long they are."""
-    long = {"reply": "block", "ranks": ["\u00e9" * 300_000]}
+    long = {"reply": "block", "ranks": [{"text": "\u00e9" * 300_000}]}
     whole = json.dumps({"progress": "x"}).encode() + b"\n" + json.dumps(long).encode() + b"\n"
 
     def script(peer, command):

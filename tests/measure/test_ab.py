@@ -178,6 +178,7 @@ def fake_group(world):
             return single | {
                 "wall_ms": ms * steps + 2000.0 * late,
                 "events_ms": ms * steps + 2000.0 * late,
+                "outside_ms": ms * steps + 2000.0 * late,
                 "compiled_graphs": self.run,
             }
 

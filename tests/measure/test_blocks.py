@@ -18,9 +18,11 @@ def answers(command, *, steps, order=(), **rest):
     """A rank whose steps take 100 ms, and 101 ms synced."""
     times = {"began_ns": 1, "ended_ns": 2}
     if command == "alternate":
-        return [times | {"segments_ms": [100.0 + variant for variant in order]}]
+        segments = [100.0 + variant for variant in order]
+        return [times | {"segments_ms": segments, "outside_ms": sum(segments) * steps}]
     single = {"step_ms": [100.0] * steps, "enqueue_ms": 1.0}
-    return [times | single | {"wall_ms": 100.0 * steps, "events_ms": 100.0 * steps}]
+    same = dict.fromkeys(("wall_ms", "events_ms", "outside_ms"), 100.0 * steps)
+    return [times | single | same]
 
 
 STRANGER = Disturbance("FOREIGN_PROCESS", "process 4711 on the GPU")
@@ -120,6 +122,26 @@ def test_clocks_that_disagree_twice_in_a_launch_are_a_fault(which):
     assert stalls.asked == which[1]
     assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", "launch 2, block")
     assert fault.message.startswith("2 blocks could not be used: rank 0: wall clock 2012.00 ms")
+
+
+@pytest.mark.parametrize("measured", ["block", "sync overhead"])
+def test_a_rank_whose_clock_is_not_the_hosts_is_a_fault(measured):
+    """Ranks that say 100 ms a step while the host waits 280 ms: nothing is measured."""
+
+    def bent(command, **arguments):
+        ranks = answers(command, **arguments)
+        return [rank | {"outside_ms": 2.8 * rank["outside_ms"]} for rank in ranks]
+
+    launch = running(answer=bent)
+    with pytest.raises(LaunchFailed) as raised:
+        if measured == "block":
+            time_blocks(launch)
+        else:
+            measure_difference("sync_overhead", launch, 6)
+    fault = raised.value.fault
+    assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", f"launch 2, {measured}")
+    if measured == "block":
+        assert fault.message.endswith("the ranks' clock 2000 ms, the host's 5600 ms")
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,11 @@ def test_the_variants_are_asked_for_by_name_and_series_are_averaged():
     """Two series of two pairs: four pairs, and each rank's mean over both."""
     asked, lengths, levels = [], [], iter((10.0, 20.0))
 
-    def ask(command, limit_s, **arguments):
-        asked.append((command, arguments["variants"]))
-        level, segments = next(levels), len(arguments["order"])
+    def ask(command, limit_s, steps, order, variants):
+        asked.append((command, variants))
+        level, segments = next(levels), len(order)
         lengths.append(segments)
-        told = {"began_ns": 0, "ended_ns": 1}
+        told = {"began_ns": 0, "ended_ns": 1, "outside_ms": (level + 1) * segments * steps}
         return [told | {"segments_ms": [level + rank] * segments} for rank in (0, 1)]
 
     found = measure_difference("exposed_comm", launch(ask), 4)
@@ -69,10 +69,13 @@ def test_the_wait_of_the_faster_rank_is_no_exchange():
     """6 and 9 ms of work and 3 ms of exchange: 3 ms on the slowest rank's 9, and half as long again
     on rank 1. With exchange both ranks take 12.
     """
-    told = {"began_ns": 0, "ended_ns": 1}
     alone = (6.0, 9.0)
-    ranks = [told | {"segments_ms": [ms] * 4 + [12.0, 12.0, ms]} for ms in alone]
-    found = measure_difference("exposed_comm", launch(lambda *_, **__: ranks), 2)
+
+    def ask(command, steps, **arguments):
+        told = {"began_ns": 0, "ended_ns": 1, "outside_ms": (9.0 * 5 + 12.0 * 2) * steps}
+        return [told | {"segments_ms": [ms] * 4 + [12.0, 12.0, ms]} for ms in alone]
+
+    found = measure_difference("exposed_comm", launch(ask), 2)
     values = values_of(two_rank_evidence(differences=(found,)))
     assert values["exposed_comm_ms"] == pytest.approx(3)
     assert values["exposed_comm_pct"] == pytest.approx(100 * 3 / 9)

@@ -1,11 +1,14 @@
 """Clocks: a block's steps in order, a time for each, and nothing else inside."""
 
 import gc
+import time
 
 import pytest
 import torch
 
+from stepguard.worker import device as rank_device
 from stepguard.worker.clock import Clock, quiet_gc
+from stepguard.worker.variants import alternate
 
 CPU = torch.device("cpu")
 
@@ -29,9 +32,26 @@ class Event:
     def __init__(self, seen):
         self.record = lambda: seen.append("record")
 
-    def elapsed_time(self, other):
-        """In ms."""
-        return 1.0
+
+def test_a_workload_cannot_replace_the_clock(monkeypatch):
+    """Clocks that a workload puts in place of time's and torch's are not asked, in a block or in
+    segments; tests/gpu has the same beside a GPU's own time.
+    """
+    bound = rank_device._synchronize, rank_device._record, rank_device._elapsed_time
+
+    def replaced(*args, **kwargs):
+        raise AssertionError("the engine asked a clock that was replaced")
+
+    for name in ("perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "time", "time_ns"):
+        monkeypatch.setattr(time, name, replaced)
+    for name in ("record", "elapsed_time", "synchronize"):
+        monkeypatch.setattr(torch.cuda.Event, name, replaced)
+    monkeypatch.setattr(torch.cuda, "Event", replaced)
+    monkeypatch.setattr(torch.cuda, "synchronize", replaced)
+    found = Clock(CPU).block(lambda: None, 3, lambda index: None)
+    assert found["wall_ms"] > 0 and len(found["step_ms"]) == 3
+    assert len(alternate([lambda: None] * 2, [0, 1], 3, CPU, lambda: None)) == 2
+    assert replaced not in bound
 
 
 @pytest.mark.parametrize("device", [CPU, torch.device("cuda")])
@@ -39,8 +59,10 @@ def test_ranks_line_up_as_the_last_thing_before_a_block(device, monkeypatch):
     """What takes one rank longer than the other before a block is in neither's time."""
     seen = []
     monkeypatch.setattr(gc, "collect", lambda: seen.append("collect"))
-    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: Event(seen))
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: seen.append("synchronize"))
+    monkeypatch.setattr(rank_device, "_Event", lambda enable_timing: Event(seen))
+    monkeypatch.setattr(rank_device, "_record", lambda event: event.record())
+    monkeypatch.setattr(rank_device, "_elapsed_time", lambda event, later: 1.0)
+    monkeypatch.setattr(rank_device, "_synchronize", lambda: seen.append("synchronize"))
     Clock(device).block(
         lambda: seen.append("step"), 1, lambda index: None, lambda: seen.append("line up")
     )
@@ -50,10 +72,22 @@ def test_ranks_line_up_as_the_last_thing_before_a_block(device, monkeypatch):
 
 
 def test_no_garbage_collection_inside_a_block():
-    """The collector is off while steps run, and on again afterwards, also when a step raises."""
+    """The collector is off while steps run, and afterwards as the workload had it, also when a step
+    raises; what was frozen stays so.
+    """
     states = []
     Clock(CPU).block(lambda: states.append(gc.isenabled()), 2, lambda index: None)
     assert states == [False, False] and gc.isenabled()
     with pytest.raises(ZeroDivisionError), quiet_gc():
         raise ZeroDivisionError
     assert gc.isenabled() and gc.get_freeze_count() == 0
+    gc.freeze()
+    gc.disable()
+    try:
+        frozen = gc.get_freeze_count()
+        with quiet_gc():
+            assert not gc.isenabled()
+        assert not gc.isenabled() and gc.get_freeze_count() >= frozen > 0
+    finally:
+        gc.enable()
+        gc.unfreeze()

@@ -136,12 +136,17 @@ def running_peaks(events: Any, live: int) -> dict[str, int]:
 def live_tensor_bytes() -> int:
     """Return the bytes of distinct CPU storages that Python can reach through tensors.
 
-    A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it.
+    A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it: what is
+    frozen is thawed, and frozen again.
     """
+    frozen = gc.get_freeze_count()
     gc.unfreeze()
     gc.collect()
+    things = gc.get_objects()
+    if frozen:
+        gc.freeze()
     storages: dict[int, int] = {}
-    for thing in gc.get_objects():
+    for thing in things:
         if type(thing) not in (torch.Tensor, torch.nn.Parameter):
             continue
         # A gradient may have no Python object yet. Leaves alone: torch warns at others.
