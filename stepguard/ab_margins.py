@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from stepguard.device import CPU, GPU
 
+BUDGET_MIN = 30.0  # of pairs in a run, unless it says otherwise
+
 
 @dataclass(frozen=True)
 class Margins:

@@ -7,6 +7,7 @@ import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from stepguard.ab_margins import BUDGET_MIN
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.device import is_gpu
@@ -36,8 +37,6 @@ from stepguard.storage.waivers import today
 from stepguard.verdict import Reason, Verdict
 from stepguard.waiver import Waiver
 
-BUDGET_S = 1800.0  # half an hour of pairs in a run, unless it says otherwise
-
 
 @dataclass(frozen=True)
 class Result:
@@ -60,7 +59,7 @@ class Suite:
     gpus: tuple[Gpu, ...]
     arguments: list[str]  # of the command that was typed
     waivers: tuple[Waiver, ...] = ()
-    budget: Budget = field(default_factory=lambda: Budget(BUDGET_S, 1))  # for pairs
+    budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
     confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
     launcher: Launcher | None = None

@@ -7,17 +7,12 @@ that answers 0 and then the sample makes round k last exactly sample k.
 Two classes, one of which is registered when pytest is configured, keep ``-p no:benchmark`` working.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from stepguard.judge.summary import summarise
-from stepguard.measure.suite import Result
-from stepguard.metrics import METRICS
-from stepguard.report.documents import verdict_document
-
-Sink = Callable[[Result], None]
+Sink = Callable[[Sequence[float], Mapping[str, Any]], None]  # samples [ms], what describes them
 
 
 class ReplayTimer:
@@ -54,12 +49,12 @@ class WithBenchmark:
 
     @pytest.fixture
     def perf_sink(self, request: pytest.FixtureRequest, benchmark: Any) -> Sink:
-        """Hand a result to the test's benchmark fixture."""
+        """Hand samples to the test's benchmark fixture."""
         timer = request.node.get_closest_marker("benchmark").kwargs["timer"]
 
-        def feed(result: Result) -> None:
-            benchmark.extra_info.update(_extra_info(result))
-            samples_s = [ms / 1e3 for ms in result.evidence.samples_ms()]
+        def feed(samples_ms: Sequence[float], info: Mapping[str, Any]) -> None:
+            benchmark.extra_info.update(info)
+            samples_s = [ms / 1e3 for ms in samples_ms]
             # Without samples there is no row for its table; disabled, it takes that quietly.
             benchmark.disabled = benchmark.disabled or not samples_s
             timer.load(samples_s)
@@ -77,19 +72,8 @@ class WithoutBenchmark:
 
     @pytest.fixture
     def perf_sink(self) -> Sink:
-        """Return a sink that drops its results."""
-        return lambda result: None
+        """Return a sink that drops what it is given."""
+        return lambda samples_ms, info: None
 
 
-def _extra_info(result: Result) -> dict[str, Any]:
-    values = summarise(result.evidence).values()
-    return {
-        "stepguard": {
-            "case": result.case.id,
-            "metrics": values,
-            "units": {name: METRICS[name].unit for name in values},
-            "launch_step_ms": [launch.step_ms for launch in result.evidence.launches],
-            "verdict": verdict_document(result.verdict)["status"],
-            "reason": result.verdict.reason.name,
-        }
-    }
+Bridge = WithBenchmark | WithoutBenchmark

@@ -1,20 +1,9 @@
-"""Options of the plugin, and the refusal of values that would turn the gate off."""
+"""Options of the plugin. Every project of the environment has them, so that little is imported."""
 
-from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-from stepguard.git.resolve import TreeError, resolve
-from stepguard.git.revision import current
-from stepguard.judge.acceptance import has_words
-from stepguard.measure.suite import BUDGET_S
-from stepguard.report import documents
-from stepguard.text import printable
-
-TEXTS = ("reason", "baselines", "against", "launcher", "json", "report")
+from stepguard.ab_margins import BUDGET_MIN
 
 
 def add_options(group: Any) -> None:
@@ -44,7 +33,7 @@ def add_options(group: Any) -> None:
         "--perf-budget",
         metavar="MIN",
         type=float,
-        default=BUDGET_S / 60,
+        default=BUDGET_MIN,
         help="minutes that a run may spend on pairs with another revision (%(default)g)",
     )
     flag("--perf-no-confirm", help="do not measure the baseline's commit when a time moved")
@@ -58,56 +47,6 @@ def add_options(group: Any) -> None:
     add("--perf-report", metavar="PATH", help="write the run as Markdown")
 
 
-def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
-    """Raise UsageError for what would pass cases unmeasured, or could not be done."""
-    for problem in _problems(config, root, baselines, gpus):
-        raise pytest.UsageError(printable(problem))
-
-
-def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> Iterator[str]:
-    option = config.option
-    texts = {f"--perf-{name}": getattr(option, f"perf_{name}") for name in TEXTS}
-    for name, value in texts.items():
-        # An empty value would quietly choose another gate, --perf-against= the stored baseline.
-        if value is not None and not value.strip():
-            yield f"{name}={value}: empty; a variable that is not set, maybe"
-    for name in ("--benchmark-skip", "--benchmark-disable"):
-        if config.getoption(name, False):
-            yield f"{name} would pass the performance cases unmeasured"
-    wanted = f"--perf-require-gpus={option.perf_require_gpus}"
-    if option.perf_require_gpus < 0:
-        yield f"{wanted}: 0 asks for none, 1 up for so many"
-    if gpus < option.perf_require_gpus:
-        yield f"{wanted}: this machine shows {gpus}; see: python -m stepguard doctor"
-    updates, reason = option.perf_update or option.perf_update_new, option.perf_reason
-    if reason is not None and not (has_words(reason) and reason.isprintable()):
-        yield f"--perf-reason={reason!r}: write a line of words"
-    if reason is not None and not updates:
-        yield "--perf-reason: nothing is recorded; it goes with --perf-update or --perf-update-new"
-    if not 0 < option.perf_budget < 1e6:  # NaN neither
-        yield f"--perf-budget={option.perf_budget}: a number of minutes"
-    if option.perf_against and updates:
-        yield "--perf-against judges against a revision, not a baseline: record in another run"
-    if option.perf_against:
-        yield from _bad_revision(option.perf_against, root, baselines)
-    if option.perf_baselines and not baselines.is_dir():
-        yield f"--perf-baselines={option.perf_baselines}: no such folder"
-    for name in ("--perf-json", "--perf-report"):
-        path = Path(config.invocation_params.dir, texts[name] or "")
-        if texts[name] and (problem := documents.unwritable(path)):
-            yield f"{name}={texts[name]}: {problem}"
-
-
-def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
-    try:
-        named = resolve(root, rev)
-    except TreeError as error:
-        yield f"--perf-against={rev}: {error}"
-        return
-    head = current(root, baselines)
-    # Spelled HEAD it is meant: that is how calibration measures.
-    if named.commit == head.commit and not head.dirty and rev != "HEAD":
-        yield (
-            f"--perf-against={rev}: that is HEAD itself, without a change, and always the same; "
-            "to compare the machine with itself say --perf-against=HEAD"
-        )
+def documents_wanted(option: Any) -> bool:
+    """Tell whether these options ask for a document, which is written without a case, too."""
+    return bool(option.perf_json or option.perf_report)

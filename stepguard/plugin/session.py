@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from stepguard.case import Case
+from stepguard.device import CPU, GPU
 from stepguard.git.resolve import TreeError
 from stepguard.git.worktree import tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
@@ -28,10 +29,10 @@ from stepguard.plugin.baselines import (
     waiver_lines,
     whole_folders,
 )
-from stepguard.plugin.benchmark import WithBenchmark, WithoutBenchmark
-from stepguard.plugin.items import asks_for_perf, case_of, unsuited
-from stepguard.plugin.options import refuse_bad_options
+from stepguard.plugin.benchmark import Bridge
+from stepguard.plugin.items import asks_for_perf, case_of
 from stepguard.plugin.recorder import Recorder
+from stepguard.plugin.refusals import refuse_bad_options
 from stepguard.report import documents, words
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
@@ -54,7 +55,7 @@ def _usage_errors(front: str = "") -> Iterator[None]:
 class Session:
     """The state of one pytest run. Raises UsageError for what would turn the gate off."""
 
-    def __init__(self, config: pytest.Config, bridge: WithBenchmark | WithoutBenchmark) -> None:
+    def __init__(self, config: pytest.Config, bridge: Bridge) -> None:
         self._config, self._option, self._bridge = config, config.option, bridge
         self._root, start = config.rootpath, Path(config.invocation_params.dir)
         folder = config.getoption("--perf-baselines")
@@ -75,19 +76,18 @@ class Session:
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
 
-    def header(self) -> str:
-        """Return pytest's header line; never raises, the collection will."""
-        try:
-            gpus = self._gpus
-        except pytest.UsageError as error:
-            return str(error)
+    def header(self) -> list[str]:
+        """Return a line on the machine and what judges, for a run of cases; else none."""
+        if not self._asked or self._config.get_verbosity() < 0:
+            return []
+        gpus = self._gpus
         judge = f"baselines in {self._commands.relative(self._baselines)}/"
         if against := self._option.perf_against:
             judge = f"judged against {against}, measured beside it on this machine"
         if not gpus:
-            return f"no GPU, smoke cases only; {judge}"
+            return [f"stepguard: no GPU, smoke cases only; {judge}"]
         names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
-        return f"{names}, driver {gpus[0].driver}; {judge}"
+        return [f"stepguard: {names}, driver {gpus[0].driver}; {judge}"]
 
     @cached_property
     @_usage_errors()
@@ -238,6 +238,22 @@ class Session:
             *stale_lines(self._collected or Collected(), results, self._commands.relative),
         ]
         return Run(results, self._commands, notices, self._skipped)
+
+
+def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:
+    """Say why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty if
+    they are. ``markers`` is the expression that tests were chosen by.
+    """
+    if case.device == GPU and (nodes := spread(case, launcher)):
+        each, count = nodes.fewest_gpus, len(nodes.nodes)
+        few = each * count < case.world_size
+        need = f"needs {case.world_size} GPU(s), {count} nodes have {each} each"
+        return need if few else ""
+    if case.device == GPU and gpus < case.world_size:
+        return f"needs {case.world_size} GPU(s), this machine shows {gpus}"
+    if case.device == CPU and gpus and "smoke" not in markers:
+        return "a GPU is here, its cases run instead (or say: -m smoke)"
+    return ""
 
 
 def _python(start: Path) -> str:

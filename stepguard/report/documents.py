@@ -11,6 +11,7 @@ import msgspec
 
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
+from stepguard.metrics import METRICS
 from stepguard.report import table, words
 from stepguard.report.commands import Commands
 from stepguard.report.waivers import sentences
@@ -65,6 +66,21 @@ def result_document(result: Result) -> dict[str, Any]:
         "verdict": verdict_document(result.verdict),
         "evidence": str(result.evidence_path),
         "baseline": str(result.baseline_path),
+    }
+
+
+def benchmark_info(result: Result) -> dict[str, Any]:
+    """Return what a document of pytest-benchmark has of one case beside its samples."""
+    values = summarise(result.evidence).values()
+    return {
+        "stepguard": {
+            "case": result.case.id,
+            "metrics": values,
+            "units": {name: METRICS[name].unit for name in values},
+            "launch_step_ms": [launch.step_ms for launch in result.evidence.launches],
+            "verdict": result.verdict.status.value,
+            "reason": result.verdict.reason.name,
+        }
     }
 
 

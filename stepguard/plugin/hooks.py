@@ -1,0 +1,154 @@
+"""The hooks of a run that has cases; the entry, plugin/__init__.py, registers them then.
+
+Exit codes are pytest's own. A verdict that fails the build fails its test; a verdict that could not
+decide is an error of its test; a run that selected cases and measured none of them fails.
+"""
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+
+import pytest
+
+from stepguard.case import Case
+from stepguard.git.resolve import TreeError
+from stepguard.judge.summary import summarise
+from stepguard.measure.suite import Result
+from stepguard.plugin.benchmark import Bridge, Sink
+from stepguard.plugin.items import NOTHING_MEASURED, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.outcome import outcome_of
+from stepguard.plugin.session import Session
+from stepguard.report import terminal
+from stepguard.report.documents import benchmark_info
+from stepguard.storage.json_file import FileError
+from stepguard.text import printable
+from stepguard.verdict import Status
+
+_SESSION = pytest.StashKey[Session]()
+_RESULT = pytest.StashKey[Result]()
+_REFUSED = pytest.StashKey[str]()  # why nothing was measured: no trusted baseline, no other tree
+_PASSED = pytest.StashKey[bool]()
+
+
+def begin(
+    config: pytest.Config, bridge: Bridge, items: Sequence[pytest.Item], all_collected: bool
+) -> None:
+    """Begin the run's session, and refuse what would pass its cases unmeasured."""
+    session = config.stash[_SESSION] = Session(config, bridge)
+    config.add_cleanup(session.close)  # nothing is left behind, however the run ends
+    if any(map(asks_for_perf, items)):
+        session.check(items, all_collected)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Plan what is left after deselection."""
+    session.config.stash[_SESSION].plan(session.items)
+
+
+def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
+    """Name the machine, and where its baseline is."""
+    return [printable(line) for line in config.stash[_SESSION].header()]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Under xdist a case is refused when its turn comes: earlier, xdist would hide the reason."""
+    if not hasattr(item.config, "workerinput"):
+        return
+    refuse_without_perf(item)
+    if asks_for_perf(item):
+        pytest.fail("performance cases cannot share a machine: run without -n", pytrace=False)
+
+
+def measuring(
+    node: pytest.Item, config: pytest.Config, sink: Sink
+) -> Iterator[Callable[[Case], None]]:
+    """Yield what the fixture ``perf`` gives to the test."""
+    session = config.stash[_SESSION]
+
+    def measure(case: Case) -> None:
+        if _RESULT in node.stash:
+            raise pytest.UsageError("perf(case) was called twice in one test: use two tests")
+        own = case_of(node)
+        if own is not None and own.id != case.id:
+            raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
+        try:
+            result = session.measure(case)
+        except (FileError, TreeError) as error:
+            node.stash[_REFUSED] = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
+            # Stashed, too: a test that catches the failure must not pass.
+            pytest.fail(node.stash[_REFUSED], pytrace=False)
+        node.stash[_RESULT] = result
+        # Before the test fails, so that pytest-benchmark's documents have failed cases, too.
+        sink(result.evidence.samples_ms(), benchmark_info(result))
+        node.user_properties.append(("perf_verdict", result.verdict.label))
+        node.user_properties.extend(sorted(summarise(result.evidence).values().items()))
+        if result.verdict.outcome != "passed" and not result.verdict.recorded:
+            pytest.fail(session.block(result), pytrace=False)
+
+    yield measure
+    # Not after a failure of the test's own, which explains enough.
+    if _RESULT not in node.stash and node.stash.get(_PASSED, False):
+        pytest.fail(NOTHING_MEASURED, pytrace=False)
+
+
+# The outermost wrapper: pytest's own xfail has changed the report by then.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give the call the outcome of its verdict; see outcome_of."""
+    report = yield
+    session = item.config.stash[_SESSION]
+    xfail, why = hasattr(report, "wasxfail"), str(call.excinfo.value) if call.excinfo else ""
+    session.saw(item, report.skipped, "expected to fail (xfail)" if xfail else why)
+    if call.when != "call":
+        return report
+    result, refused = item.stash.get(_RESULT, None), item.stash.get(_REFUSED, "")
+    if report.passed and result is None and not refused and case_of(item) is not None:
+        refused = NOTHING_MEASURED  # whatever fixture it had under the name perf
+    item.stash[_PASSED] = report.passed and not refused
+    verdict = result.verdict if result else None
+    found = outcome_of(report.outcome, xfail, verdict, bool(refused))
+    if found.overridden:
+        report.outcome, report.longrepr = "failed", session.block(result) if result else refused
+        # With it pytest would count the failure as an expected one.
+        vars(report).pop("wasxfail", None)
+    if result is not None and found.names_verdict:
+        report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
+    if found.error:
+        # pytest and JUnit call what fails in the call a failure, and what fails in set-up an error.
+        report.when = "setup"
+    return report
+
+
+def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
+    """Show the verdict's own word in -v output."""
+    status = getattr(report, "perf_status", None)
+    if status is None or report.when not in ("call", "setup"):
+        return None
+    if report.passed:
+        return "passed", ".", status
+    return ("failed", "F", status) if report.when == "call" else ("error", "E", status)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Record what had to wait, write the documents; fail a run that measured no case, or could not
+    record as asked.
+    """
+    run = session.config.stash[_SESSION]
+    # The refused option may be the document's own path.
+    sound = run.finish(write=exitstatus != pytest.ExitCode.USAGE_ERROR)
+    # Another status says more: an interrupt, or tests that failed.
+    if not sound and exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the table and, for everything that did not pass, what to do."""
+    run = terminalreporter.config.stash[_SESSION].summary()
+    if run is None:
+        return
+    terminalreporter.section("performance")
+    for text, markup in terminal.lines(run):
+        terminalreporter.line(printable(text), **markup)
