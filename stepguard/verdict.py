@@ -63,6 +63,7 @@ class Reason(Enum):
     BASE_LACKS = "the other revision cannot run this case"
     OTHER_FLOPS = "the other revision's step does other work"
     MACHINE_MOVED = "the machine changed, the code did not"
+    MACHINE_TOO_FAR = "the code did not change, and cards and clocks cannot change so much"
     NOT_RECORDED = "no recording for this machine"
     METRIC_NOT_RECORDED = "the recording lacks this metric"
     OTHER_SOFTWARE = "recorded under other software"
@@ -108,6 +109,7 @@ class Confirmation(Enum):
     REVERSED = "the pairs say SLOWER where the screen said FASTER"
     MACHINE = "the pairs see no change: it was the machine"
     SAME_CODE = "the recording was made of this very code: it was the machine"
+    TOO_FAR = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"
     NOT_JUDGED = "the step time was not judged"
     UNDECIDED = "the pairs do not decide"
     NOT_EXCLUDED = "the pairs do not exclude what the baseline says"
@@ -282,8 +284,9 @@ class Verdict:
 
     @property
     def machine_moved(self) -> bool:
-        """Tell whether the machine changed a time, whatever else there is."""
-        return any(m.gated and m.reason is Reason.MACHINE_MOVED for m in self.metrics)
+        """Tell whether a time changed and the code did not, whatever else there is."""
+        moved = (Reason.MACHINE_MOVED, Reason.MACHINE_TOO_FAR)
+        return any(m.gated and m.reason in moved for m in self.metrics)
 
     @property
     def undecided(self) -> bool:

@@ -19,6 +19,7 @@ from stepguard.cli.common import (
     wanted_evidence,
 )
 from stepguard.evidence import Evidence, from_json
+from stepguard.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.git.revision import current
 from stepguard.judge.acceptance import has_words, moved_together
 from stepguard.metrics import METRICS
@@ -27,6 +28,7 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
+from stepguard.text import printable
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -43,6 +45,7 @@ def _accept(options: argparse.Namespace) -> int:
         try:
             # In the loop: one case that is refused does not stop the others.
             _refuse_older(path, evidence, options)
+            _refuse_foreign(path, evidence, options)
             _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)
             done = accept(target, evidence, options.reason, where=folder_option(options))
@@ -66,6 +69,24 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
             f"{evidence.commit[:12] or 'none'}, HEAD is {head[:12]}; measure again, or, if it is "
             f"that one you mean: --evidence {shlex.quote(os.path.relpath(path))}"
         )
+
+
+def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for evidence that this checkout did not measure, unless the main branch has its
+    commit: a level is confirmed by that commit, so it has to stay, and to be what was reviewed.
+    """
+    if not options.evidence or path.resolve().is_relative_to(Store(options.root).runs.resolve()):
+        return
+    front = f"{evidence.case_id}: not recorded, its commit {printable(evidence.commit)[:12]}"
+    commit = known_commit(options.root, evidence.commit)
+    if not commit:
+        raise Refused(f"{front} is not in this repository: git fetch origin")
+    try:
+        main = main_branch(options.root)
+    except TreeError as error:
+        raise Refused(f"{front} cannot be looked for: {error}") from None
+    if not has_commit(options.root, main.tip, commit):
+        raise Refused(f"{front} is not on {main.name}: accept what a run of {main.name} measured")
 
 
 def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:

@@ -70,33 +70,79 @@ def resolve(root: Path, rev: str) -> Named:
     return Named(rev, commit, top, below)
 
 
-def commit_for_confirmation(root: Path, commit: str) -> Confirmation:
-    """Choose what to measure beside HEAD when a recording of ``commit`` says SLOWER.
+@dataclass(frozen=True)
+class Main:
+    """The branch that a tree is merged into, and the last commit that both have."""
 
-    The recording's own commit, where the repository has it. After a squash, or in a shallow clone,
-    the merge base of HEAD with the main branch; HEAD itself would prove nothing.
+    name: str  # as git shows it
+    tip: str  # in full, like the base
+    base: str
+
+
+def main_branch(root: Path, rev: str = "") -> Main:
+    """Return the branch that HEAD is to be merged into: ``rev``, or the main branch.
+
+    Raises TreeError where none is known, or HEAD has no commit in common with it.
+    """
+    if rev:
+        named = resolve(root, rev)
+        name, tip = named.shown, named.commit
+    else:
+        name, tip = next(((ref, found) for ref in MAIN if (found := _commit(root, ref))), ("", ""))
+        name = name.removeprefix("refs/remotes/").removeprefix("refs/heads/")
+    if not tip:
+        raise TreeError("no main branch is known: git fetch origin main")
+    base = (git(root, "merge-base", "HEAD", tip) or "").strip()
+    if not base:
+        hint = f": {DEEPEN}" if _is_shallow(root) else ""
+        raise TreeError(f"HEAD and {name} have no common commit here{hint}")
+    return Main(name, tip, base)
+
+
+def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Confirmation:
+    """Choose what to measure beside HEAD when a recording of the commit ``recorded`` says SLOWER.
+
+    The recording's own commit, if HEAD and the main branch (``rev``, where it is named) both have
+    it: one of this branch alone may be as slow as HEAD, and prove nothing. After a squash, or in a
+    shallow clone, the merge base of the two; HEAD itself would prove nothing either.
     """
     head = _commit(root, "HEAD")
     if not head:
         return Confirmation("", f"git knows no commit of {root}")
-    # A hash alone: a name in the recording, HEAD for one, would be another commit today.
-    is_hash = bool(re.fullmatch(r"[0-9a-f]{7,64}", commit))
-    if is_hash and (own := _commit(root, commit)):
+    own = known_commit(root, recorded)
+    try:
+        main = main_branch(root, rev)
+    except TreeError as error:
+        why = "" if own else f"{_unusable(recorded)}, and "
+        return Confirmation("", f"{why}{error}")
+    if own and has_commit(root, main.base, own):
         return Confirmation(own, f"the recording's own commit, {short(own)}", own=True)
-    why = "the recording names no commit"
-    if commit:
-        why = f"the recording's commit {short(commit)} is not in this repository"
-    name, main = next(((ref, found) for ref in MAIN if (found := _commit(root, ref))), ("", ""))
-    name = name.removeprefix("refs/remotes/").removeprefix("refs/heads/")
-    if not main:
-        return Confirmation("", f"{why}, and no main branch is known: git fetch origin main")
-    base = (git(root, "merge-base", "HEAD", main) or "").strip()
-    if not base:
-        hint = f": {DEEPEN}" if _is_shallow(root) else ""
-        return Confirmation("", f"{why}, and HEAD and {name} have no common commit here{hint}")
-    if base == head:
-        return Confirmation("", f"{why}, and HEAD is a commit of {name}, with no other beside it")
-    return Confirmation(base, f"{why}; in its place the merge base with {name}, {short(base)}")
+    why = f"the recording's commit {short(own)} is not on {main.name}"
+    why = why if own else _unusable(recorded)
+    if main.base == head:
+        return Confirmation(
+            "", f"{why}, and HEAD is a commit of {main.name}, with no other beside it"
+        )
+    how = f"{why}; in its place the merge base with {main.name}, {short(main.base)}"
+    return Confirmation(main.base, how)
+
+
+def _unusable(recorded: str) -> str:
+    if not recorded:
+        return "the recording names no commit"
+    return f"the recording's commit {short(recorded)} is not in this repository"
+
+
+def known_commit(root: Path, text: str) -> str:
+    """Return the commit with this hash in full; empty if the repository has none. A name, HEAD for
+    one, is no hash: it would be another commit tomorrow.
+    """
+    return _commit(root, text) if re.fullmatch(r"[0-9a-f]{7,64}", text) else ""
+
+
+def has_commit(root: Path, tip: str, commit: str) -> bool:
+    """Tell whether ``commit`` is ``tip`` or one of its ancestors."""
+    return git(root, "merge-base", "--is-ancestor", commit, tip) is not None
 
 
 def _repository(root: Path) -> tuple[Path, str]:

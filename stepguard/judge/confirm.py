@@ -17,6 +17,10 @@ from stepguard.verdict import (
     Verdict,
 )
 
+# Of a step time, that another card or clock may make with the same code. H200s: cards differ by
+# 4.8 % at most (13 of them), and the SM clock of a block was between 1590 and 1800 MHz, a factor of
+# 1.13, in all studies of steady steps. See docs/judge.md.
+MACHINE_LIMIT_PCT = 15.0
 OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 
 
@@ -131,6 +135,16 @@ def _judged(
 
 
 def _by_machine(found: MetricVerdict, how: Confirmed) -> MetricVerdict:
+    """Judge a time that moved though the code did not: by the machine, as far as machines go.
+
+    Beyond that nobody knows what moved; a recording that is not of its commit, maybe.
+    """
+    if found.change_pct is None or abs(found.change_pct) > MACHINE_LIMIT_PCT:
+        facts = {**how.facts, "limit_pct": MACHINE_LIMIT_PCT}
+        how = replace(how, outcome=Confirmation.TOO_FAR, facts=facts)
+        return replace(
+            found, status=Status.INCONCLUSIVE, reason=Reason.MACHINE_TOO_FAR, confirmed=how
+        )
     return replace(found, status=Status.SAME, reason=Reason.MACHINE_MOVED, confirmed=how)
 
 

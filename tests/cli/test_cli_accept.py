@@ -5,8 +5,9 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from git_repositories import commit, git
 
-from stepguard.evidence import Block, Counts, Launch
+from stepguard.evidence import Block, Counts, Launch, to_json
 from stepguard.fingerprint import Fingerprint
 
 
@@ -72,7 +73,9 @@ def test_a_run_against_a_revision_left_nothing_to_accept(shell, command):
 
 def test_a_file_and_a_folder(shell):
     """--evidence takes one file, or a folder as CI kept it."""
-    first, second = shell.keep(shell.made("a"), shell.made("b"))
+    shell.commit()
+    head = git(shell.path, "rev-parse", "HEAD")
+    first, second = shell.keep(shell.made("a", commit=head), shell.made("b", commit=head))
     artifact = shell.path / "artifact"
     shutil.copytree(first.parents[1], artifact)
     shutil.rmtree(shell.path / ".stepguard")
@@ -81,6 +84,38 @@ def test_a_file_and_a_folder(shell):
     assert set(entries(shell, "one")) == {"linear[a]"}
     assert shell("accept", "--evidence", str(artifact), "--baselines", "both").status == 0
     assert set(entries(shell, "both")) == {"linear[a]", "linear[b]"}
+
+
+def test_evidence_from_elsewhere_has_to_be_of_the_main_branch(shell):
+    """A level is confirmed by its commit: one that git does not know, that only a branch has, or
+    that is a name and no hash, is refused, and nothing is written.
+    """
+    shell.commit()
+    main = git(shell.path, "rev-parse", "HEAD")
+    git(shell.path, "switch", "-q", "-c", "change")
+    branch = commit(shell.path, "slow", model="1\n")
+    artifact = shell.path / "artifact" / "evidence.json"
+    artifact.parent.mkdir()
+    for bad, why in (
+        ("b" * 40, "is not in this repository: git fetch origin"),
+        ("HEAD", "its commit HEAD is not in this repository"),
+        (branch, "is not on ma"),
+    ):
+        artifact.write_bytes(to_json(shell.made("a", commit=bad)))
+        done = shell("accept", "--evidence", "artifact", "--reason", "I insist")
+        assert done.status == 1 and why in done.err
+    assert not (shell.path / "baselines").exists()
+    artifact.write_bytes(to_json(shell.made("a", commit=main)))
+    assert shell("accept", "--evidence", "artifact").status == 0
+
+
+def test_evidence_of_this_checkout_may_be_of_its_branch(shell):
+    """What was measured here is named by its path, too, when it is not HEAD's."""
+    shell.commit()
+    git(shell.path, "switch", "-q", "-c", "change")
+    branch = commit(shell.path, "slow", model="1\n")
+    (kept,) = shell.keep(shell.made("a", commit=branch))
+    assert shell("accept", "--evidence", str(kept)).status == 0
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def clone(origin, tmp_path):
 
 
 def test_the_recordings_own_commit(clone):
-    """As long as the repository has it, on whichever branch: the hash in full, and in words."""
+    """As long as HEAD and the main branch have it: the hash in full, and in words."""
     own = git(clone, "rev-parse", "HEAD~1")
     expected = Confirmation(own, f"the recording's own commit, {short(own)}", own=True)
     assert commit_for_confirmation(clone, own) == expected
@@ -44,6 +44,39 @@ def test_a_commit_that_was_squashed_away(origin, clone):
     assert commit_for_confirmation(clone, GONE) == Confirmation(
         base, f"{ABSENT}; in its place the merge base with origin/HEAD, {short(base)}"
     )
+
+
+@pytest.mark.parametrize("where", ["HEAD", "HEAD~1", "other"])
+def test_a_commit_that_main_does_not_have_is_not_believed(origin, clone, where):
+    """A recording's hash is a line of a file: one of this branch alone, or of another one, would
+    call as slow code the machine.
+    """
+    commit(clone, "slow", code="3\n")
+    git(clone, "switch", "-q", "-c", "other", "main")
+    commit(clone, "elsewhere", code="4\n")
+    git(clone, "switch", "-q", "mine")
+    recorded, base = git(clone, "rev-parse", where), git(origin, "rev-parse", "main")
+    why = f"the recording's commit {short(recorded)} is not on origin/HEAD"
+    expected = f"{why}; in its place the merge base with origin/HEAD, {short(base)}"
+    assert commit_for_confirmation(clone, recorded) == Confirmation(base, expected)
+
+
+def test_a_commit_that_main_got_later_is_not_believed(origin, clone):
+    """Main's tip may be as slow as HEAD; what both have is what the branch began from."""
+    later = commit(origin, "meanwhile", code="3\n")
+    git(clone, "fetch", "-q")
+    found = commit_for_confirmation(clone, later)
+    assert (found.commit, found.own) == (git(clone, "rev-parse", "HEAD~1"), False)
+
+
+def test_the_branch_that_is_merged_into_may_be_named(origin, clone):
+    """Instead of the main branch; one that is not there is said, with what mends it."""
+    git(clone, "branch", "release")
+    tip = git(clone, "rev-parse", "release")
+    found = commit_for_confirmation(clone, tip, "release")
+    assert (found.commit, found.own) == (tip, True)
+    gone = commit_for_confirmation(clone, tip, "relaese")
+    assert gone.commit == "" and "did you mean release" in gone.how
 
 
 @pytest.mark.parametrize("text", ["", "main", "--all", "HEAD", "unknown"])

@@ -13,6 +13,7 @@ from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Fault
 from stepguard.judge.ab import decision
 from stepguard.judge.confirm import (
+    MACHINE_LIMIT_PCT,
     confirmation_wants_pair,
     confirmed,
     same_code,
@@ -151,6 +152,27 @@ def test_the_machine_moved_only_where_its_steps_were_timed(steps, status):
     assert after.status is status
     missed = "unconfirmed: the pairs did not time 1 of the steps that the run timed"
     assert note(metric(after, "step_ms")).startswith(missed) is (status is Status.SLOWER)
+
+
+@pytest.mark.parametrize("pct", [MACHINE_LIMIT_PCT + 1, 171.0, -40.0])
+@pytest.mark.parametrize("how", ["pairs", "commit"])
+def test_no_machine_changes_so_much(pct, how):
+    """Twice as slow with the same code is no other card: a recording that is not of its commit,
+    maybe. Nothing passes, and nothing is recorded.
+    """
+    before = screened(pct)
+    after = confirmed(before, beside(0.0), HOW) if how == "pairs" else same_code(before, HOW)
+    assert (after.status, after.reason) == (Status.INCONCLUSIVE, Reason.MACHINE_TOO_FAR)
+    assert after.outcome == "error" and after.machine_moved
+    said = "unconfirmed: the pairs see no change, but cards and clocks differ by 15 % at most, "
+    assert times(after)[0].startswith(f"step_ms: {said}{HOW}")
+
+
+@pytest.mark.parametrize("pct", [MACHINE_LIMIT_PCT - 1, 9.7, -12.0])
+def test_what_machines_do_is_still_theirs(pct):
+    """Within what cards and clocks were seen to do, and beyond the screen's limit."""
+    after = confirmed(screened(pct), beside(0.0), HOW)
+    assert (after.status, after.reason) == (Status.SAME, Reason.MACHINE_MOVED)
 
 
 def test_the_same_commit_is_the_machine():

@@ -124,7 +124,7 @@ FAULT = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches
         ),
         ({"base": FAULT, "head": {"launches": ()}}, "NOT COMPARABLE, * planted"),
         ({"head": FAULT}, "BROKEN, pair 1: planted"),
-        ({"base": {"tokens_per_step": 1}}, "NOT COMPARABLE, tokens_per_step *"),
+        ({"base": {"tokens_per_step": 1}}, "CHANGED, tokens_per_step *"),
     ],
     ids=["undecided", "base", "head", "tokens"],
 )
