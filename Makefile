@@ -7,6 +7,11 @@
 .PHONY: help perf demo test doctor setup
 ARGS ?=
 TESTS ?= tests
+# As they were typed: make would run a $(shell ...) in them, and a shell a `...`. scripts/with_args.py
+# splits them into words.
+override ARGS := $(value ARGS)
+override TESTS := $(value TESTS)
+export ARGS TESTS
 # Files of tests in parallel, in the order of tests/conftest.py. Each may run several launches of its
 # own, of half a GB a process: more than two ask for memory that small machines do not have.
 PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
@@ -26,7 +31,7 @@ help: ## what there is
 
 perf: ## measure and judge: the GPU suite, or the smoke cases where there is no GPU
 	$(call ready,perf)
-	$(python) -m pytest perf_tests $(ARGS)
+	$(python) scripts/with_args.py perf_tests
 
 demo: ## plant a hidden host sync into a copy, and see the gate fail at its line
 	$(call ready,perf)
@@ -37,7 +42,7 @@ test: ## the project's own tests, on a CPU: ruff, mypy, pytest
 	$(python) -m ruff check .
 	$(python) -m ruff format --check .
 	$(python) -m mypy
-	$(python) -m pytest $(PARALLEL) $(TESTS) $(ARGS)
+	$(python) scripts/with_args.py $(PARALLEL) --tests
 
 doctor: ## is this machine fit, and is there a baseline?
 	$(call ready,perf)

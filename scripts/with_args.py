@@ -1,0 +1,23 @@
+"""Run pytest with its arguments and the words of $ARGS, and in place of --tests those of $TESTS.
+
+    ARGS="-k 'forward and not nano'" python scripts/with_args.py perf_tests
+
+Words are split and unquoted as a shell does, and nothing in them is run or replaced.
+"""
+
+import os
+import shlex
+import sys
+
+
+def words(name):
+    """The words of a variable; an exit that names it where a quote has no end."""
+    try:
+        return shlex.split(os.environ.get(name, ""))
+    except ValueError as error:
+        sys.exit(f"{name}={os.environ[name]}: {error}")
+
+
+if __name__ == "__main__":
+    given = [w for one in sys.argv[1:] for w in (words("TESTS") if one == "--tests" else [one])]
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *given, *words("ARGS")])

@@ -1,0 +1,75 @@
+"""The Makefile passes ARGS and TESTS on as words, and runs nothing in them."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+# In pytest's place: what it is given, a word a line.
+PYTEST = "import sys\nprint(*(f'<{word}>' for word in sys.argv[1:]), sep='\\n')\n"
+PYTHON = f"""#!/bin/sh
+case "$1" in
+  scripts/requirements.py) ;;
+  scripts/with_args.py) exec {sys.executable} "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def project(tmp_path):
+    """The Makefile and its scripts, and an interpreter that only shows what pytest is given."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    (tmp_path / "pytest").mkdir()
+    (tmp_path / "pytest" / "__main__.py").write_text(PYTEST)
+    (tmp_path / "python").write_text(PYTHON)
+    (tmp_path / "python").chmod(0o755)
+    return tmp_path
+
+
+def make(project, *arguments, **environment):
+    """Words that pytest gets, exit status and complaints."""
+    done = subprocess.run(
+        ["make", "--silent", "PYTHON=./python", *arguments],
+        cwd=project,
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(project)} | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    words = [line[1:-1] for line in done.stdout.splitlines() if line.startswith("<")]
+    return words, done.returncode, done.stderr
+
+
+HOSTILE = ["$(shell touch planted)", "`touch planted`", "$(touch planted)", "; touch planted #"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("name", ["ARGS", "TESTS"])
+@pytest.mark.parametrize("where", ["command line", "environment"])
+def test_nothing_in_a_variable_is_run(project, text, name, where):
+    """A branch called so does not run a command, by make or by a shell."""
+    given = {name: text}
+    arguments = [f"{name}={text}"] if where == "command line" else []
+    words, status, _ = make(project, "test", *arguments, **(given if not arguments else {}))
+    assert (status, words[-len(text.split()) :]) == (0, text.split())
+    assert not (project / "planted").exists()
+
+
+def test_words_and_quotes(project):
+    """As a shell splits them; without ARGS nothing is added."""
+    words, *_ = make(project, "perf", "ARGS=-k 'a and not b' --perf-reason=\"it is right\"")
+    assert words == ["perf_tests", "-k", "a and not b", "--perf-reason=it is right"]
+    assert make(project, "perf") == (["perf_tests"], 0, "")
+    words, *_ = make(project, "test", "TESTS=tests/a tests/b", "PARALLEL=", "ARGS=-x")
+    assert words == ["tests/a", "tests/b", "-x"]
+
+
+def test_a_quote_without_an_end_is_named(project):
+    """Not a traceback, and pytest does not run."""
+    words, status, complaint = make(project, "perf", "ARGS=-k 'a")
+    assert (words, status) == ([], 2)
+    assert complaint.startswith("ARGS=-k 'a: No closing quotation\n")
