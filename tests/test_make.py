@@ -24,6 +24,7 @@ def project(tmp_path):
     shutil.copy(ROOT / "Makefile", tmp_path)
     shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
     (tmp_path / "pytest").mkdir()
+    (tmp_path / "pytest" / "__init__.py").touch()  # before the one that is installed
     (tmp_path / "pytest" / "__main__.py").write_text(PYTEST)
     (tmp_path / "python").write_text(PYTHON)
     (tmp_path / "python").chmod(0o755)
