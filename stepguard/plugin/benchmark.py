@@ -7,11 +7,26 @@ that answers 0 and then the sample makes round k last exactly sample k.
 Two classes, one of which is registered when pytest is configured, keep ``-p no:benchmark`` working.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+# Options that say how its table is made, or what only its table does, with their usual values.
+ITS_TABLE: tuple[tuple[str, Any], ...] = (
+    ("columns", None),
+    ("compare", []),
+    ("compare_fail", None),
+    ("cprofile", None),
+    ("group_by", "group"),
+    ("histogram", []),
+    ("name", "normal"),
+    ("sort", "min"),
+    ("time_unit", None),
+    ("verbose", False),
+)
+INFO = "stepguard"  # the key under which its documents have what is ours
+Groups = list[tuple[str | None, list[dict[str, Any]]]]
 Sink = Callable[[Sequence[float], Mapping[str, Any]], None]  # samples [ms], what describes them
 
 
@@ -47,12 +62,34 @@ class WithBenchmark:
         options["timer"] = ReplayTimer()
         item.add_marker(pytest.mark.benchmark(**options), append=False)
 
+    @pytest.hookimpl(wrapper=True)
+    def pytest_benchmark_group_stats(
+        self, config: pytest.Config
+    ) -> Generator[None, Groups, Groups]:
+        """Leave cases out of its table, where our own has them, unless the user asks for what is
+        in it alone; there they are called as in ours.
+        """
+        groups = yield
+        wanted = any(
+            config.getoption(f"benchmark_{name}", usual) != usual for name, usual in ITS_TABLE
+        )
+        found: Groups = []
+        for name, rows in groups:
+            kept = [row for row in rows if wanted or INFO not in row["extra_info"]]
+            for row in (row for row in kept if INFO in row["extra_info"]):
+                row["name"] = row["extra_info"][INFO]["case"]
+            found += [(name, kept)] if kept else []
+        return found
+
     @pytest.fixture
-    def perf_sink(self, request: pytest.FixtureRequest, benchmark: Any) -> Sink:
+    def perf_sink(self, request: pytest.FixtureRequest, benchmark: Any) -> Iterator[Sink]:
         """Hand samples to the test's benchmark fixture."""
         timer = request.node.get_closest_marker("benchmark").kwargs["timer"]
+        fed = False
 
         def feed(samples_ms: Sequence[float], info: Mapping[str, Any]) -> None:
+            nonlocal fed
+            fed = True
             benchmark.extra_info.update(info)
             samples_s = [ms / 1e3 for ms in samples_ms]
             # Without samples there is no row for its table; disabled, it takes that quietly.
@@ -61,7 +98,9 @@ class WithBenchmark:
             # No warm-up and one iteration a round: the timer is then read exactly twice a sample.
             benchmark.pedantic(lambda: None, rounds=max(1, len(samples_s)), iterations=1)
 
-        return feed
+        yield feed
+        # Where nothing is measured the test says so: a warning that it was not used adds nothing.
+        benchmark.skipped = not fed
 
 
 class WithoutBenchmark:

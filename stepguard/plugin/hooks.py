@@ -63,15 +63,20 @@ def measuring(
 ) -> Iterator[Callable[[Case], None]]:
     """Yield what the fixture ``perf`` gives to the test."""
     session = config.stash[_SESSION]
+    # Of an earlier run of the test: another plugin (--reruns) has begun it again.
+    before = node.stash.get(_RESULT, None)
+    asked = False
 
     def measure(case: Case) -> None:
-        if _RESULT in node.stash:
+        nonlocal asked
+        if asked:
             raise pytest.UsageError("perf(case) was called twice in one test: use two tests")
+        asked = True
         own = case_of(node)
         if own is not None and own.id != case.id:
             raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
         try:
-            result = session.measure(case)
+            result = session.repeated(before) if before else session.measure(case)
         except (FileError, TreeError) as error:
             node.stash[_REFUSED] = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
             # Stashed, too: a test that catches the failure must not pass.
@@ -123,7 +128,8 @@ def pytest_runtest_makereport(
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """Show the verdict's own word in -v output."""
     status = getattr(report, "perf_status", None)
-    if status is None or report.when not in ("call", "setup"):
+    # Another plugin has outcomes of its own, "rerun" for one.
+    if status is None or report.outcome not in ("passed", "failed") or report.when == "teardown":
         return None
     if report.passed:
         return "passed", ".", status

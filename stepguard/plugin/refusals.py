@@ -1,6 +1,8 @@
 """The refusal of options that would turn the gate off, or that could not be obeyed."""
 
-from collections.abc import Iterator
+import os
+import shlex
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,19 @@ def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus:
         raise pytest.UsageError(printable(problem))
 
 
+def refuse_unmeasured(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
+    """Raise UsageError for options of pytest-benchmark that would pass these tests unmeasured."""
+    start = Path(config.invocation_params.dir)
+    files = sorted({os.path.relpath(item.path, start) for item in items})
+    leave_out = " ".join(f"--ignore={shlex.quote(file)}" for file in files)
+    for name in ("--benchmark-skip", "--benchmark-disable"):
+        if files and config.getoption(name, False):
+            raise pytest.UsageError(
+                f"{name} would pass the performance cases unmeasured; leave them out of this run: "
+                f"{printable(leave_out)}"
+            )
+
+
 def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> Iterator[str]:
     option = config.option
     texts = {f"--perf-{name}": getattr(option, f"perf_{name}") for name in TEXTS}
@@ -27,9 +42,6 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         # An empty value would quietly choose another gate, --perf-against= the stored baseline.
         if value is not None and not value.strip():
             yield f"{name}={value}: empty; a variable that is not set, maybe"
-    for name in ("--benchmark-skip", "--benchmark-disable"):
-        if config.getoption(name, False):
-            yield f"{name} would pass the performance cases unmeasured"
     wanted = f"--perf-require-gpus={option.perf_require_gpus}"
     if option.perf_require_gpus < 0:
         yield f"{wanted}: 0 asks for none, 1 up for so many"

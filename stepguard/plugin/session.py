@@ -32,7 +32,7 @@ from stepguard.plugin.baselines import (
 from stepguard.plugin.benchmark import Bridge
 from stepguard.plugin.items import asks_for_perf, case_of
 from stepguard.plugin.recorder import Recorder
-from stepguard.plugin.refusals import refuse_bad_options
+from stepguard.plugin.refusals import refuse_bad_options, refuse_unmeasured
 from stepguard.report import documents, words
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
@@ -113,6 +113,8 @@ class Session:
         """Take the tests that are left after deselection; skip what this machine is not for."""
         # Those to be skipped count as well: a run that selects cases and skips them all must fail.
         self._asked = sum(asks_for_perf(item) for item in items)
+        if not hasattr(self._config, "workerinput"):
+            refuse_unmeasured(self._config, [item for item in items if asks_for_perf(item)])
         ours = [(item, case) for item in items if (case := case_of(item))]
         ids = Counter(case.id for _, case in ours)
         if twice := sorted(case_id for case_id, count in ids.items() if count > 1):
@@ -148,6 +150,14 @@ class Session:
             line.end()
         self.recorder.record(result)
         return self.recorder.marked(result)
+
+    def repeated(self, result: Result) -> Result:
+        """Return the result of a test that is run again: tried until it passes, a gate is off."""
+        self._notices.append(
+            f"{result.case.id}: its test was run again (--reruns?): the verdict stands, "
+            "nothing was measured again"
+        )
+        return result
 
     def _started(self) -> tuple[Suite, ProgressLine]:
         if self._suite is None or self._line is None:

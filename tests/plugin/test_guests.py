@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 WATCH = """
 import sys
@@ -46,3 +48,52 @@ def test_a_project_without_cases_is_not_told_of_any(gate):
     assert result.ret == 0
     result.stdout.no_fnmatch_line("*stepguard: *")
     result.stdout.no_fnmatch_line("*performance*")
+
+
+RERUNS = """
+import pytest
+from _pytest.runner import runtestprotocol
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    for again in (True, False):
+        item._initrequest()
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+        failed = any(report.failed for report in reports)
+        if not (failed and again):
+            break
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+
+
+@pytest.mark.parametrize(
+    ("counters", "outcome"),
+    [({"flops_per_step": 2}, {"failed": 1}), ({}, {"passed": 1})],
+)
+def test_a_rerun_is_not_another_try(gate, counters, outcome):
+    """A plugin that runs failed tests again gets the first verdict, and a sentence says so."""
+    case = gate.cpu()
+    gate.record(case)
+    gate.will_measure(case, counters=counters)
+    gate.suite(case)
+    (gate.path / "rerunning.py").write_text(RERUNS)
+    gate.pytester.syspathinsert(gate.path)
+    result = gate.run("-p", "rerunning")
+    assert gate.measured == ["linear[nano]"]
+    result.assert_outcomes(**outcome)
+    told = "linear?nano?: its test was run again (--reruns?): the verdict stands, nothing *"
+    if "failed" in outcome:
+        result.stdout.fnmatch_lines([told])
+    else:
+        result.stdout.no_fnmatch_line(told)
+
+
+@pytest.mark.parametrize("body", ["pass", "pytest.skip('later')", "1 / 0", "perf(case)"])
+def test_no_warning_that_a_benchmark_was_not_used(gate, body):
+    """However a test ends that measured nothing: its outcome says it all."""
+    gate.record(gate.cpu())
+    body = f"def test_step(perf, case):\n    {body}\n"
+    gate.tests(f'@cases(Case("nano", "factories:linear", device="cpu", launches=1))\n{body}')
+    gate.run("-W", "always").stdout.no_fnmatch_line("*PytestBenchmarkWarning*")

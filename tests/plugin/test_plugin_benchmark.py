@@ -23,9 +23,7 @@ def recorded(gate):
 
 def test_without_benchmark(recorded):
     """-p no:benchmark: the gate works, and only its table is missing."""
-    result = recorded.run("-p", "no:benchmark")
-    result.assert_outcomes(passed=1)
-    result.stdout.no_fnmatch_line("*OPS*")
+    recorded.run("-p", "no:benchmark").assert_outcomes(passed=1)
     recorded.will_measure(recorded.cpu(), counters={"flops_per_step": 2})
     assert recorded.run("-p", "no:benchmark").ret == 1
 
@@ -35,8 +33,17 @@ def test_options_that_would_not_measure_are_refused(recorded, option):
     """They would pass the cases unmeasured: exit 4, named, nothing measured."""
     result = recorded.run(option)
     assert result.ret == 4
-    result.stderr.fnmatch_lines([f"*{option} would pass the performance cases unmeasured*"])
+    message = f"*{option} would pass the performance cases unmeasured*: --ignore=test_perf.py"
+    result.stderr.fnmatch_lines([message])
     assert recorded.measured == []
+
+
+@pytest.mark.parametrize("option", ["--benchmark-skip", "--benchmark-disable"])
+@pytest.mark.parametrize("without", ["--ignore=test_perf.py", "-m not smoke and not gpu"])
+def test_they_are_welcome_where_no_case_is_selected(recorded, option, without):
+    """The remedy works, and a run that deselects the cases is none of our business."""
+    (recorded.path / "test_own.py").write_text("def test_own(benchmark):\n    benchmark(int)\n")
+    assert recorded.run(option, without).ret == 0
 
 
 def test_they_are_refused_from_the_ini_file_too(recorded):
@@ -127,11 +134,44 @@ def test_its_other_options_change_no_verdict(recorded, option):
     assert bench["stats"]["data"] == pytest.approx([ms / 1e3 for ms in SAMPLES], rel=1e-12)
 
 
+OWN = """
+def test_own(benchmark):
+    assert benchmark(lambda: 7) == 7
+"""
+
+
+def test_its_table_has_the_users_benchmarks_alone(recorded):
+    """Ours has the cases already, and a run of cases alone has no second table."""
+    recorded.run().stdout.no_fnmatch_line("*OPS*")
+    (recorded.path / "test_own.py").write_text(OWN)
+    shown = recorded.run("--benchmark-max-time=0.01").stdout
+    shown.fnmatch_lines(["*OPS*", "test_own *"])
+    shown.no_fnmatch_line("*?nano?  *Outliers*")
+    assert len([line for line in shown.lines if line.startswith("linear[nano]")]) == 1
+
+
+@pytest.mark.parametrize("option", ["--benchmark-columns=min,rounds", "--benchmark-verbose"])
+def test_its_table_has_the_cases_if_it_is_asked_for(recorded, option):
+    """There a case has the name that it has in ours."""
+    recorded.run(option).stdout.fnmatch_lines(["Name (time in ms)*", "linear?nano? *"])
+
+
+def test_its_comparison_still_fails(recorded):
+    """--benchmark-compare-fail goes by that table: it is there then, and so is its failure."""
+    assert recorded.run("--benchmark-save=first").ret == 0
+    slower = recorded.evidence(recorded.cpu())
+    block = replace(slower.launches[0].blocks[0], step_ms=tuple(2 * ms for ms in SAMPLES))
+    launches = (replace(slower.launches[0], blocks=(block,)),)
+    recorded.will_measure(recorded.cpu(), launches=launches)
+    compare = ("--benchmark-compare=0001", "--benchmark-compare-fail=mean:5%")
+    result = recorded.run(*compare)
+    assert result.ret != 0
+    result.stderr.fnmatch_lines(["*Performance has regressed*"])
+
+
 def test_ordinary_benchmarks_run_beside_cases(recorded):
     """A user's own benchmark test in the same run is timed by its own timer."""
-    (recorded.path / "test_own.py").write_text(
-        "def test_own(benchmark):\n    assert benchmark(lambda: 7) == 7\n"
-    )
+    (recorded.path / "test_own.py").write_text(OWN)
     result = recorded.run("--benchmark-json=bench.json", "--benchmark-max-time=0.01")
     result.assert_outcomes(passed=2)
     benches = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
