@@ -1,0 +1,121 @@
+"""The command trace: where the time of a step goes, in anybody's trace of torch.profiler.
+
+python -m stepguard trace rank0.json.gz rank1.json.gz
+"""
+
+import argparse
+import csv
+import dataclasses
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import UsageError, refuse_target, say
+from stepguard.report.trace.page import page
+from stepguard.storage.json_file import FileError
+from stepguard.trace.classes import Classes, usual_classes, with_more
+from stepguard.trace.collectives import exchanges
+from stepguard.trace.profiles import Analysis, analyse
+from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.summary import Summary, summary
+from stepguard.trace.windows import STEPS
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser."""
+    trace = commands.add_parser("trace", help="where a step's time goes, from profiler traces")
+    trace.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a trace of each rank")
+    trace.add_argument("--rank", type=int, metavar="N", help="whose details to print (the first)")
+    trace.add_argument("--step", metavar="REGEX", help="the annotations that mark steps")
+    trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
+    trace.add_argument("--top", type=int, default=12, metavar="N", help="rows (%(default)s)")
+    trace.add_argument("--json", metavar="PATH", help="write all figures as one JSON document")
+    trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
+    trace.set_defaults(call=_trace, root=root)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    refuse_target(options.json)
+    classes = _classes(options.classes)
+    found = read_ranks(options.files, classes, _marks(options.step))
+    order = sorted(found, key=lambda rank: (rank != options.rank, rank))
+    if options.rank is not None and options.rank not in found:
+        raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, order))}")
+    ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
+    rows = exchanges([found[rank][1] for rank in order])
+    for line in page(ranks, rows, options.top):
+        say(line)
+    if options.json:
+        document = {"ranks": ranks, "collectives": rows}
+        _write_json(document, Path(options.json))
+    if options.csv:
+        _write_csv(ranks, options.csv)
+    return 0
+
+
+def _classes(path: Path | None) -> Classes:
+    if path is None:
+        return usual_classes()
+    try:
+        return with_more(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--classes {path}: {error}") from None
+
+
+def _marks(pattern: str | None) -> tuple[str, ...]:
+    if pattern is None:
+        return STEPS
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--step {pattern!r}: {error}") from None
+    return (pattern,)
+
+
+def read_ranks(
+    files: list[Path], classes: Classes, marks: tuple[str, ...]
+) -> dict[int, tuple[Path, Analysis]]:
+    """Return the analysed trace of each file by rank: the file's own, or its place in the list.
+
+    Raises FileError that names the file.
+    """
+    found: dict[int, tuple[Path, Analysis]] = {}
+    for place, path in enumerate(files):
+        try:
+            with path.open("rb") as file:
+                trace = read_chrome(file)
+            rank = place if trace.machine.rank is None else trace.machine.rank
+            if rank in found:
+                raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is")
+            found[rank] = path, analyse(trace, classes, marks)
+        except OSError as error:
+            raise FileError(f"{path}: {error.strerror}") from None
+        except TraceError as error:
+            raise FileError(f"{path}: {error}") from None
+    return found
+
+
+def _write_json(document: Any, path: Path) -> None:
+    def plain(value: Any) -> Any:
+        return dataclasses.asdict(value)
+
+    path.write_text(json.dumps(document, default=plain, allow_nan=False) + "\n")
+
+
+def _write_csv(ranks: list[Summary], path: Path) -> None:
+    """Write a row for each kernel, launch shape and phase of each rank."""
+    columns = ["rank", "kernel", "class", "phase", "operator", "source", "grid", "block"]
+    with path.open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow([*columns, *(f"{name}_per_step" for name in ("calls", "us", "us_sd"))])
+        for one in ranks:
+            for row in one.profile.kernels:
+                steps = len(row.us)
+                average = sum(row.us) / steps
+                spread = sum((us - average) ** 2 for us in row.us) / max(1, steps - 1)
+                shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
+                named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
+                figures = [sum(row.calls) / steps, average, spread**0.5]
+                table.writerow([*named, *shape, *figures])

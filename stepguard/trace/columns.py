@@ -1,0 +1,137 @@
+"""A trace as columns: what every reader makes and every analysis reads. Times in us from its begin.
+
+One row is one event. Names are numbers into ``Trace.names``, since a gigabyte of events has a few
+thousand of them.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+# Kinds of host events.
+OPERATOR, ANNOTATION, CALL, PYTHON, OVERHEAD = range(5)
+# Kinds of records of the GPU.
+KERNEL, COPY, FILL = range(3)
+NONE = -1  # no correlation, no operator, no stream
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the host did, in order of its begin: operators, annotations, CUDA calls."""
+
+    kind: Ints
+    name: Ints
+    start_us: Floats
+    end_us: Floats
+    thread: Ints
+    correlation: Ints  # of a call, with the GPU's record
+    external: Ints  # of an operator or call, with the GPU's record
+
+    def where(self, rows: Bools) -> "Host":
+        """Return only these rows."""
+        return Host(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What the GPU did, in order of its begin."""
+
+    kind: Ints
+    name: Ints
+    start_us: Floats
+    end_us: Floats
+    device: Ints
+    stream: Ints
+    correlation: Ints
+    external: Ints
+    bytes: Ints  # of a copy or a fill; NONE for a kernel
+    shape: Ints  # into Trace.shapes; NONE for a copy or a fill
+
+    def where(self, rows: Bools) -> "Gpu":
+        """Return only these rows."""
+        return Gpu(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class LaunchShape:
+    """How a kernel is launched."""
+
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    registers: int = 0  # a thread
+    shared_bytes: int = 0  # a block
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a collective exchanges, as the process group noted it."""
+
+    name: str
+    elements_in: int
+    elements_out: int
+    dtype: str
+    group: int  # ranks
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the file says of where it was recorded."""
+
+    gpu: str = ""
+    rank: int | None = None
+    world_size: int = 1
+    software: tuple[tuple[str, str], ...] = ()  # ("cuda_driver_version", "13000")
+    base_ns: int = 0  # what the file's times count from
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One rank's trace."""
+
+    names: tuple[str, ...]
+    host: Host
+    gpu: Gpu
+    shapes: tuple[LaunchShape, ...] = ()
+    messages: dict[int, Message] = field(default_factory=dict)  # by the operator's external id
+    machine: Machine = Machine()
+    began_us: float = 0.0  # the file's time at which the columns begin
+
+    @cached_property
+    def calls(self) -> Host:
+        """The CUDA calls."""
+        return self.host.where(self.host.kind == CALL)
+
+    @cached_property
+    def operators(self) -> Host:
+        """The operators."""
+        return self.host.where(self.host.kind == OPERATOR)
+
+    @cached_property
+    def annotations(self) -> Host:
+        """The user's annotations."""
+        return self.host.where(self.host.kind == ANNOTATION)
+
+    def named(self, wanted: "set[str] | frozenset[str]") -> Ints:
+        """Return the numbers of those of these names that occur."""
+        return np.array([i for i, name in enumerate(self.names) if name in wanted], np.int64)
+
+
+def launched_by(calls: Host, correlation: Ints) -> Ints:
+    """Return for each correlation the row of its call, NONE where there is none."""
+    with_one = np.flatnonzero(calls.correlation != NONE)
+    order = with_one[np.argsort(calls.correlation[with_one], kind="stable")]
+    return look_up(calls.correlation[order], order, correlation)
+
+
+def look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
+    """Return the value of each wanted key among sorted ``keys``, NONE where it is not there."""
+    if not len(keys):
+        return np.full(len(wanted), NONE, np.int64)
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    return np.where((keys[at] == wanted) & (wanted != NONE), values[at], NONE)

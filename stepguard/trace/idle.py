@@ -1,0 +1,97 @@
+"""Why the GPU was idle: the cause of every gap between two records.
+
+A gap ends with a record. If that record's launch began before the gap, the GPU had work and waited
+between kernels. If not, the host was late, and what the host did at that moment says why.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from stepguard.trace.calls import SYNC_CALLS
+from stepguard.trace.classes import INPUT
+from stepguard.trace.columns import NONE, OVERHEAD, Bools, Floats, Host, Ints, Trace
+from stepguard.trace.intervals import Union, union
+from stepguard.trace.phases import Pass
+from stepguard.trace.windows import Windows
+
+
+class Idle(StrEnum):
+    """Why the GPU had nothing to do."""
+
+    SYNC = "sync"  # the host waited for the GPU, and only then launched again
+    INPUT = "input wait"  # the host waited for data
+    PROFILER = "profiler"  # the profiler emptied its buffers
+    HOST = "host late"  # the host was slower than the GPU
+    GAP = "between kernels"  # work was queued; the GPU took this long to begin it
+
+
+CAUSES = tuple(Idle)
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """Every gap inside the steps; one item a gap."""
+
+    begin_us: Floats
+    us: Floats
+    step: Ints
+    cause: Ints  # into CAUSES
+    sync: Ints  # row in ``Windows.calls`` of the call that caused it, NONE without one
+    record: Ints  # the record that ended it, a row in ``Windows.gpu``
+
+
+def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
+    """Return the gaps of the GPU inside the steps, with their causes."""
+    gpu = windows.gpu
+    begin, end = union(gpu.start_us, gpu.end_us).gaps()
+    step = np.searchsorted(windows.begin_us, begin, side="right") - 1
+    inside = (step >= 0) & (end <= windows.end_us[np.maximum(step, 0)] + 1e-6)
+    begin, end, step = begin[inside], end[inside], step[inside]
+    record = np.searchsorted(gpu.start_us, end, side="left")
+    call = windows.call_of_record[record]
+    launch = np.where(call == NONE, -np.inf, windows.calls.start_us[call])
+    late = launch > begin
+    sync = np.where(late, _sync_before(trace, windows.calls, begin, launch), NONE)
+    waits = _union([one for one in passes if one.path.rpartition("/")[2] == INPUT])
+    dumps = trace.host.where(trace.host.kind == OVERHEAD)
+    buffers = union(dumps.start_us, dumps.end_us)
+    cause = np.select(
+        [
+            ~late,
+            _mostly(waits, begin, launch, late),
+            sync != NONE,
+            _mostly(buffers, begin, launch, late),
+        ],
+        [CAUSES.index(one) for one in (Idle.GAP, Idle.INPUT, Idle.SYNC, Idle.PROFILER)],
+        CAUSES.index(Idle.HOST),
+    )
+    sync = np.where(cause == CAUSES.index(Idle.SYNC), sync, NONE)
+    return Gaps(begin, end - begin, step, cause, sync, record)
+
+
+def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> Ints:
+    """Return the wait that was under way when the GPU ran dry and over before the launch."""
+    rows = np.flatnonzero(np.isin(calls.name, trace.named(frozenset(SYNC_CALLS))))
+    rows = rows[np.argsort(calls.end_us[rows], kind="stable")]
+    if not len(rows):
+        return np.full(len(begin), NONE, np.int64)
+    ends = calls.end_us[rows]
+    at = np.searchsorted(ends, begin, side="right")
+    row = rows[np.minimum(at, len(rows) - 1)]
+    found = (at < len(rows)) & (calls.start_us[row] <= begin) & (calls.end_us[row] <= launch)
+    return np.where(found, row, NONE)
+
+
+def _union(passes: list[Pass]) -> Union:
+    return union(
+        np.array([one.start_us for one in passes]), np.array([one.end_us for one in passes])
+    )
+
+
+def _mostly(busy: Union, begin: Floats, launch: Floats, late: Bools) -> Bools:
+    """Return where the union covers at least half of the time from the begin to the launch."""
+    end = np.where(late, launch, begin)
+    covered: Bools = late & (2 * busy.inside(begin, end) >= end - begin)
+    return covered

@@ -1,0 +1,82 @@
+"""Phases of a step: what the host was in when it launched, from annotations and autograd's thread.
+
+A phase is a path of annotations, "micro_step_0/forward"; marks of steps and the collectives' own
+ranges are none. Work that autograd's thread launches outside every annotation is "backward".
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepguard.trace.classes import Classes
+from stepguard.trace.columns import NONE, Floats, Ints, Trace
+from stepguard.trace.windows import STEPS
+
+# Ranges of libraries around an exchange: their kernels have a class of their own.
+_EXCHANGES = re.compile(r"^(nccl|gloo|c10d|ucc):")
+_JOIN_US = 500.0  # between two operators of one backward pass; a forward pass takes longer
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass through a phase on the host; times in us."""
+
+    path: str
+    start_us: float
+    end_us: float
+
+
+def find_passes(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> tuple[Pass, ...]:
+    """Return the passes through phases, in order of their begin."""
+    ignored = re.compile("|".join((*marks, _EXCHANGES.pattern)))
+    rows = trace.annotations
+    found = []
+    for name, start, end in zip(rows.name, rows.start_us, rows.end_us, strict=True):
+        text = trace.names[name]
+        if not ignored.search(text):
+            found.append(Pass(classes.phase(text) or text, float(start), float(end)))
+    return tuple(_nested(found + _of_operators(trace, classes)))
+
+
+def _nested(flat: list[Pass]) -> list[Pass]:
+    """Return the passes with their paths; a phase inside itself is the same pass."""
+    found: list[Pass] = []
+    around: list[Pass] = []
+    for one in sorted(flat, key=lambda one: (one.start_us, -one.end_us)):
+        while around and around[-1].end_us < one.end_us:
+            around.pop()
+        if around and around[-1].path.rpartition("/")[2] == one.path:
+            continue
+        path = f"{around[-1].path}/{one.path}" if around else one.path
+        found.append(Pass(path, one.start_us, one.end_us))
+        around.append(found[-1])
+    return found
+
+
+def _of_operators(trace: Trace, classes: Classes) -> list[Pass]:
+    """Return phases that only operators show, such as autograd's, joined to passes."""
+    phase = [classes.phase(name) or "" for name in trace.names]
+    rows = trace.operators.where(np.array([bool(text) for text in phase])[trace.operators.name])
+    found: dict[str, list[Pass]] = {}
+    for name, start, end in zip(
+        rows.name.tolist(), rows.start_us.tolist(), rows.end_us.tolist(), strict=True
+    ):
+        mine = found.setdefault(phase[name], [])
+        if mine and start <= mine[-1].end_us + _JOIN_US:
+            mine[-1] = Pass(phase[name], mine[-1].start_us, max(mine[-1].end_us, end))
+        else:
+            mine.append(Pass(phase[name], start, end))
+    return [one for mine in found.values() for one in mine]
+
+
+def pass_at(passes: tuple[Pass, ...], when_us: Floats) -> Ints:
+    """Return for each moment the innermost pass that it is in, NONE outside all."""
+    order = np.argsort(when_us, kind="stable")
+    ordered = when_us[order]
+    painted = np.full(len(ordered), NONE, np.int64)
+    for number, one in enumerate(passes):  # inner ones begin later, so they paint over outer ones
+        painted[slice(*np.searchsorted(ordered, [one.start_us, one.end_us]))] = number
+    found = np.empty(len(when_us), np.int64)
+    found[order] = painted
+    return found

@@ -1,0 +1,242 @@
+"""From a trace to a Profile: the parts of the step, its kernels and its idle time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepguard.profile import IdleRow, KernelRow, Parts, Profile, Series
+from stepguard.trace.classes import COMMUNICATION, Classes
+from stepguard.trace.columns import (
+    ANNOTATION,
+    KERNEL,
+    NONE,
+    OPERATOR,
+    PYTHON,
+    Bools,
+    Floats,
+    Ints,
+    LaunchShape,
+    Trace,
+    look_up,
+)
+from stepguard.trace.idle import CAUSES, Gaps, Idle, find_gaps
+from stepguard.trace.intervals import Union, union
+from stepguard.trace.phases import Pass, find_passes, pass_at
+from stepguard.trace.windows import STEPS, Windows, find_windows, is_memory
+
+_LIBRARIES = ("/torch/", "site-packages", "<frozen", "<built-in", "threading.py")
+COPIES = "copies and fills"
+
+
+@dataclass(frozen=True)
+class Analysis:
+    """One rank's trace, taken apart; all pages are made of it."""
+
+    trace: Trace
+    classes: Classes
+    windows: Windows
+    passes: tuple[Pass, ...]
+    pass_of_record: Ints  # that it was launched in, NONE outside all
+    phase: Ints  # of each record, into ``phases``
+    phases: tuple[str, ...]
+    kind: Ints  # of each record, into ``kinds``
+    kinds: tuple[str, ...]
+    gaps: Gaps
+
+    def busy(self, rows: Bools) -> Union:
+        """Return the time in which at least one of these records runs."""
+        return union(self.windows.gpu.start_us[rows], self.windows.gpu.end_us[rows])
+
+    def of(self, *kinds: str) -> Bools:
+        """Return the records of these classes."""
+        found: Bools = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
+        return found
+
+
+def analyse(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> Analysis:
+    """Take a trace apart. Raises TraceError where it has no complete step."""
+    windows = find_windows(trace, classes, marks)
+    passes = find_passes(trace, classes, marks)
+    gpu, call = windows.gpu, windows.call_of_record
+    # A record without its call in the file was launched before it began.
+    launched = windows.calls.start_us[call] if len(windows.calls.kind) else gpu.start_us
+    passed = pass_at(passes, np.where(call == NONE, -1.0, launched))
+    phases = ("", *dict.fromkeys(one.path for one in passes))
+    of_pass = np.array([phases.index(one.path) for one in passes] + [0])  # the last: outside all
+    kinds = (*classes.kernel_names, COPIES)
+    of_name = np.array([kinds.index(classes.kernel(name)) for name in trace.names], np.int64)
+    return Analysis(
+        trace=trace,
+        classes=classes,
+        windows=windows,
+        passes=passes,
+        pass_of_record=passed,
+        phase=of_pass[passed],
+        phases=phases,
+        kind=np.where(is_memory(gpu), len(kinds) - 1, of_name[gpu.name]),
+        kinds=kinds,
+        gaps=find_gaps(trace, windows, passes),
+    )
+
+
+def profile(found: Analysis) -> Profile:
+    """Return the profile of an analysed trace."""
+    windows, trace = found.windows, found.trace
+    machine = trace.machine
+    return Profile(
+        gpu=machine.gpu,
+        ranks=machine.world_size,
+        parts=parts(found),
+        kernels=tuple(kernel_rows(found)),
+        idle=tuple(idle_rows(found)),
+        calls=call_counts(found),
+        lost_share=windows.lost / max(1, windows.launches),
+        software=machine.software,
+    )
+
+
+def parts(found: Analysis) -> Parts:
+    """Return compute, exposed communication, exposed copies and idle time of each step."""
+    windows = found.windows
+    edges = windows.begin_us, windows.end_us
+    communicates = found.of(COMMUNICATION)
+    computes = ~communicates & ~is_memory(windows.gpu)
+    compute = found.busy(computes).inside(*edges)
+    kernels = found.busy(computes | communicates).inside(*edges)
+    everything = found.busy(np.ones(len(found.kind), bool)).inside(*edges)
+    return Parts(
+        step_us=_series(windows.step_us),
+        compute_us=_series(compute),
+        exposed_communication_us=_series(kernels - compute),
+        exposed_copies_us=_series(everything - kernels),
+        idle_us=_series(windows.step_us - everything),
+    )
+
+
+def kernel_rows(found: Analysis) -> list[KernelRow]:
+    """Return a row for each kernel, launch shape and phase, the longest first."""
+    gpu, steps = found.windows.gpu, found.windows.steps
+    rows = np.flatnonzero((found.windows.step_of_record != NONE) & (gpu.kind == KERNEL))
+    key = np.stack([gpu.name[rows], gpu.shape[rows], found.phase[rows]])
+    groups, first, member = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    member = member.reshape(-1)
+    cell = member * steps + found.windows.step_of_record[rows]
+    size = (groups.shape[1], steps)
+    us = (gpu.end_us - gpu.start_us)[rows]
+    calls = np.bincount(cell, minlength=size[0] * steps).reshape(size)
+    total = np.bincount(cell, weights=us, minlength=size[0] * steps).reshape(size)
+    place = np.bincount(member, weights=_places(found, rows)) / np.bincount(member)
+    operators = _operators(found, rows[first])
+    order = np.argsort(-total.sum(axis=1), kind="stable")
+    shapes = (*found.trace.shapes, LaunchShape())
+    return [
+        KernelRow(
+            name=(name := found.trace.names[groups[0, i]]),
+            canonical=found.classes.canonical_name(name),
+            kind=found.kinds[found.kind[rows[first[i]]]],
+            phase=found.phases[groups[2, i]],
+            calls=_series(calls[i]),
+            us=_series(total[i]),
+            grid=shapes[groups[1, i]].grid,
+            block=shapes[groups[1, i]].block,
+            operator=operators[i],
+            source=source_at(found, int(rows[first[i]])),
+            order=float(place[i]),
+            begin_us=float(gpu.start_us[rows[first[i]]]),
+            stream=int(gpu.stream[rows[first[i]]]),
+        )
+        for i in order.tolist()
+    ]
+
+
+def _places(found: Analysis, rows: Ints) -> Floats:
+    """Return where in its step each record begins, from 0 to 1."""
+    windows = found.windows
+    step = windows.step_of_record[rows]
+    place = (windows.gpu.start_us[rows] - windows.begin_us[step]) / windows.step_us[step]
+    return np.clip(place, 0.0, 1.0)
+
+
+def _operators(found: Analysis, records: Ints) -> list[str]:
+    """Return the operator that launched each record, "" where the file does not say."""
+    operators = found.trace.operators
+    order = np.argsort(operators.external, kind="stable")
+    at = look_up(operators.external[order], order, found.windows.gpu.external[records])
+    return ["" if row == NONE else found.trace.names[operators.name[row]] for row in at]
+
+
+def source_at(found: Analysis, record: int) -> str:
+    """Return the innermost line of the user's Python that launched a record, "" without a stack."""
+    call = int(found.windows.call_of_record[record])
+    return "" if call == NONE else source_of_call(found, call)
+
+
+def source_of_call(found: Analysis, call: int) -> str:
+    """Return the innermost frame outside libraries around a CUDA call, "" without a stack."""
+    frames = [name for kind, name in _around(found, call) if kind == PYTHON]
+    mine = [name for name in frames if not any(part in name for part in _LIBRARIES)]
+    return mine[-1] if mine else ""
+
+
+def place_of_call(found: Analysis, call: int) -> str:
+    """Return where a CUDA call is made: the source line, or else the ranges and operators."""
+    around = [name for kind, name in _around(found, call) if kind in (OPERATOR, ANNOTATION)]
+    return source_of_call(found, call) or " > ".join(around[-3:])
+
+
+def _around(found: Analysis, call: int) -> list[tuple[int, str]]:
+    """Return kind and name of the host's events around a call, on its thread, outermost first."""
+    host, calls = found.trace.host, found.windows.calls
+    when, step = calls.start_us[call], 0.0
+    if marks := np.flatnonzero(found.windows.mark_us <= when).tolist():
+        step = float(found.windows.mark_us[marks[-1]])
+    # What began before the step is around all of it, and says nothing of a place in it.
+    lo, hi = np.searchsorted(host.start_us, [step, when])
+    rows = np.arange(lo + 1 if found.windows.has_marks else lo, hi)
+    rows = rows[(host.end_us[rows] >= when) & (host.thread[rows] == calls.thread[call])]
+    return [(int(host.kind[row]), found.trace.names[host.name[row]]) for row in rows]
+
+
+def idle_rows(found: Analysis) -> list[IdleRow]:
+    """Return idle time by cause and place, the longest first."""
+    gaps, steps = found.gaps, found.windows.steps
+    places: dict[tuple[str, str, str], list[int]] = {}
+    known: dict[int, tuple[str, str]] = {}
+    for i, (cause, sync) in enumerate(zip(gaps.cause.tolist(), gaps.sync.tolist(), strict=True)):
+        if sync == NONE:
+            place = _phase_of(found, i) if CAUSES[cause] != Idle.GAP else ""
+            key = (str(CAUSES[cause]), "", place)
+        else:
+            if sync not in known:
+                call = found.trace.names[found.windows.calls.name[sync]]
+                known[sync] = (call, place_of_call(found, sync))
+            key = (str(CAUSES[cause]), *known[sync])
+        places.setdefault(key, []).append(i)
+    rows = []
+    for (cause, call, place), members in places.items():
+        step = gaps.step[members]
+        us = np.bincount(step, weights=gaps.us[members], minlength=steps)
+        count = np.bincount(step, minlength=steps)
+        begin = float(gaps.begin_us[members[0]])
+        rows.append(IdleRow(cause, call, place, _series(count), _series(us), begin))
+    return sorted(rows, key=lambda row: -sum(row.us))
+
+
+def _phase_of(found: Analysis, gap: int) -> str:
+    return found.phases[int(found.phase[found.gaps.record[gap]])]
+
+
+def call_counts(found: Analysis) -> dict[str, Series]:
+    """Return how often each CUDA call is made in each step."""
+    calls, names = found.windows.calls, found.trace.names
+    step = np.searchsorted(found.windows.mark_us, calls.start_us, side="right") - 1
+    inside = (step >= 0) & (calls.start_us < found.windows.mark_end_us[np.maximum(step, 0)])
+    size = (len(names), found.windows.steps)
+    cell = calls.name[inside].astype(np.int64) * size[1] + step[inside]
+    count = np.bincount(cell, minlength=size[0] * size[1]).reshape(size)
+    return {names[i]: _series(count[i]) for i in np.flatnonzero(count.sum(axis=1)).tolist()}
+
+
+def _series(values: Floats | Ints | Sequence[float]) -> Series:
+    return tuple(np.asarray(values).tolist())

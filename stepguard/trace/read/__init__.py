@@ -1,0 +1,1 @@
+"""Readers: from the file that a profiler wrote to a Trace or to tables."""

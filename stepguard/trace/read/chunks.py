@@ -1,0 +1,232 @@
+"""Cut a Chrome trace into lists of events, a few megabytes at a time.
+
+A trace is one JSON object (or one list) that may be larger than memory. It is cut where an event
+ends: a prefix that decodes as a list of events was cut at the right place, since brackets and
+quotes of any other cut do not balance.
+"""
+
+import re
+import zlib
+from collections.abc import Callable, Iterator
+from typing import BinaryIO
+
+import msgspec
+
+CHUNK_BYTES = 8 << 20
+# No event is larger: the longest that were seen hold a shape list of some hundred KiB.
+MAX_EVENT_BYTES = 256 << 20
+_GZIP = b"\x1f\x8b"
+_ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
+_END = re.compile(rb"[}\[]\s*,?\s*\](?=\s*(?:\}|,\s*\"|$))")
+# Kineto has written these; JSON has no such numbers.
+_NO_NUMBER = re.compile(rb'("\s*:\s*)-?(?:nan|inf(?:inity)?)\b', re.IGNORECASE)
+_CONTROL = bytes(range(32))
+_UNDECODED = (msgspec.DecodeError, UnicodeDecodeError)
+_TRIES = 8  # of cuts in one chunk: text that looks like a border may stand in a name
+_UNDECIDED_BYTES = 4 * CHUNK_BYTES  # read on this far where no cut holds
+
+
+class TraceError(ValueError):
+    """A trace that cannot be read, or that cannot be right; one sentence."""
+
+
+class Scalar(msgspec.Struct, gc=False):
+    """The arguments of an event that are used; all others are skipped undecoded."""
+
+    correlation: int | float | None = None
+    external: int | float | None = msgspec.field(name="External id", default=None)
+    external_old: int | float | None = msgspec.field(name="external id", default=None)
+    stream: int | str | None = None
+    device: int | str | None = None
+    bytes: int | float | None = None
+    grid: list[int] | None = None
+    block: list[int] | None = None
+    registers: int | float | None = msgspec.field(name="registers per thread", default=None)
+    shared: int | float | None = msgspec.field(name="shared memory", default=None)
+    collective: str | None = msgspec.field(name="Collective name", default=None)
+    elements_in: int | float | None = msgspec.field(name="In msg nelems", default=None)
+    elements_out: int | float | None = msgspec.field(name="Out msg nelems", default=None)
+    group: int | float | None = msgspec.field(name="Group size", default=None)
+    dtype: str | None = None
+    sequence: int | float | None = msgspec.field(name="Sequence number", default=None)
+
+
+class Event(msgspec.Struct, gc=False):
+    """One event as it stands in the file; times in us."""
+
+    name: str | int | float | None = None
+    ph: str | None = None
+    cat: str | None = None
+    ts: float | None = None
+    dur: float | None = None
+    pid: int | float | str | None = None
+    tid: int | float | str | None = None
+    args: Scalar | None = None
+
+
+_decode = msgspec.json.Decoder(list[Event]).decode
+
+
+class Chunks:
+    """Iterates over lists of events; afterwards ``head`` has what stands beside them in the file.
+
+    Raises TraceError where the file is no trace, is cut off, or cannot be decoded.
+    """
+
+    def __init__(self, file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.head: dict[str, object] = {}
+        self._pull = _source(file, chunk_bytes)
+        self._events = 0
+
+    def __iter__(self) -> Iterator[list[Event]]:
+        buffer, is_list = self._open()
+        while True:
+            more = self._pull()
+            if not more:
+                break
+            buffer += more
+            cut = self._cut(buffer)
+            if cut is None:
+                if len(buffer) > MAX_EVENT_BYTES:
+                    raise TraceError(f"no event ends in {MAX_EVENT_BYTES >> 20} MiB: not a trace")
+                continue
+            events, rest = cut
+            self._events += len(events)
+            yield events
+            buffer = rest
+        yield self._last(buffer, is_list)
+
+    def _open(self) -> tuple[bytes, bool]:
+        """Read up to the first event; return what follows, and whether the file is a bare list."""
+        buffer = b""
+        while more := self._pull():
+            buffer += more
+            start = buffer.lstrip()
+            if start.startswith(b"["):
+                return start[1:], True
+            if found := _ARRAY.search(buffer):
+                self._keep(buffer[: found.start()] + b'"_":0}')
+                return buffer[found.end() :], False
+            if len(buffer) > MAX_EVENT_BYTES:
+                break
+        raise TraceError('it has no list "traceEvents": not a Chrome trace, or cut off before it')
+
+    def _cut(self, buffer: bytes) -> tuple[list[Event], bytes] | None:
+        """Return the events up to the last border that holds, and the bytes behind it."""
+        try:
+            return _up_to_a_border(buffer)
+        except ValueError as error:
+            # The list may end in here, with more behind it: the end of the file decides.
+            if len(buffer) < _UNDECIDED_BYTES and not isinstance(error, msgspec.ValidationError):
+                return None
+            raise TraceError(f"after {self._events:,} events: {error}") from None
+
+    def _last(self, buffer: bytes, is_list: bool) -> list[Event]:
+        """Return the events of the rest of the file, whose end closes the list and the object."""
+        error: Exception | None = None
+        for found in reversed(list(_END.finditer(b"[" + buffer))):
+            inside = buffer[: max(0, found.start())]  # in ``buffer``, begins one byte earlier
+            tail = buffer[found.end() - 1 :].strip()
+            if (tail != b"") if is_list else not self._closes(tail):
+                continue
+            try:
+                return _events(inside) if inside.strip() else []
+            except _UNDECODED as problem:
+                error = error or problem
+        if error:
+            raise TraceError(f"after {self._events:,} events: {error}")
+        raise TraceError(f"it is cut off after {self._events:,} events: the list has no end")
+
+    def _closes(self, tail: bytes) -> bool:
+        """Return whether the bytes behind the list end the object; keep what they hold."""
+        return tail[:1] in (b",", b"}") and self._keep(b'{"_":0' + tail)
+
+    def _keep(self, text: bytes) -> bool:
+        try:
+            found = msgspec.json.decode(_mended(text))
+        except _UNDECODED:
+            return False
+        self.head |= {key: value for key, value in found.items() if key != "_"}
+        return True
+
+
+def _source(file: BinaryIO, size: int) -> Callable[[], bytes]:
+    """Return a function that returns the next ``size`` bytes or so, unpacked if they are gzip."""
+    size = max(size, len(_GZIP))
+    first = file.read(size)
+    if not first.startswith(_GZIP):
+        parts = iter([first] if first else [])
+        return lambda: next(parts, b"") or file.read(size)
+    unpacker = zlib.decompressobj(wbits=31)
+    packed = first
+
+    def pull() -> bytes:
+        nonlocal packed, unpacker
+        while True:
+            if unpacker.eof:  # several members in one file are allowed
+                packed = unpacker.unused_data
+                if len(packed) < len(_GZIP):
+                    packed += file.read(size)
+                if not packed.startswith(_GZIP):
+                    return b""  # the end, or padding
+                unpacker = zlib.decompressobj(wbits=31)
+            if not packed and not (packed := file.read(size)):
+                raise TraceError("it is cut off: the gzip stream has no end")
+            try:
+                out = unpacker.decompress(packed, size)
+            except zlib.error as error:
+                raise TraceError(f"the gzip stream is damaged: {error}") from None
+            packed = unpacker.unconsumed_tail
+            if out:
+                return out
+
+    return pull
+
+
+def _last_borders(buffer: bytes) -> list[tuple[int, int]]:
+    """Return the last places where an event may end, as (its brace, the next brace), last first."""
+    window = 1 << 16
+    while True:
+        begin = max(0, len(buffer) - window)
+        found = [(m.start(), m.end()) for m in _BORDER.finditer(buffer, begin)]
+        if found or begin == 0:
+            return found[::-1][:_TRIES]
+        window *= 16
+
+
+def _up_to_a_border(buffer: bytes) -> tuple[list[Event], bytes] | None:
+    """Return the events up to the last border, and what is behind it; None where there is none.
+
+    Raises ValueError if no border is one, as the file stands and with its faults mended.
+    """
+    borders = _last_borders(buffer)
+    first: ValueError | None = None
+    for mend in (bytes, _mended):
+        for begin, end in borders:
+            try:
+                return _decode(mend(b"[" + buffer[: begin + 1] + b"]")), buffer[end:]
+            except msgspec.ValidationError:
+                raise
+            except _UNDECODED as error:
+                first = first or ValueError(str(error))
+    if first:
+        raise first
+    return None
+
+
+def _events(text: bytes) -> list[Event]:
+    """Decode events without their brackets. Raises an _UNDECODED error."""
+    whole = b"[" + text + b"]"
+    try:
+        return _decode(whole)
+    except msgspec.ValidationError:
+        raise
+    except _UNDECODED:
+        return _decode(_mended(whole))
+
+
+def _mended(text: bytes) -> bytes:
+    """Return JSON without raw control characters, bytes that are no UTF-8, and NaN."""
+    blank = text.translate(bytes.maketrans(_CONTROL, b" " * len(_CONTROL)))
+    return _NO_NUMBER.sub(rb"\1null", blank).decode("utf-8", "replace").encode()

@@ -1,0 +1,179 @@
+"""The steps of a trace: marked on the host, and as windows of the GPU's time.
+
+A record belongs to the step that launched it. The GPU is late by up to a whole step, so its step k
+lasts from the first record launched in step k to the first one launched in step k + 1. The last
+marked step has no such end and is left out, unless it is the only one.
+"""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepguard.trace.calls import LAUNCH_CALLS, is_copy, is_memset
+from stepguard.trace.classes import COMMUNICATION, Classes
+from stepguard.trace.columns import COPY, FILL, KERNEL, NONE, Bools, Floats, Gpu, Host, Ints, Trace
+from stepguard.trace.columns import launched_by as _launched_by
+from stepguard.trace.read.chunks import TraceError
+
+# The first that occurs; a user's own range of this kind lies inside the profiler's.
+STEPS = (r"^ProfilerStep#\d+$", r"^stepguard\.step$", r"^step[_ #]?\d+$")
+LOST_AT_MOST = 0.005  # of a step's launches: a lost record reads as idle time
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The complete steps of a trace, and what belongs to each; one item a step."""
+
+    mark_us: Floats  # begin on the host
+    mark_end_us: Floats
+    begin_us: Floats  # on the GPU
+    end_us: Floats
+    gpu: Gpu  # all records of the device, of the steps or not
+    step_of_record: Ints  # by correlation; NONE for those that no complete step launched
+    calls: Host  # all CUDA calls
+    call_of_record: Ints  # row in ``calls``, NONE where the call is not in the file
+    marked: int  # steps in the file
+    incomplete: int  # ... left out since their launches lack records
+    launches: int  # of the complete steps
+    lost: int  # ... without a record
+    has_marks: bool = True
+
+    @property
+    def steps(self) -> int:
+        """The number of complete steps."""
+        return len(self.begin_us)
+
+    @property
+    def step_us(self) -> Floats:
+        """How long each step takes the GPU."""
+        return self.end_us - self.begin_us
+
+
+def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> Windows:
+    """Return the complete steps of a trace; without any mark the whole trace is one step.
+
+    ``marks`` are patterns of the annotations that mark steps; the first that occurs counts. Raises
+    TraceError, one sentence, where nothing can be said of a step: no record of a GPU, or no step
+    whose launches all have one.
+    """
+    gpu = _main_device(trace.gpu)
+    calls, call_of_record = trace.calls, _launched_by(trace.calls, gpu.correlation)
+    steps = _marks(trace, marks)
+    begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
+    if not len(steps):
+        return _whole(gpu, calls, call_of_record)
+    launched = _step_at(calls.start_us, begin, end)
+    step_of_record = np.where(call_of_record == NONE, NONE, launched[call_of_record])
+    launches, lost = _lost(trace, calls, launched, gpu.correlation, len(steps))
+    first = _first_record(gpu, trace.names, classes, step_of_record, len(steps))
+    window_end = np.append(first[1:], np.nan)
+    if len(steps) == 1:
+        window_end = np.array([gpu.end_us[step_of_record == 0].max(initial=-np.inf)])
+    whole = np.isfinite(first) & (window_end > first)
+    kept = np.flatnonzero(whole & (lost <= LOST_AT_MOST * np.maximum(launches, 1)))
+    if not len(kept):
+        raise TraceError(
+            f"none of its {len(steps)} steps is complete: {int(lost.sum()):,} of "
+            f"{int(launches.sum()):,} launches have no record of the GPU; profile at least two "
+            "steps, and fewer if records get lost"
+        )
+    renumbered = np.full(len(steps) + 1, NONE, np.int64)  # the last item answers NONE
+    renumbered[kept] = np.arange(len(kept))
+    return Windows(
+        mark_us=begin[kept],
+        mark_end_us=end[kept],
+        begin_us=first[kept],
+        end_us=window_end[kept],
+        gpu=gpu,
+        step_of_record=renumbered[step_of_record],
+        calls=calls,
+        call_of_record=call_of_record,
+        marked=len(steps),
+        incomplete=int(np.count_nonzero(whole)) - len(kept),
+        launches=int(launches[kept].sum()),
+        lost=int(lost[kept].sum()),
+    )
+
+
+def _main_device(gpu: Gpu) -> Gpu:
+    """Return the records of the device with most of them."""
+    devices, counts = np.unique(gpu.device[gpu.kind == KERNEL], return_counts=True)
+    if not len(devices):
+        raise TraceError(
+            "it has no kernel of a GPU: profile with ProfilerActivity.CUDA, on a machine with one"
+        )
+    return gpu.where(gpu.device == devices[counts.argmax()])
+
+
+def _marks(trace: Trace, patterns: tuple[str, ...]) -> Ints:
+    """Return the annotations that mark steps, in order of time."""
+    for pattern in patterns:
+        wanted = np.array([bool(re.search(pattern, name)) for name in trace.names], bool)
+        if len(found := np.flatnonzero(wanted[trace.annotations.name])):
+            return found
+    return np.zeros(0, np.int64)
+
+
+def _step_at(when_us: Floats, begin_us: Floats, end_us: Floats) -> Ints:
+    """Return the mark that each moment is in, NONE outside all."""
+    at = np.searchsorted(begin_us, when_us, side="right") - 1
+    inside = (at >= 0) & (when_us < end_us[np.maximum(at, 0)])
+    return np.where(inside, at, NONE)
+
+
+def _lost(
+    trace: Trace, calls: Host, launched: Ints, recorded: Ints, steps: int
+) -> tuple[Ints, Ints]:
+    """Return launches, copies and fills called in each step, and those without a record."""
+    work = np.array(
+        [name in LAUNCH_CALLS or is_copy(name) or is_memset(name) for name in trace.names], bool
+    )
+    rows = work[calls.name] & (launched != NONE)
+    without = rows & ~np.isin(calls.correlation, recorded)
+    count = np.bincount(launched[rows], minlength=steps)
+    return count, np.bincount(launched[without], minlength=steps)
+
+
+def _first_record(
+    gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, steps: int
+) -> Floats:
+    """Return the begin of each step's first record on the stream that computes most.
+
+    A copy on a stream of its own may run ahead, in the step before; the computing stream does not.
+    """
+    computes = np.array([classes.kernel(name) != COMMUNICATION for name in names], bool)
+    rows = (gpu.kind == KERNEL) & computes[gpu.name]
+    rows = rows if rows.any() else gpu.kind == KERNEL
+    streams, index = np.unique(gpu.stream[rows], return_inverse=True)
+    busy = np.bincount(index, weights=(gpu.end_us - gpu.start_us)[rows])
+    on_it = (gpu.stream == streams[busy.argmax()]) & (step_of_record != NONE)
+    first = np.full(steps, np.inf)
+    np.minimum.at(first, step_of_record[on_it], gpu.start_us[on_it])
+    return np.where(np.isfinite(first), first, np.nan)
+
+
+def _whole(gpu: Gpu, calls: Host, call_of_record: Ints) -> Windows:
+    """Return the whole trace as one step."""
+    begin, end = gpu.start_us[:1], np.array([gpu.end_us.max()])
+    return Windows(
+        mark_us=np.array([calls.start_us.min(initial=begin[0])]),
+        mark_end_us=np.array([calls.end_us.max(initial=end[0])]),
+        begin_us=begin,
+        end_us=end,
+        gpu=gpu,
+        step_of_record=np.zeros(len(gpu.kind), np.int64),
+        calls=calls,
+        call_of_record=call_of_record,
+        marked=0,
+        incomplete=0,
+        launches=len(gpu.kind),
+        lost=0,
+        has_marks=False,
+    )
+
+
+def is_memory(gpu: Gpu) -> Bools:
+    """Return which records are copies or fills."""
+    found: Bools = (gpu.kind == COPY) | (gpu.kind == FILL)
+    return found

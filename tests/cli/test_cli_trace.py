@@ -1,0 +1,109 @@
+"""python -m stepguard trace: anyone's trace, on a page of 80 columns."""
+
+import csv
+import json
+import re
+
+import pytest
+from kineto import COMMS, Kineto
+
+from stepguard.cli.main import main
+
+
+def write(path, rank=0, late=0.0, sync=False, **head):
+    """A trace of three marked steps in a file; its GPU begins ``late`` us later."""
+    trace = Kineto(deviceProperties=[{"name": "NVIDIA H200"}], **head)
+    trace.head["distributedInfo"] = {"rank": rank, "world_size": 2}
+    for number in range(3):
+        began = 1000 * number
+        trace.step(number, began, began + 999)
+        trace.annotation("forward", began + 3, began + 60)
+        name = f"nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT_{'x' * 90}"
+        trace.kernel(began + 5, began + 100 + late, began + 500 + late, name=name)
+        trace.kernel(began + 6, began + 400, began + 700, name="ncclDevKernel", stream=COMMS)
+        trace.copy(began + 7, began + 650, began + 800)
+        if sync:
+            trace.call("cudaDeviceSynchronize", began + 300, 505)
+            trace.kernel(began + 820, began + 830, began + 840)
+    path.write_bytes(trace.text())
+    return str(path)
+
+
+def run(capsys, *arguments):
+    """Exit status, output and errors of the command."""
+    status = main(["trace", *map(str, arguments)])
+    out, err = capsys.readouterr()
+    assert all(len(line) <= 80 for line in out.splitlines()), out
+    return status, out, err
+
+
+def test_one_rank(tmp_path, capsys):
+    """The parts sum up to the step; the wait is named; nothing is wider than 80 columns."""
+    status, out, _ = run(capsys, write(tmp_path / "a.json", sync=True))
+    assert status == 0
+    assert "a.json: rank 0 of 2, NVIDIA H200, 2 of 3 steps" in out
+    rows = re.findall(r"^(compute|exposed \w+|idle|step) +([\d.]+)", out, re.MULTILINE)
+    figures = {name: float(value) for name, value in rows}
+    assert figures.pop("step") == pytest.approx(sum(figures.values())) == 1.0
+    assert figures["compute"] == 0.41
+    assert re.search(r"sync +0\.030 +3\.00 +1 +cudaDeviceSynchronize", out)
+
+
+def test_several_ranks(tmp_path, capsys):
+    """A row for each rank, whatever the order of files; the details are of the one asked for."""
+    files = [write(tmp_path / f"{rank}.json", rank, late=10.0 * rank) for rank in (1, 0)]
+    status, out, _ = run(capsys, *files)
+    assert status == 0 and re.search(r"\nrank 0 +1\.000 .*\nrank 1 +1\.000 ", out)
+    assert "Below: rank 0" in out
+    assert "Below: rank 1" in run(capsys, *files, "--rank", 1)[1]
+    status, _, err = run(capsys, *files, "--rank", 2)
+    assert (status, err) == (2, "stepguard: --rank 2: the files have 0, 1\n")
+
+
+def test_everything_as_json_and_kernels_as_csv(tmp_path, capsys):
+    """The same figures for programs; a row of the table has calls, time and scatter."""
+    file = write(tmp_path / "a.json")
+    to = [tmp_path / "out.json", tmp_path / "out.csv"]
+    assert run(capsys, file, "--json", to[0], "--csv", to[1])[0] == 0
+    (rank,) = json.loads(to[0].read_text())["ranks"]
+    assert rank["profile"]["parts"]["step_us"] == [1000, 1000]
+    rows = {row["kernel"]: row for row in csv.DictReader(to[1].open())}
+    assert rows["ncclDevKernel"]["class"] == "communication"
+    assert float(rows["ncclDevKernel"]["us_per_step"]) == 300
+    assert float(rows["ncclDevKernel"]["us_sd_per_step"]) == 0
+
+
+def test_rules_and_marks_of_the_user(tmp_path, capsys):
+    """Classes from a file; another annotation that marks steps."""
+    file, rules = write(tmp_path / "a.json"), tmp_path / "rules.toml"
+    rules.write_text("[[kernel]]\nclass = 'my own'\npattern = 'nvjet'")
+    out = run(capsys, file, "--classes", rules, "--step", "^forward$")[1]
+    assert "my own" in out and "2 of 3 steps" in out
+
+
+@pytest.mark.parametrize(
+    "text, words",
+    [(b"", "no list"), (b'{"traceEvents": [{"ph"', "cut off"), (None, "No such file")],
+)
+def test_a_file_that_cannot_be_read(tmp_path, capsys, text, words):
+    """One sentence, which names the file."""
+    path = tmp_path / "bad.json"
+    if text is not None:
+        path.write_bytes(text)
+    status, out, err = run(capsys, path)
+    assert (status, out) == (1, "")
+    assert err.startswith(f"stepguard: {path}: ") and words in err and err.count("\n") == 1
+
+
+def test_two_files_of_one_rank(tmp_path, capsys):
+    """Two runs in one table would be compared as if they were ranks of one."""
+    files = [write(tmp_path / name) for name in ("a.json", "b.json")]
+    status, _, err = run(capsys, *files)
+    assert status == 1 and f"it is of rank 0, as {files[0]} is" in err
+
+
+@pytest.mark.parametrize("option", [["--step", "("], ["--classes", "nowhere.toml"]])
+def test_a_wrong_option_is_a_usage_error(tmp_path, capsys, option):
+    """Exit status 2 and the option."""
+    status, _, err = run(capsys, write(tmp_path / "a.json"), *option)
+    assert status == 2 and option[0] in err

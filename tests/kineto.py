@@ -1,0 +1,82 @@
+"""A trace of torch.profiler made by hand: what happens when is what the test says."""
+
+import json
+from io import BytesIO
+
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.columns import Trace
+from stepguard.trace.profiles import Analysis, analyse
+from stepguard.trace.read.chrome import read_chrome
+
+MAIN, AUTOGRAD, STREAM, COMMS = 1, 2, 7, 19
+
+
+class Kineto:
+    """Events of one rank; times in us."""
+
+    def __init__(self, **head):
+        self.head, self.events, self.correlation = head, [], 0
+
+    def event(self, cat, name, ts, dur, tid=MAIN, pid=100, **args):
+        """Any event that lasts."""
+        event = dict(ph="X", cat=cat, name=name, ts=ts, dur=dur, pid=pid, tid=tid, args=args)
+        self.events.append(event)
+        return event
+
+    def annotation(self, name, ts, end, tid=MAIN):
+        """A range of the user, from ``ts`` to ``end``."""
+        return self.event("user_annotation", name, ts, end - ts, tid)
+
+    def step(self, number, ts, end):
+        """A step's mark."""
+        return self.annotation(f"ProfilerStep#{number}", ts, end)
+
+    def call(self, name, ts, dur=1.0, tid=MAIN, **args):
+        """A CUDA call."""
+        return self.event("cuda_runtime", name, ts, dur, tid, **args)
+
+    def kernel(self, called, begin, end, name="gemm", stream=STREAM, recorded=True, **args):
+        """A kernel that is launched at ``called`` and runs from ``begin`` to ``end``."""
+        return self._work(
+            "kernel", "cudaLaunchKernel", called, begin, end, name, stream, recorded, args
+        )
+
+    def copy(
+        self, called, begin, end, name="Memcpy HtoD (Pinned -> Device)", recorded=True, **args
+    ):
+        """A copy."""
+        call = "cudaMemcpyAsync"
+        return self._work("gpu_memcpy", call, called, begin, end, name, STREAM, recorded, args)
+
+    def _work(self, cat, call, called, begin, end, name, stream, recorded, args):
+        self.correlation += 1
+        tid = args.pop("tid", MAIN)
+        self.call(call, called, 1.0, tid, correlation=self.correlation)
+        where = dict(device=0, stream=stream, correlation=self.correlation)
+        if recorded:
+            self.event(cat, name, begin, end - begin, stream, 0, **where, **args)
+
+    def text(self):
+        """The file."""
+        content = {"schemaVersion": 1, **self.head, "traceEvents": self.events}
+        return json.dumps(content | {"traceName": "x.json"}).encode()
+
+    def read(self, chunk_bytes=1 << 20) -> Trace:
+        """The trace, through the reader."""
+        return read_chrome(BytesIO(self.text()), chunk_bytes)
+
+    def analysis(self) -> Analysis:
+        """The trace taken apart."""
+        return analyse(self.read(), usual_classes())
+
+
+def steps(count, us=1000.0, ahead=0.0):
+    """A trace of ``count`` marked steps and one more that ends the last; the GPU runs one kernel
+    all the time, ``ahead`` us after the host has launched it.
+    """
+    trace = Kineto()
+    for number in range(count + 1):
+        began = number * us
+        trace.step(number, began, began + us - 1)
+        trace.kernel(began + 10, began + ahead + 20, began + us + ahead + 20)
+    return trace

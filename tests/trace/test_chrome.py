@@ -1,0 +1,156 @@
+"""Any Kineto file is read, whatever its size and faults, or refused in one sentence."""
+
+import gzip
+import json
+from io import BytesIO
+
+import numpy as np
+import pytest
+from builders import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+from kineto import Kineto, steps
+
+from stepguard.trace.columns import CALL, NONE
+from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.read.chunks import Chunks, TraceError
+
+
+def read(text, chunk_bytes=64):
+    """The trace of a file, in chunks that end anywhere."""
+    return read_chrome(BytesIO(text), chunk_bytes)
+
+
+def same(one, other):
+    """Whether two traces have the same columns."""
+    assert (one.names, one.shapes, one.machine) == (other.names, other.shapes, other.machine)
+    for a, b in ((one.host, other.host), (one.gpu, other.gpu)):
+        for name in a.__dataclass_fields__:
+            np.testing.assert_array_equal(getattr(a, name), getattr(b, name), name)
+    return True
+
+
+def awkward():
+    """A trace with text in it that looks like the border of two events, or like the list's end."""
+    trace = steps(2)
+    trace.event("cpu_op", 'a},{"ph":"X"}],"traceName":"b"}', 5, 3, **{"External id": 1})
+    trace.event("cpu_op", "nested", 9, 1, Inputs=[{"a": 1}, {"b": [2, {}]}, {}])
+    trace.events.append({"name": "process_name", "ph": "M", "pid": 1, "args": {"name": "python"}})
+    trace.events.append({"ph": "s", "id": 3, "ts": 1, "cat": "ac2g", "name": "ac2g", "pid": 1})
+    return trace
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000, 1 << 20])
+def test_cuts_anywhere_change_nothing(size):
+    """The size of a chunk decides nothing, wherever it cuts."""
+    text = awkward().text()
+    assert same(read(text, size), read(text, 1 << 24))
+
+
+@given(st.integers(0, 50), st.integers(1, 400), st.booleans(), st.data())
+@PROPERTY
+def test_all_events_arrive(count, size, packed, data):
+    """However many events, and however they are indented, chunks hold every one once, in order."""
+    indent = data.draw(st.sampled_from([None, 0, 2]))
+    events = [dict(ph="X", name=f"n{i}", args={"x": [[1], {}]}) for i in range(count)]
+    text = json.dumps({"traceEvents": events, "deviceProperties": [{}, {}]}, indent=indent).encode()
+    chunks = Chunks(BytesIO(gzip.compress(text) if packed else text), size)
+    assert [event.name for part in chunks for event in part] == [e["name"] for e in events]
+    assert chunks.head == {"deviceProperties": [{}, {}]}
+
+
+def test_a_bare_list_is_a_trace_too():
+    """Chrome's other form, without the object around it."""
+    text = steps(2).text()
+    listed = json.dumps(json.loads(text)["traceEvents"]).encode()
+    assert same(read(listed), read(text))
+
+
+def test_gzip_is_unpacked():
+    """As it is written by torch, and joined from several parts."""
+    text = awkward().text()
+    plain = read(text)
+    assert same(read(gzip.compress(text)), plain)
+    assert same(read(gzip.compress(text[:999]) + gzip.compress(text[999:]) + bytes(9)), plain)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_cut_off_file_is_refused(packed):
+    """Wherever it ends: before the list, in it, in an event, or before the object's end."""
+    text = awkward().text()
+    for end in [0, 5, 30, 200, len(text) // 2, len(text) - 1]:
+        part = gzip.compress(text)[: -9 - end % 3] if packed else text[:end]
+        with pytest.raises(TraceError, match="cut off|no list"):
+            read(part)
+
+
+@pytest.mark.parametrize(
+    "old, new",
+    [(b"traceName", b"trace\x01Name"), (b'"gemm"', b'"ge\nmm"'), (b'"gemm"', b'"ge\xffmm"'),
+     (b'"stream": 7', b'"blocks per SM": inf, "x": -nan, "stream": 7')],
+)  # fmt: skip
+def test_what_kineto_wrote_wrongly_is_mended(old, new):
+    """Raw control characters, bytes that are no UTF-8, numbers that JSON does not have."""
+    text = steps(3).text()
+    assert len(read(text.replace(old, new)).gpu.kind) == 4
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ({"ts": "soon"}, "Expected `float"),
+        ({"dur": -1.0}, "length of -1"),
+        ({"ts": None}, "no begin"),
+        ({"args": {"correlation": [1]}}, "correlation"),
+    ],
+)
+def test_a_wrong_event_is_refused(change, words):
+    """What cannot be right is not skipped: the figures would be wrong and look right."""
+    trace = steps(1)
+    trace.events[-1] |= change
+    with pytest.raises(TraceError, match=words):
+        trace.read()
+
+
+@pytest.mark.parametrize("text", [b"", b"{}", b'{"a": [1]}', b"[]", b'{"traceEvents": []}', b"no"])
+def test_no_trace_is_no_trace(text):
+    """Other JSON, an empty list, no JSON at all."""
+    with pytest.raises(TraceError):
+        read(text)
+
+
+def test_malformed_json_is_refused_where_it_is():
+    """The sentence says after how many events."""
+    text = steps(200).text()
+    half = text.index(b'"ProfilerStep#100"')
+    with pytest.raises(TraceError, match=r"after [\d,]+ events"):
+        read(text[:half] + b"}{" + text[half:], 1000)
+
+
+def test_old_and_foreign_spellings():
+    """Before 2023 Kineto wrote "Kernel" and "Runtime", ids in lower case, streams as text."""
+    trace = Kineto()
+    trace.event("Runtime", "cudaLaunchKernel", 1, 1, correlation=5, **{"external id": 9})
+    trace.event("Kernel", "k", 2, 1, 7, 0, correlation=5, stream="7", **{"external id": 9})
+    found = trace.read()
+    assert found.host.kind.tolist() == [CALL] and found.host.external.tolist() == [9]
+    assert found.gpu.stream.tolist() == [7] and found.gpu.external.tolist() == [9]
+
+
+def test_columns_are_in_order_and_complete():
+    """Sorted by begin, the longer first; what the file does not say is NONE."""
+    trace = Kineto(deviceProperties=[{"name": "NVIDIA H200"}])
+    trace.head["distributedInfo"] = {"rank": 3, "world_size": 4}
+    trace.event("cpu_op", "inner", 10, 2)
+    trace.event("cpu_op", "outer", 10, 5)
+    trace.kernel(4, 20, 30, grid=[2, 3, 1], block=[128, 1, 1], **{"registers per thread": 96})
+    found = trace.read()
+    assert [found.names[i] for i in found.host.name] == ["cudaLaunchKernel", "outer", "inner"]
+    assert found.host.start_us.tolist() == [0, 6, 6] and found.began_us == 4
+    assert found.host.correlation.tolist() == [1, NONE, NONE]
+    assert (found.shapes[0].grid, found.shapes[0].registers) == ((2, 3, 1), 96)
+    assert (found.machine.gpu, found.machine.rank, found.machine.world_size) == (
+        "NVIDIA H200",
+        3,
+        4,
+    )

@@ -1,0 +1,329 @@
+"""What is said of a step: each formula on a trace of known answer, the identity on any trace."""
+
+import pytest
+from builders import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+from kineto import AUTOGRAD, COMMS, Kineto, steps
+
+from stepguard.profile import mean
+from stepguard.trace.classes import parse_classes, usual_classes, with_more
+from stepguard.trace.collectives import bus_factor, exchanges
+from stepguard.trace.profiles import profile
+from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.summary import summary
+
+NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+def two_steps(*, ahead=0.0):
+    """Two marks of 1,000 us and the kernel that ends the second; the test adds what happens."""
+    trace = Kineto()
+    for number in range(3):
+        trace.step(number, 1000 * number, 1000 * number + 999)
+        trace.kernel(1000 * number + 5, 1000 * number + 100 + ahead, 1000 * number + 200 + ahead)
+    return trace
+
+
+def idle(trace):
+    """Idle us by (cause, call), mean over the steps."""
+    found = {}
+    for row in profile(trace.analysis()).idle:
+        key = (row.cause, row.call)
+        found[key] = found.get(key, 0) + mean(row.us)
+    return found
+
+
+# Steps
+
+
+def test_a_step_lasts_from_its_first_kernel_to_the_next_ones():
+    """On the GPU, however late it is; the last mark has no end."""
+    found = profile(two_steps(ahead=700).analysis())
+    assert found.parts.step_us == (1000, 1000)
+    assert found.parts.compute_us == (100, 100)
+    assert found.steps == 2
+
+
+def test_kernels_belong_to_the_step_that_launched_them():
+    """A kernel that runs after the step's end on the host is still that step's."""
+    trace = two_steps(ahead=1500)
+    trace.kernel(500, 1900, 1950, name="late")  # of step 0, while the host is in step 1
+    rows = {row.name: row for row in profile(trace.analysis()).kernels}
+    assert rows["late"].calls == (1, 0) and rows["late"].us == (50, 0)
+
+
+def test_a_copy_that_runs_ahead_does_not_move_the_step():
+    """Prefetching in the step before: the stream that computes marks the step's begin."""
+    trace = two_steps(ahead=700)
+    trace.kernel(1002, 1010, 1015, name="elementwise", stream=9)
+    assert profile(trace.analysis()).parts.step_us == (1000, 1000)
+
+
+def test_a_step_with_lost_records_is_left_out():
+    """A lost record reads as idle time, so the step is not used, and the page says so."""
+    trace = two_steps()
+    trace.kernel(300, 0, 0, recorded=False)
+    found = trace.analysis().windows
+    assert (found.steps, found.incomplete, found.marked) == (1, 1, 3)
+    trace.kernel(1300, 0, 0, recorded=False)
+    with pytest.raises(TraceError, match="none of its 3 steps is complete: 2 of 5 launches"):
+        trace.analysis()
+
+
+def test_without_marks_the_whole_file_is_one_step():
+    """It is said; the figures are of all records."""
+    trace = Kineto()
+    trace.kernel(0, 10, 30)
+    trace.kernel(1, 40, 50)
+    found = trace.analysis()
+    assert not found.windows.has_marks
+    assert profile(found).parts.step_us == (40,) and profile(found).parts.idle_us == (10,)
+
+
+def test_without_a_gpu_there_is_nothing_to_say():
+    """A trace of the CPU alone is refused with what to do."""
+    trace = Kineto()
+    trace.step(0, 0, 10)
+    with pytest.raises(TraceError, match=r"no kernel of a GPU: profile with ProfilerActivity.CUDA"):
+        trace.analysis()
+
+
+# The identity
+
+
+def test_the_parts_of_a_step():
+    """Compute hides communication, both hide copies; what nobody covers is idle."""
+    trace = two_steps()  # compute 100 to 200 of each 1,000
+    trace.kernel(20, 150, 350, name=NCCL, stream=COMMS)  # 50 hidden, 150 exposed
+    trace.copy(30, 300, 400)  # 50 hidden, 50 exposed
+    found = profile(trace.analysis()).parts
+    assert found.compute_us[0] == 100
+    assert found.exposed_communication_us[0] == 150
+    assert found.exposed_copies_us[0] == 50
+    assert found.idle_us[0] == 700
+
+
+KERNELS = st.lists(
+    st.tuples(
+        st.integers(0, 3999),
+        st.integers(0, 700),
+        st.sampled_from(["gemm", NCCL, "triton_poi_fused_add_1", "copy"]),
+        st.integers(7, 9),
+        st.integers(0, 900),
+    ),
+    max_size=40,
+)
+
+
+@given(KERNELS)
+@PROPERTY
+def test_the_identity_closes_on_any_trace(kernels):
+    """Streams overlap, kernels straddle steps, copies run ahead: the parts are the step."""
+    trace = steps(4)
+    for called, us, name, stream, delay in kernels:
+        begin = called + delay + 0.25
+        if name == "copy":
+            trace.copy(called, begin, begin + us)
+        else:
+            trace.kernel(called, begin, begin + us, name=name, stream=stream)
+    found = trace.analysis()
+    one = profile(found)
+    parts = one.parts
+    whole = zip(
+        parts.compute_us, parts.exposed_communication_us, parts.exposed_copies_us, parts.idle_us,
+        strict=True,
+    )  # fmt: skip
+    for step, values in zip(parts.step_us, whole, strict=True):
+        assert sum(values) == pytest.approx(step, abs=1e-6)
+        assert min(values) >= -1e-6
+    for step in range(one.steps):
+        caused = sum(row.us[step] for row in one.idle)
+        assert caused == pytest.approx(parts.idle_us[step], abs=1e-6)
+    said = summary(found, "x", 0)
+    assert sum(row.share for row in said.classes) == pytest.approx(1)
+    assert said.overlap_share is None or -1e-9 <= said.overlap_share <= 1 + 1e-9
+
+
+# Idle time
+
+
+def test_a_gap_between_queued_kernels():
+    """Launched before the GPU ran dry: the GPU's own pause."""
+    trace = steps(2, ahead=100)
+    trace.events[1]["args"]["unused"] = 0
+    for event in trace.events:
+        if event["cat"] == "kernel":
+            event["dur"] -= 30
+    assert idle(trace) == {("between kernels", ""): 30}
+
+
+def test_the_host_is_late():
+    """The launch began when the GPU had nothing left."""
+    trace = two_steps()
+    trace.kernel(600, 640, 700)
+    found = idle(trace)
+    assert found[("host late", "")] == (440 + 400 + 900) / 2
+
+
+def test_a_sync_is_named_with_its_place():
+    """The host waited until the GPU was dry, and launched only then."""
+    trace = two_steps()
+    trace.event("cpu_op", "aten::item", 150, 60)
+    trace.event("cpu_op", "aten::_local_scalar_dense", 151, 58)
+    trace.call("cudaStreamSynchronize", 152, 55)  # the kernel ends at 200
+    trace.kernel(220, 230, 1090)
+    (row,) = [row for row in profile(trace.analysis()).idle if row.cause == "sync"]
+    assert (row.call, row.us, row.count) == ("cudaStreamSynchronize", (30, 0), (1, 0))
+    assert row.place == "aten::item > aten::_local_scalar_dense"
+
+
+@pytest.mark.parametrize(
+    "begin, dur", [(203, 3), (150, 20), (150, 100)], ids=["too late", "too early", "goes on"]
+)
+def test_a_sync_that_did_not_cause_the_gap_is_not_blamed(begin, dur):
+    """It began when the GPU was dry already, ended before, or goes on beyond the launch."""
+    trace = two_steps()
+    trace.call("cudaStreamSynchronize", begin, dur, AUTOGRAD)
+    trace.kernel(220, 230, 1090)
+    assert ("sync", "cudaStreamSynchronize") not in idle(trace)
+
+
+def test_the_source_line_is_the_innermost_of_the_user():
+    """Frames of torch inside it are not the user's line."""
+    trace = two_steps()
+    for name, began in (("train.py(10): main", 140), ("my/model.py(166): step", 141),
+                        ("/lib/site-packages/torch/_tensor.py(5): item", 142)):  # fmt: skip
+        trace.event("python_function", name, began, 300 - began)
+    trace.call("cudaStreamSynchronize", 152, 55)
+    trace.kernel(220, 230, 1090)
+    (row,) = [row for row in profile(trace.analysis()).idle if row.cause == "sync"]
+    assert row.place == "my/model.py(166): step"
+
+
+def test_input_and_profiler_have_causes_of_their_own():
+    """The host waited for data; or the profiler emptied its buffers."""
+    trace = two_steps()
+    trace.annotation("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", 205, 280)
+    trace.kernel(290, 300, 400)
+    trace.event("overhead", "Command Buffer Full", 1200, 90, -1, -1)
+    trace.kernel(1290, 1300, 1400)
+    found = idle(trace)
+    assert found[("input wait", "")] == 50 and found[("profiler", "")] == 50
+
+
+# Phases, kernels
+
+
+def test_phases_are_paths_of_ranges_and_autograds_thread():
+    """Nested ranges, libraries' names for them, and work of autograd's thread outside all."""
+    trace = two_steps()
+    trace.annotation("micro_step_0", 10, 100)
+    trace.annotation("forward", 20, 60)
+    trace.annotation("nccl:all_reduce", 25, 30)
+    trace.annotation("Optimizer.step#AdamW.step", 500, 600)
+    trace.event("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 300, 50, AUTOGRAD)
+    trace.kernel(26, 210, 220, name="f")
+    trace.kernel(310, 220, 230, name="b", tid=AUTOGRAD)
+    trace.kernel(510, 240, 250, name="o")
+    rows = {row.name: row.phase for row in profile(trace.analysis()).kernels}
+    assert rows == {"gemm": "", "f": "micro_step_0/forward", "b": "backward", "o": "optimizer"}
+    phases = {row.path: row for row in summary(trace.analysis(), "x", 0).phases}
+    assert phases["micro_step_0/forward"].host_us == 20  # in one of two steps
+    assert phases["optimizer"].gpu_us == 5
+
+
+def test_rows_of_kernels():
+    """By name, launch shape and phase: calls and time of each step, operator and order."""
+    trace = two_steps()
+    trace.event("cpu_op", "aten::mm", 295, 10, **{"External id": 77})
+    extra = {"grid": [2, 1, 1], "block": [64, 1, 1], "External id": 77}
+    trace.kernel(300, 300, 310, name="void cutlass<1>(int)", **extra)
+    trace.kernel(301, 310, 330, name="void cutlass<1>(int)", **extra)
+    trace.kernel(302, 330, 340, name="void cutlass<1>(int)", **(extra | {"grid": [3, 1, 1]}))
+    rows = [row for row in profile(trace.analysis()).kernels if row.kind == "GEMM"]
+    small = next(row for row in rows if row.grid == (2, 1, 1))
+    assert (small.calls, small.us, small.block) == ((2, 0), (30, 0), (64, 1, 1))
+    assert (small.operator, small.canonical) == ("aten::mm", "cutlass")
+    assert 0.2 < small.order < 0.25 and len(rows) == 3
+
+
+def test_classes_are_an_open_table():
+    """A user's rules come first; a wrong file says which entry."""
+    assert usual_classes().kernel("triton_per_fused_attention_3") == "Triton"
+    mine = with_more("[[kernel]]\nclass = 'mine'\npattern = '^my_'")
+    assert mine.kernel("my_gemm") == "mine" and mine.kernel("gemm") == "GEMM"
+    for text, words in (
+        ("[[kernels]]", "no table"),
+        ("[[kernel]]\npattern='a'", "number 1: it needs pattern and class"),
+        ("[[phase]]\npattern='('\nname='x'", r"number 1: '\('"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            parse_classes(text)
+
+
+# Exchanges, the queue, CUDA calls
+
+
+def rank_with_exchange(begin, base_ns=0):
+    """A rank that comes to an all-reduce of 4 MiB at ``begin``; all are done at 600."""
+    trace = two_steps()
+    trace.head["distributedInfo"] = {"rank": begin, "world_size": 2}
+    trace.head["baseTimeNanoseconds"] = base_ns
+    noted = {"Collective name": "allreduce", "dtype": "Float", "Group size": 2}
+    noted |= {"In msg nelems": 1 << 20, "Out msg nelems": 1 << 20, "External id": 5}
+    shift = base_ns / 1e3
+    trace.event("cpu_op", "record_param_comms", 50, 1, **noted)
+    trace.kernel(51, begin - shift, 600 - shift, name=NCCL, stream=COMMS, **{"External id": 5})
+    return trace.analysis()
+
+
+def test_an_exchange_is_as_slow_as_its_last_rank_sees_it():
+    """Latency is the least length over ranks, whatever time each file counts from."""
+    (row,) = exchanges([rank_with_exchange(300), rank_with_exchange(400)])
+    assert (row.name, row.bytes, row.ranks, row.calls) == ("allreduce", 4 << 20, 2, 0.5)
+    assert (row.us, row.latency_us, row.skew_in_us, row.skew_out_us) == (250, 200, 100, 0)
+    assert row.algorithm_gb_s == pytest.approx((4 << 20) / 200e-6 / 1e9)
+    assert row.bus_gb_s == row.algorithm_gb_s  # 2 (n - 1) / n of two ranks
+
+
+def test_one_ranks_trace_says_no_latency():
+    """How long it waited for the others is unknown."""
+    (row,) = exchanges([rank_with_exchange(300)])
+    assert row.us == 300
+    assert (row.latency_us, row.bus_gb_s, row.skew_in_us) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    "name, ranks, factor",
+    [
+        ("allreduce", 8, 1.75),
+        ("_allgather_base", 4, 0.75),
+        ("broadcast", 4, 1),
+        ("allreduce", 1, 0),
+    ],
+)
+def test_bus_bandwidth_is_that_of_nccl_tests(name, ranks, factor):
+    """The factors of its PERFORMANCE.md."""
+    assert bus_factor(name, ranks) == factor
+
+
+def test_the_queue():
+    """Delay from the launch's return to the kernel's begin; launches that wait meanwhile."""
+    trace = Kineto()
+    trace.step(0, 0, 100)
+    trace.kernel(10, 12, 60)  # at once
+    trace.kernel(20, 60, 70)  # 39 us after its launch's end, one more waits
+    trace.kernel(30, 70, 80)
+    found = summary(trace.analysis(), "x", 0).queue
+    assert (found.delay_median_us, found.depth_median, found.depth_max) == (39, 0, 1)
+    assert found.late_share == 0
+
+
+def test_shares_of_cuda_calls():
+    """Of the host's time in such calls; the ones that wait are marked."""
+    trace = two_steps()
+    trace.call("cudaDeviceSynchronize", 300, 6)
+    rows = {row.name: row for row in summary(trace.analysis(), "x", 0).calls}
+    assert rows["cudaLaunchKernel"].calls == 1 and not rows["cudaLaunchKernel"].waits
+    assert rows["cudaDeviceSynchronize"].share == 0.75 and rows["cudaDeviceSynchronize"].waits
