@@ -7,12 +7,13 @@ themselves are made in sentences.py. The rules that choose are in judge/.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 from stepguard.ab_margins import Margins
 from stepguard.site import Site
 from stepguard.waiver import WaiverOutcome
 
+Outcome = Literal["passed", "failed", "error"]  # pytest's words
 Facts = Mapping[str, Any]  # JSON scalars and short tuples of them, by name
 
 
@@ -37,7 +38,7 @@ class Status(Enum):
         return list(Status).index(self)
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> Outcome:
         """Return pytest's word: passed, failed, or error when nothing could be decided."""
         if self in (Status.SAME, Status.FASTER):
             return "passed"
@@ -250,7 +251,7 @@ class Verdict:
         return self.facts is not None
 
     @property
-    def outcome(self) -> str:
+    def outcome(self) -> Outcome:
         """Return pytest's word: the status's, unless it is waived."""
         return "passed" if self.waived_until else self.status.outcome
 

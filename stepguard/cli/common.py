@@ -1,7 +1,6 @@
 """Parts of several commands: usage errors, the folder of baselines, kept evidence, documents."""
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Callable
@@ -14,7 +13,7 @@ from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
-from stepguard.text import printable, printable_document
+from stepguard.text import printable
 from stepguard.verdict import Verdict
 
 
@@ -115,8 +114,7 @@ def put_json(document: Any, target: str | None, evidence: Path | None = None) ->
     At a terminal, and beside a file, a line says where the document is or how to get it instead:
     thousands of characters in one line would push the figures out of sight.
     """
-    # NaN is no JSON: most readers refuse the whole document.
-    text = json.dumps(printable_document(document), allow_nan=False)
+    text = documents.as_json(document, indent=-1)
     if target:
         Path(target).write_text(text + "\n")
     elif not sys.stdout.isatty():

@@ -106,5 +106,6 @@ def _run(options: argparse.Namespace) -> int:
     measured = measurement_problem(result.evidence) is None
     if not measured:
         sys.stderr.write(words.block(result.verdict, str(result.evidence_path), Commands()) + "\n")
-    put_json(result_document(result), options.json, result.evidence_path)
+    document = result_document(result, Commands(options.root))
+    put_json(document, options.json, result.evidence_path)
     return 0 if measured else 1

@@ -12,7 +12,7 @@ from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
-from stepguard.git.revision import current
+from stepguard.git.revision import Revision, current
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab import (
@@ -76,6 +76,11 @@ class Suite:
             command=shlex.join(self.arguments),
             launcher=self.launcher,
         )
+
+    @property
+    def revision(self) -> Revision:
+        """Return what is measured, as it was when the suite was made."""
+        return self._bench.revision
 
     def run(self, case: Case, progress: Progress) -> Result:
         """Measure and judge one case. Raises FileError before anything is measured if the

@@ -8,13 +8,15 @@ It is loaded in every project of an environment, so that it imports next to noth
 the hooks of hooks.py come with the first case that pytest collects.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from stepguard.case import Case
 from stepguard.plugin.benchmark import Bridge, Sink, WithBenchmark, WithoutBenchmark
-from stepguard.plugin.items import asks_for_perf, cases, lacks_perf, refuse_without_perf
+from stepguard.plugin.collection import Collected
+from stepguard.plugin.items import cases, lacks_perf
 from stepguard.plugin.options import add_options, documents_wanted
 
 __all__ = ["cases"]
@@ -26,6 +28,8 @@ MARKERS = (
     "extended: beyond the core suite; run with -m extended",
 )
 _BRIDGE = pytest.StashKey[Bridge]()
+_COLLECTION = pytest.StashKey[Collected]()
+_HOOKS = "stepguard-hooks"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +45,35 @@ def pytest_configure(config: pytest.Config) -> None:
     active = map(config.pluginmanager.hasplugin, ("benchmark", "pytest_benchmark.plugin"))
     bridge = config.stash[_BRIDGE] = WithBenchmark() if any(active) else WithoutBenchmark()
     config.pluginmanager.register(bridge, "stepguard-bridge")
+    config.stash[_COLLECTION] = Collected()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Begin at once if there is a document to write: of a run that is refused, too."""
+    if documents_wanted(session.config.option):
+        _hooks(session.config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Note a test as it is made: no other hook can have dropped it yet."""
+    item.config.stash[_COLLECTION].add(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Note a module that gave no tests."""
+    report = yield
+    collector.config.stash[_COLLECTION].add_report(report)
+    return report
+
+
+def pytest_deselected(items: Sequence[pytest.Item]) -> None:
+    """Note what is deselected, so that its reason can be told."""
+    if items:
+        items[0].config.stash[_COLLECTION].deselect(items)
 
 
 # First: -k, -m and other plugins deselect in this hook, and all cases should be known.
@@ -48,19 +81,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Refuse what would pass unmeasured; begin if there is a case, or a document to write."""
-    # xdist hides a worker's usage errors: there each test is refused in its turn, as an error.
-    if not hasattr(config, "workerinput"):
-        for item in items:
-            refuse_without_perf(item)
-    ours = any(asks_for_perf(item) or lacks_perf(item) for item in items)
-    if not (ours or documents_wanted(config.option)):
-        return
-    from stepguard.plugin import hooks  # half a second, which other projects do not pay
+    """Begin if there is a case, and refuse what would pass unmeasured."""
+    if config.stash[_COLLECTION].tests or any(map(lacks_perf, items)):
+        # A module that failed to import hides its cases, so that not all of them are known.
+        _hooks(config).check(config, items, all_collected=not session.testsfailed)
 
-    config.pluginmanager.register(hooks, "stepguard-hooks")
-    # A module that failed to import hides its cases, so that not all of them are known.
-    hooks.begin(config, config.stash[_BRIDGE], items, all_collected=not session.testsfailed)
+
+def _hooks(config: pytest.Config) -> Any:
+    """Return the module of hooks, which is half a second that other projects do not pay."""
+    if (known := config.pluginmanager.getplugin(_HOOKS)) is not None:
+        return known
+    from stepguard.plugin import hooks
+
+    hooks.begin(config, config.stash[_BRIDGE], config.stash[_COLLECTION])
+    config.pluginmanager.register(hooks, _HOOKS)
+    return hooks
 
 
 @pytest.fixture
@@ -69,7 +104,7 @@ def perf(request: pytest.FixtureRequest, perf_sink: Sink) -> Iterator[Callable[[
 
     A test that has the fixture and measures nothing is an error: it would pass whatever happens.
     """
-    hooks = request.config.pluginmanager.getplugin("stepguard-hooks")
+    hooks = request.config.pluginmanager.getplugin(_HOOKS)
     if hooks is None:  # asked for by its name, in the middle of a test: its options are unchecked
         raise pytest.UsageError("perf: take it as an argument of the test")
     yield from hooks.measuring(request.node, request.config, perf_sink)

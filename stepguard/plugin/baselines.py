@@ -2,26 +2,23 @@
 what of it the run had no use for.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report.waivers import described, sentences
 from stepguard.storage import calibrations
-from stepguard.storage.baselines import WAIVERS, files, load
+from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.waiver import Waiver
 
 
-@dataclass(frozen=True)
-class Collected:
-    """The cases that pytest collected, before any was deselected."""
-
-    cases: frozenset[str] = frozenset()  # their ids
-    whole: bool = False  # of whole folders, so that a case that is not there is nowhere
+def folders_alone(arguments: Sequence[str]) -> bool:
+    """Tell whether pytest was asked for folders, and for no file or test by its name."""
+    return all(Path(argument).is_dir() for argument in arguments)
 
 
 def whole_folders(option: Any, arguments: Sequence[str]) -> bool:
@@ -29,12 +26,13 @@ def whole_folders(option: Any, arguments: Sequence[str]) -> bool:
     # `lf` is of pytest's cache plugin, which -p no:cacheprovider leaves out.
     if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
         return False
-    return all(Path(argument).is_dir() for argument in arguments)
+    return folders_alone(arguments)
 
 
-def check_baselines(folder: Path, collected: Collected) -> tuple[Waiver, ...]:
+def check_baselines(folder: Path, cases: Collection[str], whole: bool) -> tuple[Waiver, ...]:
     """Read all of the folder and return its waivers. Raises FileError for what cannot be
     trusted, and for a waiver of a case that is nowhere: a misspelt one must not wait unseen.
+    ``cases`` are those collected, ``whole`` says that they are all there are.
     """
     # Those of other machines, too: they will be read next, and the mistake is in this tree.
     for path in files(folder):
@@ -43,12 +41,30 @@ def check_baselines(folder: Path, collected: Collected) -> tuple[Waiver, ...]:
     waivers = load_waivers(folder, today())
     # Where a part was collected nobody knows which cases there are: waiver_lines() says then that
     # a waiver was not used.
-    if collected.whole and (nowhere := unknown(folder, waivers, collected.cases)):
+    if whole and (nowhere := unknown(folder, waivers, cases)):
         raise FileError(
             f"{folder / WAIVERS}: a waiver names {nowhere[0]!r}, which is no case of a baseline "
             "here or of a collected test; correct its name, or remove the waiver"
         )
     return waivers
+
+
+def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Path]:
+    """Return the cases that are recorded for this machine and that it has GPUs for, each with its
+    file. Raises FileError for a file that cannot be trusted.
+    """
+    machine = gpus[0].name if gpus else CPU_MACHINE
+    found: dict[str, Path] = {}
+    for path in files(folder):
+        content = load(path)
+        if content is None or content.machine != machine:
+            continue
+        for case_id, entry in content.cases.items():
+            # Several nodes are no part of this machine.
+            fits = not gpus or entry.case.get("world_size", 1) <= len(gpus)
+            if fits and entry.case.get("nodes", 1) == 1:
+                found[case_id] = path
+    return found
 
 
 def waiver_lines(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[str]:
@@ -63,16 +79,14 @@ def waiver_lines(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[s
 
 
 def stale_lines(
-    collected: Collected, results: Sequence[Result], relative: Callable[[Path], str]
+    cases: Collection[str], results: Sequence[Result], relative: Callable[[Path], str]
 ) -> list[str]:
-    """Return a line for every baseline entry that no case claims, if whole folders were collected.
-    ``relative`` turns a path into what the user would type.
+    """Return a line for every baseline entry that none of all ``cases`` claims. ``relative`` turns
+    a path into what the user would type.
     """
-    if not collected.whole:
-        return []
     lines = []
     for path in sorted({result.baseline_path for result in results}):
         content = load(path)
-        for case_id in sorted(set(content.cases) - collected.cases if content else ()):
+        for case_id in sorted(set(content.cases) - set(cases) if content else ()):
             lines.append(f"{relative(path)}: {case_id} has a baseline but no case")
     return lines

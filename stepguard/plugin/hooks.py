@@ -13,6 +13,7 @@ from stepguard.git.resolve import TreeError
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.plugin.benchmark import Bridge, Sink
+from stepguard.plugin.collection import Collected
 from stepguard.plugin.items import NOTHING_MEASURED, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.outcome import outcome_of
 from stepguard.plugin.session import Session
@@ -28,19 +29,24 @@ _REFUSED = pytest.StashKey[str]()  # why nothing was measured: no trusted baseli
 _PASSED = pytest.StashKey[bool]()
 
 
-def begin(
-    config: pytest.Config, bridge: Bridge, items: Sequence[pytest.Item], all_collected: bool
-) -> None:
-    """Begin the run's session, and refuse what would pass its cases unmeasured."""
-    session = config.stash[_SESSION] = Session(config, bridge)
+def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
+    """Begin the run's session."""
+    session = config.stash[_SESSION] = Session(config, bridge, collection)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
-    if any(map(asks_for_perf, items)):
+
+
+def check(config: pytest.Config, items: Sequence[pytest.Item], all_collected: bool) -> None:
+    """Refuse what would pass the run's cases unmeasured."""
+    session = config.stash[_SESSION]
+    with session.noted():
         session.check(items, all_collected)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Plan what is left after deselection."""
-    session.config.stash[_SESSION].plan(session.items)
+    run = session.config.stash[_SESSION]
+    with run.noted():
+        run.plan(session.items)
 
 
 def pytest_report_collectionfinish(config: pytest.Config) -> list[str]:
@@ -76,7 +82,7 @@ def measuring(
         if own is not None and own.id != case.id:
             raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
         try:
-            result = session.repeated(before) if before else session.measure(case)
+            result = session.repeated(before) if before else session.measure(node, case)
         except (FileError, TreeError) as error:
             node.stash[_REFUSED] = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
             # Stashed, too: a test that catches the failure must not pass.
@@ -142,10 +148,8 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     record as asked.
     """
     run = session.config.stash[_SESSION]
-    # The refused option may be the document's own path.
-    sound = run.finish(write=exitstatus != pytest.ExitCode.USAGE_ERROR)
     # Another status says more: an interrupt, or tests that failed.
-    if not sound and exitstatus == pytest.ExitCode.OK:
+    if not run.finish(exitstatus) and exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 

@@ -24,13 +24,13 @@ class Recorder:
     """Recordings of one run, and the results that still wait to become one. ``option`` has the
     values of pytest's options.
 
-    ``refused`` says that something could not be recorded, which fails the run; ``notices`` are
-    sentences about what was and what was not.
+    ``refused`` are sentences on what could not be recorded, which fails the run; ``notices`` have
+    them, too, and what was recorded.
     """
 
     def __init__(self, option: Any, commands: Commands) -> None:
         self.notices: list[str] = []
-        self.refused = False
+        self.refused: list[str] = []
         self._all, self._new = option.perf_update, option.perf_update_new
         self._reason, self._commands = option.perf_reason or "", commands
         self._recorded: set[str] = set()  # case ids
@@ -99,4 +99,4 @@ class Recorder:
 
     def _refuse(self, notice: str) -> None:
         self.notices.append(notice)
-        self.refused = True
+        self.refused.append(notice)

@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 
@@ -16,23 +17,29 @@ import pytest
 
 from stepguard.case import Case
 from stepguard.device import CPU, GPU
+from stepguard.document import End, Problem, ProblemCode
 from stepguard.git.resolve import TreeError
-from stepguard.git.worktree import tree_of
+from stepguard.git.revision import current
+from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
 from stepguard.launch.launcher import Launcher, LauncherError, spread, survey
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import Result, Suite
 from stepguard.plugin.baselines import (
-    Collected,
     check_baselines,
+    folders_alone,
+    recorded_here,
     stale_lines,
     waiver_lines,
     whole_folders,
 )
 from stepguard.plugin.benchmark import Bridge
-from stepguard.plugin.items import asks_for_perf, case_of
+from stepguard.plugin.collection import Collected
+from stepguard.plugin.documents import Facts, end_of, run_document, write
+from stepguard.plugin.items import asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import refuse_bad_options, refuse_unmeasured
+from stepguard.plugin.selection import Selection
 from stepguard.report import documents, words
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
@@ -55,30 +62,42 @@ def _usage_errors(front: str = "") -> Iterator[None]:
 class Session:
     """The state of one pytest run. Raises UsageError for what would turn the gate off."""
 
-    def __init__(self, config: pytest.Config, bridge: Bridge) -> None:
+    def __init__(self, config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
         self._config, self._option, self._bridge = config, config.option, bridge
+        self._began = datetime.now(UTC)
         self._root, start = config.rootpath, Path(config.invocation_params.dir)
         folder = config.getoption("--perf-baselines")
         self._baselines = start / folder if folder else self._root / "baselines"
         named = Commands(start).relative(self._baselines) if folder else ""
         self._commands = Commands(start, _python(start), named)
+        self._collection = collection
+        self.selection = Selection(config.option, collection)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
-        self._collected: Collected | None = None  # None: pytest goes on with refused options
+        self._refused = ""  # the usage error that ended the run
+        self._checked = False  # pytest goes on with refused options
+        self._whole = False  # all cases are known
         self._waivers: tuple[Waiver, ...] = ()
-        self._asked = 0  # tests that have the perf fixture
         self._cases: list[Case] = []  # that this run measures
-        self._began = False  # whether any test ran, or was skipped, not only collected
-        self._unsuited: dict[str, str] = {}  # by test: why this machine is not for its case
-        self._skipped: Counter[str] = Counter()  # of those that asked: how many for which reason
+        self._ran = False  # whether any test ran, or was skipped, not only collected
         self._launcher: Launcher | None = None
         self._suite: Suite | None = None
+        self._tree: Tree | None = None
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
 
+    @contextlib.contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note the usage error that ends the run: the document has it, too."""
+        try:
+            yield
+        except pytest.UsageError as error:
+            self._refused = str(error)
+            raise
+
     def header(self) -> list[str]:
         """Return a line on the machine and what judges, for a run of cases; else none."""
-        if not self._asked or self._config.get_verbosity() < 0:
+        if not self.selection.asked or self._config.get_verbosity() < 0:
             return []
         gpus = self._gpus
         judge = f"baselines in {self._commands.relative(self._baselines)}/"
@@ -96,23 +115,29 @@ class Session:
 
     @_usage_errors()
     def check(self, items: Sequence[pytest.Item], all_collected: bool) -> None:
-        """Check options and baselines before anything is deselected, and set the timers."""
-        if not hasattr(self._config, "workerinput"):  # there every case is refused in its turn
-            refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
-            cases = frozenset(case.id for item in items if (case := case_of(item)))
-            whole = all_collected and whole_folders(self._option, self._config.args)
-            collected = Collected(cases, whole)
-            self._waivers = check_baselines(self._baselines, collected)
-            # Last: only what passed all checks lets plan() start a launcher.
-            self._collected = collected
-        for item in filter(asks_for_perf, items):
+        """Check tests, options and baselines before anything is deselected, and set the timers."""
+        ours = [item for item in items if asks_for_perf(item)]
+        # xdist hides a worker's usage errors: there each test is refused in its turn, as an error.
+        if not hasattr(self._config, "workerinput"):
+            for item in items:
+                refuse_without_perf(item)
+            if ours:
+                self._check_folder(all_collected)
+        for item in ours:
             self._bridge.prepare(item)
+
+    def _check_folder(self, all_collected: bool) -> None:
+        refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
+        self._whole = all_collected and whole_folders(self._option, self._config.args)
+        self._waivers = check_baselines(self._baselines, self._collection.cases, self._whole)
+        # Last: only what passed all checks lets plan() start a launcher.
+        self._checked = True
 
     @_usage_errors()
     def plan(self, items: Sequence[pytest.Item]) -> None:
         """Take the tests that are left after deselection; skip what this machine is not for."""
         # Those to be skipped count as well: a run that selects cases and skips them all must fail.
-        self._asked = sum(asks_for_perf(item) for item in items)
+        self.selection.kept(items)
         if not hasattr(self._config, "workerinput"):
             refuse_unmeasured(self._config, [item for item in items if asks_for_perf(item)])
         ours = [(item, case) for item in items if (case := case_of(item))]
@@ -121,13 +146,13 @@ class Session:
             raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
         text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
         # A launcher starts processes on every node: not for a listing, or for cases of one rank.
-        if text and several and self._collected and not self._option.collectonly:
+        if text and several and self._checked and not self._option.collectonly:
             with _usage_errors(f"--perf-launcher={text}: "):
                 self._launcher = survey(text, self._root)
         for item, case in ours:
             reason = unsuited(case, len(self._gpus), str(self._option.markexpr), self._launcher)
             if reason:
-                self._unsuited[item.nodeid] = reason
+                self.selection.unsuited(item, reason)
                 item.add_marker(pytest.mark.skip(reason=f"{case.id}: {reason}"))
                 continue
             self._cases.append(case)
@@ -135,8 +160,8 @@ class Session:
                 # For its error: ranks that the nodes cannot share, before anything is measured.
                 nodes.per_node(case)
 
-    def measure(self, case: Case) -> Result:
-        """Measure and judge one case, and record it if that was asked for.
+    def measure(self, item: pytest.Item, case: Case) -> Result:
+        """Measure and judge a test's case, and record it if that was asked for.
 
         Raises TreeError if the other revision's tree cannot be had, and what Suite.run raises.
         """
@@ -148,6 +173,7 @@ class Session:
             result = suite.run(case, line.stage)
         finally:
             line.end()
+        self.selection.measured(item, case)
         self.recorder.record(result)
         return self.recorder.marked(result)
 
@@ -161,10 +187,10 @@ class Session:
 
     def _started(self) -> tuple[Suite, ProgressLine]:
         if self._suite is None or self._line is None:
-            option, tree = self._option, None
+            option, notice = self._option, self._notices.append
             if rev := option.perf_against:
                 try:
-                    tree = self._stack.enter_context(tree_of(self._root, rev, self._notices.append))
+                    self._tree = self._stack.enter_context(tree_of(self._root, rev, notice))
                 except TreeError as error:
                     raise TreeError(f"--perf-against={rev}: {error}") from None
             self._suite = Suite(
@@ -175,7 +201,7 @@ class Session:
                 waivers=self._waivers,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
-                tree=tree,
+                tree=self._tree,
                 launcher=self._launcher,
             )
             self._line = _progress_line(self._config, Store(self._root).last_wall_s())
@@ -184,9 +210,8 @@ class Session:
 
     def saw(self, item: pytest.Item, skipped: bool, why: str) -> None:
         """Note that a test ran, or that it was ``skipped`` and why."""
-        self._began = True
-        if skipped and asks_for_perf(item):
-            self._skipped[self._unsuited.get(item.nodeid, why)] += 1
+        self._ran = True
+        self.selection.ran(item, skipped, why)
 
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
@@ -198,9 +223,9 @@ class Session:
         """Give up what the run holds."""
         self._stack.close()
 
-    def finish(self, write: bool) -> bool:
-        """Record what had to wait and ``write`` the documents; tell whether the run may pass:
-        it measured a case if it selected one, and recorded what it was asked to.
+    def finish(self, exitstatus: int) -> bool:
+        """Record what had to wait and write the documents; tell whether the run may pass: it
+        measured a case if it selected one, and recorded what it was asked to.
         """
         # Now and not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
@@ -216,38 +241,75 @@ class Session:
             self.recorder.record_waiting([result.verdict for result in suite.results])
         if self._option.collectonly:
             return True
-        # Whoever reads the page has an interpreter of their own.
-        results, commands = self._results(), Commands(baselines=self._commands.baselines)
-        if write and not hasattr(self._config, "workerinput"):
-            if target := self._option.perf_json:
-                self._write(target, documents.suite_json(results))
-            if target := self._option.perf_report:
-                self._write(target, documents.suite_markdown(results, commands))
-        return bool(results or not self._asked) and not self.recorder.refused
+        results = self._results()
+        self._notices += self.recorder.notices
+        self._notices += waiver_lines(self._waivers, results)
+        if self._whole:
+            cases, relative = self._collection.cases, self._commands.relative
+            self._notices += stale_lines(cases, results, relative)
+        problems = self._problems(exitstatus, results)
+        if not hasattr(self._config, "workerinput"):
+            self._write(exitstatus, results, problems)
+        return not problems
 
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []
         return [self.recorder.marked(result) for result in results]
 
-    def _write(self, target: str, document: str) -> None:
-        path = self._commands.folder / target
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(document)
+    def _problems(self, exitstatus: int, results: list[Result]) -> list[Problem]:
+        """Return why the run is no pass, apart from its verdicts."""
+        problems, end = [], end_of(exitstatus)
+        if end is End.REFUSED:
+            text = self._refused or "pytest refused its arguments"
+            problems.append(Problem(code=ProblemCode.REFUSED, text=text))
+        elif end is not End.FINISHED:
+            text = f"the run did not finish: {end.value}"
+            problems.append(Problem(code=ProblemCode.NOT_FINISHED, text=text))
+        elif self.selection.asked and not results:
+            text = "no selected case came to a result"
+            problems.append(Problem(code=ProblemCode.NOTHING_MEASURED, text=text))
+        return problems + [
+            Problem(code=ProblemCode.NOT_RECORDED, text=text) for text in self.recorder.refused
+        ]
+
+    def _write(self, exitstatus: int, results: list[Result], problems: list[Problem]) -> None:
+        if not (self._option.perf_json or self._option.perf_report):
+            return
+        gpus: tuple[Gpu, ...] | None = None
+        recorded: dict[str, Path] = {}
+        # Whatever ended the run may be just this; then the document has the rest.
+        with contextlib.suppress(pytest.UsageError, FileError):
+            gpus = self._gpus
+            recorded = recorded_here(self._baselines, gpus)
+        states = self.selection.states(recorded, folders_alone(self._config.args))
+        facts = Facts(
+            began=self._began,
+            root=self._root,
+            revision=self._suite.revision if self._suite else current(self._root, self._baselines),
+            gpus=gpus,
+            baselines=self._baselines,
+            against=self._option.perf_against or "",
+            base_commit=self._tree.commit if self._tree else "",
+            cases=states,
+            results=results,
+            problems=problems,
+            notices=self._notices,
+            waivers=self._waivers,
+        )
+        document = run_document(self._config, exitstatus, facts, self._commands)
+        # Whoever reads the page has an interpreter of their own.
+        commands = Commands(baselines=self._commands.baselines)
+        markdown = documents.suite_markdown(results, commands)
+        self._notices += write(self._option, self._commands.folder, document, markdown)
 
     def summary(self) -> Run | None:
         """Return the run for its summary; None where it measured nothing and was not to, or where
         a usage error says more.
         """
         results = self._results()
-        if self._option.collectonly or not self._began or not (self._asked or results):
+        if self._option.collectonly or not self._ran or not (self.selection.asked or results):
             return None
-        notices = [
-            *self._notices,
-            *self.recorder.notices,
-            *waiver_lines(self._waivers, results),
-            *stale_lines(self._collected or Collected(), results, self._commands.relative),
-        ]
-        return Run(results, self._commands, notices, self._skipped)
+        return Run(results, self._commands, self._notices, self.selection.skips)
 
 
 def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:

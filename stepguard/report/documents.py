@@ -1,6 +1,5 @@
 """A run as documents: JSON for machines, Markdown for a pull request."""
 
-import json
 import os
 import re
 from collections.abc import Sequence
@@ -9,64 +8,108 @@ from typing import Any
 
 import msgspec
 
+from stepguard.document import (
+    LaunchDocument,
+    MetricDocument,
+    ResultDocument,
+    VerdictDocument,
+    WaiverDocument,
+)
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import table, words
-from stepguard.report.commands import Commands
-from stepguard.report.waivers import sentences
+from stepguard.report.commands import Commands, next_steps
+from stepguard.report.waivers import described, sentences
 from stepguard.sentences import message, note
 from stepguard.text import markdown, printable_document
 from stepguard.verdict import MetricVerdict, Status, Verdict
-
-SCHEMA = 1
-_OF_A_CASE = ("case_id", "recordings", "recorded", "against", "p_value", "waived_until")
-_OF_A_METRIC = (
-    "metric",
-    "old",
-    "new",
-    "change_pct",
-    "limit_pct",
-    "noise_pct",
-    "gated",
-    "waived_until",
-    "failing_ranks",
-)
+from stepguard.waiver import Waiver
 
 
-def verdict_document(verdict: Verdict) -> dict[str, Any]:
-    """Return a verdict as JSON: names of statuses and reasons, and the sentences of reports."""
-    return _document(verdict, _OF_A_CASE) | {
-        "message": message(verdict),
-        "detail": verdict.detail or words.detail(verdict),
-        "waivers": sentences(verdict),
-        "metrics": [
-            _document(metric, _OF_A_METRIC)
-            | {"note": note(metric), "sites": msgspec.to_builtins(metric.sites)}
-            for metric in verdict.metrics
+def verdict_document(verdict: Verdict) -> VerdictDocument:
+    """Return a verdict as a document: statuses, names of reasons, the sentences of reports."""
+    return VerdictDocument(
+        case_id=verdict.case_id,
+        status=verdict.status,
+        reason=verdict.reason.name,
+        outcome=verdict.outcome,
+        headline=words.headline(verdict),
+        message=message(verdict),
+        detail=verdict.detail or words.detail(verdict),
+        lines=words.evidence_lines(verdict),
+        place=verdict.worst.place if verdict.worst and not verdict.whole else None,
+        recordings=verdict.recordings,
+        recorded=verdict.recorded,
+        against=verdict.against,
+        p_value=verdict.p_value,
+        waived_until=verdict.waived_until,
+        waivers=sentences(verdict),
+        metrics=[_metric(metric) for metric in verdict.metrics],
+    )
+
+
+def _metric(found: MetricVerdict) -> MetricDocument:
+    return MetricDocument(
+        metric=found.metric,
+        status=found.status,
+        reason=found.reason.name,
+        old=found.old,
+        new=found.new,
+        change_pct=found.change_pct,
+        limit_pct=found.limit_pct,
+        noise_pct=found.noise_pct,
+        gated=found.gated,
+        waived_until=found.waived_until,
+        failing_ranks=list(found.failing_ranks),
+        note=note(found),
+        sites=list(found.sites),
+    )
+
+
+def result_document(result: Result, commands: Commands) -> ResultDocument:
+    """Return one case: its parameters, every metric, the verdict, where the evidence is. Paths are
+    relative to the folder of the ``commands``.
+    """
+    evidence, path = result.evidence, commands.relative(result.evidence_path)
+    return ResultDocument(
+        case=result.case.id,
+        parameters=evidence.case,
+        gates=list(evidence.gates),
+        metrics=summarise(evidence).values(),
+        launches=[
+            LaunchDocument(step_ms=launch.step_ms, step_ms_median=launch.step_ms_median)
+            for launch in evidence.launches
+            if launch.has_times()
         ],
+        verdict=verdict_document(result.verdict),
+        steps=next_steps(result.verdict, path, commands, bool(evidence.dirty)),
+        evidence=path,
+        baseline=commands.relative(result.baseline_path),
+        commit=evidence.commit,
+        dirty=list(evidence.dirty),
+        tree_changed=evidence.tree_changed,
+        disturbed=words.disturbances(evidence),
+    )
+
+
+def waiver_documents(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[WaiverDocument]:
+    """Return every waiver, with what it did where its case was measured."""
+    outcomes = {
+        (one.waiver.case, one.waiver.metric): one.effect.name
+        for result in results
+        for one in result.verdict.waivers
     }
-
-
-def _document(found: Verdict | MetricVerdict, fields: tuple[str, ...]) -> dict[str, Any]:
-    document = {name: getattr(found, name) for name in fields}
-    return document | {"status": found.status.value, "reason": found.reason.name}
-
-
-def result_document(result: Result) -> dict[str, Any]:
-    """Return one case: its parameters, every metric, the verdict, where the evidence is."""
-    return {
-        "case": result.case.id,
-        "parameters": result.evidence.case,
-        "metrics": summarise(result.evidence).values(),
-        "launches": [
-            {"step_ms": launch.step_ms, "step_ms_median": launch.step_ms_median}
-            for launch in result.evidence.launches
-        ],
-        "verdict": verdict_document(result.verdict),
-        "evidence": str(result.evidence_path),
-        "baseline": str(result.baseline_path),
-    }
+    return [
+        WaiverDocument(
+            case=waiver.case,
+            metric=waiver.metric,
+            expires=waiver.expires.isoformat(),
+            effect=outcomes.get((waiver.case, waiver.metric), ""),
+            text=described(waiver),
+        )
+        for waiver in waivers
+    ]
 
 
 def benchmark_info(result: Result) -> dict[str, Any]:
@@ -84,6 +127,14 @@ def benchmark_info(result: Result) -> dict[str, Any]:
     }
 
 
+def as_json(document: Any, indent: int = 1) -> str:
+    """Return a document as JSON; a number that is not finite becomes null, which most readers take,
+    and no text can steer whoever shows it. A negative ``indent`` leaves it in one line.
+    """
+    plain = printable_document(msgspec.to_builtins(document))
+    return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
+
+
 def unwritable(path: Path) -> str:
     """Make the folder of a document; return why it cannot be written there, or nothing."""
     try:
@@ -94,12 +145,6 @@ def unwritable(path: Path) -> str:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         return "cannot be written"
     return ""
-
-
-def suite_json(results: Sequence[Result]) -> str:
-    """Return the whole run as one JSON document."""
-    document = {"schema": SCHEMA, "cases": [result_document(result) for result in results]}
-    return json.dumps(printable_document(document), indent=1)
 
 
 def suite_markdown(results: Sequence[Result], commands: Commands) -> str:

@@ -183,11 +183,15 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     return sorted(gated, key=lambda m: (m.rank, m.place is None))
 
 
+def disturbances(evidence: Evidence) -> list[str]:
+    """Return why blocks were measured again, one for each."""
+    blocks = [block for launch in evidence.launches for block in launch.discarded]
+    return [block.disturbance.text for block in blocks if block.disturbance]
+
+
 def remarks(evidence: Evidence) -> list[str]:
     """Return what a verdict does not show of how it was measured, a sentence each."""
-    blocks = [block for launch in evidence.launches for block in launch.discarded]
-    lost = [block.disturbance.text for block in blocks if block.disturbance]
-    found = []
+    found, lost = [], disturbances(evidence)
     if lost:
         found.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
     if evidence.tree_changed:

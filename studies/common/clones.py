@@ -39,7 +39,7 @@ def plant(tree: Path, step_ms: float, *options: str) -> None:
 
 def only_case(document: Path, printed: str) -> dict[str, Any]:
     """Return the one case of a --perf-json document, or raise SystemExit with the output."""
-    cases = json.loads(document.read_text())["cases"] if document.exists() else []
+    cases = json.loads(document.read_text())["results"] if document.exists() else []
     if len(cases) != 1:
         raise SystemExit(f"no single case was measured:\n{printed}")
     found: dict[str, Any] = cases[0]

@@ -37,7 +37,7 @@ def verdict(tree: Path, folder: Path, case: str, extra: list[str]) -> dict[str, 
     found = measured["verdict"]
     times = [one for one in found["metrics"] if one["metric"] == "step_ms"]
     said = {key: times[0][key] for key in ("status", "change_pct", "note")} if times else {}
-    kept = Path(measured["evidence"] or "")
+    kept = tree / measured["evidence"]
     pairs = as_data(from_json(kept.read_bytes(), str(kept))) if kept.is_file() else {"pairs": []}
     return {
         "case_verdict": found["status"],

@@ -174,7 +174,7 @@ class GateRun:
 
     def verdicts(self) -> dict[str, dict]:
         """By case name: the verdict in the run's JSON document."""
-        cases = json.loads((self.folder / "run.json").read_text())["cases"]
+        cases = json.loads((self.folder / "run.json").read_text())["results"]
         return {c["case"].partition("[")[2].rstrip("]"): c["verdict"] for c in cases}
 
     def failed_at(self, name: str) -> float | None:

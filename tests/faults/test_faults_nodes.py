@@ -61,7 +61,7 @@ def test_two_nodes_count_what_two_ranks_of_one_count(finished, gate_run):
     found = metrics(finished, "counted")
     assert found["collectives_per_step"] > 1
     assert found == metrics(one, "counted")
-    cases = json.loads((finished.folder / "run.json").read_text())["cases"]
+    cases = json.loads((finished.folder / "run.json").read_text())["results"]
     files = [Path(case["baseline"]).name for case in cases]
     assert files.count("cpu-2-nodes.json") == len(EXPECTED) + 1
 

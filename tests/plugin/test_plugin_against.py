@@ -200,7 +200,7 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     gate.will_compare(cases[7], 0.9, wider=18)
     alone = gate.run(OTHER, "-k", "c7", "--perf-json=run.json")
     alone.assert_outcomes(failed=1, deselected=59)
-    (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
+    (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert 0.01 / 60 < found["verdict"]["p_value"] <= 0.001
     result = gate.run(OTHER, "--perf-json=run.json")
     assert result.ret == 1
@@ -211,7 +211,7 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
             "  judge it again, alone: name this one test",
         ]
     )
-    document = json.loads((gate.path / "run.json").read_text())["cases"]
+    document = json.loads((gate.path / "run.json").read_text())["results"]
     verdicts = {one["case"]: one["verdict"] for one in document}
     assert verdicts[cases[7].id]["status"] == "INCONCLUSIVE"
     assert verdicts[cases[7].id]["reason"] == "UNPROVEN"
@@ -372,7 +372,7 @@ def test_the_documents_have_it_too(gate, h200):
     """JSON has the revision and the p-value, Markdown the block."""
     a_case(gate, h200, 2.0)
     gate.run(OTHER, "--perf-json=run.json", "--perf-report=run.md")
-    (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
+    (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert found["verdict"]["status"] == "SLOWER"
     assert found["verdict"]["reason"] == "BEYOND_MARGIN"
     assert found["verdict"]["against"] == old(gate)

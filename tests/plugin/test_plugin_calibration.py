@@ -66,7 +66,7 @@ def test_a_noisy_machine(gate, h200, pct):
     a_case(gate, h200, pct, sd_pct=1.0)
     result = gate.run(OTHER, "--perf-json=run.json")
     result.stdout.fnmatch_lines(["*margins 0.2 and 1.29 % (widened from 0.2 and 0.5 %, which 24*"])
-    (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
+    (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert "margins 0.2 and 1.29 % (widened from 0.2 and 0.5 %" in json.dumps(found)
 
 

@@ -65,7 +65,7 @@ def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
     assert result.ret == 0 and [one[0] for one in gate.paired] == [case.id]
     result.stdout.fnmatch_lines(["same *100%]", "1 same", *MOVED])
     result.stdout.no_fnmatch_line("*accept:*")
-    (found,) = json.loads((gate.path / "run.json").read_text())["cases"]
+    (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert (found["verdict"]["status"], found["verdict"]["reason"]) == ("same", "MACHINE_MOVED")
     assert "the machine changed" in (gate.path / "run.md").read_text()
 

@@ -1,10 +1,14 @@
 """--perf-json and --perf-report: whole, from failed runs too, refused before measuring."""
 
 import json
+from datetime import timedelta
 
 import pytest
 
+from stepguard.document import End, State
 from stepguard.evidence import Fault
+from stepguard.storage.documents import load_document
+from stepguard.storage.waivers import today
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ def test_json_holds_every_case(mixed):
     """Every measured case with parameters, metrics, verdict, reason and where its evidence is."""
     assert mixed.run("--perf-json=out/run.json").ret == 1
     document = strict((mixed.path / "out/run.json").read_text())
-    by_case = {case["case"]: case for case in document["cases"]}
+    by_case = {case["case"]: case for case in document["results"]}
     words = {name: (c["verdict"]["status"], c["verdict"]["reason"]) for name, c in by_case.items()}
     assert words == {
         "linear[same]": ("same", "EQUAL"),
@@ -45,7 +49,9 @@ def test_json_holds_every_case(mixed):
     assert (moved["flops_per_step"]["old"], moved["flops_per_step"]["new"]) == (1000, 2000)
     assert changed["parameters"]["workload"] == "factories:linear"
     for case in by_case.values():
-        assert strict(open(case["evidence"]).read())["case_id"] == case["case"]
+        path = mixed.path / case["evidence"]
+        assert not case["evidence"].startswith("/") and case["baseline"] == "baselines/cpu.json"
+        assert strict(path.read_text())["case_id"] == case["case"]
 
 
 def test_markdown_tells_the_worst_first(mixed):
@@ -63,7 +69,7 @@ def test_a_run_that_measured_nothing_still_writes_them(gate):
     """Every case skipped: both documents are written, hold no case, and say so."""
     gate.suite(gate.cuda())
     assert gate.run("--perf-json=run.json", "--perf-report=report.md").ret == 1
-    assert strict((gate.path / "run.json").read_text())["cases"] == []
+    assert strict((gate.path / "run.json").read_text())["results"] == []
     assert "nothing was measured" in (gate.path / "report.md").read_text()
 
 
@@ -71,8 +77,147 @@ def test_an_old_document_is_replaced(mixed):
     """A document of an earlier run does not survive this one."""
     (mixed.path / "run.json").write_text("old")
     mixed.run("--perf-json=run.json", "-k", "same")
-    cases = strict((mixed.path / "run.json").read_text())["cases"]
+    cases = strict((mixed.path / "run.json").read_text())["results"]
     assert [case["case"] for case in cases] == ["linear[same]"]
+
+
+def document(gate, *arguments):
+    """The document of a run with these arguments, as a reader has it."""
+    gate.run("--perf-json=run.json", *arguments)
+    return load_document(gate.path / "run.json")
+
+
+def became(found):
+    """What became of every case, by its name."""
+    return {one.case.partition("[")[2][:-1]: (one.state, one.why) for one in found.cases}
+
+
+def test_the_document_tells_what_was_measured_and_how(mixed):
+    """Commit, files that differ from it, machine, options, the folder of the baselines."""
+    mixed.commit()
+    (mixed.path / "test_perf.py").touch()
+    (mixed.path / "note.txt").write_text("")
+    found = document(mixed, "-m", "not gpu")
+    assert found.commit == mixed.git("rev-parse", "HEAD").strip() and found.dirty == ["note.txt"]
+    assert (found.machine, found.gpus, found.baselines) == ("CPU", [], "baselines")
+    assert found.options.markers == "not gpu" and "--perf-json=run.json" in found.options.arguments
+    assert found.options.perf["--perf-json"] == "run.json"
+    assert (found.end, found.passed, found.against) == (End.FINISHED, False, "")
+
+
+def test_every_case_is_in_the_document(mixed, h200):
+    """Measured, skipped, deselected, never reached, and recorded without a test; each with its
+    reason, its test and its line.
+    """
+    mixed.record(mixed.cpu("gone"))
+    mixed.suite(*(mixed.cpu(name) for name in ("same", "changed", "broken", "new")), mixed.cuda())
+    found = document(mixed, "-x", "-k", "not new")
+    assert became(found) == {
+        "same": (State.MEASURED, ""),
+        "changed": (State.MEASURED, ""),
+        "broken": (State.UNMEASURED, "the run ended before its turn"),
+        "new": (State.DESELECTED, "deselected by -k 'not new'"),
+        "124m": (State.UNMEASURED, "the run ended before its turn"),
+        "gone": (State.ABSENT, "no test of it was collected"),
+    }
+    whole = document(mixed)
+    skipped = became(whole)["124m"]
+    assert skipped == (State.SKIPPED, "needs 1 GPU(s), this machine shows 0")
+    first = whole.cases[0]
+    assert (first.test, first.file, first.line) == (
+        "test_perf.py::test_step[same]",
+        "test_perf.py",
+        6,
+    )
+
+
+def test_a_case_that_a_path_leaves_out_is_not_absent(mixed):
+    """Who names a file, means a part."""
+    mixed.record(mixed.cpu("gone"))
+    assert became(document(mixed, "test_perf.py"))["gone"][0] is State.LEFT_OUT
+
+
+def test_a_conftest_that_drops_a_case_is_seen(mixed):
+    """Though pytest is told nothing of it."""
+    hook = "import pytest\n\n\n@pytest.hookimpl({})\ndef pytest_collection_modifyitems(items):\n"
+    for order in ("tryfirst=True", "trylast=True"):
+        plugins = 'pytest_plugins = ["stepguard.plugin"]\n'
+        text = plugins + hook.format(order) + "    del items[0]\n"
+        (mixed.path / "conftest.py").write_text(text)
+        found = became(document(mixed))["same"]
+        assert found == (State.DESELECTED, "a conftest or a plugin took it out")
+
+
+def test_a_module_that_is_skipped_whole_is_named(mixed):
+    """importorskip leaves no test to look at, but the recording is missed."""
+    mixed.tests('pytest.importorskip("no_such_module")\n')
+    found = document(mixed)
+    state, why = became(found)["same"]
+    assert state is State.ABSENT
+    assert "test_perf.py was skipped: " in why and "no_such_module" in why
+
+
+def test_a_test_that_fails_before_it_measures_is_unmeasured(gate):
+    """It has a reason, as everything has that was not measured."""
+    gate.tests(
+        '@cases(Case("nano", "factories:linear", device="cpu", launches=1))\n'
+        "def test_step(perf, case):\n    1 / 0\n"
+    )
+    assert became(document(gate)) == {"nano": (State.UNMEASURED, "its test came to no result")}
+
+
+def test_a_waiver_is_in_the_document(mixed):
+    """With what it did, or without where its case was not measured."""
+    waiver = {
+        "case": "linear[changed]",
+        "metric": "flops_per_step",
+        "value": 2000,
+        "reason": "waits for torch 2.14",
+        "expires": (today() + timedelta(10)).isoformat(),
+        "who": "A. Author",
+    }
+    text = json.dumps({"schema": 1, "waivers": [waiver]})
+    (mixed.baselines / "waivers.json").write_text(text)
+    for selected, effect in (("changed", "WAIVED"), ("same", "")):
+        (found,) = document(mixed, "-k", selected).waivers
+        assert (found.case, found.metric, found.effect) == (*list(waiver.values())[:2], effect)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--perf-budget=0",), "--perf-budget=0.0: a number of minutes"),
+        (("no_such_file.py",), "pytest refused its arguments"),
+    ],
+)
+def test_a_run_that_was_refused_leaves_a_document(mixed, options, text):
+    """Whoever waits for one learns why nothing was measured, and never reads an older one."""
+    (mixed.path / "run.json").write_text("old")
+    found = document(mixed, *options)
+    assert (found.end, found.passed, found.results) == (End.REFUSED, False, [])
+    assert [problem.text for problem in found.problems] == [text]
+
+
+def test_a_run_that_is_interrupted_leaves_a_document(mixed, monkeypatch):
+    """With what was measured by then."""
+    measure = mixed.measure
+
+    def interrupt(case, *arguments, **options):
+        if case.name == "changed":
+            raise KeyboardInterrupt
+        return measure(case, *arguments, **options)
+
+    monkeypatch.setattr("stepguard.measure.suite.measure_launches", interrupt)
+    found = document(mixed)
+    assert (found.end, found.passed) == (End.INTERRUPTED, False)
+    assert [result.case for result in found.results] == ["linear[same]"]
+    assert became(found)["broken"] == (State.UNMEASURED, "the run ended before its turn")
+
+
+def test_one_document_is_written_where_the_other_cannot_be(mixed):
+    """The path that was refused is the report's; the JSON says so."""
+    found = document(mixed, "--perf-report=baselines")
+    assert [one.text for one in found.problems] == ["--perf-report=baselines: cannot be written"]
 
 
 @pytest.mark.parametrize("option", ["--perf-json", "--perf-report"])

@@ -50,7 +50,7 @@ def test_a_waived_case_passes_visibly(slower):
             "linear?nano?: CHANGED (waived): graph_breaks 0 -> 2 (+2 breaks)",
         ]
     )
-    (case,) = json.loads((slower.path / "o.json").read_text())["cases"]
+    (case,) = json.loads((slower.path / "o.json").read_text())["results"]
     verdict = case["verdict"]
     assert (verdict["status"], verdict["waived_until"]) == ("CHANGED", until)
     assert "waits for torch" in verdict["waivers"][0]

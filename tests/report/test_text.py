@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, with_counts
 from hypothesis import given
@@ -356,23 +357,25 @@ def no_constant(name):
     raise AssertionError(f"{name} is not JSON")
 
 
+def as_json(made):
+    """The document as whoever reads it has it, after it was read as what it is."""
+    text = documents.as_json(made)
+    assert msgspec.json.decode(text, type=type(made))
+    return json.loads(text, parse_constant=no_constant)
+
+
 @PROPERTY
-@given(st.lists(VERDICTS, max_size=3))
-def test_the_run_as_json(verdicts):
-    """Valid JSON with a schema, and each verdict in words."""
-    text = documents.suite_json([result(verdict) for verdict in verdicts])
-    document = json.loads(text, parse_constant=no_constant)
-    assert document["schema"] == 1
-    told = [case["verdict"] for case in document["cases"]]
-    assert [item["status"] for item in told] == [v.status.value for v in verdicts]
-    assert [item["reason"] for item in told] == [v.reason.name for v in verdicts]
+@given(VERDICTS)
+def test_a_verdict_as_json(verdict):
+    """Valid JSON, with the verdict in words."""
+    told = as_json(documents.verdict_document(verdict))
+    assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason.name)
 
 
 def test_a_result_as_json():
     """What was measured, metrics, launches, and where evidence and baseline are."""
-    document = json.loads(documents.suite_json([result(SLOWER, evidence((270.0,) * 3))]))["cases"][
-        0
-    ]
+    found = result(SLOWER, evidence((270.0,) * 3))
+    document = as_json(documents.result_document(found, Commands()))
     assert document["parameters"] == evidence().case
     assert document["metrics"]["step_ms"] == pytest.approx(270.0)
     assert document["launches"] == [{"step_ms": 270.0, "step_ms_median": 270.0}] * 3
@@ -385,11 +388,12 @@ def test_a_result_as_json():
     )
 
 
-def test_a_result_without_launches_as_json():
+@pytest.mark.parametrize("launches", [(), (launch(blocks=()),)], ids=["none", "without a block"])
+def test_a_result_without_times_as_json(launches):
     """A run that broke at once still is a document."""
-    broken = evidence(launches=(), counts=None)
-    document = json.loads(documents.suite_json([result(judge(broken, None), broken)]))
-    assert document["cases"][0]["launches"] == []
+    broken = evidence(launches=launches, counts=None)
+    document = as_json(documents.result_document(result(judge(broken, None), broken), Commands()))
+    assert document["launches"] == []
 
 
 @PROPERTY
@@ -486,7 +490,7 @@ def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
     verdict = Verdict("c", Status.BROKEN, reason, {"fault": "m"}, detail)
     assert words.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
-    assert documents.verdict_document(verdict)["detail"] == detail
+    assert documents.verdict_document(verdict).detail == detail
 
 
 # The progress line

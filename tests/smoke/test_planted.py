@@ -128,12 +128,12 @@ def planted(plant, recorded, tmp_path_factory):
 def outcome(folder, run):
     """What came of it."""
     text, _ = run.communicate(timeout=BUSY_LIMIT_S)
-    cases = json.loads((folder / "run.json").read_text())["cases"]
+    cases = json.loads((folder / "run.json").read_text())["results"]
     metrics = [m for case in cases for m in case["verdict"]["metrics"] if m["gated"]]
     moved = {m["metric"]: (m["old"], m["new"]) for m in metrics if m["status"] != "same"}
     parts = {}
     for case in cases:
-        counts = json.loads(Path(case["evidence"]).read_text())["counts"]
+        counts = json.loads((folder / case["evidence"]).read_text())["counts"]
         parts[case["case"]] = counts["detail"]["compiled_operator_calls_per_step"]
     return SimpleNamespace(status=run.returncode, text=text, moved=moved, operators=parts)
 

@@ -1,0 +1,209 @@
+"""The document of a run: what was asked of it, what became of every case, what was measured.
+
+It is the file that --perf-json writes, and all that a report or a gate on another machine has of a
+run, so a run that failed, was stopped or was refused leaves one, too. Paths are relative to the
+project's folder. Whoever reads one from a file reads it with storage/documents.py.
+"""
+
+from enum import Enum
+from typing import Annotated, Any
+
+import msgspec
+
+from stepguard.site import Site
+from stepguard.verdict import Outcome, Status
+
+SCHEMA = 2
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+Line = Annotated[int, msgspec.Meta(ge=0)]  # from 1; 0 where it is not known
+Scalar = str | int | float | bool | None
+
+
+class State(Enum):
+    """What became of a case."""
+
+    MEASURED = "measured"
+    SKIPPED = "skipped"  # by a mark, by its own test, or since this machine is not for it
+    DESELECTED = "deselected"  # collected, and taken out again: -k, -m, a conftest
+    LEFT_OUT = "left out"  # by a selection that says so: --perf-select, or a path
+    UNMEASURED = "unmeasured"  # its test failed, or the run ended, before it was measured
+    ABSENT = "absent"  # recorded for this machine, and no test that was collected has it
+
+
+class End(Enum):
+    """How a run ended."""
+
+    FINISHED = "finished"
+    INTERRUPTED = "interrupted"
+    REFUSED = "refused"  # a usage error: nothing was measured
+    FAILED = "failed"  # an internal error
+
+
+class ProblemCode(Enum):
+    """Why a run is no pass, apart from its verdicts."""
+
+    REFUSED = "REFUSED"  # a usage error
+    NOT_FINISHED = "NOT_FINISHED"  # interrupted, or an internal error
+    NOTHING_MEASURED = "NOTHING_MEASURED"
+    NOT_RECORDED = "NOT_RECORDED"  # --perf-update could not record
+    CASE_MISSING = "CASE_MISSING"  # a case that is guarded was not measured
+    NO_CASES = "NO_CASES"  # there is no performance test
+    ONLY_COLLECTED = "ONLY_COLLECTED"  # --collect-only
+    FEWER_GATES = "FEWER_GATES"  # than the case's recording has
+    OTHER_CASE = "OTHER_CASE"  # a test measured another case than it declares
+    EXPECTED_TO_FAIL = "EXPECTED_TO_FAIL"  # an xfail mark lets a case fail
+    RECORDS = "RECORDS"  # the run records what it measures
+    NO_COMMIT = "NO_COMMIT"  # what was measured is no commit
+    DIRTY = "DIRTY"  # files differ from the commit
+    TREE_CHANGED = "TREE_CHANGED"  # while it was measured
+
+
+class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of the document."""
+
+
+class Problem(_Part, frozen=True, kw_only=True):
+    """Why the run is no pass, with what mends it."""
+
+    code: ProblemCode
+    text: Text
+    case: str = ""
+    file: str = ""
+    line: Line = 0
+
+
+class CaseState(_Part, frozen=True, kw_only=True):
+    """What became of a case, or of a test that takes ``perf`` and declares none."""
+
+    state: State
+    case: str  # its id; empty for a test that declares none and was not measured
+    why: str = ""  # it was not measured
+    test: str = ""  # pytest's node id; empty if it is absent
+    file: str = ""
+    line: Line = 0
+    device: str = ""
+    world_size: int = 0
+    extended: bool = False
+    guarded: bool = False  # this run was to measure it
+
+
+class MetricDocument(_Part, frozen=True, kw_only=True):
+    """A metric's part of a verdict; stepguard/verdict.py says what each field is."""
+
+    metric: Text
+    status: Status
+    reason: Text  # the name of a Reason
+    old: float | None
+    new: float | None
+    change_pct: float | None
+    limit_pct: float | None
+    noise_pct: float | None
+    gated: bool
+    waived_until: str
+    failing_ranks: list[tuple[float, float]]
+    note: str
+    sites: list[Site]
+
+
+class VerdictDocument(_Part, frozen=True, kw_only=True):
+    """A verdict, with the sentences of reports."""
+
+    case_id: Text
+    status: Status
+    reason: Text  # the name of a Reason
+    outcome: Outcome
+    headline: Text  # one line: the cause first
+    message: str  # of a case that was judged as a whole
+    detail: str  # a traceback, or a worker's last output
+    lines: list[str]  # what it rests on
+    place: Site | None  # where the metric that decided moved, if that is known
+    recordings: int
+    recorded: bool
+    against: str
+    p_value: float | None
+    waived_until: str
+    waivers: list[str]
+    metrics: list[MetricDocument]
+
+
+class LaunchDocument(_Part, frozen=True, kw_only=True):
+    """A launch's times."""
+
+    step_ms: float
+    step_ms_median: float
+
+
+class ResultDocument(_Part, frozen=True, kw_only=True):
+    """A case that was measured and judged."""
+
+    case: Text
+    parameters: dict[str, Any]
+    gates: list[str]
+    metrics: dict[str, float]
+    launches: list[LaunchDocument]
+    verdict: VerdictDocument
+    steps: list[str]  # what to do next, as it is typed
+    evidence: str
+    baseline: str
+    commit: str
+    dirty: list[str]
+    tree_changed: bool
+    disturbed: list[str]  # of each block that was measured again: why
+
+
+class WaiverDocument(_Part, frozen=True, kw_only=True):
+    """A waiver, and what it did: ``effect`` names a WaiverEffect, none if it was not asked."""
+
+    case: Text
+    metric: Text
+    expires: Text
+    effect: str
+    text: Text
+
+
+class GpuDocument(_Part, frozen=True, kw_only=True):
+    """A GPU that the run could use."""
+
+    name: Text
+    uuid: str
+    driver: str
+
+
+class Options(_Part, frozen=True, kw_only=True):
+    """What was asked, and where: on the command line, in PYTEST_ADDOPTS, in the settings."""
+
+    arguments: list[str] = []
+    environment: str = ""
+    settings: list[str] = []
+    keyword: str = ""  # -k, wherever it came from
+    markers: str = ""  # -m
+    perf: dict[str, Scalar] = {}  # every --perf-... that is not its default
+
+
+class RunDocument(_Part, frozen=True, kw_only=True):
+    """A whole run."""
+
+    schema: int
+    date: Text  # when it began, UTC, ISO 8601
+    wall_s: float
+    end: End
+    passed: bool  # whether the run, as far as it is ours, exits with 0
+    strict: bool
+    commit: str  # that was measured; empty where there is none
+    dirty: list[str]  # files that differ from it when the run began
+    against: str  # the revision that judged, as it was named; empty: the baselines
+    base_commit: str  # of that revision
+    machine: str  # as a baseline file names it: "CPU", "NVIDIA H200"; empty where it is unknown
+    gpus: list[GpuDocument]
+    baselines: str  # their folder
+    options: Options
+    cases: list[CaseState]
+    results: list[ResultDocument]
+    problems: list[Problem]
+    notices: list[str]
+    waivers: list[WaiverDocument]
+
+    def result_of(self, case_id: str) -> ResultDocument | None:
+        """Return what was measured of a case."""
+        return next((found for found in self.results if found.case == case_id), None)

@@ -1,0 +1,121 @@
+"""The document of one pytest run: put together at its end, however that came, and written."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepguard.ab_margins import BUDGET_MIN
+from stepguard.document import (
+    SCHEMA,
+    CaseState,
+    End,
+    GpuDocument,
+    Options,
+    Problem,
+    RunDocument,
+)
+from stepguard.git.revision import Revision
+from stepguard.gpu.nvml import Gpu
+from stepguard.measure.suite import Result
+from stepguard.report import documents
+from stepguard.report.commands import Commands
+from stepguard.storage.baselines import CPU_MACHINE
+from stepguard.waiver import Waiver
+
+_ENDS = {
+    pytest.ExitCode.USAGE_ERROR: End.REFUSED,
+    pytest.ExitCode.INTERRUPTED: End.INTERRUPTED,
+    pytest.ExitCode.INTERNAL_ERROR: End.FAILED,
+}
+_UNSET = (None, False, "", 0, BUDGET_MIN)
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a document holds of a run; ``gpus`` is None where the machine cannot be read."""
+
+    began: datetime
+    root: Path
+    revision: Revision
+    gpus: tuple[Gpu, ...] | None
+    baselines: Path
+    against: str = ""
+    base_commit: str = ""
+    strict: bool = False
+    cases: Sequence[CaseState] = ()
+    results: Sequence[Result] = ()
+    problems: Sequence[Problem] = ()
+    notices: Sequence[str] = ()
+    waivers: Sequence[Waiver] = field(default=())
+
+
+def end_of(exitstatus: int) -> End:
+    """Return how a run ended, by pytest's exit status."""
+    return _ENDS.get(pytest.ExitCode(exitstatus), End.FINISHED)
+
+
+def run_document(
+    config: pytest.Config, exitstatus: int, facts: Facts, commands: Commands
+) -> RunDocument:
+    """Return the document of a run that ends with ``exitstatus``, as pytest has it by now."""
+    gpus, inside = facts.gpus or (), Commands(facts.root, baselines=commands.baselines)
+    machine = gpus[0].name if gpus else CPU_MACHINE
+    # Whoever reads it may have another interpreter, and another folder: paths are the project's.
+    return RunDocument(
+        schema=SCHEMA,
+        date=facts.began.isoformat(timespec="seconds"),
+        wall_s=round((datetime.now(UTC) - facts.began).total_seconds(), 3),
+        end=end_of(exitstatus),
+        passed=exitstatus == pytest.ExitCode.OK and not facts.problems,
+        strict=facts.strict,
+        commit=facts.revision.commit,
+        dirty=list(facts.revision.dirty),
+        against=facts.against,
+        base_commit=facts.base_commit,
+        machine="" if facts.gpus is None else machine,
+        gpus=[GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus],
+        baselines=inside.relative(facts.baselines),
+        options=_options(config),
+        cases=list(facts.cases),
+        results=[documents.result_document(result, inside) for result in facts.results],
+        problems=list(facts.problems),
+        notices=list(facts.notices),
+        waivers=documents.waiver_documents(facts.waivers, facts.results),
+    )
+
+
+def _options(config: pytest.Config) -> Options:
+    option = vars(config.option)
+    return Options(
+        arguments=[str(argument) for argument in config.invocation_params.args],
+        environment=os.environ.get("PYTEST_ADDOPTS", ""),
+        settings=[str(argument) for argument in config.getini("addopts")],
+        keyword=config.option.keyword,
+        markers=config.option.markexpr,
+        perf={
+            f"--{name.replace('_', '-')}": value
+            for name, value in sorted(option.items())
+            if name.startswith("perf_") and value not in _UNSET
+        },
+    )
+
+
+def write(option: Any, folder: Path, document: RunDocument, markdown: str) -> list[str]:
+    """Write the documents that were asked for; return why one could not be, a sentence each."""
+    problems = []
+    for name, text in (("json", documents.as_json(document)), ("report", markdown)):
+        target = getattr(option, f"perf_{name}")
+        # A path that was refused, a folder for one, is no reason to lose the other document.
+        if not target or not target.strip():
+            continue
+        path = folder / target
+        if problem := documents.unwritable(path):
+            problems.append(f"--perf-{name}={target}: {problem}")
+        else:
+            path.write_text(text)
+    return problems

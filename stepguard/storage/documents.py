@@ -1,0 +1,41 @@
+"""The document of a run as a file: read strictly, since whoever wrote it may be anybody."""
+
+from pathlib import Path
+
+from stepguard.document import SCHEMA, RunDocument
+from stepguard.metrics import METRICS
+from stepguard.storage.json_file import FileError, read
+from stepguard.verdict import Reason
+
+MEASURE = "pytest perf_tests --perf-json=PATH"
+
+
+def load_document(path: Path) -> RunDocument:
+    """Return the document of a run.
+
+    Raises FileError where there is none, and for anything that is not exactly such a document.
+    """
+    found = read(path, RunDocument, SCHEMA, MEASURE)
+    if found is None:
+        raise FileError(f"{path}: no such document; make it with: {MEASURE}")
+    if problem := _problem(found):
+        raise FileError(f"{path}: {problem}; make it anew: {MEASURE}")
+    return found
+
+
+def _problem(found: RunDocument) -> str:
+    """Return what is wrong with a document although every field has its type."""
+    ids = [result.case for result in found.results]
+    if twice := next((case_id for case_id in ids if ids.count(case_id) > 1), ""):
+        return f"{twice!r} has two results"
+    for result in found.results:
+        if result.verdict.case_id != result.case:
+            return f"the verdict of {result.case!r} is of {result.verdict.case_id!r}"
+        judged = [metric.metric for metric in result.verdict.metrics]
+        for name in (*result.gates, *result.metrics, *judged):
+            if name not in METRICS:
+                return f"{result.case!r} has {name!r}, which is no metric"
+        reasons = (result.verdict.reason, *(one.reason for one in result.verdict.metrics))
+        if unknown := next((one for one in reasons if one not in Reason.__members__), ""):
+            return f"{result.case!r} has the reason {unknown!r}, which is none"
+    return ""
