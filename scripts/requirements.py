@@ -3,7 +3,8 @@
     python scripts/requirements.py list test    # a requirement a line
     python scripts/requirements.py check perf   # 1, with the pip command, if any is missing here
 
-`perf` is what the suite needs; `test` adds what the project's own tests and linters need.
+`perf` is what the suite needs; `test` adds what the project's own tests and linters need; `gate` is
+the part of it that reading documents needs, without torch.
 """
 
 import re
@@ -13,7 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = {"perf": (), "test": ("test", "lint")}
+GROUPS = {"perf": (), "test": ("test", "lint"), "gate": ()}
+GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")
 OLDEST_PYTHON = (3, 11)
 
 
@@ -23,6 +25,8 @@ def required(what):
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     lines = list(project["project"]["dependencies"])
+    if what == "gate":
+        lines = [line for line in lines if line.partition(">=")[0] in GATE]
     for group in GROUPS[what]:
         lines += project["dependency-groups"][group]
     return lines
