@@ -19,7 +19,7 @@ from stepguard.measure.suite import Suite
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
-from stepguard.report.progress_line import ProgressLine
+from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.report.recorded import figures
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
@@ -88,13 +88,8 @@ def _run(options: argparse.Namespace) -> int:
         launcher.per_node(case)
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     suite = Suite(options.root, baseline.usual(options.root), gpus, typed, launcher=launcher)
-    line = ProgressLine(
-        _to_terminal,
-        terminal=sys.stderr.isatty(),
-        verbose=True,
-        width=100,
-        expected_s=Store(options.root).last_wall_s(),
-    )
+    screen = Screen(_to_terminal, has_cursor(sys.stderr), lambda: columns(sys.stderr))
+    line = ProgressLine(screen, True, Store(options.root).last_wall_s())
     line.plan([(case.id, case.device)])
     line.begin(case.id)
     try:

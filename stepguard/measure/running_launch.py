@@ -145,7 +145,7 @@ class RunningLaunch:
         """
 
         def measure() -> tuple[Block, Answers]:
-            self.show(f"block {len(self.blocks) + 1}/{of} of {steps} steps")
+            self.show(f"block {len(self.blocks) + 1} of {of}")
             ran = self.ran
             answers = self.run(steps)
             return _block_of(answers, steps, ran), answers

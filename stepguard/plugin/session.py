@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ from stepguard.plugin.refusals import refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.selection import Selection
 from stepguard.report import documents, words
 from stepguard.report.commands import Commands
-from stepguard.report.progress_line import ProgressLine
+from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
@@ -339,19 +340,30 @@ def _python(start: Path) -> str:
 
 def _progress_line(config: pytest.Config, expected_s: dict[str, float]) -> ProgressLine:
     reporter = config.pluginmanager.getplugin("terminalreporter")
+    return ProgressLine(_screen(config, reporter), config.option.verbose > 0, expected_s)
+
+
+def _screen(config: pytest.Config, reporter: Any) -> Screen:
+    """Return pytest's terminal, past its capturing: a case runs inside its test."""
     capture = config.pluginmanager.getplugin("capturemanager")
+    uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
+    if reporter is None:
+        return Screen(lambda text: None)
+    writer, file = reporter._tw, reporter._tw._file
+    with uncaptured():  # else the file may be one that pytest captures in
+        terminal = has_cursor(file)
 
     def write(text: str) -> None:
-        if reporter is not None:
-            nothing = contextlib.nullcontext()
-            # A case runs inside its test, where pytest captures what is written.
-            with capture.global_and_fixture_disabled() if capture else nothing:
-                reporter._tw.write(text, flush=True)
+        with uncaptured():
+            if not terminal:
+                writer.write(text, flush=True)
+                return
+            # Not by the writer, which counts the columns of what pytest itself has written.
+            file.write(text)
+            file.flush()
 
-    return ProgressLine(
-        write,
-        terminal=bool(reporter and reporter.isatty),
-        verbose=config.option.verbose > 0,
-        width=reporter._tw.fullwidth if reporter else 80,
-        expected_s=expected_s,
-    )
+    def width() -> int:
+        with uncaptured():
+            return columns(file)
+
+    return Screen(write, terminal, width, lambda: int(writer.width_of_current_line))

@@ -1,33 +1,42 @@
 """The progress line: what runs, for how long, and how much time is left.
 
-On a terminal one line is rewritten in place, at least once a second while somebody waits. In a log
-a line says that a case begins, and with -v every stage gets one.
+On a terminal one line is rewritten in place, at least once a second while somebody waits, and
+taken away when the case is over: what was on the screen before stays, as does the cursor.
+In a log a line says that a case begins, and with -v every stage gets one.
 """
 
+import contextlib
+import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TextIO
 
 from stepguard.device import CPU, GPU
 from stepguard.text import printable
 
 GUESS_S = {GPU: 110.0, CPU: 20.0}  # a case that never ran here
 ID_LEAST = 10  # columns that a case's id keeps
-NARROW = 60  # columns: on a narrower terminal the stage is kept, not the time left
+CLEAR = "\x1b[K"  # to the end of the line
+UP, RIGHT = "\x1b[A", "\x1b[{}C"
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where progress is shown. ``width`` is asked each time: a window may be resized."""
+
+    write: Callable[[str], None]  # past any capturing
+    terminal: bool = False  # and one whose cursor can be moved
+    width: Callable[[], int] = lambda: 80  # columns
+    column: Callable[[], int] = lambda: 0  # of the cursor, in a line that somebody else has begun
 
 
 class ProgressLine:
-    """Progress of a run of cases. ``write`` puts text on the terminal, past any capturing."""
+    """Progress of a run of cases."""
 
-    def __init__(
-        self,
-        write: Callable[[str], None],
-        *,
-        terminal: bool,
-        verbose: bool,
-        width: int,
-        expected_s: dict[str, float],
-    ) -> None:
-        self._write, self._terminal, self._verbose, self._width = write, terminal, verbose, width
+    def __init__(self, screen: Screen, verbose: bool, expected_s: dict[str, float]) -> None:
+        self._screen, self._write, self._verbose = screen, screen.write, verbose
+        self._terminal, self._column = screen.terminal, 0
         self._expected_s = expected_s
         self._queue: list[tuple[str, str]] = []
         self._done = 0
@@ -51,6 +60,9 @@ class ProgressLine:
             about = f"about {clock(self._left_s())} left"
             left = about if most_s is None else f"up to about {clock(most_s)}"
             self._write(f"\n{self._position()} {self._case}: {left}\n")
+        elif column := self._screen.column():
+            self._column = column % self._screen.width()
+            self._write("\n")
 
     def stage(self, text: str) -> None:
         """Show that the case's next stage begins; the same text again says that it goes on.
@@ -68,40 +80,42 @@ class ProgressLine:
             self._write(f"  {now - self._began:6.1f} s  {text}\n")
 
     def _line(self, text: str, lasted: str, took_s: float) -> str:
-        """Return the whole line; where it is too long, the case's id is cut first, then the time
-        left, and the stage's text last.
+        """Return the whole line. Where it is too long, the time is told in fewer words, then the
+        case's id is cut, in its middle, and the stage last.
         """
-        front, stage = f"{self._position()} ", f": {text}"
-        least = len(front) + min(ID_LEAST, len(self._case)) + len(stage) + len(lasted)
-        tails = [f"  {clock(took_s)}{left}" for left in self._tails(took_s)]
-        tails += [f"  {clock(took_s)}"] if self._width < NARROW else []
-        fits = (tail for tail in tails if least + len(tail) < self._width)
+        width, front = self._screen.width() - 1, f"{self._position()} "
+        least, tails = min(ID_LEAST, len(self._case)), self._tails(took_s)
+        fixed = len(front) + len(": ") + len(lasted)
+        rooms = ((tail, room) for room in (len(self._case), least) for tail in tails)
+        fits = (tail for tail, room in rooms if fixed + room + len(text) + len(tail) <= width)
         tail = next(fits, tails[-1])
-        room = max(0, self._width - 1 - len(tail))
-        rest = room - len(front) - len(stage) - len(lasted)
-        line = front + shortened(self._case, max(ID_LEAST, rest)) + stage
-        line = line[: max(0, room - len(lasted))] + lasted
-        return "\r" + (line.ljust(room) + tail)[: self._width - 1]
+        text = text[: max(0, width - fixed - least - len(tail))]
+        case = shortened(self._case, max(least, width - fixed - len(text) - len(tail)))
+        line = f"{front}{case}: {text}{lasted}".ljust(width - len(tail)) + tail
+        return f"\r{line[: max(0, width)]}{CLEAR}"
 
     def _tails(self, took_s: float) -> list[str]:
-        """Return what can be said of the time left, the shortest last."""
+        """Return what can be said of the time, the shortest last."""
+        took = f"  {clock(took_s)}"
         if self._most_s is not None:
-            return [f", up to about {clock(self._most_s)}"]
+            return [f"{took}, up to about {clock(self._most_s)}", took]
         expected_s, others_s = self._of(self._case), self._others_s()
         if took_s <= expected_s:
-            return [f", about {clock(self._left_s())} left"]
+            left = clock(self._left_s())
+            return [f"{took}, about {left} left", f"  about {left} left", f"  {left} left"]
         what = "the last time" if self._case in self._expected_s else "guessed"
-        longer = f", longer than {what} ({clock(expected_s)})"
-        return [f"{longer}, then about {clock(others_s)}", longer] if others_s else [longer]
+        longer = f"{took}, longer than {what} ({clock(expected_s)})"
+        then = [f"{longer}, then about {clock(others_s)}"] if others_s else []
+        return [*then, longer, took]
 
     def end(self) -> None:
         """End the case, and take its line away."""
         if self._terminal and self._case:
-            # One column less than the terminal has: in the last one a terminal may wrap the line.
-            self._write("\r" + " " * (self._width - 1) + "\r")
+            back = UP + RIGHT.format(self._column) if self._column else ""
+            self._write(f"\r{CLEAR}{back}")
         self._queue = [item for item in self._queue if item[0] != self._case]
         self._done += 1
-        self._case = ""
+        self._case, self._column = "", 0
 
     def _position(self) -> str:
         return f"[{self._done + 1}/{self._done + max(1, len(self._queue))}]"
@@ -117,6 +131,18 @@ class ProgressLine:
     def _of(self, case_id: str) -> float:
         device = dict(self._queue).get(case_id, "")
         return self._expected_s.get(case_id, GUESS_S.get(device, 0.0))
+
+
+def has_cursor(file: TextIO) -> bool:
+    """Tell whether a file is a terminal whose cursor can be moved."""
+    return file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
+
+
+def columns(file: TextIO) -> int:
+    """Return how wide a terminal is; 80 where it does not say."""
+    with contextlib.suppress(OSError):
+        return os.get_terminal_size(file.fileno()).columns or 80
+    return 80
 
 
 def shortened(case_id: str, width: int) -> str:

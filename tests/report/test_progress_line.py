@@ -1,0 +1,236 @@
+"""The progress line: what it says, and that it leaves a terminal as it found it."""
+
+import re
+
+import pytest
+
+from stepguard.report import progress_line
+from stepguard.report.progress_line import CLEAR, ProgressLine, Screen
+
+
+class Terminal:
+    """A terminal of so many columns that obeys what the progress line writes, and a clock that a
+    test moves.
+    """
+
+    def __init__(self, monkeypatch, width=80):
+        self.now_s, self.width, self.written = 1000.0, width, []
+        self.rows, self.column = [""], 0
+        self.row = 0
+        monkeypatch.setattr(progress_line, "time", self)
+
+    def monotonic(self):
+        return self.now_s
+
+    def write(self, text):
+        """Take what a program writes."""
+        self.written.append(text)
+        for part in re.findall(r"\x1b\[\d*[KAC]|.|\n", text):
+            self._take(part)
+
+    def _take(self, part):
+        if part == "\r":
+            self.column = 0
+        elif part == "\n":
+            self.row, self.column = self.row + 1, 0
+            self.rows += [""] if self.row == len(self.rows) else []
+        elif part == CLEAR:
+            self.rows[self.row] = self.rows[self.row][: self.column]
+        elif part.endswith("A"):
+            self.row -= 1
+        elif part.endswith("C"):
+            self.column += int(part[2:-1])
+        else:
+            assert self.column < self.width, "it would wrap"
+            line = self.rows[self.row].ljust(self.column)
+            self.rows[self.row] = line[: self.column] + part + line[self.column + 1 :]
+            self.column += 1
+
+    @property
+    def shown(self):
+        """The progress line as it is read now."""
+        return self.rows[self.row].rstrip()
+
+    def left(self):
+        """The seconds left that the line names."""
+        minutes, seconds = re.search(r"(\d+):(\d\d) left", self.shown).groups()
+        return 60 * int(minutes) + int(seconds)
+
+    def line(self, expected_s=None, terminal=True, verbose=False):
+        """A progress line on it."""
+        screen = Screen(self.write, terminal, lambda: self.width, lambda: self.column)
+        return ProgressLine(screen, verbose, expected_s or {})
+
+
+@pytest.fixture
+def screen(monkeypatch):
+    """A terminal of 80 columns."""
+    return Terminal(monkeypatch)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("before", ["", "perf_tests/test_forward.py ", "x" * 130])
+def test_what_was_on_the_screen_stays(monkeypatch, width, before):
+    """pytest's own line is whole afterwards, goes on where it was, and nothing else is left."""
+    screen, plain = Terminal(monkeypatch, width), Terminal(monkeypatch, width)
+    for text in ("collected 2 items\n", *re.findall(f".{{1,{width}}}", before)):
+        for one in (screen, plain):
+            one.write("\n" if one.column == one.width else "")
+            one.write(text)
+    line = screen.line({"train_step[124m-bf16-compiled]": 60.0})
+    line.plan([("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")])
+    for case in ("train_step[124m-bf16-compiled]", "b"):
+        line.begin(case)
+        for text in ("launch 1: build and first step", "launch 1: block 1 of 3", "end"):
+            line.stage(text)
+            screen.now_s += 7
+        line.end()
+        for one in (screen, plain):
+            one.write(".")
+    assert [row.rstrip() for row in screen.rows if row.strip()] == plain.rows
+    assert (screen.row, screen.column) == (plain.row, plain.column)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("stage", ["launch 1: build and first step", "launch 1: block 1 of 3"])
+def test_it_says_case_stage_and_time_in_whole_words(monkeypatch, width, stage):
+    """Which case of how many, what it does, and how long it still takes, at any usual width."""
+    screen = Terminal(monkeypatch, width)
+    line = screen.line({"train_step[124m-bf16-compiled]": 60.0})
+    line.plan([("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")])
+    line.begin("train_step[124m-bf16-compiled]")
+    line.stage(stage)
+    assert screen.shown.startswith("[1/2] trai")
+    assert f": {stage}  " in screen.shown and screen.left() == 170
+    screen.width = 200  # the window is resized
+    line.stage(stage)
+    assert len(screen.shown) == 199
+
+
+@pytest.mark.parametrize("width", [2, 10, 20, 28, 40, 80, 200])
+@pytest.mark.parametrize("text", ["start", "x" * 300])
+def test_the_progress_line_never_wraps(monkeypatch, width, text):
+    """However narrow the terminal or long the text, the line stays within it, rewritten whole."""
+    screen = Terminal(monkeypatch, width)
+    line = screen.line()
+    line.plan([("train_step[124m-bf16-compiled]", "cuda")])
+    line.begin("train_step[124m-bf16-compiled]")
+    line.stage(text)
+    assert len(screen.shown) <= width - 1
+    screen.now_s += 123
+    line.stage(text)
+    assert len(screen.shown) <= width - 1
+    if width >= 80:
+        assert " 123 s  " in screen.shown, "a long text gives way to its seconds"
+    line.end()
+    assert screen.rows == [""]
+
+
+def test_the_progress_line_counts_down(screen):
+    """The time left falls with the clock, from what the cases took the last time."""
+    line = screen.line({"a": 60.0, "b": 30.0})
+    line.plan([("a", "cuda"), ("b", "cuda")])
+    line.begin("a")
+    line.stage("warm-up")
+    assert screen.left() == 90
+    assert "[1/2] a: warm-up" in screen.shown
+    screen.now_s += 20
+    line.stage("warm-up")
+    assert screen.left() == 70 and "0:20" in screen.shown
+    screen.now_s += 30
+    line.end()
+    line.begin("b")
+    line.stage("start")
+    assert screen.left() == 30
+    assert "[2/2] b: start" in screen.shown
+    screen.now_s += 500
+    line.stage("slow today")
+    assert screen.shown.endswith("  8:20, longer than the last time (0:30)")
+
+
+def test_a_case_that_takes_longer_says_so(screen):
+    """It does not count down a second for minutes; what is to come is not eaten up by it."""
+    screen.width = 100
+    line = screen.line({"a": 12.0, "b": 90.0})
+    line.plan([("a", "cuda"), ("c", "cpu"), ("b", "cuda")])
+    line.begin("a")
+    screen.now_s += 52
+    line.stage("build and first step")
+    tail = "  0:52, longer than the last time (0:12), then about 1:50"
+    assert screen.shown.endswith(tail)
+    line.end()
+    line.begin("c")
+    screen.now_s += 25
+    line.stage("start")
+    assert screen.shown.endswith("  0:25, longer than guessed (0:20), then about 1:30")
+
+
+def test_pairs_say_up_to_when_they_may_go_on(screen):
+    """What the case took the last time, alone, says nothing of them."""
+    line = screen.line({"a": 12.0})
+    line.plan([("a", "cuda")])
+    line.begin("a", 900.0)
+    screen.now_s += 52
+    line.stage("pair 1 head: block 1 of 2")
+    assert screen.shown.endswith("  0:52, up to about 15:00")
+    log = screen.line({"a": 12.0}, terminal=False)
+    log.begin("a", 900.0)
+    assert screen.written[-1] == "\n[1/1] a: up to about 15:00\n"
+
+
+@pytest.mark.parametrize("width", [60, 72, 80])
+def test_the_id_gives_way_before_the_stage(monkeypatch, width):
+    """On a narrow terminal: its middle goes, so that both ends tell it from others."""
+    screen = Terminal(monkeypatch, width)
+    line = screen.line()
+    line.plan([("train_step[124m-bf16-compiled]", "cuda")])
+    line.begin("train_step[124m-bf16-compiled]")
+    line.stage("launch 1: warm-up")
+    assert ": launch 1: warm-up  " in screen.shown
+    assert re.search(r"train\w*\[?[^ ]*led\]: ", screen.shown)
+    assert screen.left() == 110
+
+
+def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
+    """Told the same stage again, the line shows its seconds; another stage starts anew."""
+    line = screen.line()
+    line.plan([("a", "cuda")])
+    line.begin("a")
+    for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
+        line.stage(text)
+        assert expected in screen.shown
+        screen.now_s += 3.5
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.shown and "0:07" in screen.shown
+    line.end()
+    line.begin("a")
+    screen.now_s += 2
+    line.stage("warm-up")
+    assert "a: warm-up  " in screen.shown, "another case's stage of the same name"
+
+
+def test_a_case_that_never_ran_is_guessed_by_device(screen):
+    """Without a last time a GPU case is guessed at 110 s, a CPU case at 20."""
+    line = screen.line({"a": 60.0})
+    line.plan([("a", "cuda"), ("b", "cuda"), ("c", "cpu")])
+    line.begin("a")
+    line.stage("start")
+    assert screen.left() == 60 + 110 + 20
+
+
+def test_without_a_terminal_a_case_is_a_line(screen):
+    """In a log file there is one line a case, no carriage returns, and stages only with -v."""
+    line = screen.line(terminal=False)
+    line.plan([("a", "cpu")])
+    line.begin("a")
+    line.stage("warm-up")
+    line.end()
+    assert screen.written == ["\n[1/1] a: about 0:20 left\n"]
+    verbose = screen.line(terminal=False, verbose=True)
+    verbose.begin("a")
+    verbose.stage("warm-up")
+    assert screen.written[-1].endswith("warm-up\n")
+    told = len(screen.written)
+    screen.now_s += 5
+    verbose.stage("warm-up")
+    assert len(screen.written) == told, "a stage that goes on is no news in a log"
