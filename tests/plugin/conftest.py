@@ -131,7 +131,7 @@ class Gate:
         """In place of stepguard.measure.launches.measure_launches."""
         self.measured.append(case.id)
         progress("launch 1: start")
-        progress("launch 1: block 1/3 of 4 steps")
+        progress("launch 1: block 1 of 3")
         made = self.evidence(case)
         revision = bench.revision
         return replace(made, commit=revision.commit, dirty=revision.dirty)
@@ -147,7 +147,7 @@ class Gate:
         """In place of stepguard.measure.ab.measure_ab."""
         self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
         self.pair_steps, self.wants_another = wanted.steps, wanted.wants_another
-        progress("pair 1 head: block 1/2 of 4 steps")
+        progress("pair 1 head: block 1 of 2")
         fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)
         if does:

@@ -94,7 +94,7 @@ def test_stages_are_shown_with_v_only(gate):
         [
             "?1/1? linear?nano?: about *:* left",
             " *0.0 s  launch 1: start",
-            " *0.0 s  launch 1: block 1/3 of 4 steps",
+            " *0.0 s  launch 1: block 1 of 3",
         ]
     )
     quiet = gate.run()
