@@ -4,6 +4,7 @@ python -m stepguard judge 'train_step[124m-bf16]' --evidence artifacts/
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from stepguard.cli.common import (
 from stepguard.judge.waivers import waive
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
+from stepguard.report.progress_line import columns
 from stepguard.report.waivers import sentences
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
@@ -56,7 +58,8 @@ def _judge(options: argparse.Namespace) -> int:
 
 
 def _say(verdicts: list[Verdict]) -> None:
-    say(*(text for text, _ in table.lines(table.rows(verdicts))))
+    width = columns(sys.stdout) if sys.stdout.isatty() else 0
+    say(*(text for text, _ in table.lines(table.rows(verdicts), width)))
     for verdict in verdicts:
         if verdict.status is not Status.SAME:
             say(words.headline(verdict), *words.evidence_lines(verdict))

@@ -160,5 +160,6 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if run is None:
         return
     terminalreporter.section("performance")
-    for text, markup in terminal.lines(run):
+    width = terminalreporter._tw.fullwidth if terminalreporter.isatty else 0  # a log has any width
+    for text, markup in terminal.lines(run, width):
         terminalreporter.line(printable(text), **markup)

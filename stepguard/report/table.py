@@ -73,10 +73,31 @@ def _counters(verdict: Verdict) -> str:
     return f"{len(counters)} equal" if compared else f"{len(counters)} counted"
 
 
-def lines(table: Sequence[Row]) -> Iterator[tuple[str, Status | None]]:
-    """Yield the table as text, a line at a time; the status is None for the header."""
-    texts = aligned([COLUMNS, *(row.cells for row in table)], left=(0, len(COLUMNS) - 1))
+def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | None]]:
+    """Yield the table as text, a line at a time; the status is None for the header.
+
+    Where it is wider than ``width`` columns, its cells are under each other; 0 is for any width.
+    """
+    texts = list(aligned([COLUMNS, *(row.cells for row in table)], left=(0, len(COLUMNS) - 1)))
+    if width and max(map(len, texts)) > width:
+        yield from ((line, row.status) for row in table for line in _stacked(row, width))
+        return
     yield from zip(texts, [None, *(row.status for row in table)], strict=True)
+
+
+def _stacked(row: Row, width: int) -> Iterator[str]:
+    """Yield a row over several lines: case and verdict, then each figure under its heading."""
+    case, *figures, verdict = row.cells
+    yield f"{case}: {verdict}"
+    told = [f"{name} {text}" for name, text in zip(COLUMNS[1:-1], figures, strict=True) if text]
+    line = ""
+    for one in told:
+        if line and len(line) + len(one) + 2 > width - 3:
+            yield f"  {line},"
+            line = ""
+        line += f", {one}" if line else one
+    if line:
+        yield f"  {line}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> Iterator[str]:

@@ -25,11 +25,13 @@ class Run:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
-def lines(run: Run) -> Iterator[tuple[str, Markup]]:
-    """Yield the summary, a line at a time, each with its colour."""
+def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
+    """Yield the summary, a line at a time, each with its colour; its table fits ``width`` columns,
+    if that is not 0.
+    """
     verdicts = [result.verdict for result in run.results]
     if verdicts:
-        for text, status in table.lines(table.rows(verdicts)):
+        for text, status in table.lines(table.rows(verdicts), width):
             yield text, colour(status)
     if not run.results:
         yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}

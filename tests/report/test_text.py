@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, with_counts
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
@@ -427,6 +427,22 @@ def test_a_title_is_escaped():
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "no <b> & </summary>"})
     text = documents.suite_markdown([result(verdict)], Commands())
     assert "<summary><code>c: BROKEN: no &#60;b>" in text
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120])
+@given(verdicts=st.lists(VERDICTS, min_size=1, max_size=3))
+@settings(PROPERTY, max_examples=30)
+def test_the_table_fits_the_terminal_or_stacks(width, verdicts):
+    """No line is wider but by a name that is; whatever a cell says is there in either form."""
+    rows = table.rows(verdicts)
+    shown = [line for line, _ in table.lines(rows, width)]
+    names = max(len(f"{row.cells[0]}: {row.cells[-1]}") for row in rows)
+    cells = max(len(cell) + 20 for row in rows for cell in row.cells[1:-1])
+    assert max(map(len, shown)) <= max(width, names, cells)
+    text = "\n".join(shown)
+    assert all(cell in text for row in rows for cell in row.cells)
+    wide = [line for line, _ in table.lines(rows)]
+    assert (max(map(len, wide)) <= width) == (shown == wide)
 
 
 # Tracebacks
