@@ -39,15 +39,17 @@ class LeapingClock:
 
 def threads(token: str) -> dict[str, str]:
     """Return the processor time of each thread of a launch; nothing while no fault was noted or
-    one of them runs. torchrun's own are left out: it only polls.
+    one of them runs. The agent's own are left out: it only polls.
     """
     found: dict[str, str] = {}
     noted = False
-    for pid in pids_by_token(token):
+    pids = pids_by_token(token)
+    for pid in pids:
         try:
-            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if not any(entry.startswith(b"STEPGUARD_AGENT_PID=") for entry in environment):
+            parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+            if int(parent) not in pids:
                 continue
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
             folder = next(x for x in environment if x.startswith(b"STEPGUARD_RUN_DIR="))
             noted |= Path(folder.partition(b"=")[2].decode(), "failed-at").exists()
             for stat in Path(f"/proc/{pid}/task").glob("*/stat"):

@@ -5,10 +5,13 @@ is given up early because the machine is busy with something else.
 """
 
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stepguard.launch import diagnosis, group, torchrun
+from stepguard.launch.torchrun import LaunchSpec
 from stepguard.measure import ab, launches, warmup, workers
 from stepguard.measure.pair import PairTiming
 from stepguard.measure.warmup import Protocol
@@ -41,6 +44,21 @@ repeat_pairs(pytest.MonkeyPatch())
 """
 
 
+def launch_spec(folder: Path, **changes: Any) -> LaunchSpec:
+    """Return what a launch of one rank on a CPU runs with, in a folder that is its tree too."""
+    spec = LaunchSpec(
+        device="cpu",
+        preload=(),
+        world_size=1,
+        root=folder,
+        folder=folder / "launch",
+        cache=folder / "cache",
+        label="launch 1",
+        time_limit_s=BUSY_LIMIT_S,
+    )
+    return replace(spec, **changes)
+
+
 def shorten_launches(monkeypatch: pytest.MonkeyPatch, one_rank: bool = True) -> None:
     """Make the launches of this process short and patient; cases of several ranks go without the
     launch of one rank alone where a test does not look at it.
@@ -51,7 +69,7 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, one_rank: bool = True) -> 
     monkeypatch.setattr(group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
     monkeypatch.setattr(torchrun, "GONE_LIMIT_S", BUSY_LIMIT_S)
     monkeypatch.setattr(diagnosis, "STACKS_S", 2.0)
-    monkeypatch.setattr(diagnosis, "ELASTIC_LOG_S", 15.0)
+    monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
     if not one_rank:
         plan = launches.planned_launches
         monkeypatch.setattr(

@@ -28,6 +28,10 @@ class LostWorker(Exception):
     """Raised when the other side has closed the socket."""
 
 
+class _ClosedPeer(LostWorker):
+    """Raised when that is what a read or a write found."""
+
+
 class NoAnswer(Exception):
     """Raised when a deadline has passed."""
 
@@ -55,7 +59,8 @@ class Control:
                 peer.close()
                 continue
             self._peer = peer
-            with contextlib.suppress(ValueError, TypeError):  # a stranger's, not JSON at all
+            # A stranger may send what is not JSON at all, or nothing.
+            with contextlib.suppress(ValueError, TypeError, _ClosedPeer):
                 hello = self._receive(until, poll)
                 if hello.get("hello") == self._token:
                     return hello
@@ -110,9 +115,9 @@ class Control:
             try:
                 chunk = self._peer.recv(1 << 20)
             except OSError as error:
-                raise LostWorker(str(error)) from None
+                raise _ClosedPeer(str(error)) from None
             if not chunk:
-                raise LostWorker("the socket was closed")
+                raise _ClosedPeer("the socket was closed")
             self._buffer += chunk
         line, _, self._buffer = self._buffer.partition(b"\n")
         return dict(json.loads(line))

@@ -1,7 +1,8 @@
 """Finds the cause of a failed launch: rank, command, step, phase, from what its processes left.
 
-Any rank may fail and only rank 0 can speak, so nothing is asked: error files, notes, torchrun's log
-and the processes' states are read. The first rank to fail is the cause; the others are its victims.
+Any rank may fail and only rank 0 can speak, so nothing is asked: error files, notes, what agents
+noted and the processes' states are read. The first rank to fail is the cause; the others are its
+victims.
 """
 
 import contextlib
@@ -19,6 +20,7 @@ from typing import Any
 from stepguard.evidence import Fault
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.verdict import Reason
+from stepguard.worker.endings import Ending, Endings, first
 from stepguard.worker.lifeline import pids_by_token
 from stepguard.worker.position import read_position
 
@@ -33,11 +35,7 @@ _LOST_PEER = re.compile(
 RankError = tuple[int, dict[str, Any]]  # a rank and the error that it wrote down
 Cause = tuple[int, str]  # a rank and how it ended
 LAST_WORDS_S = 0.3  # for a rank that fails to finish writing why
-ELASTIC_LOG_S = 5.0  # for torchrun to log how a rank ended; of status 0 it logs nothing
-_STATUS = re.compile(r"exitcode *: (-?\d+)\)?[^\n]*\(pid: (\d+)\)")
-_CLOSED = re.compile(r"Sending process (\d+) closing signal")
-_FOLLOWING = (signal.SIGABRT, signal.SIGTERM)  # NCCL aborts, torchrun and others terminate
-_ROOT = re.compile(r"Root Cause.*?\(pid: (\d+)\)", re.DOTALL)
+ENDINGS_S = 5.0  # for agents to note how a rank ended
 
 
 class LaunchFailed(Exception):
@@ -46,53 +44,6 @@ class LaunchFailed(Exception):
     def __init__(self, fault: Fault) -> None:
         super().__init__(fault.message)
         self.fault = fault
-
-
-@dataclass(frozen=True)
-class ElasticLog:
-    """Holds how the ranks ended by torchrun's log, by process id: statuses, negative for signals;
-    victims; and whose failure was seen first.
-
-    Torch elastic logs the status of every rank that ended with another one than 0, names the ranks
-    that it then ends itself, its victims, and at last which failure it saw first. Ends of victims
-    are logged like others, and of a rank that ended with status 0 nothing is.
-    """
-
-    statuses: dict[int, int]
-    victims: frozenset[int]
-    root: int | None = None  # None: the report was not written yet
-
-    @classmethod
-    def read(cls, text: str) -> "ElasticLog":
-        """Read torchrun's stderr."""
-        root = _ROOT.search(text)
-        return cls(
-            {int(pid): int(status) for status, pid in _STATUS.findall(text)},
-            frozenset(int(pid) for pid in _CLOSED.findall(text)),
-            int(root[1]) if root else None,
-        )
-
-    def killed(self, pid: int) -> bool:
-        """Tell whether a signal ended it that no other rank's end brings about."""
-        status = self.statuses.get(pid, 0)
-        return status < 0 and -status not in _FOLLOWING
-
-    def first(self, pids: Collection[int]) -> int:
-        """Return the process that the others' ends follow from, of those torchrun did not end.
-
-        One that was killed; else that of the report, whose times are whole seconds; else one with a
-        status.
-        """
-        return min(
-            pids,
-            key=lambda pid: (
-                not self.killed(pid),
-                pid != self.root,
-                pid not in self.statuses,
-                # Compared only among those that have a status, by the line above.
-                self.statuses.get(pid),
-            ),
-        )
 
 
 @dataclass(frozen=True)
@@ -127,28 +78,28 @@ class Scene:
 
     def stderr_tail(self, rank: int) -> str:
         """Return the last lines a rank wrote."""
-        node, local = divmod(rank, len(self.spec.ranks_here))
-        folder = self.spec.folder_of(node) / "ranks"
-        logs = sorted(folder.glob(f"*/attempt_0/{local}/stderr.log"))
-        return _tail(logs[-1]) if logs else ""
+        return _tail(self.folder / f"stderr-{rank}.log")
 
-    def agent_log(self, lines: int = STDERR_TAIL_LINES) -> str:
-        """Return the last lines that a launcher and every node's torchrun wrote."""
+    def agent_log(self) -> str:
+        """Return the last lines that a launcher and every node's agent wrote."""
         nodes = [self.spec.folder_of(node) / "agent.log" for node in range(self.spec.nodes)]
-        return "".join(_tail(path, lines) for path in (self.folder / "launcher.log", *nodes))
+        return "".join(_tail(path) for path in (self.folder / "launcher.log", *nodes))
+
+    def endings(self) -> list[Ending]:
+        """Return what the agents of all nodes noted so far."""
+        nodes = range(self.spec.nodes)
+        return [ending for node in nodes for ending in Endings(self.folder, node).read()]
 
 
 def no_answer(scene: Scene) -> Fault:
     """Return the fault of a deadline that passed: where every rank is, and telling stacks."""
-    started = [pid for pid in pids_by_token(scene.token) if pid != scene.agent.pid]
-    for pid in scene.pids_here.values() or started:
+    for pid in scene.pids_here.values() or pids_by_token(scene.token):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
     time.sleep(STACKS_S)
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     message = f"no answer {scene.waited_s:.0f} s into the launch: {positions(scene)}"
-    detail = _stacks(scene) if scene.pids or started else scene.agent_log()
-    return Fault(code.name, message, detail, scene.during)
+    return Fault(code.name, message, _stacks(scene) or scene.agent_log(), scene.during)
 
 
 def _stacks(scene: Scene) -> str:
@@ -174,7 +125,7 @@ def lost_worker(scene: Scene) -> Fault:
     if not failed and (scene.agent.poll() or 0) < 0:  # the ranks die with it, being its victims
         return _agent_died(scene)
     dead = [rank for rank, pid in scene.pids_here.items() if not alive(pid)]
-    # Processes of other nodes cannot be looked at from here: their torchrun's log is read.
+    # Processes of other nodes cannot be looked at from here: what their agent noted is read.
     if scene.spec.nodes > 1 and all(_lost_a_peer(described) for _, described in failed):
         dead, failed = dead + _dead_elsewhere(scene), _error_files(scene)
     cause = _silent_death(scene, dead, failed)
@@ -183,15 +134,17 @@ def lost_worker(scene: Scene) -> Fault:
         if scene.spec.nodes > 1 and _lost_a_peer(described):
             return _node_lost(scene, rank, described)
         return _raised(scene, rank, described)
-    if dead:
-        first, how = cause or (dead[0], "was ended by torchrun")
-        message = f"rank {first} {how} in {scene.position(first)}"
-        return Fault(Reason.KILLED.name, message, scene.stderr_tail(first), scene.during)
     if not scene.pids:
         message = f"the launcher ended with {scene.agent.poll()} before the workers were ready"
         detail = scene.agent_log() + scene.stderr_tail(scene.ranks[0])
         return Fault(Reason.NOT_STARTED.name, message, detail, scene.during)
-    return _agent_died(scene)
+    if dead and not cause and scene.agent.poll() is None:  # which did not come to note how
+        cause = dead[0], "ended"
+    if not cause:
+        return _agent_died(scene)
+    rank, how = cause
+    message = f"rank {rank} {how} in {scene.position(rank)}"
+    return Fault(Reason.KILLED.name, message, scene.stderr_tail(rank), scene.during)
 
 
 def _agent_died(scene: Scene) -> Fault:
@@ -214,15 +167,14 @@ def _lost_a_peer(described: dict[str, Any]) -> bool:
 
 
 def _dead_elsewhere(scene: Scene) -> list[int]:
-    """Return ranks of other nodes that ended without a word, as torchrun logs it there; waits until
-    one did, or wrote why it failed, ELASTIC_LOG_S at most.
+    """Return ranks of other nodes that ended without a word, as agents noted it there; waits until
+    one did, or wrote why it failed, ENDINGS_S at most.
     """
-    until = time.monotonic() + ELASTIC_LOG_S
+    until = time.monotonic() + ENDINGS_S
     there = {rank: pid for rank, pid in scene.pids.items() if rank not in scene.pids_here}
     while True:
         over = scene.agent.poll() is not None or time.monotonic() >= until
-        log = ElasticLog.read(scene.agent_log(lines=5000))
-        ended = log.statuses.keys() - log.victims
+        ended = {ending.pid for ending in scene.endings() if not ending.victim}
         dead = [rank for rank, pid in there.items() if pid in ended]
         explained = any(not _lost_a_peer(described) for _, described in _error_files(scene))
         if over or dead or explained:
@@ -248,43 +200,31 @@ def _silent_death(scene: Scene, dead: Sequence[int], failed: Sequence[RankError]
     """
     explained = {rank for rank, _ in failed}
     silent = {scene.pids[rank]: rank for rank in dead if rank not in explained}
-    log = _elastic_log(scene, silent)
-    own = silent.keys() - log.victims
-    if not own:
+    cause = first(_endings_of(scene, silent))
+    if not cause or not cause.killed and not all(_lost_a_peer(error) for _, error in failed):
         return None
-    pid = log.first(own)
-    status = log.statuses.get(pid)
-    if status is None and failed and log.root is None:
-        return None  # it may have to be reported yet
-    if not log.killed(pid) and not all(_lost_a_peer(described) for _, described in failed):
-        return None
-    return silent[pid], _ended(status, waits=bool(log.victims) and log.root is None)
+    return silent[cause.pid], _ended(cause.status)
 
 
-def _ended(status: int | None, waits: bool) -> str:
-    """Say how a process with that status ended. Without one that was 0, unless torch elastic acted
-    on it and ``waits`` for its victims to end before it logs any.
-    """
-    if status is None:
-        return "was killed or ended with an error" if waits else "ended by itself"
-    if status > 0:
-        return f"ended by itself with status {status}"
+def _ended(status: int) -> str:
+    if status >= 0:
+        return f"ended by itself with status {status}" if status else "ended by itself"
     try:
         return f"was killed by {signal.Signals(-status).name}"
     except ValueError:  # real-time signals have no names
         return f"was killed by signal {-status}"
 
 
-def _elastic_log(scene: Scene, pids: Collection[int]) -> ElasticLog:
-    """Return torchrun's log once it says how one of the processes ended, or that it ended them
-    itself; as it is when torchrun is gone, or after ELASTIC_LOG_S.
+def _endings_of(scene: Scene, pids: Collection[int]) -> list[Ending]:
+    """Return how these processes ended, once their agent noted it of one that is no victim or of
+    all; or when the agent is gone, or after ENDINGS_S.
     """
-    until = time.monotonic() + ELASTIC_LOG_S
+    until = time.monotonic() + ENDINGS_S
     while True:
         over = scene.agent.poll() is not None or time.monotonic() >= until
-        log = ElasticLog.read(scene.agent_log(lines=5000))
-        if over or log.statuses.keys() & pids or log.victims >= set(pids):
-            return log
+        found = [ending for ending in scene.endings() if ending.pid in pids]
+        if over or len(found) == len(pids) or first(found):
+            return found
         time.sleep(0.05)
 
 

@@ -54,8 +54,8 @@ class WorkerGroup:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def torchrun_ready(self) -> bool:
-        """Tell whether a standby's torchrun has imported. Raises LaunchFailed if it never will."""
+    def imported(self) -> bool:
+        """Tell whether a standby's agent has imported. Raises LaunchFailed if it never will."""
         if (self._scratch / STANDBY).exists():
             return True
         self._still_starts()
@@ -127,7 +127,7 @@ class WorkerGroup:
             raise LaunchFailed(self._diagnose(command, error)) from None
 
     def _watch(self) -> None:
-        """Notice a death at once; torch elastic may wait half a minute for the other ranks."""
+        """Notice a death at once, also that of a rank with status 0, which its agent lets pass."""
         self._poll()
         if self._agent.poll() is not None:
             raise LostWorker("the launcher ended")
@@ -147,7 +147,7 @@ class WorkerGroup:
         return no_answer(scene) if isinstance(error, NoAnswer) else lost_worker(scene)
 
     def leave(self) -> None:
-        """End in order: the ranks exit by themselves, then torchrun, which has nothing to add."""
+        """End in order: the ranks exit by themselves, then the agent, which has nothing to add."""
         self._control.close()
         until = time.monotonic() + GONE_LIMIT_S
         while self._ends() and time.monotonic() < until:

@@ -268,7 +268,7 @@ class SharedLaunch:
     address: str  # of this host, if the user says it
     host: str  # its name, for where the scheduler does not say it either
     scratch: Path  # a folder of this host that is removed at the end
-    port: int  # where node 0's torchrun lets the others join
+    port: int  # where node 0's agent lets the others join
     steering: dict[str, str]  # the variables that steer, as they are here
     python_path: str  # the caller's own
 
@@ -290,7 +290,7 @@ class SharedLaunch:
 
 def start(spec: LaunchSpec, token: str, channel: str, scratch: Path) -> "subprocess.Popen[bytes]":
     """Start the launcher on a launch, under launch/supervisor.py, which ends it if we die."""
-    # Every node has to know the port before torchrun listens on it: it can only be free for now.
+    # Every node has to know the port before node 0 listens on it: it can only be free for now.
     with socket.create_server(("", 0)) as probe:
         port = probe.getsockname()[1]
     theirs = os.environ.get("PYTHONPATH", "")

@@ -4,9 +4,9 @@
         describe .stepguard/shared-...
         run .stepguard/runs/.../launch-1/launch.json
 
-A part of a launch is torchrun with the node's ranks. Beside it this process samples the node's GPUs
+A part of a launch is an agent with the node's ranks. Beside it this process samples the node's GPUs
 into a file, which the first of the ranks reads after each block and brings along with its answer.
-It ends with torchrun, at a signal to end, and when whoever started it here is gone; then every
+It ends with the agent, at a signal to end, and when whoever started it here is gone; then every
 process of its part is killed, found by a token of the node's own.
 """
 
@@ -74,7 +74,7 @@ def _software() -> dict[str, str]:
 
 
 def run(path: Path) -> int:
-    """Run this node's part of the launch that the file describes; torchrun's exit status."""
+    """Run this node's part of the launch that the file describes; return its agent's status."""
     parent = os.getppid()
     shared = SharedLaunch.read(path)
     rank, nodes = node_of(os.environ)
@@ -107,7 +107,7 @@ def run(path: Path) -> int:
 
 
 def _end_agent(agent: "subprocess.Popen[bytes]") -> None:
-    """Have torchrun's process end its part, scratch folder and all: it does so even if this process
+    """Have the agent end its part, scratch folder and all: it does so even if this process
     is killed meanwhile, as launchers do soon after they have asked.
     """
     agent.send_signal(signal.SIGUSR1)

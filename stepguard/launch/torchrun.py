@@ -1,6 +1,7 @@
-"""One torchrun: its arguments, its environment, its end."""
+"""One run of torchrun's engine, in an agent (worker/agent.py): its environment, its end."""
 
 import hashlib
+import json
 import os
 import shutil
 import subprocess
@@ -33,7 +34,7 @@ class LaunchSpec:
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
     one_of_several: bool = False  # one rank of a case that has several
-    standby: bool = False  # torchrun imports, and starts no rank before release()
+    standby: bool = False  # the agent imports, and starts no rank before release()
     launcher: tuple[str, ...] = ()  # a command that starts its argument on each node; empty: here
     nodes: int = 1  # that share the ranks equally
 
@@ -54,7 +55,7 @@ class Part:
     rank: int = 0
     nodes: int = 1
     address: str = "127.0.0.1"  # node 0, as the others reach it
-    port: int = 0  # where its torchrun lets the others join
+    port: int = 0  # where its agent lets the others join
 
 
 def start(
@@ -65,24 +66,19 @@ def start(
     part: Part = Part(),  # noqa: B008  frozen
     environment: Mapping[str, str] = os.environ,
 ) -> "subprocess.Popen[bytes]":
-    """Start torchrun with a node's ranks. ``socket``: the name of rank 0's way to the host."""
+    """Start an agent with a node's ranks. ``socket``: the name of rank 0's way to the host."""
     folder = spec.folder_of(part.rank)
     folder.mkdir(exist_ok=True)
-    arguments = [
-        *_rendezvous(part, scratch),
-        f"--nproc-per-node={spec.world_size // part.nodes}",
-        f"--rdzv-id={token.partition('-')[0]}",  # alike on all nodes
-        "--max-restarts=0",
-        "--monitor-interval=0.1",
-        f"--log-dir={folder / 'ranks'}",
-        # 3: of both stdout and stderr.
-        "--redirects=3",
-        "--no-python",  # so that -P can be said: no torchrun option does
-        *engine.command("stepguard.worker.main"),
-    ]
+    keywords = {
+        "ranks": spec.world_size // part.nodes,
+        "node": part.rank,
+        "nodes": part.nodes,
+        "address": part.address,
+        "port": part.port,
+    }
     with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(
-            [*engine.command("stepguard.worker.agent"), *arguments],
+            [*engine.command("stepguard.worker.agent"), json.dumps(keywords)],
             cwd=spec.root,
             env=launch_environment(spec, token, socket, scratch, environment)
             | _network(part, scratch),
@@ -93,26 +89,6 @@ def start(
         )
 
 
-def _rendezvous(part: Part, scratch: Path) -> list[str]:
-    if part.nodes == 1:
-        # By files that only this user can read. A TCP store listens on all interfaces whatever
-        # address it is given, without a password, and torchrun unpickles what is in it.
-        return [
-            "--nnodes=1",
-            "--rdzv-backend=c10d",
-            "--rdzv-conf=store_type=file",
-            f"--rdzv-endpoint={scratch / 'rendezvous'}",
-            "--local-addr=127.0.0.1",
-        ]
-    # Static, since a dynamic rendezvous may put rank 0 on any node, and rank 0 has to be here.
-    return [
-        f"--nnodes={part.nodes}",
-        f"--node-rank={part.rank}",
-        "--rdzv-backend=static",
-        f"--rdzv-endpoint={part.address}:{part.port}",
-    ]
-
-
 def _network(part: Part, scratch: Path) -> dict[str, str]:
     """Return what keeps a launch on one node off the network: ranks meet by a file, and exchange
     over loopback.
@@ -120,8 +96,7 @@ def _network(part: Part, scratch: Path) -> dict[str, str]:
     if part.nodes > 1:
         return {}
     return {
-        # Else torchrun opens a TCP store for the ranks, which listens on all interfaces.
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        # A TCP store listens on all interfaces whatever address it is given.
         "STEPGUARD_STORE": str(scratch / "ranks"),
         "GLOO_SOCKET_IFNAME": LOOPBACK,
         "NCCL_SOCKET_IFNAME": LOOPBACK,
@@ -159,7 +134,7 @@ def launch_environment(
         own = hashlib.sha256(str(spec.root).encode()).hexdigest()[:16]
         env["TORCH_EXTENSIONS_DIR"] = str(spec.cache / "extensions" / own)
     if spec.world_size > 1 or spec.one_of_several:
-        # torchrun sets it where a node has several ranks; a rank must not depend on that.
+        # As torchrun does where a node has several ranks; a rank alone must not differ.
         env.setdefault("OMP_NUM_THREADS", "1")
     if spec.one_of_several:
         env |= {"STEPGUARD_ONE_OF_SEVERAL": "1"}

@@ -5,9 +5,9 @@ that both share. Then pair after pair (pair.py), each of two fresh groups, so th
 drifts does so for both. Where memory does not hold both, though each fitted alone, the two are
 launched one after the other.
 
-Nobody imports beside a timed block. A launch imports torch twice, in torchrun and then in its
-ranks: together that takes longer than a pair takes to be built. So while a pair is built the next
-one's ranks import, and the torchruns of the one after it.
+Nobody imports beside a timed block. A launch imports torch in its agent, and then the compiler and
+the workload in its ranks: together that takes longer than a pair takes to be built. So while a pair
+is built the next one's ranks import, and the agents of the one after it.
 """
 
 import contextlib
@@ -85,7 +85,7 @@ class _PairRun:
         self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
-        self.following: list[Pair] = []  # they import: the next one, and of a second the torchruns
+        self.following: list[Pair] = []  # they import: the next one, and of a second the agents
 
     def measure(self) -> None:
         """Run counting passes and pairs; what fails is noted on its side, and ends it."""
@@ -148,7 +148,7 @@ class _PairRun:
         return pair.launches
 
     def _start_following(self, number: int) -> None:
-        """Start the pairs behind ``number``: ranks of the next one, torchruns of a second. Where no
+        """Start the pairs behind ``number``: ranks of the next one, agents of a second. Where no
         time is judged there will hardly be another one.
         """
         if JUDGED_TIME not in judged(self.case):
@@ -165,7 +165,7 @@ class _PairRun:
     def _nobody_imports(self) -> bool:
         standby = [launch for pair in self.following[1:] for launch in pair.launches]
         return all(launch.ready() for launch in self._next()) and all(
-            launch.torchrun_ready() for launch in standby
+            launch.imported() for launch in standby
         )
 
     def _both_fit(self) -> bool:

@@ -68,7 +68,7 @@ def _blocks(timing: PairTiming, number: int, *launches: RunningLaunch) -> _Block
 
 class Pair:
     """Two launches, HEAD's and the other tree's, which import from now on; ``standby``: their
-    torchruns alone, until release().
+    agents alone, until release().
     """
 
     def __init__(

@@ -37,8 +37,8 @@ class WorkersFailed(LaunchFailed):
 class RunningLaunch:
     """A worker group that imports from now on. Whatever fails raises WorkersFailed.
 
-    ``alone``: of one rank, though the case has several; ``standby``: torchrun imports, and its
-    ranks only after release().
+    ``alone``: of one rank, though the case has several; ``standby``: its agent imports,
+    and its ranks only after release().
     """
 
     def __init__(
@@ -85,10 +85,10 @@ class RunningLaunch:
         """Let these launches, and no others, be on the GPUs from now on."""
         launches[0].workers.expect(*(launch.group for launch in launches))
 
-    def torchrun_ready(self) -> bool:
-        """Tell whether a standby's torchrun has imported, without waiting."""
+    def imported(self) -> bool:
+        """Tell whether a standby's agent has imported, without waiting."""
         with self._blamed():
-            return self.group.torchrun_ready()
+            return self.group.imported()
 
     def ready(self) -> bool:
         """Tell whether the ranks have imported all, without waiting."""

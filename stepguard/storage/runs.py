@@ -2,7 +2,7 @@
 
 .stepguard/runs/20261121T101500Z-4711/<case>/evidence.json    one case of one run
 .stepguard/runs/.../<case>/comparison.json                    with another revision's tree
-.stepguard/runs/.../<case>/launch-1/ranks/...                 its logs
+.stepguard/runs/.../<case>/launch-1/                          its logs
 .stepguard/cache/                                             compile caches of this checkout
 .stepguard/trees/                                             other revisions (git/worktree.py)
 """

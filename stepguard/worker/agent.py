@@ -1,18 +1,19 @@
-"""torchrun, with one promise added: nothing outlives the process that asked for the launch.
+"""The process that runs torchrun's engine and forks a launch's ranks of one node, with one promise
+added: nothing outlives the process that asked for the launch.
 
-torch elastic starts its ranks in sessions of their own, so a killed caller would leave them on the
-GPU. The kernel tells this process when its caller dies (PR_SET_PDEATHSIG); it then kills every
-process of the launch, found by the launch's token in its environment, and removes the launch's
-temporary directory.
+Ranks are in sessions of their own, so a killed caller would leave them on the GPU. The kernel tells
+this process when its caller dies (PR_SET_PDEATHSIG); it then kills every process of the launch,
+found by the launch's token in its environment, and removes the launch's temporary directory.
 
-With STEPGUARD_STANDBY it imports what torchrun needs, says so by a file, and starts the ranks when
-a byte comes on its standard input; if that ends instead, so does it.
+With STEPGUARD_STANDBY it imports all that ranks need, says so by a file, and starts them when a
+byte comes on its standard input; if that ends instead, so does it.
 
-    STEPGUARD_TOKEN=... python -m stepguard.worker.agent --nproc-per-node=2 -m stepguard.worker.main
+    STEPGUARD_TOKEN=... python -m stepguard.worker.agent '{"ranks": 2, "node": 0, ...}'
 """
 
+import faulthandler
+import json
 import os
-import runpy
 import shutil
 import signal
 import sys
@@ -20,40 +21,41 @@ import time
 from pathlib import Path
 from types import FrameType
 
-from stepguard.worker.lifeline import die_with_parent, kill_by_token
+from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent, kill_by_token
 
 STANDBY = "standby"  # in the scratch folder: a launch on standby has imported, and waits
 
 
 def main() -> None:
-    """Watch the caller, then become torchrun with this process's arguments."""
+    """Watch the caller, import, and run ranks with the first argument's keywords of ranks.run."""
     token, scratch = os.environ["STEPGUARD_TOKEN"], os.environ["STEPGUARD_SCRATCH"]
 
-    def caller_died(signum: int, frame: FrameType | None) -> None:
+    def end_launch(signum: int, frame: FrameType | None) -> None:
         until = time.monotonic() + 5.0
         while kill_by_token(token, spare=os.getpid()) and time.monotonic() < until:
             time.sleep(0.02)  # until none is found: one may be born while the others are killed
         shutil.rmtree(scratch, ignore_errors=True)
         os._exit(1)
 
-    # SIGUSR1, since torch elastic installs handlers of its own for TERM, INT, HUP and QUIT.
-    signal.signal(signal.SIGUSR1, caller_died)
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the host asks where an import hangs
+    for ending in ENDING_SIGNALS:
+        signal.signal(ending, end_launch)
     if not die_with_parent(int(os.environ["STEPGUARD_HOST_PID"]), signal.SIGUSR1):
-        caller_died(signal.SIGUSR1, None)
+        end_launch(signal.SIGUSR1, None)
     # For the ranks, whose parent this process is: they ask the kernel to die with it.
     os.environ["STEPGUARD_AGENT_PID"] = str(os.getpid())
-    if os.environ.pop("STEPGUARD_STANDBY", ""):
-        import torch.distributed.launcher  # noqa: F401  all that takes long
-
-        Path(scratch, STANDBY).touch()
-        if not sys.stdin.buffer.read(1):
-            caller_died(signal.SIGUSR1, None)
-    sys.argv[0] = "torchrun"
     try:
-        # In this process, since it is the one that the kernel signals when the caller dies.
-        runpy.run_module("torch.distributed.run", run_name="__main__")
+        # Here, since it imports torch, for all ranks at once.
+        from stepguard.worker import ranks
+
+        if os.environ.pop("STEPGUARD_STANDBY", ""):
+            Path(scratch, STANDBY).touch()
+            if not sys.stdin.buffer.read(1):
+                end_launch(signal.SIGUSR1, None)
+        status = ranks.run(**json.loads(sys.argv[1]))
     finally:  # whoever started this may be killed before it does so
         shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(status)  # there is nothing to tear down
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 The host's end is launch/channel.py.
 
-torchrun's ranks share one standard input and live in sessions of their own, so commands come over
-a Unix socket in the abstract namespace (no file to leave behind). Rank 0 broadcasts each on a gloo
+Ranks have no standard input and live in sessions of their own, so commands come over a Unix socket
+in the abstract namespace (no file to leave behind). Rank 0 broadcasts each on a gloo
 group, where waiting costs nothing: a waiting NCCL call would spin on the GPU.
 """
 

@@ -9,6 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# What makes an agent end its launch; the kernel sends it the last one when the caller dies.
+ENDING_SIGNALS = (
+    signal.SIGTERM,
+    signal.SIGINT,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+)
 
 
 def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> bool:

@@ -1,4 +1,4 @@
-"""A launch over two nodes, for real: torchrun on each, started by a stand-in for srun.
+"""A launch over two nodes, for real: an agent on each, started by a stand-in for srun.
 
 Both nodes are this machine and keep their scratch folders in the run's temporary directory, so that
 what is left of either is found there.
@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 from test_faults_worker import PAIR, case
+
+from stepguard.worker.endings import Endings
 
 START_TWICE = Path(__file__).resolve().parents[1] / "launch" / "start_twice.py"
 COUNTED = '    Case("counted", "factories:ranks", device="cpu", launches=1, world_size=2),\n'
@@ -67,10 +69,10 @@ def test_two_nodes_count_what_two_ranks_of_one_count(finished, gate_run):
 
 
 def test_each_node_ran_its_own_rank(finished):
-    """The other node's logs are rank 1's alone, this one's rank 0's; one rank alone ran here."""
+    """Of each node's agent one rank ended, in order; one rank alone ran here."""
     (launch,) = finished.folder.glob(".stepguard/runs/*/ranks-counted/launch-1")
-    for folder in (launch, launch / "node-1"):
-        assert len(list(folder.glob("ranks/*/attempt_0/*"))) == 1, folder
+    for node in range(2):
+        assert [ending.status for ending in Endings(launch, node).read()] == [0]
     (alone,) = finished.folder.glob(".stepguard/runs/*/linear-alone/launch-1")
     assert not (alone / "launcher.log").exists()
     assert finished.verdicts()["alone"]["reason"] == "NOT_RECORDED"

@@ -21,7 +21,7 @@ HAS_SLURM = all(map(shutil.which, ("slurmctld", "slurmd", "srun", "munged"))) an
 
 
 @pytest.mark.skipif(not HAS_SLURM, reason="needs slurmctld, slurmd, srun, munged, and root")
-def test_srun_starts_torchrun_on_each_node(tmp_path):
+def test_srun_starts_an_agent_on_each_node(tmp_path):
     """A case is measured over two nodes; a rank that is killed on the second one is named; and
     nothing is left of either launch.
     """

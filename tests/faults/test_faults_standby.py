@@ -1,4 +1,4 @@
-"""A launch on standby: torchrun waits, no rank has started. It can die all the same."""
+"""A launch on standby: the agent waits, no rank has started. It can die all the same."""
 
 import os
 import signal
@@ -7,11 +7,11 @@ import sys
 import time
 
 import pytest
+from quick_launches import launch_spec
 
 from stepguard.launch import group as launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
-from stepguard.launch.torchrun import LaunchSpec
 from stepguard.worker.lifeline import pids_by_token
 
 LIMIT_S = 900.0
@@ -20,17 +20,7 @@ LIMIT_S = 900.0
 @pytest.fixture
 def standby(tmp_path):
     """A launch on standby."""
-    spec = LaunchSpec(
-        device="cpu",
-        preload=(),
-        world_size=1,
-        root=tmp_path,
-        folder=tmp_path / "launch",
-        cache=tmp_path / "cache",
-        label="launch 1",
-        time_limit_s=LIMIT_S,
-        standby=True,
-    )
+    spec = launch_spec(tmp_path, standby=True)
     with WorkerGroup(spec) as group:
         yield group
     assert not pids_by_token(group.token) and not group._scratch.exists()
@@ -45,39 +35,39 @@ def until(condition):
 
 
 def test_no_rank_starts_before_it_is_released(standby):
-    """Torchrun alone is there; released, it starts the rank, which says hello."""
-    until(standby.torchrun_ready)
-    (torchrun,) = pids_by_token(standby.token)
-    assert torchrun == standby._agent.pid and not list(standby.spec.folder.glob("note-*"))
+    """The agent alone is there; released, it starts the rank, which says hello."""
+    until(standby.imported)
+    (agent,) = pids_by_token(standby.token)
+    assert agent == standby._agent.pid and not list(standby.spec.folder.glob("note-*"))
     standby.release()
     standby.release()
     standby.hello()
-    assert set(pids_by_token(standby.token)) == {torchrun, *standby.pids.values()}
+    assert set(pids_by_token(standby.token)) == {agent, *standby.pids.values()}
     standby.leave()
 
 
-def test_it_can_be_released_before_torchrun_is_ready(standby):
+def test_it_can_be_released_before_it_has_imported(standby):
     """Then nothing waits."""
-    assert not standby.torchrun_ready()
+    assert not standby.imported()
     standby.release()
     standby.hello()
-    assert standby.torchrun_ready() and standby.pids
+    assert standby.imported() and standby.pids
 
 
 @pytest.mark.parametrize("waits", [False, True])
 def test_it_is_closed_as_any_other(standby, waits):
     """While it imports, or waits: nothing is left, see the fixture."""
     if waits:
-        until(standby.torchrun_ready)
+        until(standby.imported)
     standby.close()
 
 
-def test_a_torchrun_that_dies_is_a_lost_worker(standby):
+def test_an_agent_that_dies_is_a_lost_worker(standby):
     """Whoever looks after it is told, released or not; to release it is no error."""
     os.kill(standby._agent.pid, signal.SIGKILL)
     standby._agent.wait()
     with pytest.raises(LaunchFailed) as caught:
-        standby.torchrun_ready()
+        standby.imported()
     standby.release()
     for ask in (standby.ready, standby.hello):
         with pytest.raises(LaunchFailed):
@@ -95,7 +85,7 @@ def test_nobody_waits_for_ever(standby, released, monkeypatch):
         assert not standby.ready()
         standby.began -= 60.0
     with pytest.raises(LaunchFailed) as caught:
-        standby.ready() if released else standby.torchrun_ready()
+        standby.ready() if released else standby.imported()
     assert caught.value.fault.code == "NOT_STARTED"
 
 
@@ -110,7 +100,7 @@ folder = Path({str(tmp_path)!r})
 where = folder, folder / "launch", folder
 spec = LaunchSpec("cpu", (), 1, *where, "launch 1", {LIMIT_S}, standby=True)
 group = WorkerGroup(spec)
-while not group.torchrun_ready():
+while not group.imported():
     time.sleep(0.02)
 print(group.token, group._scratch, flush=True)
 time.sleep(600)

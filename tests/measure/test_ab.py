@@ -44,7 +44,7 @@ class World:
         self.fails = {}  # (label, command): reason
         self.fails_once = {}  # the same, but the next time it works
         self.slow_imports = {}  # label: how often it says that it is not ready
-        self.slow_torchruns = {}  # the same of a standby's torchrun
+        self.slow_agents = {}  # the same of a standby's agent
         self.taints = []  # of the blocks to come, in order
         self.threads = {}
         self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
@@ -115,10 +115,10 @@ def fake_group(world):
             self.note("ready" if left <= 0 else "importing")
             return left <= 0
 
-        def torchrun_ready(self):
-            left = world.slow_torchruns.get(self.key, 0)
-            world.slow_torchruns[self.key] = left - 1
-            self.note("torchrun_ready" if left <= 0 else "importing")
+        def imported(self):
+            left = world.slow_agents.get(self.key, 0)
+            world.slow_agents[self.key] = left - 1
+            self.note("imported" if left <= 0 else "importing")
             return left <= 0
 
         def grant(self, seconds):
@@ -386,11 +386,11 @@ def test_the_next_pair_imports_while_this_one_is_built(world, measure):
 
 
 def test_on_a_gpu_two_pairs_import(world, measure):
-    """While one is built: the next one's ranks, and torchruns alone of the one after it. Nothing
+    """While one is built: the next one's ranks, and agents alone of the one after it. Nothing
     runs before both are done with it.
     """
     world.slow_imports = {"pair 3 base": 5}
-    world.slow_torchruns = {"pair 4 head": 9}
+    world.slow_agents = {"pair 4 head": 9}
     measure(2, GPU)
     at = world.events.index
     order = [("pair 2 head", "hello"), ("pair 4 base", "start"), ("pair 3 base", "release")]
@@ -399,7 +399,7 @@ def test_on_a_gpu_two_pairs_import(world, measure):
     assert at(("pair 1 head", "leave")) < at(("pair 3 head", "release"))
     first = at(("pair 2 base", "park"))
     runs = [i for i, (who, what) in enumerate(world.events) if "pair 2" in who and "block" in what]
-    assert first < at(("pair 4 head", "torchrun_ready")) < min(runs) > at(("pair 3 base", "ready"))
+    assert first < at(("pair 4 head", "imported")) < min(runs) > at(("pair 3 base", "ready"))
     assert not any(what == "importing" for _, what in world.events[min(runs) :])
     assert ("pair 4 head", "release") not in world.events
     assert all(group.closed for group in world.groups.values())
@@ -421,9 +421,9 @@ def test_where_no_time_is_judged_no_pair_imports_ahead(world, measure, device, p
 
 
 @pytest.mark.parametrize("who", ["pair 3 head", "pair 3 base"])
-def test_a_torchrun_that_dies_on_standby_is_a_fault(world, measure, who):
+def test_an_agent_that_dies_on_standby_is_a_fault(world, measure, who):
     """Its side's, as of a launch that runs."""
-    world.fails[(who, "torchrun_ready")] = "KILLED"
+    world.fails[(who, "imported")] = "KILLED"
     found = measure(3, GPU)
     side = found.head if who.endswith("head") else found.base
     assert [fault.code for fault in side.faults] == ["KILLED"] and found.pairs == 0

@@ -86,7 +86,7 @@ def root(tmp_path_factory):
     root = repository(tmp_path_factory.mktemp("tree") / "mine")
     engine = root / "stepguard"
     (engine / "worker").mkdir(parents=True)
-    for path in (engine / "__init__.py", engine / "worker" / "main.py"):
+    for path in (engine / "__init__.py", engine / "worker" / "agent.py"):
         path.write_text("raise RuntimeError('the engine of the old revision')\n")
     (root / "pkg").mkdir()
     for name, text in SCRIPT.items():

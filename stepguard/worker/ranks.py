@@ -1,0 +1,192 @@
+"""Runs ranks under torch elastic, torchrun's engine, as forks of the process that it runs in.
+
+What a rank needs is imported once, by the agent, and a rank is there at once. A fork is sound here
+since the agent only imports and waits: CUDA, autograd and OpenMP are first used in a rank, and no
+thread of Python's runs (over several nodes a thread serves a store that ranks never touch). Ranks
+of one launch share the layout of their address space and their hash seed; every launch has an
+agent, and so these, of its own: launches differ from each other as processes do.
+"""
+
+import faulthandler
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+from torch.distributed import HashStore, PrefixStore
+from torch.distributed.elastic.agent.server import (
+    RunResult,
+    SimpleElasticAgent,
+    Worker,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
+
+from stepguard.worker.endings import Ending, Endings
+from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent
+from stepguard.worker.position import Note
+from stepguard.worker.session import BadWorkload, Session
+
+MONITOR_INTERVAL_S = 0.1
+JOIN_LIMIT_S = 900  # for the other nodes
+
+
+def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
+    """Run a node's ``ranks`` until all have ended or one has failed; return the exit status.
+
+    ``address``, ``port``: where the agent of node 0 lets those of others join.
+    """
+    kind = StaticTCPRendezvous if nodes > 1 else OneNode
+    token = os.environ["STEPGUARD_TOKEN"].partition("-")[0]  # alike on all nodes
+    spec = WorkerSpec(
+        role="rank",
+        local_world_size=ranks,
+        entrypoint=serve,
+        rdzv_handler=kind(address, port, node, nodes, token, JOIN_LIMIT_S),
+        max_restarts=0,
+        monitor_interval=MONITOR_INTERVAL_S,
+    )
+    folder = Path(os.environ["STEPGUARD_RUN_DIR"])
+    return int(Ranks(spec, folder, Endings(folder, node)).run().is_failed())
+
+
+class OneNode(StaticTCPRendezvous):  # type: ignore[misc]  # torch is untyped here
+    """The rendezvous of a node that is alone: in memory, where others listen on all interfaces,
+    whatever address they are given, and unpickle what comes.
+    """
+
+    use_agent_store = False
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Join nobody."""
+        store = PrefixStore(self.run_id, HashStore())
+        return RendezvousInfo(store, 0, 1, RendezvousStoreInfo.build(0, store, self.master_addr))
+
+
+class Ranks(SimpleElasticAgent):  # type: ignore[misc]
+    """Starts ranks by fork, and writes down how each of them ended."""
+
+    def __init__(self, spec: WorkerSpec, folder: Path, endings: Endings) -> None:
+        super().__init__(spec)
+        self._folder, self._endings = folder, endings
+        self._alive: list[int] = []
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids = {w.local_rank: self._fork(worker_group, w) for w in worker_group.workers}
+        self._alive = list(pids.values())
+        return pids
+
+    def _fork(self, group: WorkerGroup, worker: Worker) -> int:
+        variables = _variables(group, worker)
+        if pid := os.fork():
+            return pid
+        try:
+            os.environ.update(variables)
+            _leave_the_agent(self._folder, worker.global_rank)
+            serve()
+        finally:  # never back into the agent's frames
+            traceback.print_exc()
+            os._exit(1)
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if any(ending.status for ending in self._reap(os.WNOHANG)):
+            return RunResult(state=WorkerState.FAILED)
+        if self._alive:
+            return RunResult(state=WorkerState.HEALTHY)
+        ended = {worker.global_rank: None for worker in worker_group.workers}
+        return RunResult(state=WorkerState.SUCCEEDED, return_values=ended)
+
+    def _reap(self, options: int, victim: bool = False) -> list[Ending]:
+        """Return and note the endings of those that are no more; ``victim``: they were ended."""
+        found = []
+        for pid in self._alive:
+            gone, status = os.waitpid(pid, options)
+            if gone:
+                found.append(Ending(pid, os.waitstatus_to_exitcode(status), victim))
+                self._endings.note(found[-1])
+        ended = {ending.pid for ending in found}
+        self._alive = [pid for pid in self._alive if pid not in ended]
+        return found
+
+    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
+        self._shutdown()
+
+    def _shutdown(self, *_: Any, **__: Any) -> None:
+        for pid in self._alive:
+            os.kill(pid, signal.SIGKILL)
+        self._reap(0, victim=True)
+
+
+def _variables(group: WorkerGroup, worker: Worker) -> dict[str, str]:
+    """Return what torchrun puts into a rank's environment."""
+    handler = group.spec.rdzv_handler
+    return {
+        "RANK": str(worker.global_rank),
+        "LOCAL_RANK": str(worker.local_rank),
+        "WORLD_SIZE": str(worker.world_size),
+        "LOCAL_WORLD_SIZE": str(group.spec.local_world_size),
+        "GROUP_RANK": str(group.group_rank),
+        "GROUP_WORLD_SIZE": str(group.group_world_size),
+        "ROLE_NAME": group.spec.role,
+        "ROLE_RANK": str(worker.role_rank),
+        "ROLE_WORLD_SIZE": str(worker.role_world_size),
+        "MASTER_ADDR": str(group.master_addr),
+        "MASTER_PORT": str(group.master_port),
+        "TORCHELASTIC_RUN_ID": handler.get_run_id(),
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_MAX_RESTARTS": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": str(handler.use_agent_store),
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.getenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
+    }
+
+
+def _leave_the_agent(folder: Path, rank: int) -> None:
+    """Become what a new process would be: a session, streams and signal handlers of its own."""
+    os.setsid()
+    streams = [Path(os.devnull), *(folder / f"{name}-{rank}.log" for name in ("stdout", "stderr"))]
+    for number, path in enumerate(streams):
+        opened = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        os.dup2(opened, number)
+        os.close(opened)
+    for signum in ENDING_SIGNALS:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = [__file__]
+
+
+def serve() -> None:
+    """Serve the host until ``exit``, in a rank; never returns. What goes wrong is written to a file
+    of the rank's own, since any rank may fail and only rank 0 can speak.
+    """
+    if not die_with_parent(int(os.environ["STEPGUARD_AGENT_PID"]), signal.SIGKILL):
+        os._exit(1)
+    rank = os.environ["RANK"]
+    folder = Path(os.environ["STEPGUARD_RUN_DIR"])
+    faulthandler.register(signal.SIGUSR2, all_threads=True)  # the host asks where a rank hangs
+    sys.path.insert(1, os.getcwd())  # behind the engine: the tree may hold another one
+    try:
+        Session(Note(folder / f"note-{rank}")).serve()
+        sys.stdout.flush()
+        os._exit(0)  # tearing the interpreter and CUDA down takes seconds and tells nothing
+    # SystemExit, too: a workload that leaves would otherwise end without a reason.
+    except BaseException as error:
+        description = {
+            "type": type(error).__name__,
+            "message": str(error),
+            "traceback": traceback.format_exc(),
+            "bad_workload": isinstance(error, BadWorkload),
+            "out_of_memory": type(error).__name__ == "OutOfMemoryError",
+            # One clock for all processes of a node: the first to fail is taken for the cause.
+            "at_ns": time.perf_counter_ns(),
+        }
+        (folder / f"error-{rank}.json").write_text(json.dumps(description))
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # a rank stuck in another thread's collective must not hold up the exit

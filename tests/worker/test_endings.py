@@ -1,0 +1,37 @@
+"""How ranks ended, as their agent noted it, and whom the others follow from."""
+
+import pytest
+
+from stepguard.worker.endings import Ending, Endings, first
+
+
+def test_what_was_noted_is_read(tmp_path):
+    """In order; nothing of a node that noted nothing; half a line is one that is still written."""
+    endings = [Ending(71, -9), Ending(72, 0), Ending(73, 3, victim=True)]
+    noted = Endings(tmp_path, 0)
+    assert noted.read() == []
+    for ending in endings:
+        noted.note(ending)
+    assert noted.read() == endings
+    (path,) = tmp_path.iterdir()
+    path.write_text(path.read_text()[:-1])
+    assert noted.read() == endings[:-1]
+    assert Endings(tmp_path, 1).read() == []
+
+
+@pytest.mark.parametrize(
+    ("endings", "cause"),
+    [
+        ([], None),
+        ([Ending(1, -9, victim=True)], None),
+        ([Ending(1, -6), Ending(2, -9)], 2),  # who aborts follows from who was killed
+        ([Ending(1, 3), Ending(2, -11)], 2),
+        ([Ending(1, 3), Ending(2, -9, victim=True)], 1),
+        ([Ending(2, -6), Ending(1, 3)], 2),  # neither was killed: the first that was seen
+        ([Ending(2, 0), Ending(1, -15)], 2),
+    ],
+)
+def test_whom_the_others_follow_from(endings, cause):
+    """Of ranks that their agent did not end: one that was killed before who ended by itself."""
+    found = first(endings)
+    assert (found.pid if found else None) == cause

@@ -1,0 +1,90 @@
+"""Ranks are forks of the agent, and for all that processes of their own. Real launches."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from quick_launches import BUSY_LIMIT_S, launch_spec
+
+from stepguard.launch import group as launch
+from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.launch.group import WorkerGroup
+
+FACTS = """
+import json, os, signal, sys
+from pathlib import Path
+
+import torch
+
+rank = os.environ["RANK"]
+handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
+facts = {
+    "sid": os.getsid(0),
+    "pid": os.getpid(),
+    "ppid": os.getppid(),
+    "agent": int(os.environ["STEPGUARD_AGENT_PID"]),
+    "stdin": os.readlink("/proc/self/fd/0"),
+    "handlers": sorted(n for n, handler in handlers.items() if callable(handler)),
+    "main": sys.argv[0],
+    "path": sys.path[:2],
+    "omp": os.environ["OMP_NUM_THREADS"],
+    "agent_threads": len(os.listdir(f"/proc/{os.getppid()}/task")),
+    "cuda": torch.cuda.is_initialized(),
+}
+print(f"rank {rank} writes")
+print(f"rank {rank} complains", file=sys.stderr)
+Path(f"facts-{rank}.json").write_text(json.dumps(facts))
+"""
+
+
+def test_a_rank_is_a_process_of_its_own(tmp_path):
+    """Session, streams and signal handlers as after an exec; nothing but imports before the fork:
+    no thread that could hold a lock, no CUDA.
+    """
+    (tmp_path / "facts.py").write_text(FACTS)
+    with WorkerGroup(launch_spec(tmp_path, world_size=2, preload=("facts",))) as group:
+        group.hello()
+        group.leave()
+        agent = group._agent.pid
+    for rank, pid in group.pids.items():
+        facts = json.loads((tmp_path / f"facts-{rank}.json").read_text())
+        assert facts["sid"] == facts["pid"] == pid
+        assert facts["ppid"] == facts["agent"] == agent
+        assert facts["stdin"] == "/dev/null"
+        assert facts["handlers"] == [2], "Python's own for SIGINT"
+        assert Path(facts["main"]).name == "ranks.py"
+        assert facts["path"][1] == str(tmp_path)
+        assert (facts["omp"], facts["agent_threads"], facts["cuda"]) == ("1", 1, False)
+        for stream, word in (("stdout", "writes"), ("stderr", "complains")):
+            assert (
+                f"rank {rank} {word}\n" in (group.spec.folder / f"{stream}-{rank}.log").read_text()
+            )
+
+
+def test_an_import_that_hangs_is_shown(tmp_path, monkeypatch):
+    """No rank is there yet: the agent's own stack says where it hangs."""
+    (tmp_path / "torch.py").write_text(
+        "import pathlib, time\npathlib.Path('hangs').touch()\ntime.sleep(3600)\n"
+    )
+    with WorkerGroup(launch_spec(tmp_path)) as group:
+        until = time.monotonic() + BUSY_LIMIT_S
+        while not (tmp_path / "hangs").exists():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        monkeypatch.setattr(launch, "HELLO_LIMIT_S", 0.1)
+        with pytest.raises(LaunchFailed) as caught:
+            group.hello()
+    fault = caught.value.fault
+    assert (fault.code, fault.during) == ("NOT_STARTED", "launch 1, start")
+    assert fault.message.endswith("rank 0 in before it started")
+    assert 'torch.py", line 3 in <module>' in fault.detail
+
+
+def test_an_import_that_fails_is_shown(tmp_path):
+    """The launch has not started, and the agent's traceback says why."""
+    (tmp_path / "torch.py").write_text("raise ImportError('libcudart is not there')\n")
+    with WorkerGroup(launch_spec(tmp_path)) as group, pytest.raises(LaunchFailed) as caught:
+        group.hello()
+    assert caught.value.fault.code == "NOT_STARTED"
+    assert "ImportError: libcudart is not there" in caught.value.fault.detail
