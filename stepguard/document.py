@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stepguard.site import Site
-from stepguard.verdict import Outcome, Status
+from stepguard.verdict import NOTICES, Outcome, Reason, Status, word_of
 
 SCHEMA = 2
 
@@ -125,6 +125,17 @@ class VerdictDocument(_Part, frozen=True, kw_only=True):
     waived_until: str
     waivers: list[str]
     metrics: list[MetricDocument]
+
+    @property
+    def word(self) -> str:
+        """Return the verdict as tables and counts name it."""
+        return word_of(self.status, self.recorded, self.waived_until)
+
+    @property
+    def has_notice(self) -> bool:
+        """Tell whether it has something to say though it passes."""
+        found = (Reason[one.reason] for one in self.metrics if one.gated)
+        return self.status.outcome == "passed" and any(reason in NOTICES for reason in found)
 
 
 class LaunchDocument(_Part, frozen=True, kw_only=True):

@@ -34,6 +34,8 @@ def markdown(text: object) -> str:
     """Return text that Markdown shows as it is, in a line, a cell or a heading."""
     # A numeric entity is shown as its character and never taken for markup.
     plain = re.sub(r"[\\`*<|#@&~]", lambda found: f"&#{ord(found[0])};", printable(text))
+    # GitHub finds mentions in what it has rendered: a word joiner, of no width, takes them apart.
+    plain = re.sub(r"&#(35|64);", r"&#\1;&#8288;", plain)
     return plain.replace("](", "]&#40;")
 
 

@@ -258,19 +258,12 @@ class Verdict:
     @property
     def label(self) -> str:
         """Return the status, and that it is waived."""
-        until = f" (waived until {self.waived_until})" if self.waived_until else ""
-        return self.status.value + until
+        return labelled(self.status, self.waived_until)
 
     @property
     def word(self) -> str:
-        """Return the verdict as a run's table and counts name it.
-
-        Once recorded, a case has its baseline: NO BASELINE would send the reader looking for one.
-        """
-        if not self.recorded or self.status is Status.SAME:
-            return self.label
-        first = self.status is Status.NO_BASELINE
-        return "recorded" if first else f"{self.status.value} (recorded)"
+        """Return the verdict as a run's table and counts name it."""
+        return word_of(self.status, self.recorded, self.waived_until)
 
     @property
     def has_notice(self) -> bool:
@@ -312,3 +305,19 @@ class Verdict:
             reason=Reason.MACHINE_MOVED if machine else worst.reason,
             waived_until=until if worst.waived_until else "",
         )
+
+
+def labelled(status: Status, waived_until: str) -> str:
+    """Return a status, and that it is waived."""
+    return status.value + (f" (waived until {waived_until})" if waived_until else "")
+
+
+def word_of(status: Status, recorded: bool, waived_until: str) -> str:
+    """Return a verdict as tables and counts name it.
+
+    Once recorded, a case has its baseline: NO BASELINE would send the reader looking for one.
+    """
+    if not recorded or status is Status.SAME:
+        return labelled(status, waived_until)
+    first = status is Status.NO_BASELINE
+    return "recorded" if first else f"{status.value} (recorded)"

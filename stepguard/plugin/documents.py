@@ -24,6 +24,7 @@ from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.report import documents
 from stepguard.report.commands import Commands
+from stepguard.report.page import page
 from stepguard.storage.baselines import CPU_MACHINE
 from stepguard.waiver import Waiver
 
@@ -105,10 +106,10 @@ def _options(config: pytest.Config) -> Options:
     )
 
 
-def write(option: Any, folder: Path, document: RunDocument, markdown: str) -> list[str]:
+def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
     """Write the documents that were asked for; return why one could not be, a sentence each."""
     problems = []
-    for name, text in (("json", documents.as_json(document)), ("report", markdown)):
+    for name, text in (("json", documents.as_json(document)), ("report", page(document))):
         target = getattr(option, f"perf_{name}")
         # A path that was refused, a folder for one, is no reason to lose the other document.
         if not target or not target.strip():

@@ -41,7 +41,7 @@ from stepguard.plugin.items import asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.selection import Selection
-from stepguard.report import documents, words
+from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.report.terminal import Run
@@ -298,10 +298,7 @@ class Session:
             waivers=self._waivers,
         )
         document = run_document(self._config, exitstatus, facts, self._commands)
-        # Whoever reads the page has an interpreter of their own.
-        commands = Commands(baselines=self._commands.baselines)
-        markdown = documents.suite_markdown(results, commands)
-        self._notices += write(self._option, self._commands.folder, document, markdown)
+        self._notices += write(self._option, self._commands.folder, document)
 
     def summary(self) -> Run | None:
         """Return the run for its summary; None where it measured nothing and was not to, or where

@@ -1,7 +1,6 @@
-"""A run as documents: JSON for machines, Markdown for a pull request."""
+"""Results as parts of a run's document, and documents as JSON."""
 
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,12 @@ from stepguard.document import (
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
-from stepguard.report import table, words
+from stepguard.report import words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import described, sentences
 from stepguard.sentences import message, note
-from stepguard.text import markdown, printable_document
-from stepguard.verdict import MetricVerdict, Status, Verdict
+from stepguard.text import printable_document
+from stepguard.verdict import MetricVerdict, Verdict
 from stepguard.waiver import Waiver
 
 
@@ -145,25 +144,3 @@ def unwritable(path: Path) -> str:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         return "cannot be written"
     return ""
-
-
-def suite_markdown(results: Sequence[Result], commands: Commands) -> str:
-    """Return counts, the table, then a folded block for every case that has more to say."""
-    verdicts = [result.verdict for result in results]
-    rows = table.rows(verdicts)
-    lines = [f"**Performance:** {table.counts(verdicts) or 'nothing was measured'}", ""]
-    lines += ["| " + " | ".join(table.COLUMNS) + " |"]
-    lines += ["|" + "---|" * len(table.COLUMNS)]
-    lines += ["| " + " | ".join(markdown(cell) or "-" for cell in row.cells) + " |" for row in rows]
-    for result in sorted(results, key=lambda r: r.verdict.status.rank):
-        silent = result.verdict.word in (Status.SAME.value, "recorded")
-        if silent and not result.verdict.has_notice:
-            continue
-        title = markdown(words.headline(result.verdict))
-        body = words.block(result.verdict, str(result.evidence_path), commands)
-        # Longer than any in the text: a docstring in a traceback may contain a fence.
-        fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
-        # As code, where neither "@" nor "#" is a link.
-        summary = f"<details><summary><code>{title}</code></summary>"
-        lines += ["", summary, "", fence, body, fence, "</details>"]
-    return "\n".join(lines) + "\n"

@@ -4,8 +4,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from stepguard.document import MetricDocument, VerdictDocument
 from stepguard.metrics import METRICS, format_value
 from stepguard.verdict import MetricVerdict, Status, Verdict
+
+# Of this process, or as another one wrote them.
+AnyVerdict = Verdict | VerdictDocument
+AnyMetric = MetricVerdict | MetricDocument
 
 COLUMNS = (
     "case",
@@ -31,13 +36,13 @@ class Row:
     status: Status
 
 
-def rows(verdicts: Sequence[Verdict]) -> list[Row]:
+def rows(verdicts: Sequence[AnyVerdict]) -> list[Row]:
     """Return the rows, worst verdict first, then by case id."""
     ordered = sorted(verdicts, key=lambda v: (v.status.rank, v.case_id))
     return [Row(_cells(verdict), verdict.status) for verdict in ordered]
 
 
-def _cells(verdict: Verdict) -> tuple[str, ...]:
+def _cells(verdict: AnyVerdict) -> tuple[str, ...]:
     found = {metric.metric: metric for metric in verdict.metrics}
     step = found.get("step_ms")
     gated = step is not None and step.gated
@@ -57,11 +62,11 @@ def _cells(verdict: Verdict) -> tuple[str, ...]:
     )
 
 
-def _value(metric: MetricVerdict | None) -> str:
+def _value(metric: AnyMetric | None) -> str:
     return "" if metric is None else format_value(metric.metric, metric.new)
 
 
-def _counters(verdict: Verdict) -> str:
+def _counters(verdict: AnyVerdict) -> str:
     counters = [m for m in verdict.metrics if m.gated and METRICS[m.metric].kind == "counter"]
     if not counters:
         return ""
@@ -121,7 +126,7 @@ def figure(name: str, value: float, width: int) -> str:
     return f"{name.ljust(width)}  {format_value(name, value):>16} {unit}".rstrip()
 
 
-def counts(verdicts: Sequence[Verdict]) -> str:
+def counts(verdicts: Sequence[AnyVerdict]) -> str:
     """Return how many of each verdict there are: "1 SLOWER, 2 same, 1 recorded"."""
     # Recorded and waived ones last: they pass, whatever their status.
     ordered = sorted(verdicts, key=lambda v: (v.word != v.status.value, v.status.rank))

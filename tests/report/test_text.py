@@ -239,8 +239,8 @@ def test_commands_carry_the_folder(verdict, commands):
     steps = next_steps(verdict, "e.json", Commands(baselines="my dir"))
     assert all(step.endswith(command) for step, command in zip(steps, commands, strict=False))
     assert "--baselines 'my dir'" in words.block(verdict, "e.json", Commands(baselines="my dir"))
-    whole = documents.suite_markdown([result(verdict)], Commands(baselines="my dir"))
-    assert "--baselines 'my dir'" in whole
+    whole = documents.result_document(result(verdict), Commands(baselines="my dir"))
+    assert any("--baselines 'my dir'" in step for step in whole.steps)
     assert "baselines" not in words.block(verdict, "e.json", Commands())
 
 
@@ -393,40 +393,6 @@ def test_a_result_without_times_as_json(launches):
     broken = evidence(launches=launches, counts=None)
     document = as_json(documents.result_document(result(judge(broken, None), broken), Commands()))
     assert document["launches"] == []
-
-
-@PROPERTY
-@given(st.lists(VERDICTS, max_size=3))
-def test_the_run_as_markdown(verdicts):
-    """A table with a row a case and every row as wide as the header; blocks that end."""
-    text = documents.suite_markdown([result(verdict) for verdict in verdicts], Commands())
-    rows = [line for line in text.split("\n")[2 : 4 + len(verdicts)]]
-    assert all(line.startswith("|") and line.endswith("|") for line in rows)
-    assert {line.count("|") for line in rows} == {len(table.COLUMNS) + 1}
-    told = sum(v.word not in ("same", "recorded") or v.has_notice for v in verdicts)
-    assert len(re.findall(r"(?m)^<details><summary>", text)) == told
-    assert len(re.findall(r"(?m)^</details>$", text)) == told
-
-
-def test_markdown_of_nothing_says_so():
-    """A report of no case does not look like success."""
-    assert "nothing was measured" in documents.suite_markdown([], Commands())
-
-
-def test_a_fence_in_a_traceback_does_not_end_the_block():
-    """Code fences in a message stay inside the block: its own fence is longer."""
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "x"}, "```\n</details>\n````")
-    text = documents.suite_markdown([result(verdict)], Commands())
-    opening = re.search(r"(?m)^(`{3,})", text).group(1)
-    assert len(opening) > 4
-    assert text.count(f"\n{opening}\n") == 2
-
-
-def test_a_title_is_escaped():
-    """A message with markup cannot open a tag in the summary."""
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "no <b> & </summary>"})
-    text = documents.suite_markdown([result(verdict)], Commands())
-    assert "<summary><code>c: BROKEN: no &#60;b>" in text
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])

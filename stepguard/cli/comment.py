@@ -1,0 +1,30 @@
+"""The command comment: a run's document as the comment of a pull request.
+
+python -m stepguard comment perf.json --run 1234567890
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import add_parser, say
+from stepguard.report import github
+from stepguard.storage.documents import load_document
+from stepguard.storage.json_file import FileError
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser."""
+    command = add_parser(commands, root, "comment", _comment, "print a pull request's comment")
+    command.add_argument("document", metavar="FILE", type=Path, help="what --perf-json wrote")
+    command.add_argument("--run", metavar="ID", type=int, required=True, help="of GitHub Actions")
+
+
+def _comment(options: argparse.Namespace) -> int:
+    run_id = str(options.run)
+    try:
+        text = github.comment(load_document(options.document), run_id)
+    except FileError as error:
+        text = github.no_document(str(error), run_id)
+    say(*text.splitlines())
+    return 0

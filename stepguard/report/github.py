@@ -1,0 +1,105 @@
+"""What GitHub shows of a run beside its page: annotations at lines of code, and a comment.
+
+https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from stepguard.document import ResultDocument, RunDocument
+from stepguard.report.page import COMMENT_BYTES, page
+from stepguard.text import markdown, printable
+
+MOST = 10  # annotations that GitHub shows of a step
+MARKER = "<!-- stepguard: one comment in a pull request -->"
+ARTIFACT = "perf-evidence"
+
+
+@dataclass(frozen=True)
+class _Annotation:
+    title: str
+    text: str
+    file: str = ""
+    line: int = 0
+
+    def command(self) -> str:
+        """Return it as a line of a log, in which GitHub finds it."""
+        place = {"file": self.file, "line": str(self.line) if self.line else ""}
+        fields = {name: text for name, text in place.items() if self.file and text}
+        told = ",".join(f"{k}={_property(v)}" for k, v in (fields | {"title": self.title}).items())
+        return f"::error {told}::{_data(self.text)}"
+
+
+def _data(text: str) -> str:
+    # A line break is the escape that printable() makes of it.
+    return printable(text).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def annotations(found: RunDocument) -> list[str]:
+    """Return MOST lines at most for a log of GitHub Actions, the run's own problems first, then
+    failing cases, worst first. Each stands where the cause is, or else at the case's test.
+    """
+    told = [*_of_problems(found), *_of_results(found)]
+    if len(told) > MOST:
+        more = f"and {len(told) - MOST + 1} more: see the summary"
+        told = [*told[: MOST - 1], _Annotation("stepguard", more)]
+    return [one.command() for one in told]
+
+
+def _of_problems(found: RunDocument) -> Iterator[_Annotation]:
+    for one in found.problems:
+        yield _Annotation(one.code.value, one.text, one.file, one.line)
+
+
+def _of_results(found: RunDocument) -> Iterator[_Annotation]:
+    tests = {one.case: (one.file, one.line) for one in found.cases}
+    failing = [one for one in found.results if one.verdict.outcome != "passed"]
+    for result in sorted(failing, key=lambda one: (one.verdict.status.rank, one.case)):
+        place = result.verdict.place
+        file, line = (place.file, place.line) if place else tests.get(result.case, ("", 0))
+        yield _Annotation(result.case, result.verdict.headline, file, line)
+
+
+def comment(found: RunDocument, run_id: str) -> str:
+    """Return what stepguard says in a pull request of the run with that number: the page, then the
+    commands that work from a clone.
+    """
+    below = _commands(found, run_id)
+    shown = page(found, COMMENT_BYTES - len(below.encode()))
+    return f"{MARKER}\n{shown}\n{below}"
+
+
+def no_document(problem: str, run_id: str) -> str:
+    """Return the comment on a run that left no document that can be believed."""
+    return (
+        f"{MARKER}\n**Performance failed:** nothing was measured, or its document cannot be read.\n"
+        f"\n{markdown(problem)}\n\nA pull request of a fork is not measured: a maintainer who has "
+        "read it pushes it as a branch of this repository. Otherwise see the log: "
+        f"`gh run view {run_id} --log-failed`\n"
+    )
+
+
+def _commands(found: RunDocument, run_id: str) -> str:
+    fetch = f"gh run download {run_id} --name {ARTIFACT} --dir evidence"
+    lines = ["To look closer, in a clone:", "", "```sh", fetch]
+    lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
+    if any(_acceptable(one) for one in found.results):
+        lines += [
+            "",
+            "If it is meant, a maintainer accepts it from the run of main after the merge, and "
+            "waives it until then (docs/ci.md):",
+            "",
+            "```sh",
+            f"gh run download RUN_OF_MAIN --name {ARTIFACT} --dir evidence",
+            "python -m stepguard accept --evidence evidence/runs --reason '...'",
+            "```",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _acceptable(result: ResultDocument) -> bool:
+    return result.verdict.status.value in ("SLOWER", "CHANGED", "FASTER", "NO BASELINE")

@@ -1,0 +1,142 @@
+"""A run's document as a page of Markdown: the verdict first, and as much below it as there is room.
+
+The document may be anybody's, of a fork say: every text in it is shown as it is.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from itertools import accumulate
+
+from stepguard.document import CaseState, ResultDocument, RunDocument, State
+from stepguard.report import table
+from stepguard.text import markdown, printable_lines
+from stepguard.verdict import Status
+
+SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
+COMMENT_BYTES = 60_000  # and refuses a comment of more than 65,536 characters
+LISTED = 50  # rows of a list; a table is cut by its bytes
+NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
+
+
+def page(found: RunDocument, limit_bytes: int = SUMMARY_BYTES) -> str:
+    """Return the page, in UTF-8 of no more than ``limit_bytes``.
+
+    In this order: the verdict, the problems of the run, what was measured where, the table, a
+    folded part for each case that has more to say, what was not measured, waivers and notices.
+    """
+    parts = [_verdict(found), *_problems(found), _facts(found), *_table(found, limit_bytes // 2)]
+    parts += [_details(one) for one in _worst_first(found) if _speaks(one)]
+    parts += [*_unmeasured(found), *_waivers(found), *_notices(found)]
+    return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
+
+
+def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
+    """Yield the parts for which there is room, and how many there was none for."""
+    room, left_out = limit_bytes - 200, 0
+    for part in parts:
+        size = len(part.encode()) + 2
+        if size > room:
+            left_out += 1
+            continue
+        room -= size
+        yield part
+    if left_out:
+        yield f"{left_out} parts of this page are too long for it; the run's document has them."
+
+
+def _verdict(found: RunDocument) -> str:
+    word = "passed" if found.passed else "failed"
+    counted = table.counts([one.verdict for one in found.results]) or "nothing was measured"
+    return f"**Performance {word}:** {markdown(counted)}"
+
+
+def _problems(found: RunDocument) -> Iterator[str]:
+    lines = [f"* {markdown(one.text)}" for one in found.problems]
+    yield from _cut(lines, "problems")
+
+
+def _facts(found: RunDocument) -> str:
+    """Return what was measured, where, how it was asked for and how it ended."""
+    states = Counter(one.state for one in found.cases)
+    cases = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
+    facts = {
+        "commit": found.commit[:12] + (" and changes" if found.dirty else ""),
+        "against": found.against and f"{found.against} ({found.base_commit[:12]})",
+        "machine": ", ".join([found.machine, *(one.uuid for one in found.gpus)]),
+        "cases": cases,
+        "arguments": " ".join([*found.options.arguments, found.options.environment]),
+        "ended": found.end.value,
+    }
+    told = (f"{name} `{_code(text)}`" for name, text in facts.items() if text.strip())
+    return ("Strict: " if found.strict else "Not strict: ") + ", ".join(told)
+
+
+def _code(text: str) -> str:
+    return printable_lines(text).replace("\n", " ").replace("`", "'").strip()
+
+
+def _table(found: RunDocument, limit_bytes: int) -> Iterator[str]:
+    """Yield the table, if anything was measured: the columns that have a cell, the worst cases."""
+    rows = [row.cells for row in table.rows([one.verdict for one in found.results])]
+    kept = [at for at in range(len(table.COLUMNS)) if any(row[at] for row in rows)]
+    cells = [[table.COLUMNS[at] for at in kept], ["---"] * len(kept)]
+    cells += [[markdown(row[at]) or "-" for at in kept] for row in rows]
+    lines = [f"| {' | '.join(line)} |" for line in cells]
+    sizes = accumulate(len(line.encode()) + 1 for line in lines)
+    fitting = sum(size <= limit_bytes for size in sizes)
+    if rows:
+        yield "\n".join(lines[:fitting])
+    if fitting < len(lines):
+        yield f"{len(lines) - fitting} more cases are not in this table."
+
+
+def _worst_first(found: RunDocument) -> list[ResultDocument]:
+    return sorted(found.results, key=lambda one: (one.verdict.status.rank, one.case))
+
+
+def _speaks(result: ResultDocument) -> bool:
+    silent = result.verdict.word in (Status.SAME.value, "recorded")
+    return not silent or result.verdict.has_notice
+
+
+def _details(result: ResultDocument) -> str:
+    """Return what a verdict rests on and what to do next, folded."""
+    body = printable_lines("\n".join([*result.verdict.lines, *result.steps]))
+    # Longer than any in the text: a docstring in a traceback may contain a fence.
+    fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
+    # As code, where neither "@" nor "#" is a link.
+    title = f"<details><summary><code>{markdown(result.verdict.headline)}</code></summary>"
+    return "\n".join([title, "", fence, body, fence, "</details>"])
+
+
+def _unmeasured(found: RunDocument) -> Iterator[str]:
+    for state in NOT_MEASURED:
+        cases = [one for one in found.cases if one.state is state]
+        yield from _cut([_why(one) for one in cases], state.value, folded=f"{len(cases)} ")
+
+
+def _why(one: CaseState) -> str:
+    why = f": {markdown(one.why)}" if one.why else ""
+    return f"* {markdown(one.case or one.test)}{why}"
+
+
+def _waivers(found: RunDocument) -> Iterator[str]:
+    lines = [f"* {markdown(one.text)}" for one in found.waivers if one.effect]
+    yield from _cut(lines, "waivers", folded="")
+
+
+def _notices(found: RunDocument) -> Iterator[str]:
+    yield from _cut([f"* {markdown(one)}" for one in found.notices], "notices", folded="")
+
+
+def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str]:
+    """Yield a list of at most LISTED lines, under a title that is folded, if there are any."""
+    if not lines:
+        return
+    more = [f"* and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+    text = "\n".join([*lines[:LISTED], *more])
+    if folded is None:
+        yield text
+    else:
+        yield f"<details><summary>{folded}{name}</summary>\n\n{text}\n</details>"

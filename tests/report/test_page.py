@@ -1,0 +1,126 @@
+"""The page of a run: the verdict first, within its size, and no text of the document is markup."""
+
+import re
+
+import pytest
+from builders import CASE_ID, PROPERTY, entry, evidence
+from hypothesis import given
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from msgspec.structs import replace
+from run_documents import measured, run_document
+
+from stepguard.document import CaseState, Problem, ProblemCode, State, WaiverDocument
+from stepguard.report.page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
+from stepguard.verdict import Status
+
+SAME = measured(entry())
+SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)
+TAGS = "table thead tbody tr th td p strong code pre ul li details summary".split()
+# What a fork's author may write wherever the document has a text.
+HOSTILE = [
+    "</details><script>x</script>",
+    "```\n````\n</code></summary><img src=x>",
+    "@everyone #1 [click](https://example.org) ![x](y) | a | b |",
+    "a\n\n# heading\n- list\n\n::error::x\x1b[31m\u202e",
+    "**bold** *it* ~~s~~ <b> &lt; \\` `code` <!-- x",
+]
+TEXTS = st.sampled_from(HOSTILE) | st.text(min_size=1, max_size=40)
+
+
+def rendered(text):
+    """HTML as GitHub makes it of tables and of what HTML the page has."""
+    return MarkdownIt("commonmark", {"html": True}).enable("table").render(text)
+
+
+def tags(html):
+    """Every tag of a page, in order."""
+    return re.findall(r"<(/?[a-zA-Z!][^\s>]*)", html)
+
+
+def named(result, name, **verdict):
+    """The result as another case's, with some of its verdict changed."""
+    changed = replace(result.verdict, case_id=name, **verdict)
+    return replace(result, case=name, verdict=changed)
+
+
+def hostile(result, text):
+    """A result whose author wrote that everywhere."""
+    sites = [replace(one, sites=[], note=text) for one in result.verdict.metrics]
+    told = {"headline": text, "message": text, "detail": text, "lines": [text, "  " + text]}
+    return replace(
+        named(result, text, metrics=sites, waivers=[text], **told),
+        steps=[text],
+        evidence=text,
+        commit=text,
+    )
+
+
+def run_of(*results, **changes):
+    """A run with something in each of its lists."""
+    text = changes.pop("text", "because")
+    states = [state for state in State if state is not State.MEASURED]
+    cases = [CaseState(state=state, case=f"case[{state.value}]", why=text) for state in states]
+    problem = Problem(code=ProblemCode.CASE_MISSING, text=text, file=text, line=3)
+    waiver = WaiverDocument(case="c", metric="m", expires="e", effect="WAIVED", text=text)
+    plain = run_document(*results)
+    fields = {"problems": [problem], "waivers": [waiver], "notices": [text], "against": text}
+    return replace(plain, cases=plain.cases + cases, **(fields | {"base_commit": text} | changes))
+
+
+def test_the_verdict_is_first():
+    """Then what is wrong with the run, then the worst case; whatever passes is further below."""
+    text = page(run_of(SAME, named(SLOWER, "forward[a]"), passed=False))
+    assert text.startswith("**Performance failed:** 1 SLOWER, 1 same\n\n* because\n\n")
+    assert text.index("| forward[a] |") < text.index(f"| {CASE_ID} |")
+    assert "python -m stepguard accept" in text and "<details><summary>1 skipped" in text
+    assert page(run_document(SAME)).startswith("**Performance passed:** 1 same\n\n")
+    assert page(run_document(passed=False)).startswith("**Performance failed:** nothing was meas")
+
+
+@PROPERTY
+@given(TEXTS, st.sampled_from([SAME, SLOWER]))
+def test_no_text_is_markup(text, result):
+    """Whatever a document says, the page has the tags that it has with a plain text, and no link,
+    picture or mention.
+    """
+    shown = page(run_of(hostile(result, text), text=text, machine=text, passed=False))
+    html = rendered(shown)
+    plain = rendered(page(run_of(hostile(result, "x"), text="x", machine="x", passed=False)))
+    assert tags(html) == tags(plain)
+    assert {tag.strip("/") for tag in tags(html)} <= set(TAGS)
+    outside = re.sub(r"(?s)<pre>.*?</pre>|<code>.*?</code>", "", html)
+    assert "@everyone" not in outside and "#1" not in outside
+    assert "\x1b" not in shown and "\u202e" not in shown
+
+
+@pytest.mark.parametrize("limit", [SUMMARY_BYTES, COMMENT_BYTES])
+@pytest.mark.parametrize("of", ["cases", "lines", "why"])
+def test_a_page_is_never_too_long(limit, of):
+    """Thousands of cases, or megabytes of text: the verdict, the worst, how much is missing."""
+    if of == "cases":
+        many = [named(SLOWER, f"case[{n:05}-\u00e9]") for n in range(4000)]
+        run = run_document(SAME, *many)
+    elif of == "lines":
+        run = run_of(named(SLOWER, "huge", lines=["\u00e9" * 10**6]), SLOWER)
+    else:
+        run = run_of(SLOWER, text="y" * 10**6)
+    text = page(run, limit)
+    assert len(text.encode()) <= limit
+    assert text.startswith("**Performance ") and "| SLOWER |" in text
+    assert "too long for it" in text or "more cases are not in this table" in text
+    assert text.count("<details>") == text.count("</details>")
+
+
+def test_lists_are_cut():
+    """A hundred cases that were left out are a list of LISTED, and how many more there are."""
+    left = [CaseState(state=State.LEFT_OUT, case=f"c[{n}]") for n in range(100)]
+    text = page(run_document(SAME, cases=left))
+    assert text.count("\n* c[") == LISTED and f"* and {100 - LISTED} more" in text
+
+
+def test_what_passes_and_says_nothing_is_a_row_alone():
+    """A verdict that fails, or that has a notice, is explained in a folded part."""
+    assert "<details>" not in page(run_document(SAME))
+    assert "<details>" in page(run_document(SLOWER))
+    assert SLOWER.verdict.status is Status.SLOWER
