@@ -48,6 +48,17 @@ def visible_gpus() -> list[Gpu]:
 
     Raises MachineError when a driver is there but does not answer: that is not a CPU machine.
     """
+    return _visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def known_gpus() -> int:
+    """Return how many GPUs this machine, or container, has, also those that CUDA_VISIBLE_DEVICES
+    hides. Raises MachineError as visible_gpus() does.
+    """
+    return len(_all_gpus())
+
+
+def _all_gpus() -> list[Gpu]:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError_LibraryNotFound:
@@ -64,10 +75,9 @@ def visible_gpus() -> list[Gpu]:
     try:
         driver = str(pynvml.nvmlSystemGetDriverVersion())
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        gpus = [_describe(handle, driver) for handle in handles]
+        return [_describe(handle, driver) for handle in handles]
     except pynvml.NVMLError as error:
         raise MachineError(f"NVML does not answer: {error}; try: nvidia-smi") from None
-    return _visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def _describe(handle: Any, driver: str) -> Gpu:

@@ -9,6 +9,7 @@ import pytest
 
 from stepguard.git.resolve import TreeError, resolve
 from stepguard.git.revision import current
+from stepguard.gpu.nvml import known_gpus
 from stepguard.judge.acceptance import has_words
 from stepguard.report import documents
 from stepguard.text import printable
@@ -47,6 +48,11 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"{wanted}: 0 asks for none, 1 up for so many"
     if gpus < option.perf_require_gpus:
         yield f"{wanted}: this machine shows {gpus}; see: python -m stepguard doctor"
+    if option.perf_require_gpus > 0 and gpus < (known := known_gpus()):
+        yield (
+            f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
+            "skipped; look at CUDA_VISIBLE_DEVICES"
+        )
     updates, reason = option.perf_update or option.perf_update_new, option.perf_reason
     if reason is not None and not (has_words(reason) and reason.isprintable()):
         yield f"--perf-reason={reason!r}: write a line of words"

@@ -7,7 +7,7 @@ import pytest
 from builders import block
 
 from stepguard.gpu import nvml as machine
-from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.gpu.nvml import Gpu, MachineError, Monitor, known_gpus, visible_gpus
 
 UUIDS = ("GPU-aaaa-1", "GPU-bbbb-2", "GPU-cccc-3")
 RESERVED = 600 << 20
@@ -164,6 +164,12 @@ def test_cuda_visible_devices_is_applied_as_cuda_does(nvml, monkeypatch, variabl
     """By index or UUID, in the order given, up to the first entry that names no GPU."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
     assert uuids() == seen
+
+
+def test_hidden_gpus_are_known(nvml, monkeypatch):
+    """Those that CUDA_VISIBLE_DEVICES leaves out are the machine's all the same."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert (len(visible_gpus()), known_gpus()) == (1, len(UUIDS))
 
 
 def test_no_driver_is_no_gpu(nvml):

@@ -15,6 +15,7 @@ from counts import counted
 import stepguard.measure.confirm
 import stepguard.measure.launches
 import stepguard.measure.suite
+import stepguard.plugin.refusals
 import stepguard.plugin.session
 from stepguard import Case
 from stepguard.comparison import Comparison, judged
@@ -78,6 +79,7 @@ class Gate:
         self.pytester, self._monkeypatch = pytester, monkeypatch
         self.path = pytester.path
         self.gpus: list[Gpu] = []
+        self.hidden_gpus = 0  # by CUDA_VISIBLE_DEVICES
         self.measured: list[str] = []
         self.fields: dict[str, dict[str, object]] = {}
         self.paired: list[tuple[str, str, float]] = []  # case, base commit, budget in s
@@ -86,6 +88,10 @@ class Gate:
         pytester.makeconftest('pytest_plugins = ["stepguard.plugin"]\n')
         self.baselines = self.path / "baselines"
         self.baselines.mkdir()
+
+    def known_gpus(self) -> int:
+        """How many the machine has, hidden ones too."""
+        return len(self.gpus) + self.hidden_gpus
 
     @staticmethod
     def cpu(name: str = "nano", **fields) -> Case:
@@ -227,6 +233,7 @@ def gate(pytester, monkeypatch):
     """
     made = Gate(pytester, monkeypatch)
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
+    monkeypatch.setattr(stepguard.plugin.refusals, "known_gpus", made.known_gpus)
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
     monkeypatch.setattr(stepguard.measure.confirm, "measure_ab", made.measure_ab)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

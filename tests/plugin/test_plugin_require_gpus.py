@@ -39,6 +39,21 @@ def test_enough_gpus(gate, h200):
     assert gate.run("--perf-require-gpus=1").ret == 0
 
 
+def test_fewer_gpus_than_the_machine_has_are_too_few(gate, h200):
+    """One card is asked for and here, another is hidden: the cases of two would be skipped. Who
+    asks for none may hide them.
+    """
+    gate.gpus, gate.hidden_gpus = [h200], 1
+    case = gate.cuda()
+    gate.suite(case, gate.cuda("pair", world_size=2))
+    gate.record(case)
+    measured = len(gate.measured)
+    result = gate.run("--perf-require-gpus=1")
+    assert (result.ret, len(gate.measured)) == (4, measured)
+    result.stderr.fnmatch_lines(["*--perf-require-gpus=1: this machine has 2 and shows 1, *"])
+    assert gate.run().ret == 0
+
+
 @pytest.mark.parametrize("value", ["many", "1.5", ""])
 def test_not_a_number_is_a_usage_error(gate, value):
     """Anything but a number is exit 4."""
