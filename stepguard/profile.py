@@ -5,7 +5,7 @@ The identity closes for each step: compute + exposed communication + exposed cop
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 
 Series = tuple[float, ...]  # one item a step
 
@@ -69,6 +69,53 @@ class Profile:
     def steps(self) -> int:
         """The number of profiled steps."""
         return len(self.parts.step_us)
+
+
+def over_ranks(profiles: Sequence[Profile]) -> Profile:
+    """Return the mean of several ranks' profiles, step by step; what a rank lacks counts as 0."""
+    if len(profiles) == 1:
+        return profiles[0]
+    steps = min(one.steps for one in profiles)
+    parts = Parts(
+        *(_mean_of([getattr(one.parts, name) for one in profiles], steps) for name in _PARTS)
+    )
+    kernels: dict[object, list[KernelRow]] = {}
+    idle: dict[object, list[IdleRow]] = {}
+    for one in profiles:
+        for row in one.kernels:
+            kernels.setdefault((row.name, row.grid, row.block, row.phase), []).append(row)
+        for gap in one.idle:
+            idle.setdefault((gap.cause, gap.call, gap.place), []).append(gap)
+    zeros = (0.0,) * steps
+
+    def filled(rows: Sequence[Series]) -> Series:
+        return _mean_of([*rows, *[zeros] * (len(profiles) - len(rows))], steps)
+
+    calls = {name for one in profiles for name in one.calls}
+    return replace(
+        profiles[0],
+        parts=parts,
+        kernels=tuple(
+            replace(rows[0], calls=filled([r.calls for r in rows]), us=filled([r.us for r in rows]))
+            for rows in kernels.values()
+        ),
+        idle=tuple(
+            replace(rows[0], count=filled([r.count for r in rows]), us=filled([r.us for r in rows]))
+            for rows in idle.values()
+        ),
+        calls={
+            name: filled([one.calls[name] for one in profiles if name in one.calls])
+            for name in sorted(calls)
+        },
+        lost_share=max(one.lost_share for one in profiles),
+    )
+
+
+_PARTS = tuple(one.name for one in fields(Parts))
+
+
+def _mean_of(rows: Sequence[Series], steps: int) -> Series:
+    return tuple(mean([row[step] for row in rows]) for step in range(steps))
 
 
 def mean(series: Sequence[float]) -> float:

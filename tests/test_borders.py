@@ -17,9 +17,20 @@ ROOT = Path(__file__).resolve().parents[1]
 ENGINE = ROOT / "stepguard"
 NOUNS = ""  # the modules directly in stepguard/
 # From the top down. Ranks read their own traces, so trace/ is below worker/.
-ORDER = ("cli", "plugin", "report", "measure", "launch", "storage", "git", "gpu", "judge")
+ORDER = (
+    "cli",
+    "plugin",
+    "report",
+    "explain",
+    "measure",
+    "launch",
+    "storage",
+    "git",
+    "gpu",
+    "judge",
+)
 ORDER += ("worker", "trace", NOUNS)
-PURE = ("judge", "trace", NOUNS)
+PURE = ("explain", "judge", "trace", NOUNS)
 IMPURE = {
     "ctypes",
     "fcntl",

@@ -1,6 +1,7 @@
 """The command trace: where the time of a step goes, in anybody's trace of torch.profiler.
 
 python -m stepguard trace rank0.json.gz rank1.json.gz
+python -m stepguard trace new.json.gz --against old.json.gz
 """
 
 import argparse
@@ -12,21 +13,29 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, refuse_target, say
+from stepguard.explain.causes import explain
+from stepguard.profile import over_ranks
+from stepguard.report.trace import explanation
 from stepguard.report.trace.page import page
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import exchanges
-from stepguard.trace.profiles import Analysis, analyse
+from stepguard.trace.profiles import Analysis, analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.summary import Summary, summary
 from stepguard.trace.windows import STEPS
+
+Ranks = dict[int, tuple[Path, Analysis]]  # by rank
 
 
 def add_command(commands: Any, root: Path) -> None:
     """Add its parser."""
     trace = commands.add_parser("trace", help="where a step's time goes, from profiler traces")
     trace.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a trace of each rank")
+    trace.add_argument(
+        "--against", nargs="+", type=Path, metavar="FILE", help="explain the difference from these"
+    )
     trace.add_argument("--rank", type=int, metavar="N", help="whose details to print (the first)")
     trace.add_argument("--step", metavar="REGEX", help="the annotations that mark steps")
     trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
@@ -39,7 +48,10 @@ def add_command(commands: Any, root: Path) -> None:
 def _trace(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     classes = _classes(options.classes)
-    found = read_ranks(options.files, classes, _marks(options.step))
+    marks = _marks(options.step)
+    found = read_ranks(options.files, classes, marks)
+    if options.against:
+        return _explain(found, read_ranks(options.against, classes, marks), options)
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
     if options.rank is not None and options.rank not in found:
         raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, order))}")
@@ -53,6 +65,24 @@ def _trace(options: argparse.Namespace) -> int:
     if options.csv:
         _write_csv(ranks, options.csv)
     return 0
+
+
+def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
+    """Print why ``after`` takes longer; return 1 if the two cannot be compared."""
+    if options.csv or options.rank is not None:
+        raise UsageError("--against: it takes neither --csv nor --rank; it compares all ranks")
+    if before.keys() != after.keys():
+        ranks = [", ".join(map(str, sorted(side))) for side in (after, before)]
+        raise UsageError(f"--against: ranks {ranks[0]} against {ranks[1]}; give the same ones")
+    profiles = [
+        over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in (before, after)
+    ]
+    found = explain(*profiles)
+    say(*explanation.lines(found))
+    if options.json:
+        document = {"explanation": found, "before": profiles[0], "after": profiles[1]}
+        _write_json(document, Path(options.json))
+    return 1 if found.refused else 0
 
 
 def _classes(path: Path | None) -> Classes:
@@ -74,14 +104,12 @@ def _marks(pattern: str | None) -> tuple[str, ...]:
     return (pattern,)
 
 
-def read_ranks(
-    files: list[Path], classes: Classes, marks: tuple[str, ...]
-) -> dict[int, tuple[Path, Analysis]]:
+def read_ranks(files: list[Path], classes: Classes, marks: tuple[str, ...]) -> Ranks:
     """Return the analysed trace of each file by rank: the file's own, or its place in the list.
 
     Raises FileError that names the file.
     """
-    found: dict[int, tuple[Path, Analysis]] = {}
+    found: Ranks = {}
     for place, path in enumerate(files):
         try:
             with path.open("rb") as file:

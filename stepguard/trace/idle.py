@@ -14,7 +14,7 @@ from stepguard.trace.classes import INPUT
 from stepguard.trace.columns import NONE, OVERHEAD, Bools, Floats, Host, Ints, Trace
 from stepguard.trace.intervals import Union, union
 from stepguard.trace.phases import Pass
-from stepguard.trace.windows import Windows
+from stepguard.trace.windows import Windows, queue_depth
 
 
 class Idle(StrEnum):
@@ -28,6 +28,9 @@ class Idle(StrEnum):
 
 
 CAUSES = tuple(Idle)
+_SYNC = CAUSES.index(Idle.SYNC)
+AHEAD = 16  # launches that wait: the host is ahead of the GPU again
+CATCH_UP_SHARE = 0.05  # of a step; a host that needs longer is slow, whatever came before
 
 
 @dataclass(frozen=True)
@@ -67,8 +70,28 @@ def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
         [CAUSES.index(one) for one in (Idle.GAP, Idle.INPUT, Idle.SYNC, Idle.PROFILER)],
         CAUSES.index(Idle.HOST),
     )
-    sync = np.where(cause == CAUSES.index(Idle.SYNC), sync, NONE)
+    sync = np.where(cause == _SYNC, sync, NONE)
+    sync = _catching_up(windows, cause, sync, record)
+    cause = np.where(sync == NONE, cause, _SYNC)
     return Gaps(begin, end - begin, step, cause, sync, record)
+
+
+def _catching_up(windows: Windows, cause: Ints, sync: Ints, record: Ints) -> Ints:
+    """Return the sync of each gap, also of those in which the host, after a sync, was late again
+    until it was ahead. One that does not get ahead soon is late for reasons of its own.
+    """
+    waits = np.flatnonzero(cause == _SYNC)
+    ahead = np.flatnonzero(queue_depth(windows) >= AHEAD)
+    if not len(waits) or not len(ahead):
+        return sync
+    last = np.searchsorted(record[waits], record, side="right") - 1
+    from_record = record[waits[np.maximum(last, 0)]]
+    at = np.minimum(np.searchsorted(ahead, from_record), len(ahead) - 1)
+    until = ahead[at]
+    took = windows.gpu.start_us[until] - windows.gpu.start_us[from_record]
+    soon = (took >= 0) & (took <= CATCH_UP_SHARE * windows.step_us.mean())
+    caught = (cause == CAUSES.index(Idle.HOST)) & (last >= 0) & (record < until) & soon
+    return np.where(caught, sync[waits[np.maximum(last, 0)]], sync)
 
 
 def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> Ints:

@@ -10,6 +10,7 @@ from stepguard.trace.classes import COMMUNICATION
 from stepguard.trace.columns import KERNEL, NONE, Bools
 from stepguard.trace.idle import CAUSES, Idle
 from stepguard.trace.profiles import Analysis, call_counts, profile
+from stepguard.trace.windows import queue_depth
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,7 @@ def _queue(found: Analysis) -> Queue:
         return Queue(0.0, 0.0, 0.0, 0, 0.0)
     delay = gpu.start_us[rows] - windows.calls.end_us[windows.call_of_record[rows]]
     delay = np.maximum(delay, 0.0)
-    called = np.sort(windows.calls.start_us[windows.call_of_record[launched]])
-    when = gpu.start_us[rows]
-    before = np.searchsorted(called, when, side="right")
-    depth = before - np.searchsorted(gpu.start_us[launched], when, side="right")
+    depth = queue_depth(windows)[rows]
     late = np.count_nonzero(found.gaps.cause != CAUSES.index(Idle.GAP))
     return Queue(
         delay_median_us=float(np.median(delay)),

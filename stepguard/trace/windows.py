@@ -173,6 +173,16 @@ def _whole(gpu: Gpu, calls: Host, call_of_record: Ints) -> Windows:
     )
 
 
+def queue_depth(windows: Windows) -> Ints:
+    """Return how many launches wait when each record begins."""
+    with_call = windows.call_of_record != NONE
+    called = np.sort(windows.calls.start_us[windows.call_of_record[with_call]])
+    started = windows.gpu.start_us[with_call]
+    when = windows.gpu.start_us
+    before = np.searchsorted(called, when, side="right")
+    return np.asarray(before - np.searchsorted(started, when, side="right"), np.int64)
+
+
 def is_memory(gpu: Gpu) -> Bools:
     """Return which records are copies or fills."""
     found: Bools = (gpu.kind == COPY) | (gpu.kind == FILL)

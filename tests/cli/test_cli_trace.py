@@ -12,7 +12,7 @@ from stepguard.cli.main import main
 
 def write(path, rank=0, late=0.0, sync=False, **head):
     """A trace of three marked steps in a file; its GPU begins ``late`` us later."""
-    trace = Kineto(deviceProperties=[{"name": "NVIDIA H200"}], **head)
+    trace = Kineto(**{"deviceProperties": [{"name": "NVIDIA H200"}], **head})
     trace.head["distributedInfo"] = {"rank": rank, "world_size": 2}
     for number in range(3):
         began = 1000 * number
@@ -107,3 +107,26 @@ def test_a_wrong_option_is_a_usage_error(tmp_path, capsys, option):
     """Exit status 2 and the option."""
     status, _, err = run(capsys, write(tmp_path / "a.json"), *option)
     assert status == 2 and option[0] in err
+
+
+def test_a_difference_is_explained(tmp_path, capsys):
+    """The planted sync comes first, the sum closes, and the counts are said."""
+    files = [write(tmp_path / "new.json", sync=True), "--against", write(tmp_path / "old.json")]
+    status, out, _ = run(capsys, *files, "--json", tmp_path / "out.json")
+    assert status == 0
+    first = next(line for line in out.splitlines() if " ms  " in line)
+    assert first.startswith("  +0.030 ms  GPU idle, sync: cudaDeviceSynchronize, 0 -> 1 gaps")
+    assert "cudaDeviceSynchronize 0 -> 1" in out
+    found = json.loads((tmp_path / "out.json").read_text())["explanation"]
+    total = sum(cause["us"] for cause in found["causes"]) + found["scatter_us"]
+    assert total == pytest.approx(found["after_us"] - found["before_us"], abs=1e-6)
+
+
+def test_what_cannot_be_compared_is_an_error(tmp_path, capsys):
+    """Exit status 1 with the reason; other ranks are a mistake in the command."""
+    other = write(tmp_path / "b.json", deviceProperties=[{"name": "NVIDIA H100"}])
+    status, out, _ = run(capsys, write(tmp_path / "a.json"), "--against", other)
+    assert status == 1 and "different GPUs: NVIDIA H100 and NVIDIA H200" in out
+    one = write(tmp_path / "c.json", rank=1)
+    status, _, err = run(capsys, write(tmp_path / "a.json"), "--against", one)
+    assert status == 2 and "ranks 0 against 1" in err

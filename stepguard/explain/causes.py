@@ -1,0 +1,293 @@
+"""Explain the difference of two profiles: causes in order of their time, whose sum closes.
+
+The step is a sum: kernels that compute, less their overlap, exposed communication, exposed copies,
+idle time by cause. Every term has a figure for each step, so a difference is set against how much
+the steps of one profile differ from each other. What is not beyond that is no cause; it goes, all
+together, into ``Explanation.scatter_us``: causes + scatter = difference, always.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepguard.explain.comparable import Refused, refusals
+from stepguard.explain.match import How, Match, match
+from stepguard.explain.pace import Pace, paces
+from stepguard.explain.scatter import Scatter, Term, Usual
+from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, mean
+from stepguard.trace.classes import COMMUNICATION
+
+_MOVED_SHARE = 0.2  # of what came and went in a phase: a net change below it is a move
+
+
+class Kind(StrEnum):
+    """What a cause is."""
+
+    IDLE = "idle"
+    CALLS = "calls"  # a kernel is launched more or less often
+    TIME = "time"  # each launch takes longer or shorter
+    SHAPE = "shape"  # another launch shape
+    REPLACED = "replaced"
+    ADDED = "added"
+    REMOVED = "removed"
+    MOVED = "moved"  # came and went in one phase, or changed its phase
+    CLOCK = "clock"  # several classes by one ratio
+    COMMUNICATION = "exposed communication"
+    COPIES = "exposed copies"
+    OVERLAP = "overlap"  # kernels run beside each other more or less
+
+
+@dataclass(frozen=True)
+class Side:
+    """What a cause is made of on one side."""
+
+    names: tuple[str, ...]  # kernels, the longest first
+    calls: float  # a step
+    us: float  # a step
+    shapes: tuple[tuple[int, ...], ...] = ()  # grids
+    begin_us: float | None = None  # in the file: where to look
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One term of the difference."""
+
+    kind: Kind
+    us: float  # of the step's difference
+    what: str  # a kernel, a class, a CUDA call or a cause of idle time
+    phase: str
+    place: str  # source line or operators, "" where the profile does not say
+    before: Side
+    after: Side
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Why ``after`` takes longer than ``before``; the causes are in order of their time."""
+
+    refused: tuple[Refused, ...]
+    before_us: float = 0.0  # a step
+    after_us: float = 0.0
+    causes: tuple[Cause, ...] = ()
+    scatter_us: float = 0.0  # the sum of what is within the scatter between steps
+    scatter_parts: tuple[tuple[str, float], ...] = ()  # ... by class or part, the largest first
+    calls: tuple[tuple[str, float, float], ...] = ()  # CUDA calls a step that changed
+    software: tuple[tuple[str, str, str], ...] = ()  # versions that differ
+
+    @property
+    def change_us(self) -> float:
+        """The difference of the steps."""
+        return self.after_us - self.before_us
+
+    @property
+    def explained_us(self) -> float:
+        """The sum of the causes."""
+        return sum(cause.us for cause in self.causes)
+
+
+def explain(before: Profile, after: Profile, *, clock_ratio: float | None = None) -> Explanation:
+    """Return the causes of the difference between two profiles of one workload.
+
+    ``clock_ratio`` is the SM clock of ``after`` over that of ``before``, where telemetry knows it.
+    """
+    if refused := refusals(before, after):
+        return Explanation(refused)
+    matches = match(_computing(before), _computing(after))
+    pace = paces(matches, before.steps, after.steps)
+    terms = [*_kernel_terms(matches, pace), *_other_terms(before, after, matches, pace)]
+    scatter = Scatter([term for term, _ in terms] + [term for _, term in pace.terms()])
+    causes, rest = _sorted_out(terms, scatter)
+    paced, unpaced = _pace_causes(pace, scatter, clock_ratio)
+    causes = _with_moves(causes) + paced
+    rest += unpaced
+    return Explanation(
+        refused=(),
+        before_us=mean(before.parts.step_us),
+        after_us=mean(after.parts.step_us),
+        causes=tuple(sorted(causes, key=lambda cause: -abs(cause.us))),
+        scatter_us=sum(us for _, us in rest),
+        scatter_parts=_summed(rest),
+        calls=_changed_calls(before, after),
+        software=_other_software(before, after),
+    )
+
+
+def _computing(profile: Profile) -> list[KernelRow]:
+    return [row for row in profile.kernels if row.kind != COMMUNICATION]
+
+
+def _side(rows: Sequence[KernelRow]) -> Side:
+    ordered = sorted(rows, key=lambda row: -mean(row.us))
+    return Side(
+        names=tuple(dict.fromkeys(row.name for row in ordered)),
+        calls=sum(mean(row.calls) for row in rows),
+        us=sum(mean(row.us) for row in rows),
+        shapes=tuple(dict.fromkeys(row.grid for row in ordered)),
+        begin_us=min((row.begin_us for row in rows), default=None),
+    )
+
+
+def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, Cause]]:
+    """Yield the terms of each match, at its class's pace, with the cause that each would be."""
+    for one in matches:
+        kind = one.rows[0].kind
+        steady = pace.steady(one)
+        row = max(one.rows, key=lambda row: mean(row.us))
+        place = next((row.source for row in one.rows if row.source), row.operator)
+        sides = _side(one.before), _side(one.after)
+        calls = sides[0].calls, sides[1].calls
+        cause = Cause(_kind_of(one), 0.0, row.name, row.phase, place, *sides)
+        same_work = one.how in (How.SAME, How.RENAMED)
+        if not same_work:
+            yield Term(kind, *steady, certain=True), cause
+            continue
+        if abs(calls[1] - calls[0]) < 1e-6:
+            yield Term(kind, *steady), _as(cause, Kind.TIME)
+            continue
+        # d = (n1 - n0) t0 + n1 (t1 - t0): more calls, then slower calls.
+        each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0
+        as_many = tuple(n * each_us for n in added([row.calls for row in one.after]))
+        yield Term(kind, steady[0], as_many, certain=True), _as(cause, Kind.CALLS)
+        slower = _less(steady[1], as_many)
+        yield Term(kind, (0.0,) * len(steady[0]), slower, size=sides[1].us), _as(cause, Kind.TIME)
+
+
+def _kind_of(one: Match) -> Kind:
+    """Return what a match that is not the same work is."""
+    if not one.before:
+        return Kind.ADDED
+    if not one.after:
+        return Kind.REMOVED
+    return {How.SHAPE: Kind.SHAPE, How.MOVED: Kind.MOVED}.get(one.how, Kind.REPLACED)
+
+
+def _as(cause: Cause, kind: Kind, us: float = 0.0) -> Cause:
+    return Cause(kind, us, cause.what, cause.phase, cause.place, cause.before, cause.after)
+
+
+def _other_terms(
+    before: Profile, after: Profile, matches: Sequence[Match], pace: Pace
+) -> Iterator[tuple[Term, Cause]]:
+    """Yield what is not a kernel that computes; with those it adds up to the step."""
+    one, other = before.parts, after.parts
+    exposed = one.exposed_communication_us, other.exposed_communication_us
+    yield _part(Kind.COMMUNICATION, *exposed)
+    yield _part(Kind.COPIES, one.exposed_copies_us, other.exposed_copies_us)
+    sums = pace.sums(matches)
+    overlap = _less(one.compute_us, sums[0]), _less(other.compute_us, sums[1])
+    yield _part(Kind.OVERLAP, *overlap, size=mean(one.compute_us))
+    yield from _idle_terms(before, after)
+
+
+def _part(kind: Kind, before: Series, after: Series, size: float = 0.0) -> tuple[Term, Cause]:
+    sides = Side((), 0.0, mean(before)), Side((), 0.0, mean(after))
+    # The overlap is a difference of sums of kernels, and scatters as little as they do.
+    usual = Usual.PACE if kind == Kind.OVERLAP else Usual.PART
+    return Term(str(kind), before, after, usual, size=size), Cause(
+        kind, 0.0, str(kind), "", "", *sides
+    )
+
+
+def _less(one: Series, other: Series) -> Series:
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
+def _idle_terms(before: Profile, after: Profile) -> Iterator[tuple[Term, Cause]]:
+    keyed = [{(row.cause, row.call, row.place): row for row in one.idle} for one in (before, after)]
+    for key in dict.fromkeys([*keyed[0], *keyed[1]]):
+        old, new = (side.get(key) for side in keyed)
+        cause, call, place = key
+        term = Term(
+            f"idle: {cause}",
+            old.us if old else (0.0,) * before.steps,
+            new.us if new else (0.0,) * after.steps,
+            Usual.PART,
+        )
+        sides = _idle_side(old), _idle_side(new)
+        yield term, Cause(Kind.IDLE, 0.0, call or cause, "", place, *sides)
+
+
+def _idle_side(row: IdleRow | None) -> Side:
+    if row is None:
+        return Side((), 0.0, 0.0)
+    return Side((row.cause,), mean(row.count), mean(row.us), begin_us=row.begin_us)
+
+
+def _sorted_out(
+    terms: Sequence[tuple[Term, Cause]], scatter: Scatter
+) -> tuple[list[Cause], list[tuple[str, float]]]:
+    """Return the causes, and part and time of each term that is within the scatter."""
+    causes, rest = [], []
+    for term, cause in terms:
+        if scatter.beyond(term):
+            causes.append(_as(cause, cause.kind, term.change_us))
+        else:
+            rest.append((term.part, term.change_us))
+    return causes, rest
+
+
+def _pace_causes(
+    pace: Pace, scatter: Scatter, clock_ratio: float | None
+) -> tuple[list[Cause], list[tuple[str, float]]]:
+    """Return by how much whole classes got slower: the clock, if several did by one ratio."""
+    found = [(kind, term) for kind, term in pace.terms() if scatter.beyond(term)]
+    rest = [(term.part, term.change_us) for _, term in pace.terms() if not scatter.beyond(term)]
+    if not found:
+        return [], rest
+    sides = {kind: [Side((kind,), 0.0, us) for us in pace.class_us(kind)] for kind, _ in found}
+    if pace.is_clock([kind for kind, _ in found], clock_ratio):
+        names = tuple(kind for kind, _ in found)
+        us = [sum(side[i].us for side in sides.values()) for i in (0, 1)]
+        clock = Cause(
+            Kind.CLOCK, sum(term.change_us for _, term in found), "clock", "", "",
+            Side(names, 0.0, us[0]), Side(names, 0.0, us[1]),
+        )  # fmt: skip
+        return [clock], rest
+    return [
+        Cause(Kind.TIME, term.change_us, f"all {kind} kernels", "", "", *sides[kind])
+        for kind, term in found
+    ], rest
+
+
+def _with_moves(causes: list[Cause]) -> list[Cause]:
+    """Return the causes; what came and went in one phase, and nearly cancels, becomes one move."""
+    structural = (Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.CALLS, Kind.SHAPE)
+    by_phase: dict[str, list[Cause]] = {}
+    for cause in causes:
+        if cause.kind in structural:
+            by_phase.setdefault(cause.phase, []).append(cause)
+    kept = [cause for cause in causes if cause.kind not in structural]
+    for phase, mine in by_phase.items():
+        net, gross = sum(one.us for one in mine), sum(abs(one.us) for one in mine)
+        if len(mine) < 2 or abs(net) > _MOVED_SHARE * gross:
+            kept += mine
+            continue
+        came = max(mine, key=lambda one: one.us)
+        gone = min(mine, key=lambda one: one.us)
+        kept.append(Cause(Kind.MOVED, net, came.what, phase, came.place, gone.before, came.after))
+    return kept
+
+
+def _summed(rest: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    parts: dict[str, float] = {}
+    for part, us in rest:
+        parts[part] = parts.get(part, 0.0) + us
+    return tuple(sorted(parts.items(), key=lambda item: -abs(item[1])))
+
+
+def _changed_calls(before: Profile, after: Profile) -> tuple[tuple[str, float, float], ...]:
+    """Return the work calls whose number changed; polling calls vary from step to step."""
+    zeros: Series = (0.0,)
+    found = []
+    for name in sorted(before.calls.keys() | after.calls.keys()):
+        old, new = before.calls.get(name, zeros), after.calls.get(name, zeros)
+        steady = len(set(old)) == 1 and len(set(new)) == 1
+        if steady and old[0] != new[0]:
+            found.append((name, old[0], new[0]))
+    return tuple(sorted(found, key=lambda item: -abs(item[2] - item[1])))
+
+
+def _other_software(before: Profile, after: Profile) -> tuple[tuple[str, str, str], ...]:
+    one, other = dict(before.software), dict(after.software)
+    both = sorted(one.keys() & other.keys())
+    return tuple((name, one[name], other[name]) for name in both if one[name] != other[name])

@@ -1,0 +1,85 @@
+"""Is a difference beyond what the steps of one profile differ from each other?
+
+A profile has two or three steps, so a term's own variance is nearly unknown. It is mixed with what
+terms of its kind usually have (Smyth 2004, as for pairs in judge/), and never taken as less.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from statistics import median, variance
+
+from scipy.special import stdtrit
+
+from stepguard.profile import Series, mean
+
+FALSE_ALARMS = 0.01  # in a whole comparison, over all terms
+PRIOR_STEPS = 4  # the weight of what is usual
+_LEAST_US = 1.0
+
+
+class Usual(Enum):
+    """The usual standard deviation between steps, as a share of the term."""
+
+    KERNEL = 0.003  # at the pace of its class; where the other kernels scatter more, as they do
+    PACE = 0.013  # of a class under a power cap: 0.5 to 1.3 % on an H200
+    PART = 0.1  # exposed communication, copies, idle time
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand of the step on both sides, us for each step."""
+
+    part: str  # the class of kernels, or the part of the step
+    before: Series
+    after: Series
+    usual: Usual = Usual.KERNEL
+    certain: bool = False  # other work: its number of calls or its names are exact
+    size: float = 0.0  # us that the scatter is a share of, where it is not the term itself
+
+    @property
+    def change_us(self) -> float:
+        """The difference of the means."""
+        return mean(self.after) - mean(self.before)
+
+    @property
+    def level_us(self) -> float:
+        """What its scatter is a share of."""
+        return max(self.size, abs(mean(self.before)), abs(mean(self.after)))
+
+
+class Scatter:
+    """The limits of all terms of one comparison."""
+
+    def __init__(self, terms: Sequence[Term]) -> None:
+        counts = {usual: sum(term.usual == usual for term in terms) for usual in Usual}
+        # A third of the false alarms for each kind: hundreds of kernels do not deafen three parts.
+        self._alpha = {usual: FALSE_ALARMS / 3 / max(1, counts[usual]) for usual in Usual}
+        shares = [
+            _own(term) ** 0.5 / term.level_us
+            for term in terms
+            if term.usual == Usual.KERNEL and term.level_us > 50
+        ]
+        self._share = {usual: usual.value for usual in Usual}
+        self._share[Usual.KERNEL] = max(Usual.KERNEL.value, median(shares) if shares else 0.0)
+
+    def beyond(self, term: Term) -> bool:
+        """Return whether the difference is more than the scatter between steps."""
+        if term.certain:
+            return abs(term.change_us) > _LEAST_US
+        free = max(0, len(term.before) + len(term.after) - 2)
+        own = _own(term)
+        prior = max(_LEAST_US, self._share[term.usual] * term.level_us) ** 2
+        variance_us2 = max(own, (free * own + PRIOR_STEPS * prior) / (free + PRIOR_STEPS))
+        error = (variance_us2 * (1 / len(term.before) + 1 / len(term.after))) ** 0.5
+        limit = stdtrit(free + PRIOR_STEPS, 1 - self._alpha[term.usual] / 2) * error
+        return bool(abs(term.change_us) > limit)
+
+
+def _own(term: Term) -> float:
+    """Return the pooled variance between the steps of one side, us^2."""
+    free = len(term.before) + len(term.after) - 2
+    if free <= 0:
+        return 0.0
+    sums = [variance(one) * (len(one) - 1) for one in (term.before, term.after) if len(one) > 1]
+    return sum(sums) / free

@@ -1,0 +1,278 @@
+"""Planted causes are named first, the sum always closes, and scatter between steps is no cause."""
+
+import random
+from dataclasses import replace
+
+import pytest
+from builders import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.explain.causes import Kind, explain
+from stepguard.explain.comparable import Refusal
+from stepguard.explain.match import How, match
+from stepguard.profile import IdleRow, KernelRow, Parts, Profile, added, over_ranks
+
+STEPS = 3
+# class, phase, kernels, launches of each a step, us of each launch
+WORKLOAD = (
+    ("GEMM", "forward", 6, 24, 150.0),
+    ("GEMM", "backward", 8, 24, 180.0),
+    ("Triton", "forward", 6, 12, 60.0),
+    ("Triton", "backward", 6, 12, 70.0),
+    ("attention", "forward", 1, 12, 450.0),
+    ("attention", "backward", 2, 12, 500.0),
+    ("optimizer", "optimizer", 6, 4, 40.0),
+)
+
+
+def row(name, kind, phase, calls, us, **more):
+    """A row that launches ``calls`` kernels of ``us`` in every step."""
+    numbers = (float(calls),) * STEPS
+    return KernelRow(
+        name, more.pop("canonical", name), kind, phase, numbers, (calls * us,) * STEPS, **more
+    )
+
+
+def rows():
+    """The kernels of the workload."""
+    return [
+        row(f"{kind}_{phase}_{i}", kind, phase, calls, us * (1 + i / 9), operator=f"aten::{kind}")
+        for kind, phase, count, calls, us in WORKLOAD
+        for i in range(count)
+    ]
+
+
+def profile(kernels=None, idle=(), seed=1, pace=1.0, communication=900.0, **more):
+    """A profile whose classes wander by 1.5 % from step to step, and whose kernels by 0.3 %."""
+    rng = random.Random(seed)
+    kernels = rows() if kernels is None else kernels
+    kinds = sorted({one.kind for one in kernels})
+    wander = {kind: [pace * rng.gauss(1, 0.015) for _ in range(STEPS)] for kind in kinds}
+    noisy = [
+        replace(
+            one,
+            us=tuple(us * wander[one.kind][i] * rng.gauss(1, 0.003) for i, us in enumerate(one.us)),
+        )
+        for one in kernels
+    ]
+    gaps = [IdleRow("between kernels", "", "", (900.0,) * STEPS, (1200.0, 1210.0, 1190.0)), *idle]
+    compute = added([one.us for one in noisy])
+    waits = added([one.us for one in gaps])
+    exchange = tuple(communication * rng.gauss(1, 0.1) for _ in range(STEPS))
+    copies = (300.0,) * STEPS
+    parts = Parts(added([compute, exchange, copies, waits]), compute, exchange, copies, waits)
+    return Profile("NVIDIA H200", 1, parts, tuple(noisy), tuple(gaps), **more)
+
+
+def without(*names):
+    """The workload's kernels but these."""
+    left = [one for one in rows() if one.name not in names]
+    assert len(left) == len(rows()) - len(names)
+    return left
+
+
+def changed(name, **fields):
+    """The workload with one kernel changed."""
+    return [replace(one, **fields) if one.name == name else one for one in rows()]
+
+
+SYNC = IdleRow("sync", "cudaStreamSynchronize", "model.py(7): step", (1.0,) * STEPS, (600.0,) * 3)
+COPY = IdleRow("sync", "cudaMemcpyAsync", "aten::copy_", (2.0,) * STEPS, (900.0,) * STEPS)
+# what is planted -> the later side, the first cause's kind, a word of what or of its names
+PLANTED = {
+    "math attention": (
+        lambda: profile([
+            *without("attention_forward_0"),
+            row("softmax_warp_forward", "softmax", "forward", 12, 700, operator="aten::attention"),
+            row("gemm_qk", "GEMM", "forward", 12, 400, operator="aten::attention"),
+        ]),
+        Kind.REPLACED, "softmax_warp_forward",
+    ),
+    "fp32 products": (
+        lambda: profile([one for one in rows() if one.kind != "GEMM"] + [
+            row(f"sgemm_{one.name}", "GEMM", one.phase, one.calls[0], 2 * one.us[0] / one.calls[0],
+                operator=one.operator)
+            for one in rows() if one.kind == "GEMM"
+        ]),
+        Kind.REPLACED, "sgemm_GEMM",
+    ),
+    "unfused optimizer": (
+        lambda: profile([one for one in rows() if one.kind != "optimizer"] + [
+            row(f"pointwise_{i}", "optimizer", "optimizer", 148, 8) for i in range(6)
+        ]),
+        Kind.REPLACED, "pointwise",
+    ),
+    "a clone in every block": (
+        lambda: profile([*rows(), row("copy_kernel", "elementwise", "forward", 12, 80)]),
+        Kind.ADDED, "copy_kernel",
+    ),
+    "a graph break": (
+        lambda: profile([*without("Triton_forward_0"), *(
+            row(f"triton_poi_fused_part_{i}", "Triton", "forward", 12, 50) for i in range(3)
+        )]),
+        Kind.REPLACED, "triton_poi_fused_part",
+    ),
+    "a sync": (lambda: profile(idle=[SYNC]), Kind.IDLE, "cudaStreamSynchronize"),
+    "a pageable copy": (lambda: profile(idle=[COPY]), Kind.IDLE, "cudaMemcpyAsync"),
+    "small buckets": (
+        lambda: profile(communication=4000.0), Kind.COMMUNICATION, "exposed communication",
+    ),
+    "another activation": (
+        lambda: profile([*without("Triton_forward_5"),
+                         row("triton_poi_fused_erf_1", "Triton", "forward", 12, 160)]),
+        Kind.REPLACED, "triton_poi_fused_erf_1",
+    ),
+    "a changed shape": (
+        lambda: profile(changed("GEMM_backward_3", grid=(2, 67, 1), us=(9000.0,) * STEPS)),
+        Kind.SHAPE, "GEMM_backward_3",
+    ),
+    "more launches": (
+        lambda: profile(changed("GEMM_forward_1", calls=(36.0,) * 3, us=(6000.0,) * STEPS)),
+        Kind.CALLS, "GEMM_forward_1",
+    ),
+    "slower launches": (
+        lambda: profile(changed("GEMM_forward_1", us=(4600.0,) * STEPS)),
+        Kind.TIME, "GEMM_forward_1",
+    ),
+    "a slower clock": (lambda: profile(pace=1.09), Kind.CLOCK, "clock"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_what_is_planted_comes_first(planted, seed):
+    """Against another profile of the same steps, which scatter by more than most of these cost."""
+    make, kind, word = PLANTED[planted]
+    before, after = profile(seed=seed + 10), make()
+    found = explain(before, after)
+    first = found.causes[0]
+    assert first.kind == kind
+    assert any(word in name for name in (first.what, *first.after.names))
+    assert found.explained_us + found.scatter_us == pytest.approx(found.change_us)
+    others = [cause for cause in found.causes[1:] if abs(cause.us) > abs(first.us) / 10]
+    assert {cause.kind for cause in others} <= {kind}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_scatter_is_no_cause(seed):
+    """Two profiles of one program: steps differ by per cents, and nothing is blamed."""
+    found = explain(profile(seed=seed), profile(seed=seed + 100))
+    assert found.causes == ()
+    assert found.scatter_us == pytest.approx(found.change_us)
+
+
+SERIES = st.tuples(*[st.floats(0, 1e4)] * 2)
+ROW = st.builds(
+    KernelRow,
+    name=st.sampled_from("abc"),
+    canonical=st.just("x"),
+    kind=st.sampled_from(["GEMM", "Triton", "communication"]),
+    phase=st.sampled_from(["", "forward"]),
+    calls=st.tuples(*[st.integers(0, 9).map(float)] * 2),
+    us=SERIES,
+    operator=st.sampled_from(["", "aten::mm"]),
+)
+GAP = st.builds(
+    IdleRow, st.sampled_from(["sync", "host late"]), st.sampled_from("xy"), st.just(""),
+    SERIES, SERIES,
+)  # fmt: skip
+
+
+@st.composite
+def profiles(draw):
+    """Any profile whose identity closes."""
+    kernels = draw(st.lists(ROW, max_size=8, unique_by=lambda row: (row.name, row.phase)))
+    idle = draw(st.lists(GAP, max_size=3, unique_by=lambda row: (row.cause, row.call)))
+    exchange, copies, compute = draw(SERIES), draw(SERIES), draw(SERIES)
+    waits = added([row.us for row in idle]) if idle else (0.0, 0.0)
+    parts = Parts(added([compute, exchange, copies, waits]), compute, exchange, copies, waits)
+    return Profile("", 1, parts, tuple(kernels), tuple(idle))
+
+
+@given(profiles(), profiles())
+@PROPERTY
+def test_the_sum_closes(before, after):
+    """Causes and scatter are the difference, whatever the profiles hold; or they are refused."""
+    found = explain(before, after)
+    if not found.refused:
+        assert found.change_us == pytest.approx(
+            sum(after.parts.step_us) / 2 - sum(before.parts.step_us) / 2
+        )
+        assert found.explained_us + found.scatter_us == pytest.approx(found.change_us, abs=1e-4)
+
+
+@given(profiles(), profiles())
+@PROPERTY
+def test_every_row_is_in_one_match(before, after):
+    """Nothing counts twice, nothing is forgotten."""
+    found = match(before.kernels, after.kernels)
+    for side, rows_of_side in (("before", before.kernels), ("after", after.kernels)):
+        matched = [row for one in found for row in getattr(one, side)]
+        assert sorted(map(id, matched)) == sorted(map(id, rows_of_side))
+    assert all(one.how == How.ALONE or (one.before and one.after) for one in found)
+
+
+def test_work_that_changed_its_place_is_moved():
+    """The same kernel in another phase; or gone here and come there, for nothing on the whole."""
+    elsewhere = changed("Triton_forward_2", phase="backward")
+    (first,) = explain(profile(), profile(elsewhere, seed=9)).causes or [None]
+    assert first is None or first.kind == Kind.MOVED
+    more, less = "GEMM_forward_1", "GEMM_forward_2"
+    kernels = [
+        replace(one, calls=(one.calls[0] + {more: 12, less: -11}.get(one.name, 0),) * STEPS)
+        for one in rows()
+    ]
+    kernels = [replace(one, us=tuple(170 * n for n in one.calls)) if one.name in (more, less) else
+               one for one in kernels]  # fmt: skip
+    base = changed(more, us=(170 * 24.0,) * STEPS)
+    base = [replace(one, us=(170 * 24.0,) * STEPS) if one.name == less else one for one in base]
+    (cause,) = explain(profile(base), profile(kernels, seed=5)).causes
+    assert cause.kind == Kind.MOVED and abs(cause.us) < 400
+
+
+def test_the_clock_is_the_clock_where_telemetry_says_so():
+    """One class that slows as the clock did is the clock; without telemetry it is the class."""
+    only_gemm = [
+        replace(one, us=tuple(us * 1.2 for us in one.us)) if one.kind == "GEMM" else one
+        for one in rows()
+    ]
+    before, after = profile(), profile(only_gemm, seed=3)
+    assert explain(before, after).causes[0].what == "all GEMM kernels"
+    assert explain(before, after, clock_ratio=1 / 1.2).causes[0].kind == Kind.CLOCK
+    assert explain(before, after, clock_ratio=1 / 1.1).causes[0].kind == Kind.TIME
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        ({"gpu": "NVIDIA H100"}, Refusal.GPU),
+        ({"ranks": 4}, Refusal.RANKS),
+        ({"lost_share": 0.06}, Refusal.LOST),
+        ({"parts": Parts((), (), (), (), ()), "kernels": (), "idle": ()}, Refusal.NO_STEPS),
+        ({"kernels": (row("x", "other", "", 1, 1e5),)}, Refusal.FOREIGN),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(change, reason):
+    """First of all, with its reason; no cause is named."""
+    found = explain(profile(), replace(profile(seed=2), **change))
+    assert [one.reason for one in found.refused] == [reason]
+    assert found.causes == ()
+
+
+def test_calls_and_software_that_changed_are_said():
+    """Counts are exact evidence; those that vary from step to step are none."""
+    calls = {"cudaDeviceSynchronize": (1.0,) * 3, "cudaEventQuery": (3.0, 4.0, 5.0)}
+    after = profile(seed=2, calls=calls, software=(("cuda", "13"),))
+    found = explain(profile(software=(("cuda", "12"),)), after)
+    assert found.calls == (("cudaDeviceSynchronize", 0.0, 1.0),)
+    assert found.software == (("cuda", "12", "13"),)
+
+
+def test_the_mean_over_ranks():
+    """Step by step; what one rank lacks counts as nothing there."""
+    one = profile(idle=[SYNC])
+    both = over_ranks([one, replace(one, idle=one.idle[:1], kernels=one.kernels[1:])])
+    assert [row.us for row in both.idle] == [one.idle[0].us, (300.0,) * 3]
+    assert both.kernels[0].us == tuple(us / 2 for us in one.kernels[0].us)
+    assert both.parts == one.parts

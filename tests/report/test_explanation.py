@@ -1,0 +1,61 @@
+"""An explanation in words: every kind of cause, on 80 columns, with what, how much and where."""
+
+import pytest
+
+from stepguard.explain.causes import Cause, Explanation, Kind, Side
+from stepguard.explain.comparable import Refusal, Refused
+from stepguard.report.trace.explanation import first_causes, lines
+
+LONG = f"void at::native::{'elementwise_' * 12}kernel<float, 4>(int)"
+OLD = Side((LONG, "b"), 12.0, 1000.0, ((66, 2, 1),), 5000.0)
+NEW = Side(("flash_fwd",), 24.0, 3000.0, ((67, 2, 1),), 7000.0)
+WORDS = {
+    Kind.CALLS: "12 -> 24 launches",
+    Kind.TIME: "83.3 -> 125.0 us a launch, 24 launches",
+    Kind.SHAPE: "other launch shape, 66x2x1 -> 67x2x1",
+    Kind.REPLACED: "and 1 more (12 launches) replaced by flash_fwd (24 launches)",
+    Kind.ADDED: "24 launches",
+    Kind.REMOVED: "12 launches",
+    Kind.MOVED: "moved: ",
+    Kind.CLOCK: "the clock: flash_fwd take 3.000 times as long",
+    Kind.IDLE: "GPU idle, flash_fwd: ",
+    Kind.COMMUNICATION: "1.000 -> 3.000 ms",
+    Kind.COPIES: "1.000 -> 3.000 ms",
+    Kind.OVERLAP: "1.000 -> 3.000 ms",
+}
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_every_kind_of_cause(kind):
+    """What it is, in which phase and line, and when in the file."""
+    cause = Cause(kind, 2000.0, LONG, "micro_step_0/forward", "gpt.py(166): step", OLD, NEW)
+    found = Explanation((), 1e5, 1.025e5, (cause,), 500.0, (("GEMM", 450.0), ("x", 1.0)))
+    page = list(lines(found))
+    assert all(len(line) <= 80 for line in page)
+    text = " ".join(" ".join(page).split())
+    assert "102.500 ms against 100.000 ms, +2.500 ms (+2.50 %)" in text
+    assert WORDS[kind] in text
+    assert "in micro_step_0/forward, gpt.py(166): step (at 7.000 ms of the file)" in text
+    assert "explained: +2.000 of +2.500 ms" in text and "GEMM +0.450" in text
+    assert first_causes(found)[0].startswith("+2.000 ms: ")
+
+
+def test_smaller_causes_are_summed():
+    """The page ends; the sum still closes."""
+    causes = tuple(Cause(Kind.ADDED, 10.0 - i, f"k{i}", "", "", OLD, NEW) for i in range(5))
+    page = list(lines(Explanation((), 1e3, 1.1e3, causes), most=3))
+    assert "  +0.013 ms  2 smaller causes" in page
+
+
+@pytest.mark.parametrize("reason", Refusal)
+def test_every_refusal_is_a_sentence(reason):
+    """With what was found on both sides."""
+    page = list(lines(Explanation((Refused(reason, "1", "4"),))))
+    assert page[0] == "The two cannot be compared:" and "1" in page[1]
+    assert len(page) == 2
+
+
+def test_no_cause():
+    """Said, with what the scatter holds."""
+    page = list(lines(Explanation((), 1e3, 1.1e3, (), 100.0)))
+    assert "No cause is beyond the scatter between steps." in page
