@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import sdpa_kernel
 
-from model.gpt import ATTENTION_BACKENDS, SIZES, GPTConfig
+from model.config import SIZES, GPTConfig
+from model.gpt import ATTENTION_BACKENDS
 
 _DTYPES = {
     "fp32": torch.float32,
@@ -40,7 +41,7 @@ class Settings:
     """The parameters that all workloads share.
 
     Attributes:
-        size: a key of ``model.gpt.SIZES``.
+        size: a key of ``model.config.SIZES``.
         batch: sequences per micro-step and rank.
         seq: tokens per sequence.
         precision: of matrix products. ``fp32``: IEEE single; ``tf32``: single with TF32 products;

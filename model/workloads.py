@@ -17,15 +17,18 @@ the current CUDA device first.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from model.data import STDLIB_SHARD, BatchLoader, Shard
+from model.config import causal_flops_per_token, flops_per_token
+from model.data.loader import BatchLoader
+from model.data.shards import STDLIB_SHARD, Tokens
 from model.ddp import DdpSettings
-from model.gpt import GPT, attention_context, causal_flops_per_token, flops_per_token
+from model.gpt import GPT, attention_context
 from model.phases import OnPhase, phase
 from model.settings import Settings, check_int, check_number
 
@@ -35,8 +38,8 @@ class Workload:
 
     Attributes:
         tokens_per_step: tokens that this rank reads in a step.
-        flops_per_step: this rank's FLOPs by the formula for MFU (``model.gpt.flops_per_token``).
-        floor_flops_per_step: the fewest that could do (``model.gpt.causal_flops_per_token``).
+        flops_per_step: this rank's FLOPs by the formula for MFU (``model.config.flops_per_token``).
+        floor_flops_per_step: the fewest that could do (``model.config.causal_flops_per_token``).
         precision: as given to the factory.
         phases: the names that ``on_phase`` can be called with.
         on_phase: called with the name of each phase as the host enters it, if not None.
@@ -46,9 +49,17 @@ class Workload:
     on_phase: OnPhase | None = None
 
     def __init__(
-        self, settings: Settings, *, phases: tuple[str, ...], passes: int, micro_steps: int = 1
+        self,
+        settings: Settings,
+        *,
+        phases: tuple[str, ...],
+        passes: int,
+        micro_steps: int = 1,
+        tokens: Tokens | None = None,
     ) -> None:
-        """``passes``: 1 for the forward pass, 3 with the backward pass, which costs twice that."""
+        """``passes``: 1 for the forward pass, 3 with the backward pass, which costs twice that;
+        ``tokens``: this repository's own when None.
+        """
         settings.set_matmul_precision()
         config, seq, device = settings.config, settings.seq, settings.torch_device
         self.tokens_per_step = micro_steps * settings.batch * seq
@@ -63,8 +74,8 @@ class Workload:
         self._autocast = settings.autocast()
         self._attention = settings.attention
         rank, world_size = _rank_and_world_size()
-        shard = Shard.open(STDLIB_SHARD)
-        self._loader = BatchLoader(shard, settings.batch, seq, rank, world_size, device)
+        tokens = tokens or Tokens.open(STDLIB_SHARD)
+        self._loader = BatchLoader(tokens, settings.batch, seq, rank, world_size, device)
 
     def step(self) -> Tensor:
         """Enqueue one step; return its mean loss in nats, a detached scalar on the device."""
@@ -72,7 +83,15 @@ class Workload:
 
     def close(self) -> None:
         """Let go of the model and everything that holds device memory; no step may follow."""
-        for name in ("model", "optimizer", "_network", "_replicas", "_loader", "_scaler"):
+        for name in (
+            "model",
+            "optimizer",
+            "_network",
+            "_replicas",
+            "_loader",
+            "_scaler",
+            "grad_norm",
+        ):
             vars(self).pop(name, None)
 
     def _phase(self, name: str) -> AbstractContextManager[object]:
@@ -105,12 +124,17 @@ class _ForwardBackward(Workload):
         return loss.detach()
 
 
-class _TrainStep(Workload):
-    """``gradient_sync``: whether ranks exchange anything, gradients or the loss. Without it nobody
-    waits for anybody, each rank trains alone, and from then on their parameters differ.
+class TrainStep(Workload):
+    """A training step, the one that is guarded and the one that ``model.train`` trains with.
+
+    Attributes:
+        gradient_sync: whether ranks exchange anything, gradients or the loss. Without it nobody
+            waits for anybody, each rank trains alone, and from then on their parameters differ.
+        grad_norm: of the last step's gradient before it was clipped, a scalar on the device.
     """
 
     gradient_sync = True
+    grad_norm: Tensor
 
     def __init__(
         self,
@@ -121,12 +145,13 @@ class _TrainStep(Workload):
         grad_clip: float,
         lr: float,
         weight_decay: float,
+        tokens: Tokens | None = None,
     ) -> None:
         _, self._world_size = _rank_and_world_size()
         self._micro_names = tuple(f"micro_step_{index}" for index in range(micro_steps))
         reduce = ("all_reduce",) if self._world_size > 1 else ()
         phases = (*self._micro_names, "forward", "backward", *reduce, "clip_grad", "optimizer")
-        super().__init__(settings, phases=phases, passes=3, micro_steps=micro_steps)
+        super().__init__(settings, phases=phases, passes=3, micro_steps=micro_steps, tokens=tokens)
         self._replicas: DistributedDataParallel | None = None
         if self._world_size > 1:
             self._network, self._replicas = ddp.wrap(self.model, settings)
@@ -151,12 +176,35 @@ class _TrainStep(Workload):
                 dist.all_reduce(total)
         with self._phase("clip_grad"):
             self._scaler.unscale_(self.optimizer)
-            nn.utils.clip_grad_norm_(self.model.parameters(), self._grad_clip, foreach=True)
+            self.grad_norm = nn.utils.clip_grad_norm_(
+                self.model.parameters(), self._grad_clip, foreach=True
+            )
         with self._phase("optimizer"):
             self._scaler.step(self.optimizer)
             self._scaler.update()
             self.optimizer.zero_grad(set_to_none=True)
         return total
+
+    def set_lr(self, lr: float) -> None:
+        """Let the steps from now on learn at this rate."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that decides the steps to come, less what the constructor was given."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "position": self._loader.position,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned, here or in another process."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self._scaler.load_state_dict(state["scaler"])
+        self._loader.seek(state["position"])
 
     def _micro_step(self, index: int) -> Tensor:
         """Add the gradients of one batch; return its share of the step's loss."""
@@ -272,7 +320,7 @@ def train_step(
         optimize_ddp,
     )
     ddp.check(compile)
-    return _TrainStep(
+    return TrainStep(
         settings,
         ddp,
         micro_steps=micro_steps,

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from model.manifest import verify
+from model.data.manifest import verify
 from stepguard.cli.run import parse_params
 from stepguard.git.revision import current
 from studies.build_nanogpt.comparison import COMPARISONS, DATA, Comparison, result_table
@@ -102,7 +102,7 @@ def switched(source: bytes) -> bytes:
 
 def make_data(folder: Path, tokens: int) -> None:
     """One shard to train on and one to validate on, from this repository's tokens, repeated."""
-    path = ROOT / "model" / "tokens" / "stdlib8k.bin"
+    path = ROOT / "model" / "data" / "tokens" / "stdlib8k.bin"
     verify(path)
     ours = np.fromfile(path, dtype="<u2")
     folder.mkdir()

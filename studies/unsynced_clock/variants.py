@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from model.data import STDLIB_SHARD, Shard
+from model.data.shards import STDLIB_SHARD, Tokens
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PageableLoader:
     """Batches as the script in question sends them: views of ordinary memory, blocking copies."""
 
     def __init__(self, shape: tuple[int, int], rank: int, ranks: int, device: torch.device) -> None:
-        tokens = Shard.open(STDLIB_SHARD).tokens
+        (tokens,) = Tokens.open(STDLIB_SHARD).parts
         size = shape[0] * shape[1]
         self._length, self._shape, self._size = len(tokens), shape, size
         pieces = [tokens] * (1 + -(-(size + 1) // len(tokens)))  # so that no batch has to wrap

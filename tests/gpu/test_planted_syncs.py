@@ -85,7 +85,7 @@ def test_a_planted_sync_is_located(tmp_path: Path, name: str):
     assert told["values"]["host_syncs_per_step"] >= 2
     (site,) = told["sites"]["host_syncs_per_step"]
     assert (site["file"], site["line"], site["text"]) == ("model/workloads.py", line, plant)
-    assert site["function"] == "_TrainStep._micro_step" + (".<lambda>" if name == "hook" else "")
+    assert site["function"] == "TrainStep._micro_step" + (".<lambda>" if name == "hook" else "")
     assert what in site["what"]
     phase = "backward" if name == "hook" else "forward"
     assert site["phase"] == f"{phase}, each micro-step"

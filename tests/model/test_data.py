@@ -15,14 +15,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import data, manifest
-from model.data import STDLIB_SHARD, BatchLoader, Shard, write_shard
-from model.tokenizer import END_OF_TEXT, get_encoding
+from model.data import __main__ as command
+from model.data import manifest
+from model.data.loader import BatchLoader
+from model.data.shards import STDLIB_SHARD, Tokens, write_shard
+from model.data.tokenizer import END_OF_TEXT, get_encoding
 
 
-def counting_shard(length: int) -> Shard:
-    """A shard whose token at position p is p."""
-    return Shard(tokens=np.arange(length, dtype=np.uint16), vocab=2**16, encoding="positions")
+def counting(length: int, *cuts: int) -> Tokens:
+    """A stream whose token at position p is p, in parts."""
+    parts = np.split(np.arange(length, dtype=np.uint16), sorted(cuts))
+    return Tokens(tuple(parts), vocab=2**16, encoding="positions")
 
 
 @pytest.fixture
@@ -39,10 +42,12 @@ def copied_shard(tmp_path: Path) -> Path:
     seq=st.integers(1, 9),
     steps=st.integers(1, 6),
     length=st.integers(2, 400),
+    cuts=st.lists(st.integers(0, 400), max_size=3),
 )
-def test_ranks_partition_the_stream(world_size, batch, seq, steps, length):
-    """Read rank by rank, step by step, the batches are the stream itself, wrapped at its end."""
-    shard = counting_shard(length)
+def test_ranks_partition_the_stream(world_size, batch, seq, steps, length, cuts):
+    """Read rank by rank, step by step, the batches are the stream itself, wrapped at its end, in
+    however many shards it is kept."""
+    shard = counting(length, *(min(cut, length) for cut in cuts))
     loaders = [
         BatchLoader(shard, batch, seq, rank, world_size, "cpu") for rank in range(world_size)
     ]
@@ -56,14 +61,14 @@ def test_ranks_partition_the_stream(world_size, batch, seq, steps, length):
 
 def test_batches_have_the_promised_form():
     """Inputs and targets are int64, (batch, seq), on the device, and contiguous."""
-    for tensor in BatchLoader(Shard.open(STDLIB_SHARD), 3, 17, 0, 1, "cpu").next():
+    for tensor in BatchLoader(Tokens.open(STDLIB_SHARD), 3, 17, 0, 1, "cpu").next():
         assert (tensor.dtype, tensor.shape, tensor.device.type) == (torch.int64, (3, 17), "cpu")
         assert tensor.is_contiguous()
 
 
 def test_a_batch_is_not_overwritten_by_the_next():
     """A batch in hand keeps its tokens while later ones are read."""
-    loader = BatchLoader(counting_shard(100), 2, 5, 0, 1, "cpu")
+    loader = BatchLoader(counting(100), 2, 5, 0, 1, "cpu")
     inputs, _ = loader.next()
     kept = inputs.clone()
     loader.next()
@@ -74,7 +79,7 @@ def test_a_batch_is_not_overwritten_by_the_next():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_batches_on_a_gpu_are_those_on_the_cpu():
     """The pinned, prefetched copies on a GPU hold the same tokens as plain tensors."""
-    shard = Shard.open(STDLIB_SHARD)
+    shard = Tokens.open(STDLIB_SHARD)
     on_cpu = BatchLoader(shard, 8, 64, 1, 2, "cpu")
     on_gpu = BatchLoader(shard, 8, 64, 1, 2, "cuda")
     for _ in range(20):
@@ -95,31 +100,32 @@ def test_an_impossible_loader_is_refused(change: dict[str, int], message: str):
     """A number out of range is a ValueError with the value found."""
     good = {"batch": 2, "seq": 4, "rank": 0, "world_size": 2}
     with pytest.raises(ValueError, match=message):
-        BatchLoader(counting_shard(10), device="cpu", **{**good, **change})
+        BatchLoader(counting(10), device="cpu", **{**good, **change})
 
 
 def test_the_committed_shard():
     """The shard is intact, about a million real tokens, and its encoding turns it into source."""
-    shard = Shard.open(STDLIB_SHARD)
+    shard = Tokens.open(STDLIB_SHARD)
     encoding = get_encoding(shard.encoding)
-    assert len(shard.tokens) == 2**20
-    assert int(shard.tokens.max()) < shard.vocab == encoding.n_vocab
-    assert shard.tokens[0] == encoding.encode_single_token(END_OF_TEXT)
-    assert len(np.unique(shard.tokens)) > 7000
-    assert "import" in encoding.decode(shard.tokens[1:5000].tolist())
+    (ids,) = shard.parts
+    assert len(shard) == len(ids) == 2**20
+    assert int(ids.max()) < shard.vocab == encoding.n_vocab
+    assert ids[0] == encoding.encode_single_token(END_OF_TEXT)
+    assert len(np.unique(ids)) > 7000
+    assert "import" in encoding.decode(ids[1:5000].tolist())
 
 
 def test_the_shard_cannot_be_written_through():
     """The mapped tokens are read-only."""
     with pytest.raises(ValueError, match="read-only"):
-        Shard.open(STDLIB_SHARD).tokens[0] = 1
+        Tokens.open(STDLIB_SHARD).parts[0][0] = 1
 
 
 def test_a_truncated_shard_is_refused(copied_shard: Path):
     """A truncated file is named with the size found and the command that rebuilds it."""
     copied_shard.write_bytes(copied_shard.read_bytes()[:-2])
     with pytest.raises(ValueError, match="has 2097150 bytes.*python -m model.data"):
-        Shard.open(copied_shard)
+        Tokens.open(copied_shard)
 
 
 def test_a_changed_shard_is_refused(copied_shard: Path):
@@ -129,21 +135,21 @@ def test_a_changed_shard_is_refused(copied_shard: Path):
     copied_shard.write_bytes(content)
     found = manifest.sha256_of(copied_shard)
     with pytest.raises(ValueError, match=f"SHA-256 {found}.*python -m model.data"):
-        Shard.open(copied_shard)
+        Tokens.open(copied_shard)
 
 
 def test_a_missing_shard_is_refused(copied_shard: Path):
     """A missing file is named with the command that rebuilds it."""
     copied_shard.unlink()
     with pytest.raises(FileNotFoundError, match="stdlib8k.bin is missing; .*python -m model.data"):
-        Shard.open(copied_shard)
+        Tokens.open(copied_shard)
 
 
 def test_a_missing_manifest_is_refused(copied_shard: Path):
     """A shard without a manifest is not opened."""
     manifest.manifest_path(copied_shard).unlink()
     with pytest.raises(FileNotFoundError, match="stdlib8k.bin.json is missing"):
-        Shard.open(copied_shard)
+        Tokens.open(copied_shard)
 
 
 @pytest.mark.parametrize(
@@ -158,7 +164,7 @@ def test_an_unreadable_manifest_is_refused(copied_shard: Path, text: str, messag
     """A manifest that is no manifest is an error that says what it lacks."""
     manifest.manifest_path(copied_shard).write_text(text)
     with pytest.raises(ValueError, match=message):
-        Shard.open(copied_shard)
+        Tokens.open(copied_shard)
 
 
 @pytest.mark.parametrize("facts", [{}, {"encoding": "stdlib8k", "tokens": 3, "vocab": 8193}])
@@ -168,18 +174,18 @@ def test_a_manifest_of_something_else_is_refused(tmp_path: Path, facts: dict[str
     path.write_bytes(b"1234")
     manifest.write(path, command="touch", **facts)
     with pytest.raises(ValueError, match="lacks|holds 2 tokens, its manifest says 3"):
-        Shard.open(path)
+        Tokens.open(path)
 
 
 def test_text_becomes_a_shard(tmp_path: Path):
     """The command writes the encoded files, each behind an end-of-text token, and a manifest."""
     source, output = tmp_path / "notes.txt", tmp_path / "notes.bin"
     source.write_text("one step\n" * 5)
-    data.main(["--encoding", "stdlib8k", "--output", str(output), str(source)])
-    shard = Shard.open(output)
+    command.main(["--encoding", "stdlib8k", "--output", str(output), str(source)])
+    shard = Tokens.open(output)
     encoding = get_encoding("stdlib8k")
     assert shard.encoding == "stdlib8k"
-    assert encoding.decode(shard.tokens.tolist()) == END_OF_TEXT + "one step\n" * 5
+    assert encoding.decode(shard.read(0, len(shard)).tolist()) == END_OF_TEXT + "one step\n" * 5
     facts = json.loads(manifest.manifest_path(output).read_text())
     assert facts["source"] == "notes.txt"
     assert facts["command"].startswith("python -m model.data --encoding stdlib8k")
@@ -192,3 +198,66 @@ def test_a_shard_is_cut_at_max_tokens(tmp_path: Path):
     assert write_shard(path, ["one two three", "four"], max_tokens=3, **facts) == 3
     with pytest.raises(ValueError, match="gave 0 tokens"):
         write_shard(path, [], max_tokens=3, **facts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    position=st.integers(0, 500),
+    steps=st.integers(1, 5),
+    world_size=st.integers(1, 3),
+    data=st.data(),
+)
+def test_a_loader_goes_on_where_another_was(position, steps, world_size, data):
+    """After seek every rank hands out what the loader that gave the position would have."""
+    rank = data.draw(st.integers(0, world_size - 1))
+    first, second = (BatchLoader(counting(101), 2, 5, rank, world_size, "cpu") for _ in range(2))
+    first.seek(position)
+    for _ in range(steps):
+        first.next()
+    second.seek(first.position)
+    for _ in range(3):
+        assert torch.equal(torch.stack(first.next()), torch.stack(second.next()))
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(20, 300), st.lists(st.integers(0, 300), max_size=3), st.floats(0.1, 0.9))
+def test_a_split_loses_nothing(length, cuts, fraction):
+    """The two pieces, one after the other, are the stream."""
+    whole = counting(length, *(min(cut, length) for cut in cuts))
+    first, second = whole.split(fraction)
+    assert abs(len(second) - length * fraction) <= 1
+    joined = np.concatenate([first.read(0, len(first)), second.read(0, len(second))])
+    assert (joined == np.arange(length)).all()
+
+
+def test_unigram_entropy_is_that_of_the_frequencies():
+    """Four ids equally often are log 4; one id alone is nothing."""
+    even = Tokens((np.array([0, 1, 2, 3] * 5, dtype=np.uint16),), vocab=9, encoding="x")
+    assert even.unigram_entropy() == pytest.approx(np.log(4))
+    one = Tokens((np.zeros(7, dtype=np.uint16),), vocab=9, encoding="x")
+    assert one.unigram_entropy() == 0
+
+
+def test_a_folder_of_shards_is_one_stream(tmp_path: Path):
+    """Read in the order of the names; another encoding among them, or no shard, is an error."""
+    for name, text in (("b", "two words"), ("a", "one word")):
+        facts = {"encoding": "stdlib8k", "command": "made", "source": name}
+        write_shard(tmp_path / f"{name}.bin", [text], max_tokens=9, **facts)
+    tokens = Tokens.open(tmp_path)
+    text = get_encoding("stdlib8k").decode(tokens.read(0, len(tokens)).tolist())
+    assert text == f"{END_OF_TEXT}one word{END_OF_TEXT}two words"
+    described = manifest.manifest_path(tmp_path / "b.bin")
+    described.write_text(described.read_text().replace('"stdlib8k"', '"other"'))
+    with pytest.raises(ValueError, match="several encodings: other, stdlib8k"):
+        Tokens.open(tmp_path)
+    with pytest.raises(FileNotFoundError, match="has no .*python -m model.data"):
+        Tokens.open(tmp_path / "..")
+
+
+def test_text_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """A file that is not UTF-8 is named, and no shard is left."""
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9 " * 9)
+    output = tmp_path / "x.bin"
+    assert command.main(["--output", str(output), str(tmp_path)]) == 1
+    assert "latin.txt is not UTF-8 text" in capsys.readouterr().err
+    assert not output.exists()

@@ -14,8 +14,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from model.config import SIZES, GPTConfig
 from model.ddp import DdpSettings
-from model.gpt import SIZES, GPTConfig
 from model.workloads import train_step
 from stepguard.worker.variants import VARIANTS, _exchanges
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from model.gpt import (
-    GPT,
+from model.config import (
     SIZES,
     GPTConfig,
     causal_flops_per_token,
@@ -19,6 +18,7 @@ from model.gpt import (
     num_matmul_params,
     num_params,
 )
+from model.gpt import GPT
 
 TINY = GPTConfig(n_layer=2, n_head=4, n_embd=32, block_size=24, vocab_size=101)
 

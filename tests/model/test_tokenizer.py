@@ -15,10 +15,10 @@ import tiktoken
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from model import manifest, tokenizer
-from model.corpus import stdlib_texts
-from model.tokenizer import END_OF_TEXT, WORD_PATTERN, get_encoding, load_ranks, make_encoding
-from model.train_tokenizer import train, write_ranks
+from model.data import manifest, tokenizer
+from model.data.corpus import stdlib_texts
+from model.data.tokenizer import END_OF_TEXT, WORD_PATTERN, get_encoding, load_ranks, make_encoding
+from model.data.train_tokenizer import train, write_ranks
 
 TEXTS = [
     "def step(self):\n    return self.loss\n\n    def stop(self):\n        return self.step()\n",
@@ -126,6 +126,24 @@ def test_gpt2_never_falls_back(monkeypatch: pytest.MonkeyPatch, error: Exception
 
     monkeypatch.setattr(tokenizer.tiktoken, "get_encoding", refuse)
     with pytest.raises(RuntimeError, match="'gpt2' cannot be loaded.*ask for 'stdlib8k'"):
+        get_encoding("gpt2")
+
+
+def test_gpt2_is_read_from_the_rank_file_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """With GPT-2's own splitting and no network; any other file, or none, is an error."""
+    path = tmp_path / "ranks.tiktoken"
+    write_ranks(path, train(TEXTS, 280), command="make ranks", source="three texts")
+    monkeypatch.setenv("GPT2_RANKS", str(path))
+    with pytest.raises(ValueError, match="with SHA-256 .*possible: r50k_base.tiktoken"):
+        get_encoding("gpt2")
+    monkeypatch.setattr(tokenizer, "GPT2_RANKS_SHA256", manifest.sha256_of(path))
+    encoding = tokenizer._gpt2()
+    assert (encoding.name, encoding.n_vocab) == ("gpt2", 281)
+    assert encoding.decode(encoding.encode_ordinary(TEXTS[2])) == TEXTS[2]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match="ranks.tiktoken: no such file"):
         get_encoding("gpt2")
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model.data import STDLIB_SHARD, Shard
-from model.gpt import GPT, SIZES, GPTConfig, causal_flops_per_token, flops_per_token
+from model.config import SIZES, GPTConfig, causal_flops_per_token, flops_per_token
+from model.data.shards import STDLIB_SHARD, Tokens
+from model.gpt import GPT
 from model.workloads import Workload, forward, forward_backward, make_optimizer, train_step
 
 FACTORIES = [forward, forward_backward, train_step]
@@ -49,7 +50,7 @@ def parameters(workload: Workload) -> dict[str, Tensor]:
 def plain_training(steps: int, *, micro_steps: int, batch: int, seq: int, clip: float) -> GPT:
     """The training loop as a textbook has it, gradient clipping and AdamW written out."""
     model = GPT(TINY, seed=1337)
-    tokens = torch.from_numpy(Shard.open(STDLIB_SHARD).tokens[:5000].astype("int64"))
+    tokens = torch.from_numpy(Tokens.open(STDLIB_SHARD).read(0, 5000).astype("int64"))
     moments = {name: (0.0, 0.0) for name, _ in model.named_parameters()}
     start = 0
     for step in range(1, steps + 1):
@@ -106,7 +107,7 @@ def test_losses_of_the_workloads_agree():
         forward_backward(**SMALL).step(),
         train_step(**SMALL, micro_steps=1).step(),
     ]
-    tokens = torch.from_numpy(Shard.open(STDLIB_SHARD).tokens[:33].astype("int64"))
+    tokens = torch.from_numpy(Tokens.open(STDLIB_SHARD).read(0, 33).astype("int64"))
     expected = GPT(TINY, seed=1337)(tokens[:-1].view(2, 16), tokens[1:].view(2, 16))
     for loss in losses:
         torch.testing.assert_close(loss, expected.detach(), rtol=1e-6, atol=0)

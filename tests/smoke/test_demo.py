@@ -21,4 +21,4 @@ def test_the_demo_names_its_plant():
     assert done.returncode == 0, done.stdout + done.stderr
     assert "CHANGED: sync_candidates_per_step 0 -> " in done.stdout
     assert "demo: the gate failed at model/workloads.py:" in done.stdout
-    assert "self.last_loss = loss.item() in _TrainStep._micro_step" in done.stdout
+    assert "self.last_loss = loss.item() in TrainStep._micro_step" in done.stdout

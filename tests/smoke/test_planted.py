@@ -102,7 +102,9 @@ def recorded(tmp_path_factory):
     for name in ("pytest.ini", ".gitignore"):
         shutil.copy(ROOT / name, folder / name)
     (folder / "conftest.py").write_text(CONFTEST)
-    replace(folder / "model/gpt.py", '"nano": GPTConfig(n_layer=3', '"nano": GPTConfig(n_layer=1')
+    replace(
+        folder / "model/config.py", '"nano": GPTConfig(n_layer=3', '"nano": GPTConfig(n_layer=1'
+    )
     (folder / "perf_tests").mkdir()
     (folder / "perf_tests/test_step.py").write_text(SUITE)
     git(folder, "init", "-q")

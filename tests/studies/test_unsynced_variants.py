@@ -6,7 +6,8 @@ from itertools import count
 import pytest
 import torch
 
-from model.data import STDLIB_SHARD, BatchLoader, Shard
+from model.data.loader import BatchLoader
+from model.data.shards import STDLIB_SHARD, Tokens
 from studies.unsynced_clock.variants import PageableLoader, PhasedLoader, PhaseTimes
 
 CPU = torch.device("cpu")
@@ -16,7 +17,7 @@ CPU = torch.device("cpu")
 def test_pageable_batches_are_those_of_the_workloads_loader(rank, ranks):
     """The same inputs and targets, batch by batch, also where the shard begins anew."""
     shape = (64, 1024)
-    theirs = BatchLoader(Shard.open(STDLIB_SHARD), *shape, rank, ranks, "cpu")
+    theirs = BatchLoader(Tokens.open(STDLIB_SHARD), *shape, rank, ranks, "cpu")
     ours = PageableLoader(shape, rank, ranks, CPU)
     for _ in range(20):  # 16 batches are a shard
         for found, wanted in zip(ours.next(), theirs.next(), strict=True):

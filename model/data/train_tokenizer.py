@@ -5,8 +5,8 @@ again and again joins the pair of neighbours that occurs most often. Counting al
 each of the 7936 joins would take hours; here a join touches only the words that contain the pair,
 and a heap with out-of-date entries finds the next one, so the whole run takes about a minute.
 
-    python -m model.train_tokenizer            # writes model/tokens/stdlib8k.tiktoken
-    python -m model.train_tokenizer --ranks 1024 --output /tmp/small.tiktoken
+    python -m model.data.train_tokenizer            # writes model/data/tokens/stdlib8k.tiktoken
+    python -m model.data.train_tokenizer --ranks 1024 --output /tmp/small.tiktoken
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable
 from pathlib import Path
 
-from model import manifest
-from model.corpus import stdlib_name, stdlib_texts
-from model.manifest import TOKENS_FOLDER
-from model.tokenizer import WORD_PATTERN
+from model.data import manifest
+from model.data.corpus import stdlib_name, stdlib_texts
+from model.data.manifest import TOKENS_FOLDER
+from model.data.tokenizer import WORD_PATTERN
 
 Pair = tuple[int, int]
 
@@ -143,7 +143,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=default, help="rank file to write")
     options = parser.parse_args()
     ranks = train((text for _, text in stdlib_texts()), options.ranks)
-    command = "python -m model.train_tokenizer"
+    command = "python -m model.data.train_tokenizer"
     if options.ranks != 8192 or options.output != default:
         command += f" --ranks {options.ranks} --output {options.output}"
     write_ranks(options.output, ranks, command=command, source=stdlib_name())

@@ -1,29 +1,34 @@
 """Text to token ids, through tiktoken, by an encoding that is always named.
 
-Two encodings exist. ``gpt2`` is the one GPT-2 was trained with; tiktoken downloads its ranks once.
-``stdlib8k`` is this repository's own: 8192 ranks learned from the Python standard library, kept
-in ``model/tokens/``, so it works on a machine without a network. Neither ever stands in for the
-other: asking for one that cannot be loaded is an error.
+Two encodings exist. ``gpt2`` is the one GPT-2 was trained with: tiktoken downloads its ranks once,
+or they are read from the file that the environment variable GPT2_RANKS names: r50k_base.tiktoken,
+whose ranks are GPT-2's. ``stdlib8k`` is this repository's own: 8192 ranks learned from the Python
+standard library, kept in ``model/data/tokens/``, so it works on a machine without a network.
+Neither ever stands in for the other: asking for one that cannot be loaded is an error.
 
     encoding = get_encoding("stdlib8k")
     ids = encoding.encode_ordinary("def step(self): ...")
-    python -m model.tokenizer stdlib8k "def step(self): ..."
+    python -m model.data.tokenizer stdlib8k "def step(self): ..."
 """
 
 from __future__ import annotations
 
 import base64
+import os
 import sys
 from functools import cache
 from pathlib import Path
 
 import tiktoken
+from tiktoken_ext.openai_public import r50k_pat_str
 
-from model import manifest
-from model.manifest import TOKENS_FOLDER
+from model.data import manifest
+from model.data.manifest import TOKENS_FOLDER
 
 ENCODINGS = ("gpt2", "stdlib8k")
 END_OF_TEXT = "<|endoftext|>"
+# Of r50k_base.tiktoken, as tiktoken itself checks it.
+GPT2_RANKS_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 
 # One alternative per kind of text in source code: a word, a short number or a run of punctuation,
 # each with at most one space before it; a line break with the indentation after it; other blanks.
@@ -40,8 +45,8 @@ def get_encoding(name: str) -> tiktoken.Encoding:
         name: ``"gpt2"`` (50257 ids) or ``"stdlib8k"`` (8193 ids, the last is end-of-text).
 
     Raises:
-        ValueError: no such encoding, or the rank file does not match its manifest.
-        FileNotFoundError: the rank file of ``stdlib8k`` is missing.
+        ValueError: no such encoding, or the rank file is not the one that it should be.
+        FileNotFoundError: the rank file is missing.
         RuntimeError: tiktoken could not load ``gpt2`` on this machine.
     """
     if name == "gpt2":
@@ -62,31 +67,46 @@ def load_ranks(path: Path) -> tiktoken.Encoding:
         FileNotFoundError, ValueError: as ``manifest.verify``.
     """
     manifest.verify(path)
-    ranks = {}
-    for line in path.read_text(encoding="ascii").splitlines():
-        token, rank = line.split()
-        ranks[base64.b64decode(token)] = int(rank)
-    return make_encoding(path.stem, ranks)
+    return make_encoding(path.stem, _read_ranks(path))
 
 
-def make_encoding(name: str, ranks: dict[bytes, int]) -> tiktoken.Encoding:
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
+    return {base64.b64decode(token): int(rank) for token, rank in lines}
+
+
+def make_encoding(
+    name: str, ranks: dict[bytes, int], pattern: str = WORD_PATTERN
+) -> tiktoken.Encoding:
     """Make a ``tiktoken.Encoding`` of ``ranks`` plus the end-of-text token, which comes last."""
     return tiktoken.Encoding(
         name,
-        pat_str=WORD_PATTERN,
+        pat_str=pattern,
         mergeable_ranks=ranks,
         special_tokens={END_OF_TEXT: len(ranks)},
     )
 
 
 def _gpt2() -> tiktoken.Encoding:
+    named = os.environ.get("GPT2_RANKS")
+    if named:
+        path = Path(named)
+        if not path.is_file():
+            raise FileNotFoundError(f"GPT2_RANKS is {named}: no such file")
+        found = manifest.sha256_of(path)
+        if found != GPT2_RANKS_SHA256:
+            raise ValueError(
+                f"GPT2_RANKS is {named} with SHA-256 {found}; possible: r50k_base.tiktoken, "
+                f"{GPT2_RANKS_SHA256}"
+            )
+        return make_encoding("gpt2", _read_ranks(path), r50k_pat_str)
     try:
         return tiktoken.get_encoding("gpt2")
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; a bad hash a ValueError
         reason = str(error).splitlines()[0][:120] if str(error) else "no reason given"
         raise RuntimeError(
             f"encoding 'gpt2' cannot be loaded here ({type(error).__name__}: {reason}); "
-            "give tiktoken a network or a filled TIKTOKEN_CACHE_DIR, or ask for 'stdlib8k'"
+            "give tiktoken a network, or GPT2_RANKS=r50k_base.tiktoken, or ask for 'stdlib8k'"
         ) from error
 
 
