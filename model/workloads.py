@@ -73,7 +73,7 @@ class Workload:
         self._network = settings.compiled(self.model)
         self._autocast = settings.autocast()
         self._attention = settings.attention
-        rank, world_size = _rank_and_world_size()
+        rank, world_size = rank_and_world_size()
         tokens = tokens or Tokens.open(STDLIB_SHARD)
         self._loader = BatchLoader(tokens, settings.batch, seq, rank, world_size, device)
 
@@ -134,7 +134,7 @@ class TrainStep(Workload):
     """
 
     gradient_sync = True
-    grad_norm: Tensor
+    grad_norm: Tensor | None = None
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class TrainStep(Workload):
         weight_decay: float,
         tokens: Tokens | None = None,
     ) -> None:
-        _, self._world_size = _rank_and_world_size()
+        _, self._world_size = rank_and_world_size()
         self._micro_names = tuple(f"micro_step_{index}" for index in range(micro_steps))
         reduce = ("all_reduce",) if self._world_size > 1 else ()
         phases = (*self._micro_names, "forward", "backward", *reduce, "clip_grad", "optimizer")
@@ -167,6 +167,7 @@ class TrainStep(Workload):
         self._scaler = torch.amp.GradScaler(settings.device, enabled=self.precision == "fp16")
 
     def step(self) -> Tensor:
+        self.grad_norm = None  # the last one's would count among this step's memory
         total = self._micro_step(0)
         for index in range(1, len(self._micro_names)):
             total = total + self._micro_step(index)
@@ -330,7 +331,8 @@ def train_step(
     )
 
 
-def _rank_and_world_size() -> tuple[int, int]:
+def rank_and_world_size() -> tuple[int, int]:
+    """Return this process's place among the ranks; (0, 1) without a process group."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-GROUPS = {"perf": (), "test": ("test", "lint"), "gate": ()}
+GROUPS = {"perf": (), "test": ("test", "lint", "plot"), "gate": ()}
 GATE = ("msgspec", "numpy", "nvidia-ml-py", "packaging", "scipy")
 OLDEST_PYTHON = (3, 11)
 

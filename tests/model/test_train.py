@@ -1,0 +1,363 @@
+"""A run that was interrupted ends as if it had not been, and never goes on from a bad file.
+
+python -m pytest tests/model/test_train.py
+MODEL_TRAIN_KILLS=50 python -m pytest tests/model/test_train.py -k killed -s
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+from model.checkpoint import CheckpointError, Checkpoints, load
+from model.config import SIZES, GPTConfig
+from model.data.shards import STDLIB_SHARD
+from model.train import main, plot
+from model.training import LOG, Options, Run, TrainingError, read_log
+
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=8256)
+OPTIONS = Options(
+    size="tiny",
+    batch=2,
+    seq=16,
+    precision="fp32",
+    compile=False,
+    attention="default",
+    seed=1337,
+    device="cpu",
+    data=str(STDLIB_SHARD),
+    val_fraction=0.05,
+    micro_steps=2,
+    grad_clip=1.0,
+    weight_decay=0.1,
+    steps=8,
+    lr=1e-2,
+    min_lr_share=0.1,
+    warm_up_steps=3,
+    log_every=2,
+    eval_every=4,
+    eval_batches=2,
+    save_every=4,
+    sample_tokens=0,
+    peak_tflops=0.5,
+)
+KILLS = int(os.environ.get("MODEL_TRAIN_KILLS", "4"))
+
+
+@pytest.fixture(autouse=True)
+def tiny_size(monkeypatch: pytest.MonkeyPatch):
+    """Offer a size for which a step takes a few milliseconds, and leave no global state behind."""
+    monkeypatch.setitem(SIZES, "tiny", TINY)
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def leaves(value: Any, name: str = "") -> dict[str, Any]:
+    """Every tensor and number of a nested state, by its path."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    found: dict[str, Any] = {}
+    for key, inner in items:
+        path = f"{name}/{key}"
+        deeper = isinstance(inner, dict | list | tuple)
+        found |= leaves(inner, path) if deeper else {path: inner}
+    return found
+
+
+def assert_same_bits(found: Any, expected: Any) -> None:
+    """Two states are equal in every bit of every tensor."""
+    ours, theirs = leaves(found), leaves(expected)
+    assert ours.keys() == theirs.keys() and any(isinstance(v, torch.Tensor) for v in ours.values())
+    for path, value in theirs.items():
+        same = torch.equal(ours[path], value) if torch.is_tensor(value) else ours[path] == value
+        assert same, path
+
+
+def losses(folder: Path) -> list[tuple[int, float]]:
+    """Steps and their losses, as logged."""
+    return [(line["step"], line["loss"]) for line in read_log(folder) if "loss" in line]
+
+
+def in_two(folder: Path, at: int) -> dict[str, Any]:
+    """A run that ends after ``at`` steps, gone on with by another object; its last checkpoint."""
+    first = Run(OPTIONS, folder, lambda _: setattr(first, "stop", first.step >= at))
+    first.train()
+    assert first.step == at
+    second = Run(OPTIONS, folder)
+    second.resume(load(Checkpoints(folder).paths()[-1]))
+    second.train()
+    return load(Checkpoints(folder).paths()[-1])
+
+
+@pytest.mark.parametrize("at", [2, 4, 6])
+def test_a_resumed_run_ends_bit_for_bit_as_one_that_was_not_stopped(tmp_path: Path, at: int):
+    """Parameters, optimizer, position, random numbers; and the log has each step once, equal."""
+    Run(OPTIONS, tmp_path / "whole").train()
+    found = in_two(tmp_path / "parts", at)
+    expected = load(Checkpoints(tmp_path / "whole").paths()[-1])
+    assert (found["step"], expected["step"]) == (8, 8)
+    assert_same_bits(found, expected)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    assert [step for step, _ in losses(tmp_path / "parts")] == list(range(1, 9))
+
+
+def one_rank(rank: int, folder: str) -> None:
+    """One of two ranks: a whole run, and the same in two parts."""
+    torch.set_num_threads(1)
+    SIZES["tiny"] = TINY
+    rendezvous = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    Run(OPTIONS, Path(folder, "whole")).train()
+    first = Run(OPTIONS, Path(folder, "parts"))
+    first.stop = rank == 1  # one is asked: both stop, after the first line
+    first.train()
+    second = Run(OPTIONS, Path(folder, "parts"))
+    second.resume(load(Checkpoints(Path(folder, "parts")).paths()[-1]))
+    second.train()
+    dist.destroy_process_group()
+
+
+def test_two_ranks_resume_bit_for_bit(tmp_path: Path):
+    """The same with two ranks that exchange gradients; one of them was asked to stop."""
+    mp.spawn(one_rank, args=(str(tmp_path),), nprocs=2)
+    found, expected = (
+        load(Checkpoints(tmp_path / name).paths()[-1]) for name in ("parts", "whole")
+    )
+    assert found["step"] == 8 and len(found["rng"]) == 2
+    assert_same_bits(found, expected)
+    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
+    alone = Run(OPTIONS, tmp_path / "alone")
+    with pytest.raises(CheckpointError, match="number of ranks is 1 here, the checkpoint has 2"):
+        alone.resume(found)
+
+
+def test_the_step_is_the_guarded_one(tmp_path: Path):
+    """Losses of a run at a constant rate are those of the workload that the suite measures."""
+    from model.workloads import train_step
+
+    options = replace(OPTIONS, warm_up_steps=0, min_lr_share=1.0)
+    run = Run(options, tmp_path)
+    assert run.workload.__class__.__name__ == "TrainStep"
+    run.train()
+    guarded = train_step(
+        **{name: getattr(options, name) for name in ("size", "batch", "seq", "precision")},
+        **{"compile": False, "device": "cpu", "micro_steps": 2, "lr": options.lr},
+    )
+    assert [loss for _, loss in losses(tmp_path)] == [float(guarded.step()) for _ in range(8)]
+
+
+def test_the_host_waits_once_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Values are read from the device once for all steps of a line, and once a validation."""
+    reads: list[str] = []
+    for name in ("item", "tolist", "__float__", "__bool__", "cpu"):
+        real = getattr(torch.Tensor, name)
+
+        def counted(tensor, *args, _real=real, _name=name):
+            reads.append(_name)
+            return _real(tensor, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, counted)
+    Run(replace(OPTIONS, save_every=8), tmp_path).train()
+    assert [name for name in reads if name != "item"].count("tolist") == 4
+    assert reads.count("__float__") == 2 and "cpu" not in reads
+
+
+def test_validation_does_not_train(tmp_path: Path):
+    """However often it happens, the run is the same; its loss is that of the bare model."""
+    Run(replace(OPTIONS, eval_every=8), tmp_path / "a").train()
+    Run(replace(OPTIONS, eval_every=1, sample_tokens=5), tmp_path / "b").train()
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
+    log = read_log(tmp_path / "b")
+    assert len([line for line in log if "val_loss" in line]) == 8
+    assert all("endoftext" in line["sample"] for line in log if "sample" in line)
+
+
+def test_the_schedule():
+    """Up by equal steps, down along half a cosine, never below its share."""
+    options = replace(OPTIONS, steps=103, warm_up_steps=3, lr=1.0)
+    rates = [options.learning_rate(step) for step in range(104)]
+    assert rates[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1])
+    assert rates[53] == pytest.approx(0.55)
+    assert rates[103] == pytest.approx(0.1) == options.learning_rate(500)
+    assert all(later <= earlier for earlier, later in zip(rates[3:], rates[4:], strict=False))
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path):
+    """The step and the rate are named, and no checkpoint of it is written."""
+    run = Run(replace(OPTIONS, lr=1e30, warm_up_steps=0, grad_clip=1e30), tmp_path)
+    with pytest.raises(TrainingError, match=r"step \d: loss (nan|inf).*lower --lr \(now"):
+        run.train()
+    assert not Checkpoints(tmp_path).paths()
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The folder of a finished run with two checkpoints."""
+    Run(OPTIONS, tmp_path / "run").train()
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda data: data[: len(data) // 2], "is truncated or no checkpoint"),
+        (lambda data: b"", "is truncated or no checkpoint"),
+        (lambda data: b"some text", "is truncated or no checkpoint"),
+        (lambda data: data[:50_000] + b"\xff" + data[50_001:], "is damaged in "),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused(trained: Path, damage, message: str, capsys):
+    """It is named, and the one before it, which still works."""
+    older, newest = Checkpoints(trained).paths()
+    newest.write_bytes(damage(newest.read_bytes()))
+    assert main(["--out", str(trained), "--resume", "--device", "cpu"]) == 1
+    said = capsys.readouterr().err
+    assert f"{newest} {message}" in said and f"the one before it: {older}" in said
+    arguments = ["--out", str(trained), "--resume-from", str(older)]
+    assert main([*arguments, "--size", "nano"]) == 1
+    assert "the model's shape is" in capsys.readouterr().err
+    SIZES["nano"], kept = TINY, SIZES["nano"]
+    try:
+        assert main([*arguments, "--size", "nano"]) == 0
+    finally:
+        SIZES["nano"] = kept
+    assert load(newest)["step"] == 8
+
+
+def test_a_foreign_file_is_refused(tmp_path: Path):
+    """What torch.save wrote for somebody else is no checkpoint; a missing file is none either."""
+    torch.save({"model": {}}, tmp_path / "checkpoint_00000001.pt")
+    with pytest.raises(CheckpointError, match="is no checkpoint of model.train"):
+        load(tmp_path / "checkpoint_00000001.pt")
+    with pytest.raises(CheckpointError, match="no such file"):
+        load(tmp_path / "checkpoint_00000002.pt")
+
+
+def test_other_data_are_not_gone_on_with(trained: Path):
+    """A position says nothing in another stream."""
+    content = load(Checkpoints(trained).paths()[-1])
+    run = Run(replace(OPTIONS, val_fraction=0.1), trained)
+    with pytest.raises(CheckpointError, match="tokens to learn from is 943718 here"):
+        run.resume(content)
+
+
+def test_tokens_without_a_place_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A vocabulary larger than the model's would index out of its table."""
+    monkeypatch.setitem(SIZES, "tiny", replace(TINY, vocab_size=8192))
+    with pytest.raises(ValueError, match="has 8193 ids .*size tiny only 8192"):
+        Run(OPTIONS, tmp_path)
+
+
+def test_only_the_newest_checkpoints_stay(tmp_path: Path):
+    """Two by default; what a killed process left half written goes."""
+    (tmp_path / ".checkpoint_00000001.pt.x").write_text("half")
+    for step in (1, 2, 3):
+        Checkpoints(tmp_path).save(step, {"state": torch.ones(3)})
+    names = ["checkpoint_00000002.pt", "checkpoint_00000003.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+
+
+def test_a_save_that_fails_loses_nothing(tmp_path: Path):
+    """What cannot be written leaves the older checkpoint and nothing half."""
+    Checkpoints(tmp_path).save(1, {"state": torch.ones(3)})
+    with pytest.raises(Exception, match="pickle"):
+        Checkpoints(tmp_path).save(2, {"state": lambda: None})
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_00000001.pt"]
+
+
+NANO = ["--device", "cpu", "--batch", "1", "--seq", "16", "--steps", "12", "--log-every", "1"]
+NANO += ["--save-every", "1", "--eval-every", "6", "--eval-batches", "1", "--sample-tokens", "0"]
+
+
+def test_a_folder_with_checkpoints_is_not_begun_anew(trained: Path, capsys):
+    """Without --resume nothing in it is touched; impossible options are one line each."""
+    before = {path.name: path.read_bytes() for path in trained.iterdir()}
+    assert main(["--out", str(trained), *NANO]) == 1
+    assert "has checkpoints: add --resume, or take another --out" in capsys.readouterr().err
+    assert main(["--out", str(trained / "x"), *NANO, "--steps", "0"]) == 1
+    assert "steps is 0; possible: an int of 1 or more" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in trained.iterdir()} == before
+
+
+def killed(context: Any, arguments: list[str], after_s: float | None) -> bool:
+    """Train in a process that gets SIGKILL after so long; whether it had to."""
+    process = context.Process(target=main, args=(arguments,))
+    process.start()
+    process.join(after_s)
+    alive = process.is_alive()
+    if alive:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    assert process.exitcode == (-signal.SIGKILL if alive else 0)
+    return alive
+
+
+def test_a_run_killed_at_random_moments_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each time with --resume, from a whole checkpoint, to the same bits and the same log."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["model.train", "torch.distributed", "torch._dynamo"])
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    killed(context, ["--out", str(tmp_path / "first"), *NANO], None)  # the server has to start
+    began_s = time.perf_counter()
+    killed(context, ["--out", str(whole), *NANO], None)
+    whole_s = time.perf_counter() - began_s
+    moments, reached, draw = 0, [], random.Random(7)
+    while moments < KILLS:
+        arguments = ["--out", str(parts), "--resume", *NANO]
+        if killed(context, arguments, draw.uniform(0, 0.6 * whole_s)):
+            moments += 1
+            newest = Checkpoints(parts).newest()
+            reached.append(load(newest)["step"] if newest else 0)
+        elif moments < KILLS:  # it had come to the end: begin another
+            for path in parts.iterdir():
+                path.unlink()
+    print(f"{moments} kills; the newest whole checkpoint was of step {reached}")
+    killed(context, ["--out", str(parts), "--resume", *NANO], None)
+    found, expected = (load(Checkpoints(path).paths()[-1]) for path in (parts, whole))
+    assert_same_bits(found["state"], expected["state"])
+    assert losses(parts) == losses(whole)
+
+
+def test_torchrun_trains_with_two_ranks(tmp_path: Path):
+    """The command as it stands in the documentation; one log, one checkpoint, both ranks' data."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "model.train", "--out", str(tmp_path), *NANO, "--steps", "2"]
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=900)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("step 2/2  loss") == 1
+    content = load(Checkpoints(tmp_path).paths()[-1])
+    assert (content["step"], len(content["rng"])) == (2, 2)
+    assert content["state"]["position"] == 2 * 2 * 16  # steps, ranks, tokens of a batch
+
+
+def test_the_curve_is_drawn(trained: Path):
+    """With training and validation losses and the entropy; without matplotlib the log is named."""
+    pytest.importorskip("matplotlib")
+    drawn = plot(trained).read_text()
+    assert drawn.startswith("<?xml") and drawn.count("<path") > 5
+
+
+def test_a_log_that_was_cut_off_is_read_up_to_there(trained: Path):
+    """A kill may leave half a line."""
+    whole = read_log(trained)
+    path = trained / LOG
+    path.write_text(path.read_text()[:-7])
+    assert read_log(trained) == whole[:-1]
+    assert json.dumps(whole[0]["unigram_entropy_nats"])[:4] == "6.68"
