@@ -1,0 +1,245 @@
+"""The workflows' own commands, in order, on clean machines: a small project on a CPU, with what
+GitHub gives its jobs, and a small GitHub that answers.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from workflow_runner import GitHub, git
+
+from stepguard.report.github import MARKER
+
+ROOT = Path(__file__).resolve().parents[2]
+CALLER, COMMENT = ".github/workflows/perf.yml", ".github/workflows/comment.yml"
+MODEL = """
+import torch
+
+
+class Step:
+    tokens_per_step = 8
+
+    def __init__(self):
+        self.weight = torch.ones(8, 8)
+
+    def step(self):
+        total = (self.weight @ self.weight).sum()
+        return total
+
+
+def step(*, device):
+    return Step()
+"""
+SYNC = ("        return total\n", "        return total.item()\n")
+CASES = """
+from stepguard import Case
+from stepguard.plugin import cases
+
+
+@cases(Case("tiny", "tiny:step", {}, device="cpu", launches=1))
+def test_step(perf, case):
+    perf(case)
+"""
+QUICK = """
+import pytest
+from quick_launches import shorten_launches
+
+shorten_launches(pytest.MonkeyPatch())
+pytest_plugins = ["stepguard.plugin"]
+"""
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory):
+    """The repository on GitHub: a project of one case, recorded on main, and a pull request, number
+    7, that adds a sync; also as GitHub merges it.
+    """
+    made = tmp_path_factory.mktemp("origin")
+    for name in ("constraints.txt", "Makefile", "pytest.ini", ".gitignore", ".ci/run"):
+        (made / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, made / name)
+    for name in (".github", "scripts", "stepguard"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, made / name, ignore=ignored)
+    shutil.copy(ROOT / "tests" / "quick_launches.py", made)
+    project = (ROOT / "pyproject.toml").read_text()
+    (made / "pyproject.toml").write_text(project.replace('["stepguard"]', '["tiny.py"]', 1))
+    (made / "tiny.py").write_text(MODEL.lstrip())
+    (made / "conftest.py").write_text(QUICK.lstrip())
+    (made / "perf_tests").mkdir()
+    (made / "perf_tests" / "test_tiny.py").write_text(CASES.lstrip())
+    git(made, "init", "--quiet", "-b", "main")
+    commit(made, "a project")
+    record = ["-m", "pytest", "-q", "perf_tests", "--perf-update-new"]
+    done = command(made, sys.executable, *record)
+    assert done.returncode == 0, done.stdout
+    commit(made, "record")
+    git(made, "switch", "--quiet", "-c", "slow")
+    (made / "tiny.py").write_text(MODEL.lstrip().replace(*SYNC))
+    commit(made, "a sync")
+    git(made, "switch", "--quiet", "-c", "merged", "main")
+    git(made, "merge", "--quiet", "--no-ff", "-m", "Merge pull request 7", "slow")
+    git(made, "switch", "--quiet", "--detach", "main")
+    return made
+
+
+def commit(folder, message):
+    """Commit all that is there."""
+    git(folder, "add", "--all")
+    git(folder, "commit", "--quiet", "--message", message)
+
+
+def command(folder, *words):
+    """A developer's command there, outside CI and this test."""
+    plain = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "LANG": "C.UTF-8"}
+    return subprocess.run(words, cwd=folder, env=plain, capture_output=True, text=True, check=False)
+
+
+class Api(BaseHTTPRequestHandler):
+    """The part of GitHub's API that a comment needs; the server has the pull request's head and its
+    comments, and notes what it was asked.
+    """
+
+    def answer(self):
+        size = int(self.headers.get("Content-Length", 0))
+        body = json.loads(self.rfile.read(size))["body"] if size else None
+        path, _, query = self.path.partition("?")
+        assert self.headers["Authorization"] == "Bearer a-token"
+        self.server.asked.append(f"{self.command} {path.removeprefix('/repos/OWNER/REPO/')}")
+        told = self.told(path, query, body)
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(told).encode())
+
+    do_GET = do_POST = do_PATCH = answer
+
+    def told(self, path, query, body):
+        """What GitHub has, or has now."""
+        comments = self.server.comments
+        if path.endswith("/pulls"):
+            return [{"number": 7, "head": {"sha": self.server.head}}] if "OWNER%3A" in query else []
+        if self.command == "GET":
+            return comments if "page=1" in query.split("&") else []
+        if self.command == "POST":
+            comments.append(said("github-actions[bot]", body, len(comments)))
+        else:
+            comments[int(path.rpartition("/")[2])]["body"] = body
+        return {}
+
+    def log_message(self, *words):
+        """Nothing."""
+
+
+def said(who, body, number):
+    """A comment."""
+    return {"id": number, "user": {"login": who}, "body": body}
+
+
+@pytest.fixture
+def api(origin):
+    """GitHub's API, on loopback: two people have commented, one as if they were us."""
+    server = HTTPServer(("127.0.0.1", 0), Api)
+    server.asked, server.head = [], git(origin, "rev-parse", "slow")
+    server.comments = [said("somebody", f"{MARKER}\nnot ours", 0), said("other", "hm", 1)]
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def hub(origin, tmp_path, api):
+    """GitHub, where a CPU takes the GPU's place."""
+    url = f"http://127.0.0.1:{api.server_port}"
+    replaced = {"PYTHON": sys.executable, "GPUS": "0"}
+    return GitHub(origin, tmp_path, url, replaced=replaced)
+
+
+def pull_request(hub, repository="OWNER/REPO"):
+    """The run that a pull request starts, at GitHub's merge of it."""
+    sha = {name: git(hub.repository, "rev-parse", name) for name in ("main", "slow", "merged")}
+    head = {"ref": "slow", "sha": sha["slow"], "repo": {"full_name": repository}}
+    base = {"ref": "main", "sha": sha["main"]}
+    pull = {"number": 7, "head": head, "base": base}
+    return hub.event("pull_request", sha["merged"], "refs/pull/7/merge", pull_request=pull)
+
+
+def comment_on(hub, started, owner="OWNER"):
+    """The run of the comment's workflow that follows; the jobs."""
+    head = started["event"]["pull_request"]["head"]
+    ended = {
+        "id": 4711,
+        "event": started["event_name"],
+        "head_branch": head["ref"],
+        "head_sha": head["sha"],
+        "head_repository": {"full_name": f"{owner}/REPO", "owner": {"login": owner}},
+    }
+    main = git(hub.repository, "rev-parse", "main")
+    follows = hub.event("workflow_run", main, "refs/heads/main", workflow_run=ended)
+    return hub.run(COMMENT, follows, at="main")
+
+
+def test_a_pull_request_that_adds_a_sync(hub, api):
+    """Measured from its merge, red, the line named; one comment, which the next run replaces and
+    whose commands work.
+    """
+    started = pull_request(hub)
+    jobs = hub.run(CALLER, started, at="merged")
+    measure, gate = jobs["perf / measure"], jobs["perf / gate"]
+    assert (measure.result, gate.result) == ("failure", "failure"), measure.log + gate.log
+    assert measure.summary.startswith("**Performance failed:** 1 CHANGED"), measure.log
+    assert "keep it" not in measure.ran and not hub.caches
+    for _ in range(2):
+        (job,) = comment_on(hub, started).values()
+        assert job.result == "success", job.log
+    assert [one for one in api.asked if not one.startswith("GET")] == [
+        "POST issues/7/comments",
+        "PATCH issues/comments/2",
+    ]
+    assert [one["body"] for one in api.comments[:2]] == [f"{MARKER}\nnot ours", "hm"]
+    (body,) = (one["body"] for one in api.comments[2:])
+    assert body.startswith(f"{MARKER}\n**Performance failed:** 1 CHANGED")
+    assert "tiny.py:12" in body
+
+
+def test_a_commit_of_main(hub):
+    """Green, and what it compiled is kept for others."""
+    main = git(hub.repository, "rev-parse", "main")
+    jobs = hub.run(CALLER, hub.event("push", main, "refs/heads/main"), at="main")
+    logs = "".join(job.log for job in jobs.values())
+    assert {name: job.result for name, job in jobs.items()} == {
+        "perf / measure": "success",
+        "perf / gate": "success",
+    }, logs
+    assert jobs["perf / measure"].summary.startswith("**Performance passed:** 1 same")
+    assert set(hub.caches) == {f"compile-{main}"}
+
+
+def test_a_fork_is_not_measured(hub, api):
+    """Whatever its own workflow says: the job is skipped, the gate red, the comment says why."""
+    started = pull_request(hub, "somebody/REPO")
+    jobs = hub.run(CALLER, started, at="merged")
+    assert {name: job.result for name, job in jobs.items()} == {
+        "perf / measure": "skipped",
+        "perf / gate": "failure",
+    }
+    assert "::error::A fork is not measured" in jobs["perf / gate"].log
+    api.head = started["event"]["pull_request"]["head"]["sha"]
+    (job,) = comment_on(hub, started).values()
+    assert job.result == "success", job.log
+    assert "A pull request of a fork is not measured" in api.comments[-1]["body"]
+
+
+def test_an_older_run_says_nothing(hub, api):
+    """A run that ends after its commit was pushed over does not replace the newer one's comment."""
+    api.head = "f" * 40
+    (job,) = comment_on(hub, pull_request(hub)).values()
+    assert job.result == "success", job.log
+    assert "pushed over" in job.log and len(api.comments) == 2
