@@ -18,6 +18,7 @@ from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.metrics import METRICS, default_gates
 
 Scalar = str | int | float | bool | None
+MOST_RANKS = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _WORKLOAD = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
@@ -115,3 +116,21 @@ class Case:
             "device": self.device,
             "world_size": self.world_size,
         }
+
+
+def from_dict(found: Mapping[str, Any], gates: tuple[str, ...] = ()) -> Case:
+    """Return the case that as_dict() described, in a file of whatever origin and without its name;
+    "nodes" may say on how many its ranks were. Raises ValueError for anything else.
+    """
+    known = {key: value for key, value in found.items() if key != "nodes"}
+    needed = {"workload", "params", "device", "world_size"}
+    if known.keys() != needed:
+        raise ValueError(f"a case has {', '.join(sorted(needed))}, not {', '.join(sorted(known))}")
+    for key, most in (("world_size", MOST_RANKS), ("nodes", found["world_size"])):
+        if key in found and not (type(found[key]) is int and 1 <= found[key] <= most):
+            raise ValueError(f"{key} {found[key]!r}: a number from 1 to {most!r} is needed")
+    try:
+        # How many launches there were the evidence itself says.
+        return Case("x", **known, gates=gates, launches=2)
+    except (AttributeError, TypeError) as error:  # a key holds something else
+        raise ValueError(f"no case: {error}") from None

@@ -1,13 +1,14 @@
 """An A/B comparison: one case, measured in two trees in pairs on the same machine."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import msgspec
 
 from stepguard.ab_margins import Margins, Prior
 from stepguard.case import Case
-from stepguard.evidence import Evidence, decode, refuse_unknown
+from stepguard.evidence import Evidence, decode, problems
 from stepguard.metrics import METRICS
 
 SCHEMA = 2
@@ -77,7 +78,16 @@ def to_json(comparison: Comparison) -> bytes:
 
 def from_json(data: bytes, source: str) -> Comparison:
     """Read what to_json wrote. Raises ValueError, naming ``source``, for anything else."""
-    found = decode(data, Comparison, SCHEMA, source)
-    for side in (found.head, found.base):
-        refuse_unknown(side, source)
-    return found
+    return decode(data, Comparison, SCHEMA, source, _problems)
+
+
+def _problems(found: Comparison) -> Iterator[str]:
+    """Yield what is wrong with a comparison although every field has its type."""
+    for side, evidence in (("head", found.head), ("base", found.base)):
+        yield from (f"{side}: {problem}" for problem in problems(evidence))
+    if (found.head.case_id, found.head.case) != (found.base.case_id, found.base.case):
+        yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"
+    if not 1e-6 < found.prior.sd_pct < 1e6 or not 1e-6 < found.prior.degrees < 1e6:
+        yield f"no noise of pairs is like {found.prior}"
+    if not all(value > 0 for value in found.timing.values()):
+        yield f"its pairs have the timing {found.timing}"

@@ -7,14 +7,18 @@ figures are taken once, by judge/summary.py.
 
 import math
 import statistics
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from itertools import chain
+from typing import Any, TypeVar
 
 import msgspec
 
+from stepguard.case import from_dict
 from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS
 from stepguard.site import Site
+from stepguard.strict_json import OtherSchema, parse
 from stepguard.verdict import Reason
 
 SCHEMA = 2
@@ -24,14 +28,8 @@ EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
 # and may be late for it. Only a clock that was replaced is far off.
 OUTSIDE_AGREE_SHARE = 0.05
 OUTSIDE_AGREE_MS = 500.0
-
-
-class _Document(Protocol):
-    @property
-    def schema(self) -> int: ...
-
-
-Document = TypeVar("Document", bound=_Document)
+MOST_STEPS = 10**9
+Document = TypeVar("Document")
 
 
 @dataclass(frozen=True)
@@ -223,29 +221,86 @@ def to_json(evidence: Evidence) -> bytes:
     return msgspec.json.format(msgspec.json.encode(evidence), indent=1)
 
 
-def from_json(data: bytes, source: str) -> Evidence:
+def from_json(text: bytes, source: str) -> Evidence:
     """Read what to_json wrote. Raises ValueError naming ``source`` and what is wrong with it."""
-    evidence = decode(data, Evidence, SCHEMA, source)
-    refuse_unknown(evidence, source)
-    return evidence
+    return decode(text, Evidence, SCHEMA, source, problems)
 
 
-def decode(data: bytes, kind: type[Document], schema: int, source: str) -> Document:
-    """Read a document of that kind and schema. Raises ValueError naming ``source``."""
+def decode(
+    data: bytes,
+    kind: type[Document],
+    schema: int,
+    source: str,
+    check: Callable[[Document], Iterator[str]],
+) -> Document:
+    """Read a document of that kind and schema in which ``check`` finds no problem. Raises
+    ValueError naming ``source``.
+    """
     name = kind.__name__.lower()
     try:
-        found = msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        found = parse(data.decode(), kind, schema)
+    except OtherSchema as error:
+        raise ValueError(f"{source}: {name} {error}") from None
+    except ValueError as error:
         raise ValueError(f"{source}: no {name} that stepguard wrote: {error}") from None
-    if found.schema != schema:
-        raise ValueError(f"{source}: {name} schema {found.schema}, this version reads {schema}")
+    for problem in check(found):
+        raise ValueError(f"{source}: no {name} that stepguard wrote: {problem}")
     return found
 
 
-def refuse_unknown(evidence: Evidence, source: str) -> None:
-    """Raise ValueError for a gate or a fault that this version does not know."""
-    # METRICS and Reason are looked up by these names: a newer version's would be a KeyError.
-    unknown = [gate for gate in evidence.gates if gate not in METRICS]
-    unknown += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
-    if unknown:
-        raise ValueError(f"{source}: {unknown[0]!r} is not known to this version of stepguard")
+def problems(evidence: Evidence) -> Iterator[str]:
+    """Yield what is wrong with evidence although every field has its type: it could not be judged.
+    What is wrong with a measurement is for the judge to say, not here.
+    """
+    # METRICS and Reason are looked up by these names.
+    known = [gate for gate in evidence.gates if gate not in METRICS]
+    known += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
+    yield from (f"{name!r} is not known to this version of stepguard" for name in known)
+    try:
+        ranks = from_dict(evidence.case, evidence.gates).world_size
+    except ValueError as error:
+        yield str(error)
+        return
+    if min(evidence.tokens_per_step, evidence.one_rank_tokens_per_step) < 0:
+        yield "it has a negative number of tokens"
+    for launch in (*evidence.launches, *filter(None, [evidence.one_rank])):
+        yield from _problems_of_launch(launch)
+    for one in evidence.differences:
+        metric = METRICS.get(f"{one.name}_pct")
+        if metric is None or metric.kind != "difference":
+            yield f"{one.name!r} is no difference"
+        yield from _unlikely((*chain.from_iterable(one.pairs_ms), *one.plain_by_rank_ms))
+    yield from _problems_of_counts(evidence.counts, ranks) if evidence.counts else ()
+
+
+def _problems_of_launch(launch: Launch) -> Iterator[str]:
+    for block in (*launch.blocks, *launch.discarded):
+        if len(block.wall_ms) != len(block.events_ms):
+            yield f"a block has {len(block.wall_ms)} wall clocks and {len(block.events_ms)} events"
+        if block.steps > MOST_STEPS or (block.ran or 0) > MOST_STEPS:
+            yield f"a block of {block.steps} steps after {block.ran}"
+        yield from _unlikely((*block.wall_ms, *block.events_ms, *block.step_ms))
+
+
+def _unlikely(times_ms: Iterable[float]) -> Iterator[str]:
+    """Yield times that no clock gives; one that is not positive is for the judge."""
+    yield from (f"a time of {ms!r} ms" for ms in times_ms if 0 < ms < 1e-6 or abs(ms) > 1e12)
+
+
+def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
+    tables = (counts.values, counts.unstable, counts.detail, counts.sites, counts.by_rank)
+    for name in chain(*tables):
+        if name not in METRICS or METRICS[name].kind != "counter":
+            yield f"{name!r} is no counter"
+    for name in counts.information:
+        if name not in METRICS or METRICS[name].kind != "information":
+            yield f"{name!r} is no information"
+    parts = (each.values() for each in counts.detail.values())
+    for count in chain(counts.values.values(), *parts, *counts.by_rank.values()):
+        if not 0 <= count < 1 << 63:
+            yield f"a count of {count}"
+    for name, each in counts.by_rank.items():
+        if len(each) != ranks or name not in counts.values:
+            yield f"{name} has {len(each)} counts by rank for {ranks} ranks"
+    if any(site.count < 1 for sites in counts.sites.values() for site in sites):
+        yield "a place is there less than once"

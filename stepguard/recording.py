@@ -17,7 +17,8 @@ from stepguard.site import Site
 SCHEMA = 1
 KEPT_RECORDINGS = 20  # of an epoch: the first under each software, and the newest
 
-Milliseconds = Annotated[float, msgspec.Meta(gt=0)]
+# Of a step: from a nanosecond to 30 years.
+Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 

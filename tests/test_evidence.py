@@ -5,7 +5,7 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from builders import COUNTS, FINGERPRINT, PROPERTY, TOKENS, block, evidence, launch, values_of
+from builders import CASE, COUNTS, FINGERPRINT, PROPERTY, TOKENS, block, evidence, launch, values_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,20 +20,22 @@ from stepguard.evidence import (
     to_json,
 )
 from stepguard.fingerprint import Fingerprint
-from stepguard.metrics import METRICS
+from stepguard.metrics import METRICS, default_gates
 from stepguard.recording import geometric_mean
+from stepguard.strict_json import LARGEST
 from stepguard.verdict import Reason
 
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
+FINITE = st.floats(-LARGEST, LARGEST)
 MS = st.floats(1e-3, 1e6)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 COUNT = st.integers(0, 2**53)
 CODES = st.sampled_from(sorted(Reason.__members__))
+COUNTERS = st.sampled_from([name for name, row in METRICS.items() if row.kind == "counter"])
 BLOCKS = st.builds(
     Block,
     steps=st.integers(1, 10**6),
-    wall_ms=st.lists(MS, min_size=1, max_size=4).map(tuple),
-    events_ms=st.lists(MS, min_size=1, max_size=4).map(tuple),
+    wall_ms=st.tuples(MS, MS),
+    events_ms=st.tuples(MS, MS),
     step_ms=st.lists(MS, max_size=4).map(tuple),
     enqueue_ms=st.none() | FINITE,
     energy_j=st.none() | FINITE,
@@ -53,13 +55,15 @@ LAUNCHES = st.builds(
 EVIDENCE = st.builds(
     Evidence,
     case_id=TEXT,
-    case=st.dictionaries(TEXT, TEXT | st.none() | st.booleans() | COUNT | FINITE, max_size=3),
+    case=st.dictionaries(TEXT, TEXT | st.none() | st.booleans() | COUNT | FINITE, max_size=3).map(
+        lambda params: CASE | {"params": params}
+    ),
     date=TEXT,
     commit=TEXT,
     dirty=st.lists(TEXT, max_size=2).map(tuple),
     command=TEXT,
     planned_launches=st.integers(0, 9),
-    gates=st.lists(st.sampled_from(sorted(METRICS)), max_size=2).map(tuple),
+    gates=st.lists(st.sampled_from(default_gates("cuda")), max_size=2).map(tuple),
     fingerprint=st.none()
     | st.builds(
         Fingerprint,
@@ -73,9 +77,9 @@ EVIDENCE = st.builds(
     counts=st.none()
     | st.builds(
         Counts,
-        values=st.dictionaries(TEXT, COUNT, max_size=2),
-        unstable=st.dictionaries(TEXT, TEXT, max_size=2),
-        detail=st.dictionaries(TEXT, st.dictionaries(TEXT, COUNT, max_size=2), max_size=2),
+        values=st.dictionaries(COUNTERS, COUNT, max_size=2),
+        unstable=st.dictionaries(COUNTERS, TEXT, max_size=2),
+        detail=st.dictionaries(COUNTERS, st.dictionaries(TEXT, COUNT, max_size=2), max_size=2),
         wall_s=FINITE,
     ),
     faults=st.lists(

@@ -18,7 +18,7 @@ from stepguard.cli.common import (
     verdict_today,
     wanted_evidence,
 )
-from stepguard.evidence import Evidence, from_json
+from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.git.revision import current
 from stepguard.judge.acceptance import has_words, moved_together
@@ -27,7 +27,7 @@ from stepguard.report.recorded import accepted_line
 from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import Store
+from stepguard.storage.runs import Store, read_evidence
 from stepguard.text import printable
 
 
@@ -94,7 +94,7 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     timed = any(METRICS[name].kind == "time" for name in evidence.gates)
     if has_words(options.reason) or not timed:
         return
-    beside = [from_json(p.read_bytes(), str(p)) for p in Store.of_the_same_run(path)]
+    beside = [read_evidence(one) for one in Store.of_the_same_run(path)]
     # A folder may hold what another run left.
     run = [
         one for one in beside if (one.commit, one.command) == (evidence.commit, evidence.command)

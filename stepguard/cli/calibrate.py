@@ -49,8 +49,7 @@ def _comparisons_with_itself(
     kept = read_comparisons(source) if options.evidence else store.comparisons()
     found: dict[tuple[str, Path], list[Comparison]] = {}
     for one in sorted(kept, key=lambda one: one.head.date):
-        # Without `timing` nobody could tell later whether the calibration still applies.
-        if one.same_commit and one.timing and JUDGED_TIME in one.head.gates:
+        if usable(one):
             path = calibrations.path_for(baseline.path_of(options.baselines, one.head))
             found.setdefault((one.head.case_id, path), []).append(one)
     known = {case_id for case_id, _ in found}
@@ -63,6 +62,13 @@ def _comparisons_with_itself(
             f"and a case that gates {JUDGED_TIME}: {MEASURE} --perf-budget=MIN"
         )
     return {key: found[key] for key in found if key[0] in (options.case or known)}
+
+
+def usable(one: Comparison) -> bool:
+    """Tell whether a comparison may say something of noise: it is of a commit with itself."""
+    # Without what ran and its timing nobody could tell later whether the calibration still applies.
+    known = one.head.fingerprint is not None and bool(one.timing)
+    return one.same_commit and known and JUDGED_TIME in one.head.gates
 
 
 def _write(path: Path, comparisons: list[Comparison]) -> bool:

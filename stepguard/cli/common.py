@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepguard.evidence import Evidence, from_json
+from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
 from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.runs import Store, read_evidence
 from stepguard.text import printable
 from stepguard.verdict import Verdict
 
@@ -68,7 +68,7 @@ def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
 def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
     """Return the evidence that the options name, by file: a case may have some of several machines.
 
-    Raises ValueError when there is none, or a case is unknown.
+    Raises ValueError when there is none, or a case is unknown, FileError for a file that is none.
     """
     store = Store(options.root)
     if options.evidence:
@@ -79,10 +79,7 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
         # A named case's newest, of whatever run: the last run may have measured other cases only.
         paths = list(store.newest().values()) if options.case else store.last_run()
         source = str(store.runs)
-    try:
-        found = [(path, from_json(path.read_bytes(), str(path))) for path in paths]
-    except OSError as error:
-        raise ValueError(f"{error.filename}: {error.strerror}") from None
+    found = [(path, read_evidence(path)) for path in paths]
     known = {evidence.case_id for _, evidence in found}
     unknown = [case_id for case_id in options.case if case_id not in known]
     against = "" if options.evidence else store.last_against()

@@ -140,8 +140,10 @@ def _kept(older: list[Recording]) -> list[Recording]:
 
     The first under each software stays, since the drift is measured from it.
     """
-    software = [recording.software for recording in older]
-    pinned = {software.index(one) for one in software}
+    first: dict[tuple[tuple[str, str], ...], int] = {}
+    for number, recording in enumerate(older):
+        first.setdefault(tuple(sorted(recording.software.items())), number)
+    pinned = set(first.values())
     others = [number for number in range(len(older)) if number not in pinned]
     room = max(KEPT_RECORDINGS - 1 - len(pinned), 0)
     stay = pinned.union(others[len(others) - min(room, len(others)) :])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import msgspec
 
+from stepguard.case import from_dict
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS
@@ -56,12 +57,7 @@ def load(path: Path) -> BaselineFile | None:
 
     Raises FileError for anything that is not exactly a baseline file.
     """
-    found = read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update")
-    for case_id, entry in found.cases.items() if found else ():
-        # Beyond types: msgspec does not know which metrics there are, nor how many ranks.
-        if problem := next(_problems(entry), ""):
-            raise FileError(f"{path}: {case_id}: {problem}; {restore(path)}")
-    return found
+    return read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update", _problems)
 
 
 def machine_of(evidence: Evidence) -> str:
@@ -87,8 +83,18 @@ def refuse_other_machine(path: Path, holds: str, machine: str) -> None:
         raise FileError(f"{path}: holds figures of {holds!r}, not of {machine!r}; {restore(path)}")
 
 
-def _problems(entry: Entry) -> Iterator[str]:
-    """Yield what is wrong with an entry although every field has its type."""
+def _problems(content: BaselineFile) -> Iterator[str]:
+    """Yield what is wrong with a file although every field has its type."""
+    for case_id, entry in content.cases.items():
+        yield from (f"{case_id}: {problem}" for problem in _problems_of_entry(entry))
+
+
+def _problems_of_entry(entry: Entry) -> Iterator[str]:
+    try:
+        from_dict(entry.case)
+    except ValueError as error:
+        yield str(error)
+        return
     ranks = entry.case.get("world_size", 1)
     # Older recordings may lack it: they are from before ranks were kept apart.
     if ranks != 1 and entry.epochs[-1].recordings[-1].by_rank is msgspec.UNSET:
@@ -121,4 +127,4 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
 def save(path: Path, content: BaselineFile) -> None:
     """Write a baseline file. Raises FileError, and leaves the old one, where it cannot be."""
     remedy = "the evidence is kept: python -m stepguard accept, once it can be written"
-    save_json(path, content, remedy)
+    save_json(path, content, SCHEMA, remedy, _problems)

@@ -48,4 +48,4 @@ def put(path: Path, machine: str, case_id: str, entry: CalibratedCase) -> None:
     old = load_for(path, machine)
     cases = {**(old.cases if old else {}), case_id: entry}
     content = CalibrationFile(schema=SCHEMA, machine=machine, cases=cases)
-    save(path, content, f"nothing else is kept: {RENEW} again")
+    save(path, content, SCHEMA, f"nothing else is kept: {RENEW} again")

@@ -1,7 +1,6 @@
 """JSON files that people review and merge: read strictly, written whole or not at all.
 
-A file that cannot be trusted in every line is refused whole: a gate that skips what it does not
-understand turns green by accident.
+What a document has to be is in stepguard/strict_json.py.
 """
 
 import contextlib
@@ -10,66 +9,90 @@ import os
 import shlex
 import stat
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from stepguard.strict_json import OtherSchema, parse
+from stepguard.worker.lifeline import interrupts_deferred
+
 MAX_BYTES = 64 << 20  # a baseline file has some hundred KiB
 LINE_WIDTH = 100
-Content = TypeVar("Content", bound=msgspec.Struct)
+Content = TypeVar("Content")
+Check = Callable[[Content], Iterable[str]]  # yields what is wrong with a content of sound types
 
 
 class FileError(Exception):
     """A file that cannot be used or written; one sentence with the remedy."""
 
 
-def read(path: Path, kind: type[Content], schema: int, renew: str) -> Content | None:
+def _nothing(content: object) -> Iterable[str]:
+    return ()
+
+
+def read(
+    path: Path, kind: type[Content], schema: int, renew: str, check: Check[Content] = _nothing
+) -> Content | None:
     """Return the file's content, or None where there is no file.
 
-    Raises FileError when it is truncated, has conflict markers, NaN, a key twice, a wrong, missing
-    or unknown field, or another schema; ``renew`` is the command that makes it anew then.
+    Raises FileError when it has conflict markers, or is no document of that kind and schema, or
+    ``check`` finds a problem in it; ``renew`` is the command that makes another schema's anew.
     """
-    text = _text(path)
-    if text is None:
+    data = contents(path, restore(path))
+    if data is None:
         return None
+    try:
+        return _parsed(path, data, kind, schema, check)
+    except OtherSchema as error:  # restoring the file does not help then
+        raise FileError(f"{path}: {error}; make it anew: {renew}") from None
+    except ValueError as error:
+        raise FileError(f"{path}: {error}; {restore(path)}") from None
+
+
+def _parsed(
+    path: Path, data: bytes, kind: type[Content], schema: int, check: Check[Content]
+) -> Content:
+    """Return what the bytes of a file hold. Raises ValueError."""
+    text = data.decode("utf-8")
     # Before JSON, whose error would name a column and not the merge.
     _refuse_conflict(path, text)
-    try:
-        raw = json.loads(text, object_pairs_hook=_unique, parse_constant=_not_a_number)
-        json.dumps(raw, allow_nan=False, ensure_ascii=False).encode()  # no 1e999, no half character
-        if not isinstance(raw, dict) or "schema" not in raw:
-            raise ValueError("it has no schema")
-        # Before the fields: another schema has others, and restoring the file does not help then.
-        if raw["schema"] == schema:
-            return msgspec.convert(raw, kind, strict=True)
-    except (ValueError, RecursionError) as error:  # msgspec's ValidationError is a ValueError
-        raise FileError(f"{path}: {error}; {restore(path)}") from None
-    raise FileError(
-        f"{path}: schema {raw['schema']!r}, this version of stepguard reads {schema}; "
-        f"make it anew: {renew}"
-    )
+    found = parse(text, kind, schema)
+    # Beyond types: which metrics there are, and what fits to what.
+    for problem in check(found):
+        raise ValueError(problem)
+    return found
 
 
-def _text(path: Path) -> str | None:
-    """Return the text of a file of moderate size; a device or a pipe might never end."""
+def contents(path: Path, remedy: str) -> bytes | None:
+    """Return what is in a file of moderate size, or None where there is none.
+
+    Raises FileError, with the ``remedy``, for a file that cannot be read, and for anything else
+    than a file: a device or a pipe, by whatever link, might never end.
+    """
     try:
+        # Before opening it: that alone does something to some devices.
+        _refuse_other_than_file(os.stat(path))
         # Without O_NONBLOCK opening a pipe waits until somebody writes to it.
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(handle, "rb") as file:
-            # Of the open file, since the path may name another one by now.
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode):
-                raise ValueError("it is not a regular file")
-            if status.st_size > MAX_BYTES:
-                raise ValueError(f"{status.st_size:,} bytes, at most {MAX_BYTES:,} are read")
-            return file.read(MAX_BYTES).decode("utf-8")
+            # Again, of the open file: the path may name another one by now.
+            _refuse_other_than_file(os.fstat(handle))
+            return file.read(MAX_BYTES)
     except FileNotFoundError:
         return None
-    except IsADirectoryError:
-        raise FileError(f"{path}: it is a directory; {restore(path)}") from None
     except (OSError, ValueError) as error:
-        raise FileError(f"{path}: cannot be read: {error}; {restore(path)}") from None
+        raise FileError(f"{path}: cannot be read: {error}; {remedy}") from None
+
+
+def _refuse_other_than_file(status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise ValueError("it is a directory")
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError("it is not a regular file")
+    if status.st_size > MAX_BYTES:
+        raise ValueError(f"{status.st_size:,} bytes, at most {MAX_BYTES:,} are read")
 
 
 def _refuse_conflict(path: Path, text: str) -> None:
@@ -82,36 +105,26 @@ def _refuse_conflict(path: Path, text: str) -> None:
             )
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:  # the later one would win silently
-            raise ValueError(f"key {key!r} is there twice")
-        found[key] = value
-    return found
-
-
-def _not_a_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a number that can be compared")
-
-
 def restore(path: Path) -> str:
     """Return the command that brings the committed file back."""
     return f"restore it with: git checkout -- {shlex.quote(str(path))}"
 
 
-def save(path: Path, content: msgspec.Struct, remedy: str) -> None:
+def save(
+    path: Path, content: Content, schema: int, remedy: str, check: Check[Content] = _nothing
+) -> None:
     """Write a file of sorted keys that read() accepts.
 
-    Raises FileError, and leaves the old file as it was, for content that could not be read back,
-    and where the folder cannot be written; ``remedy`` then says what to do.
+    Raises FileError, and leaves the old file as it was, for content that read() would refuse, and
+    where the folder cannot be written; ``remedy`` then says what to do.
     """
-    plain = msgspec.to_builtins(content)
     try:
-        # msgspec checks types and ranges when it reads, not when a Struct is made.
-        msgspec.convert(plain, type(content), strict=True)
-        data = f"{layout(plain)}\n".encode()
-    except ValueError as error:
+        data = f"{layout(msgspec.to_builtins(content))}\n".encode()
+        # Types and ranges are checked when a document is read, not when a Struct is made.
+        _parsed(path, data, type(content), schema, check)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"{len(data):,} bytes, at most {MAX_BYTES:,} are read")
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: not written: {error}; {remedy}") from None
     try:
         replace_file(path, data)
@@ -125,9 +138,15 @@ def save(path: Path, content: msgspec.Struct, remedy: str) -> None:
 def replace_file(path: Path, data: bytes) -> None:
     """Write beside the file and rename over it: the old file stays until the new one is whole.
 
-    Raises OSError, and leaves nothing but the old file, when that cannot be done.
+    Raises OSError, and leaves nothing but the old file, when that cannot be done. Ctrl-C waits
+    until the file is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    with interrupts_deferred():
+        _replace(path, data)
+
+
+def _replace(path: Path, data: bytes) -> None:
     # In the same folder: a rename replaces a file at once only within one file system.
     handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:

@@ -10,9 +10,10 @@
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeVar
 
 from stepguard.comparison import Comparison
 from stepguard.comparison import from_json as comparison_from_json
@@ -20,11 +21,12 @@ from stepguard.comparison import to_json as comparison_json
 from stepguard.evidence import Evidence, from_json, to_json
 from stepguard.git.worktree import FOLDER, keep_out_of_git
 from stepguard.judge.summary import summarise
-from stepguard.storage.json_file import FileError, replace_file
+from stepguard.storage.json_file import FileError, contents, replace_file
 
 KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
+Kept = TypeVar("Kept", Evidence, Comparison)
 
 
 def root_of(folder: Path) -> Path:
@@ -98,8 +100,8 @@ class Store:
         for path in (p for run in reversed(self._runs()) for p in _evidence_files(run)):
             if path.parent.name not in found:
                 # Damaged, or of an older schema: then the one before it is the newest.
-                with contextlib.suppress(OSError, ValueError):
-                    evidence = from_json(path.read_bytes(), str(path))
+                with contextlib.suppress(FileError):
+                    evidence = read_evidence(path)
                     found.add(path.parent.name)
                     yield path, evidence
 
@@ -141,20 +143,32 @@ def _evidence_files(run: Path) -> list[Path]:
 def _readable_comparisons(folder: Path) -> Iterator[Comparison]:
     # One by one, so that a file which cannot be read does not hide those behind it.
     for path in sorted(folder.rglob(COMPARISON)):
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(FileError):
             yield from read_comparisons(path)
+
+
+def read_evidence(path: Path) -> Evidence:
+    """Return the evidence that a file holds. Raises FileError for anything else."""
+    return _read(path, from_json)
 
 
 def read_comparisons(source: Path) -> Iterator[Comparison]:
     """Yield the comparison that a file holds, or those of all such files below a folder.
 
-    Raises ValueError for one that cannot be read.
+    Raises FileError for one that cannot be read.
     """
     for path in sorted(source.rglob(COMPARISON)) if source.is_dir() else [source]:
-        try:
-            yield comparison_from_json(path.read_bytes(), str(path))
-        except OSError as error:
-            raise ValueError(f"{path}: {error.strerror}") from None
+        yield _read(path, comparison_from_json)
+
+
+def _read(path: Path, decode: Callable[[bytes, str], Kept]) -> Kept:
+    data = contents(path, "measure again")
+    if data is None:
+        raise FileError(f"{path}: no such file; measure: pytest perf_tests")
+    try:
+        return decode(data, str(path))
+    except ValueError as error:
+        raise FileError(f"{error}; measure again") from None
 
 
 def _kept(path: Path, data: bytes, evidence: Evidence) -> Path:

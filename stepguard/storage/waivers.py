@@ -39,10 +39,12 @@ def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
     path = folder / WAIVERS
     content = read(path, WaiverFile, SCHEMA, "python -m stepguard waive")
     waivers = tuple(content.waivers) if content else ()
+    seen: set[tuple[str, str]] = set()
     for index, waiver in enumerate(waivers):
         problem = problem_of(waiver, day)
-        if any(_key(waiver) == _key(one) for one in waivers[:index]):
+        if _key(waiver) in seen:
             problem = problem or "there is another one of the same metric; keep one"
+        seen.add(_key(waiver))
         if problem:
             where = f"waiver {index + 1} ({waiver.case}, {waiver.metric})"
             raise FileError(f"{path}, {where}: {problem}")
@@ -77,5 +79,5 @@ def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] =
     others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]
     # Sorted, so that a diff shows the waiver that was written and no other one.
     whole = WaiverFile(schema=SCHEMA, waivers=sorted([*others, waiver], key=_key))
-    save(path, whole, "run the command again")
+    save(path, whole, SCHEMA, "run the command again")
     return path

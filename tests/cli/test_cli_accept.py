@@ -276,7 +276,8 @@ def test_judge_with_evidence_of_several_machines(shell):
     gpu = {"device_name": "NVIDIA H200", "device_uuid": "GPU-1", "torch": "2.13.0"}
     cpu_evidence = shell.made("a")
     case = cpu_evidence.case | {"device": "cuda"}
-    gpu_evidence = replace(cpu_evidence, case=case, fingerprint=Fingerprint(**gpu))
+    gates = ("flops_per_step",)
+    gpu_evidence = replace(cpu_evidence, case=case, gates=gates, fingerprint=Fingerprint(**gpu))
     shell.keep(cpu_evidence, gpu_evidence)
     assert shell("accept", "--evidence", str(shell.path / ".stepguard/runs")).status == 0
     assert (shell.path / "baselines/cpu.json").is_file()

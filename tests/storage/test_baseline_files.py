@@ -4,12 +4,15 @@ import errno
 import json
 import math
 import os
+import signal
 import stat
+import tempfile
 import time
 
 import msgspec
 import pytest
 from builders import (
+    CASE,
     CASE_ID,
     COUNTS,
     PROPERTY,
@@ -34,11 +37,12 @@ from stepguard.site import Site
 from stepguard.storage import json_file
 from stepguard.storage.baselines import file_name, load, save
 from stepguard.storage.json_file import FileError, layout
+from stepguard.strict_json import LARGEST
 
 KEY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 COUNT = st.integers(0, 2**62)
-FINITE = st.floats(allow_nan=False, allow_infinity=False)
+FINITE = st.floats(-LARGEST, LARGEST)
 TIMES = [name for name, metric in METRICS.items() if metric.kind == "time"]
 COUNTERS = [name for name, metric in METRICS.items() if metric.kind == "counter"]
 DIFFERENCES = [name for name, metric in METRICS.items() if metric.kind == "difference"]
@@ -84,7 +88,7 @@ EPOCHS = st.builds(
 PARAMS = st.dictionaries(KEY, st.none() | st.booleans() | COUNT | FINITE | KEY, max_size=3)
 ENTRIES = st.builds(
     Entry,
-    case=st.fixed_dictionaries({"workload": WORDS, "params": PARAMS}),
+    case=PARAMS.map(lambda params: CASE | {"params": params}),
     epochs=st.lists(EPOCHS, min_size=1, max_size=2),
 )
 FILES = st.builds(
@@ -409,6 +413,45 @@ def test_many_keys_are_read_in_linear_time(path):
     text = path.read_text()
     path.write_text(text.replace('"operator 29999"', '"operator 0"'))
     refused(path, "'operator 0' is there twice")
+
+
+@pytest.mark.parametrize("where", ["mkstemp", "fsync", "replace"])
+def test_a_ctrl_c_while_a_file_is_written_leaves_no_other_beside_it(path, monkeypatch, where):
+    """It comes when the file is whole: no temporary one stays in the folder."""
+    module = tempfile if where == "mkstemp" else os
+    real = getattr(module, where)
+
+    def interrupted(*arguments, **options):
+        signal.raise_signal(signal.SIGINT)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(module, where, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        save(path, baseline_file(cases={}))
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert load(path) == baseline_file(cases={})
+
+
+def test_a_device_is_not_even_opened(tmp_path, monkeypatch):
+    """To open some devices already does something."""
+    (tmp_path / "device.json").symlink_to("/dev/null")
+    monkeypatch.setattr(os, "open", raising(AssertionError("opened")))
+    refused(tmp_path / "device.json", "not a regular file")
+
+
+def test_what_would_not_be_read_is_not_written(path):
+    """Types and rules alike: the old file stays, and says so."""
+    before = path.read_bytes()
+    for cases in (
+        {CASE_ID: entry(case={"workload": "w"})},
+        {CASE_ID: entry(epochs=[])},
+        {CASE_ID: entry(epochs=[epoch(recordings=[recording(counters={"step_ms": 1})])])},
+        {CASE_ID: entry(epochs=[epoch(recordings=[recording(times_ms={"step_ms": [1e-9]})])])},
+        {CASE_ID: entry(epochs=[epoch(recordings=[recording(commit="")])])},
+    ):
+        with pytest.raises(FileError, match="not written: "):
+            save(path, baseline_file(cases=cases))
+    assert path.read_bytes() == before
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")

@@ -1,0 +1,290 @@
+"""Every loader under documents edited at random: refused with one kind of error, or of use.
+
+Whatever is read can be judged, accepted, written and shown without another error, so that nothing
+that was not checked is believed, and no file is written that its own loader refuses.
+"""
+
+import json
+import os
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+
+import msgspec
+import pytest
+from builders import (
+    CASE_ID,
+    baseline_file,
+    cpu_evidence,
+    entry,
+    evidence,
+    launch,
+    recording,
+    two_rank_evidence,
+)
+from comparisons import alike
+from hypothesis import given, settings
+from mutated import FUZZ, FUZZED, mutated
+
+from stepguard import comparison as comparisons
+from stepguard.case import Case
+from stepguard.cli import calibrate
+from stepguard.evidence import Difference, Disturbance, Fault, to_json
+from stepguard.judge.ab import judge_ab
+from stepguard.judge.acceptance import moved_together
+from stepguard.judge.calibration import SCHEMA as CALIBRATIONS
+from stepguard.judge.calibration import CalibratedCase, CalibrationFile, decision_rule
+from stepguard.judge.confirm import confirmed, to_confirm
+from stepguard.judge.screen import judge, wants_another_launch
+from stepguard.judge.waivers import waive
+from stepguard.measure.suite import Result
+from stepguard.recording import BaselineFile
+from stepguard.report import recorded, words
+from stepguard.report.commands import Commands
+from stepguard.report.documents import as_json, result_document
+from stepguard.report.waivers import described
+from stepguard.site import Site
+from stepguard.storage import baselines, calibrations
+from stepguard.storage.accept import accept
+from stepguard.storage.json_file import FileError
+from stepguard.storage.runs import read_comparisons, read_evidence
+from stepguard.storage.waivers import WAIVERS, WaiverFile, load_waivers
+from stepguard.waiver import Waiver
+
+TODAY = date(2026, 11, 22)
+SITE = Site(".item()", "model.py", 10, "step", "loss.item()", "forward", 2)
+CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch):
+    """Thousands of files are written, and none has to outlive a crash of the machine."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
+def rich(found):
+    """Evidence with a bit of everything that there may be."""
+    sites = {"graph_breaks": (SITE,)}
+    counts = replace(found.counts, sites=sites, information={"peak_reserved_bytes": 1.0})
+    if int(found.case["world_size"]) > 1:
+        counts = replace(counts, by_rank={"graph_breaks": (1, 2)})
+    first, *others = found.launches
+    spoilt = replace(first.blocks[0], disturbance=Disturbance("THROTTLED", "heat"), ran=9)
+    pairs = ((250.0, 250.5), (250.0, 250.6))
+    return replace(
+        found,
+        counts=counts,
+        launches=(replace(first, discarded=(spoilt,)), *others),
+        differences=(Difference("sync_overhead", pairs, (250.0, 251.0)),),
+        one_rank=launch(200.0),
+        one_rank_tokens_per_step=64,
+    )
+
+
+def plain(found):
+    """A document as a file holds it."""
+    return json.loads(to_json(found))
+
+
+EVIDENCE = {
+    "gpu": rich(evidence()),
+    "cpu": rich(cpu_evidence()),
+    "ranks": rich(two_rank_evidence()),
+    "fault": evidence(faults=(Fault("RAISED", "no", "Traceback", "launch 1"),)),
+}
+WAIVED = (
+    Waiver(case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=TODAY, who="w"),
+    Waiver(case=CASE_ID, metric="graph_breaks", value=2, reason="r", expires=TODAY, who="w"),
+)
+CALIBRATION = CalibrationFile(
+    schema=CALIBRATIONS,
+    machine="NVIDIA H200",
+    cases={
+        CASE_ID: CalibratedCase(
+            case=evidence().case,
+            date="2026-11-20",
+            commit="a" * 40,
+            device_uuid="GPU-1",
+            driver="580",
+            software=evidence().software_key(),
+            timing={"block_s": 2.0},
+            pairs=24,
+            sd_pct=0.12,
+            seconds_a_pair=31.5,
+        )
+    },
+)
+BASELINE = baseline_file(
+    cases={
+        CASE_ID: entry((250.0, 250.2, 249.9, 250.1, 250.0)),
+        "x": entry(
+            case=two_rank_evidence().case,
+            epochs=[
+                {
+                    "reason": "r",
+                    "recordings": [
+                        msgspec.to_builtins(
+                            recording(
+                                sites={"graph_breaks": [SITE]},
+                                by_rank={"graph_breaks": [1, 2]},
+                                differences_pct={
+                                    "exposed_comm_pct": {"mean": 1.0, "half_width": 0.1}
+                                },
+                            )
+                        )
+                    ],
+                }
+            ],
+        ),
+    }
+)
+
+
+def shown(found, verdict, comparison=None):
+    """Everything that a reader is shown of a verdict."""
+    result = Result(CASE, found, verdict, Path("e.json"), Path("b.json"), comparison)
+    as_json(result_document(result, Commands()))
+    words.block(verdict, "e.json", Commands())
+    list(recorded.figures(result))
+    words.remarks(found)
+    waive(verdict, found, WAIVED, TODAY)
+
+
+def accepted(folder, found):
+    """Accept it into a new file and beside a recording; whatever is written can be read."""
+    for before in (None, entry(case=found.case)):
+        path = baselines.path_of(folder, found)
+        path.unlink(missing_ok=True)
+        try:
+            if before is not None:
+                cases = {found.case_id: before}
+                machine = baselines.machine_of(found)
+                baselines.save(path, BaselineFile(schema=1, machine=machine, cases=cases))
+            accept(path, found, "a reason")
+        except FileError:
+            pass
+        baselines.load(path)
+
+
+@pytest.mark.parametrize("kind", EVIDENCE)
+def test_fuzzed_evidence(tmp_path, kind):
+    """Refused, or judged by every baseline, shown, and accepted into a file that can be read."""
+
+    @settings(FUZZ, max_examples=FUZZED // len(EVIDENCE))
+    @given(mutated(plain(EVIDENCE[kind])))
+    def fuzz(text):
+        path = tmp_path / "evidence.json"
+        path.write_text(text)
+        try:
+            found = read_evidence(path)
+        except FileError as error:
+            assert str(path) in str(error)
+            return
+        same = entry(case=found.case)
+        for past in (None, BASELINE.cases[CASE_ID], same):
+            verdict = judge(found, past)
+            shown(found, verdict)
+            to_confirm(verdict)
+            wants_another_launch(found, past)
+        moved_together([judge(found, same)] * 3)
+        accepted(tmp_path, found)
+
+    fuzz()
+
+
+def test_fuzzed_comparisons(tmp_path):
+    """Refused, or judged, shown, and either a calibration or not."""
+    margins = {"case_margins": {"ignore_pct": 0.2, "matter_pct": 0.5}, "timing": {"block_s": 2.0}}
+    sound = json.loads(comparisons.to_json(alike((0.1, -0.1, 0.2, -0.2, 0.1, 0.0)))) | margins
+
+    @FUZZ
+    @given(mutated(sound))
+    def fuzz(text):
+        path = tmp_path / "comparison.json"
+        path.write_text(text)
+        try:
+            (found,) = read_comparisons(path)
+        except FileError as error:
+            assert str(path) in str(error)
+            return
+        shown(found.head, judge_ab(found), found)
+        screened = judge(evidence((262.5,) * 3), BASELINE.cases[CASE_ID])
+        confirmed(screened, found, "its commit", steps=range(3))
+        written = tmp_path / "calibration.json"
+        written.unlink(missing_ok=True)
+        if calibrate.usable(found):
+            calibrate._write(written, [found, found])
+        calibrations.load(written)
+
+    fuzz()
+
+
+def test_fuzzed_baselines(tmp_path):
+    """Refused, or compared with, shown, and added to; what is saved is the same again."""
+    mine = tmp_path / "mine"
+
+    @FUZZ
+    @given(mutated(msgspec.to_builtins(BASELINE)))
+    def fuzz(text):
+        path = tmp_path / "h200x1.json"
+        path.write_text(text)
+        try:
+            content = baselines.load(path)
+        except FileError as error:
+            assert str(path) in str(error)
+            return
+        baselines.save(mine, content)
+        assert baselines.load(mine) == content
+        for case_id, one in content.cases.items():
+            recorded.line(path, case_id, one), list(recorded.lines(one))
+            for now in (evidence(), EVIDENCE["ranks"]):
+                shown(now, judge(now, one))
+        for now in (evidence(date="2030-01-01"), evidence(date="2030-01-01", case_id="x")):
+            try:
+                accept(path, now, "a reason")
+            except FileError:
+                continue
+            baselines.load(path)
+
+    fuzz()
+
+
+def test_fuzzed_calibrations(tmp_path):
+    """Refused, or a rule to judge by."""
+
+    @FUZZ
+    @given(mutated(msgspec.to_builtins(CALIBRATION)))
+    def fuzz(text):
+        path = tmp_path / "h200x1.json"
+        path.write_text(text)
+        try:
+            content = calibrations.load(path)
+        except FileError as error:
+            assert str(path) in str(error)
+            return
+        for one in content.cases.values():
+            rule = decision_rule(one, evidence(), {"block_s": 2.0})
+            shown(evidence(), judge_ab(replace(alike((0.1,) * 6), margins=rule.margins)))
+
+    fuzz()
+
+
+def test_fuzzed_waivers(tmp_path):
+    """Refused, or applied and described."""
+    moved = judge(evidence((262.5,) * 3), BASELINE.cases[CASE_ID])
+
+    @FUZZ
+    @given(mutated(msgspec.to_builtins(WaiverFile(schema=1, waivers=list(WAIVED)))))
+    def fuzz(text):
+        (tmp_path / WAIVERS).write_text(text)
+        try:
+            waivers = load_waivers(tmp_path, TODAY)
+        except FileError as error:
+            assert WAIVERS in str(error)
+            return
+        for waiver in waivers:
+            described(waiver)
+        verdict = waive(moved, evidence(), waivers, TODAY)
+        words.block(verdict, "e.json", Commands())
+
+    fuzz()
