@@ -13,7 +13,18 @@ import argparse
 import sys
 from pathlib import Path
 
-from stepguard.cli import accept, baselines, calibrate, comment, doctor, judge, run, trace, waive
+from stepguard.cli import (
+    accept,
+    baselines,
+    calibrate,
+    comment,
+    doctor,
+    init,
+    judge,
+    run,
+    trace,
+    waive,
+)
 from stepguard.cli.common import UsageError, complain
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
@@ -21,7 +32,7 @@ from stepguard.launch.launcher import LauncherError
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
 
-COMMANDS = (run, doctor, accept, judge, baselines, waive, calibrate, trace, comment)
+COMMANDS = (init, run, doctor, accept, judge, baselines, waive, calibrate, trace, comment)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -6,6 +6,8 @@ python -m stepguard run model.workloads:train_step size=nano batch=4 seq=64 devi
 import argparse
 import json
 import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,34 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
     return found
 
 
+def missing(workload: str, root: Path) -> str:
+    """Return what a rank that starts in ``root`` would not find of "package.module:function"; empty
+    where all is there, or where a compiled module does not tell. Nothing is imported, since torch
+    alone takes seconds. Raises ValueError for what is no such name.
+    """
+    Case("x", workload, device=CPU)
+    module, _, function = workload.partition(":")
+    spec = _spec(module.split("."), [str(root), *sys.path])
+    if spec is None:
+        return f"there is no module {module}, seen from {root}"
+    if spec.origin and spec.origin.endswith(".py"):
+        # Its name, wherever: a function may be imported there, or made by another one.
+        if function not in Path(spec.origin).read_text(errors="replace"):
+            return f"{spec.origin} has no {function}"
+    return ""
+
+
+def _spec(parts: Sequence[str], path: Sequence[str]) -> ModuleSpec | None:
+    """Return the spec of a module by its packages' folders; importing a package would run it."""
+    if parts[0] in sys.builtin_module_names:
+        return None
+    spec = PathFinder.find_spec(parts[0], list(path))
+    if len(parts) == 1 or spec is None:
+        return spec
+    inner = spec.submodule_search_locations
+    return _spec(parts[1:], list(inner)) if inner else None
+
+
 def _case(options: argparse.Namespace, gpus: int) -> Case:
     params = parse_params(options.params)
     device = str(params.pop("device", None) or options.device or (GPU if gpus else CPU))
@@ -80,6 +110,8 @@ def _run(options: argparse.Namespace) -> int:
     gpus = tuple(visible_gpus())
     case = _case(options, len(gpus))
     refuse_target(options.json)
+    if problem := missing(options.factory, options.root):
+        raise UsageError(problem)
     launcher = None
     if options.launcher is not None:
         if case.world_size == 1:

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import shutil
 import subprocess
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -28,6 +29,17 @@ class Revision:
     dirty: tuple[str, ...] = ()
     # Of all files: another value says that one was written again, with what it held or not.
     state: str = field(default="", compare=False)
+
+
+def no_commit(root: Path) -> str:
+    """Return why a tree belongs to no commit, and the command that mends it; empty if it does."""
+    if shutil.which("git") is None:
+        return "git is not on PATH: install it"
+    if git(root, "rev-parse", "--is-inside-work-tree") is None:
+        return f"{root} is in no git repository: git init && git add -A && git commit -m 'Begin'"
+    if git(root, "rev-parse", "--verify", "HEAD") is None:
+        return "the repository has no commit yet: git add -A && git commit -m 'Begin'"
+    return ""
 
 
 def current(root: Path, baselines: Path) -> Revision:

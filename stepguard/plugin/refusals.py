@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stepguard.git.resolve import TreeError, resolve
-from stepguard.git.revision import current
+from stepguard.git.revision import current, no_commit
 from stepguard.gpu.nvml import known_gpus
 from stepguard.judge.acceptance import has_words
 from stepguard.report import documents
@@ -64,6 +64,8 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield "--perf-against judges against a revision, not a baseline: record in another run"
     if option.perf_against:
         yield from _bad_revision(option.perf_against, root, baselines)
+    if updates and (problem := no_commit(root)):
+        yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
         yield f"--perf-baselines={option.perf_baselines}: no such folder"
     for name in ("--perf-json", "--perf-report"):

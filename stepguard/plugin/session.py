@@ -5,8 +5,6 @@ costs nothing.
 """
 
 import contextlib
-import shutil
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -42,7 +40,7 @@ from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.selection import Selection
 from stepguard.report import words
-from stepguard.report.commands import Commands
+from stepguard.report.commands import Commands, interpreter
 from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
@@ -70,7 +68,7 @@ class Session:
         folder = config.getoption("--perf-baselines")
         self._baselines = start / folder if folder else self._root / "baselines"
         named = Commands(start).relative(self._baselines) if folder else ""
-        self._commands = Commands(start, _python(start), named)
+        self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config.option, collection)
         self.recorder = Recorder(config.option, self._commands)
@@ -324,15 +322,6 @@ def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = No
     if case.device == CPU and gpus and "smoke" not in markers:
         return "a GPU is here, its cases run instead (or say: -m smoke)"
     return ""
-
-
-def _python(start: Path) -> str:
-    """Return how this interpreter is called from the shell: ``python`` if that is what PATH has."""
-    found = shutil.which("python")
-    # Not resolved: the python of an environment is often a link to the one that PATH has.
-    if found and Path(found).absolute() == Path(sys.executable).absolute():
-        return "python"
-    return Commands(start).relative(Path(sys.executable))
 
 
 def _progress_line(config: pytest.Config, expected_s: dict[str, float]) -> ProgressLine:

@@ -1,6 +1,8 @@
 """Next steps after a verdict: commands, as the reader of a report types them."""
 
 import shlex
+import shutil
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +54,17 @@ class Commands:
     def doctor(self) -> str:
         """Return the step that looks at the machine."""
         return f"see if the machine is fit: {self.python} -m stepguard doctor"
+
+
+def interpreter(start: Path) -> str:
+    """Return how this interpreter is called from a shell in ``start``: ``python`` if that is what
+    PATH has.
+    """
+    found = shutil.which("python")
+    # Not resolved: the python of an environment is often a link to the one that PATH has.
+    if found and Path(found).absolute() == Path(sys.executable).absolute():
+        return "python"
+    return shlex.quote(Commands(start).relative(Path(sys.executable)))
 
 
 def next_steps(

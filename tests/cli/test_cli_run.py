@@ -17,7 +17,7 @@ from stepguard.cli.run import parse_params
 ROOT = Path(__file__).resolve().parents[2]
 REAL = {
     "sound": ("factories:linear", "n=16", "k=2", "--device", "cpu"),
-    "no module": ("no_such_module:linear",),
+    "mistaken": ("factories:linear", "n=16", "wdith=2"),
     "raises": ("factories:faulty", "how=raise", "at_step=0"),
 }
 
@@ -88,12 +88,12 @@ def test_on_a_terminal(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("no module", ["no module 'no_such_module'"]),
+        ("mistaken", ["wdith"]),
         ("raises", ["ValueError: planted"]),
     ],
 )
 def test_what_cannot_be_run_is_reported_in_a_line(real, name, words):
-    """Unknown module, impossible value: status 1, one line says it all; what else is refused is in
+    """Unknown parameter, impossible value: status 1, one line says it all; the rest is refused in
     tests/worker/test_build.py.
     """
     out, err, status = real[name]
@@ -114,7 +114,7 @@ def test_a_traceback_begins_with_the_factory(real):
 
 def test_a_mistake_in_the_call_shows_no_traceback(real):
     """A wrong name is the caller's mistake: its line comes without the engine's stack."""
-    out, err, _ = real["no module"]
+    out, err, _ = real["mistaken"]
     assert "Traceback" not in err
     message = json.loads(out.splitlines()[-1])["verdict"]["message"]
     assert "BadWorkload" not in message and "\n" not in message

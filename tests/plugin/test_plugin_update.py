@@ -88,13 +88,22 @@ def test_a_dirty_tree_is_not_recorded(committed):
     result.stdout.fnmatch_lines(["*not recorded, measured on a tree with uncommitted*new.py*"])
 
 
-def test_no_repository_is_not_recorded(gate):
-    """Outside of git nothing is written, and the case does not pass."""
+def test_without_a_commit_nothing_is_measured_to_be_recorded(gate, monkeypatch):
+    """Outside of git, without git and before the first commit it is said at once, with the remedy,
+    and each for what it is.
+    """
     gate.suite(gate.cpu())
-    result = gate.run("--perf-update")
-    assert result.ret == 1
-    assert recorded(gate) == {}
-    result.stdout.fnmatch_lines(["*not recorded, the tree is not a git repository"])
+    outside = "*nothing can be recorded: * is in no git repository: git init && git add -A && *"
+    empty = "*nothing can be recorded: the repository has no commit yet: git add -A && *"
+    for told in (outside, empty):
+        result = gate.run("--perf-update")
+        assert result.ret == pytest.ExitCode.USAGE_ERROR
+        result.stderr.fnmatch_lines([told])
+        gate.git("init", "-q")
+    monkeypatch.setenv("PATH", "")
+    result = gate.run("--perf-update-new")
+    result.stderr.fnmatch_lines(["*nothing can be recorded: git is not on PATH: install it"])
+    assert gate.measured == [] and recorded(gate) == {}
 
 
 def test_a_tree_whose_state_git_cannot_tell_is_not_recorded(committed):

@@ -1,0 +1,251 @@
+"""The command init: guard a factory in this project, from a test file to its first recording.
+
+    python -m stepguard init my_model:train_step width=64
+
+It writes what is not there yet, commits that, measures once and records. What is there is left as
+it is, so that the command can be given again after whatever it stopped at.
+"""
+
+import argparse
+import os
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from configparser import ConfigParser, Error
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from stepguard.case import Case
+from stepguard.cli.common import UsageError, say
+from stepguard.cli.run import missing, parse_params
+from stepguard.device import CPU, DEVICES, GPU
+from stepguard.git.revision import current, git, no_commit, run_git
+from stepguard.gpu.nvml import visible_gpus
+from stepguard.report.commands import interpreter
+from stepguard.storage.json_file import replace_file
+
+FACTORY = "perf_workload.py"
+FACTORY_TEXT = '''"""One training step, which stepguard measures: put your model in here."""
+
+import torch
+
+
+class TrainStep:
+    tokens_per_step = 256  # on one rank
+
+    def __init__(self, device):
+        self.model = torch.nn.Linear(64, 64, device=device)  # <- your model
+        # With a learning rate of 0 every step costs the same.
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.0)
+        self.inputs = torch.randn(self.tokens_per_step, 64, device=device)  # <- its inputs
+
+    def step(self):
+        loss = self.model(self.inputs).square().mean()  # <- its loss
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
+def train_step(device: str):
+    return TrainStep(device)
+'''
+TEST_TEXT = '''"""Guards the speed of {workload}."""
+
+from stepguard import Case
+from stepguard.plugin import cases
+
+
+@cases(
+    {case},
+)
+def test_{function}(perf, case):
+    perf(case)
+'''
+WORKFLOW = ".github/workflows/stepguard.yml"
+WORKFLOW_TEXT = """name: stepguard
+
+on:
+  push:
+    branches: [main]
+  pull_request:
+
+permissions:
+  contents: read
+
+jobs:
+  perf:
+    runs-on: {runner}
+    timeout-minutes: 60
+    steps:
+      - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
+        with:
+          persist-credentials: false
+      - uses: actions/setup-python@5fda3b95a4ea91299a34e894583c3862153e4b97 # v7.0.0
+        with:
+          python-version: "{python}"
+      # The same torch as in the recording: another version is another baseline. Put the line that
+      # installs stepguard and your project here.
+      - run: pip install torch=={torch}
+      - run: python -m pytest perf_tests{options}
+"""
+# What pytest takes its settings from, even empty, before any file that others read, too.
+OWN_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file that is to be there: what to write into it, behind what it has."""
+
+    path: Path
+    text: str
+    why: str
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser."""
+    text = "guard a factory in this project: writes a test, measures once and records"
+    command = commands.add_parser("init", help=text)
+    command.add_argument("factory", nargs="?", metavar="FACTORY", help="package.module:function")
+    command.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
+    command.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
+    command.add_argument("--name", help="of the case (default: the device)")
+    command.add_argument("--ci", action="store_true", help=f"write {WORKFLOW}, too")
+    command.set_defaults(call=_init, root=root)
+
+
+def _init(options: argparse.Namespace) -> int:
+    root, python = options.root, interpreter(Path.cwd())
+    if options.factory is None:
+        return _without_factory(root, python)
+    params = parse_params(options.params)
+    device = str(params.pop("device", None) or options.device or (GPU if visible_gpus() else CPU))
+    name, launches = options.name or device, 1 if device == CPU else 3
+    case = Case(name, options.factory, params, device=device, launches=launches)
+    if problem := missing(options.factory, root):
+        raise UsageError(problem)
+    wanted = [*_wanted(root, case), *([_workflow(root, device)] if options.ci else [])]
+    for one in wanted:
+        _write(one, root)
+    # All that is cheap comes before what takes minutes.
+    if problem := no_commit(root) or _commit(root, [one.path for one in wanted]):
+        again = f"{python} -m stepguard {shlex.join(sys.argv[1:])}"
+        raise ValueError(f"not measured, {problem}; then again: {again}")
+    return _record(root, python, _test_file(case))
+
+
+def _without_factory(root: Path, python: str) -> int:
+    """Write a factory to fill in; it runs as it is."""
+    again = f"{python} -m stepguard init {Path(FACTORY).stem}:train_step"
+    if (root / FACTORY).exists():
+        raise UsageError(f"name the factory; for that of {FACTORY}: {again}")
+    _write(Wanted(root / FACTORY, FACTORY_TEXT, "a factory, which runs as it is"), root)
+    say(f"put your model into it, then: {again}")
+    return 0
+
+
+def _test_file(case: Case) -> str:
+    return f"perf_tests/test_{case.workload.rpartition(':')[2]}.py"
+
+
+def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
+    """Yield the files that guard the case."""
+    function = case.workload.rpartition(":")[2]
+    params = f", {dict(case.params)!r}" if case.params else ""
+    launches = ", launches=1" if case.device == CPU else ""
+    line = f'Case("{case.name}", "{case.workload}"{params}, device="{case.device}"{launches})'
+    text = TEST_TEXT.format(workload=case.workload, function=function, case=line)
+    yield Wanted(root / _test_file(case), text, "what is guarded")
+    if settings := settings_of(root):
+        yield settings
+    if git(root, "check-ignore", "-q", "__pycache__/x.pyc") is None:
+        yield Wanted(root / ".gitignore", "__pycache__/\n", "a recording needs a clean tree")
+
+
+def settings_of(root: Path) -> Wanted | None:
+    """Return what makes ``root`` the root of pytest, where baselines/ is; None if it is that."""
+    why = "pytest's root, where baselines/ will be"
+    if any((root / name).is_file() for name in OWN_FILES) or _has_section(root):
+        return None
+    if (root / "pyproject.toml").is_file():
+        return Wanted(root / "pyproject.toml", "\n[tool.pytest.ini_options]\n", why)
+    if (root / "setup.cfg").is_file():
+        return Wanted(root / "setup.cfg", "\n[tool:pytest]\n", why)
+    return Wanted(root / "pytest.ini", "[pytest]\n", why)
+
+
+def _has_section(root: Path) -> bool:
+    """Tell whether a file that is not pytest's own has settings of it."""
+    try:
+        text = (root / "pyproject.toml").read_text() if (root / "pyproject.toml").is_file() else ""
+        if "pytest" in tomllib.loads(text).get("tool", {}):
+            return True
+        for name, section in (("tox.ini", "pytest"), ("setup.cfg", "tool:pytest")):
+            parser = ConfigParser(interpolation=None)
+            parser.read(root / name)
+            if parser.has_section(section):
+                return True
+    except (OSError, ValueError, Error) as error:
+        raise ValueError(f"{root}: pytest could not read its settings either: {error}") from None
+    return False
+
+
+def _workflow(root: Path, device: str) -> Wanted:
+    gpu = device == GPU
+    text = WORKFLOW_TEXT.format(
+        runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
+        options=" --perf-require-gpus=1" if gpu else "",
+        python=".".join(map(str, sys.version_info[:2])),
+        torch=metadata.version("torch").partition("+")[0],
+    )
+    return Wanted(root / WORKFLOW, text, "the gate in CI; see the comments in it")
+
+
+def _write(wanted: Wanted, root: Path) -> bool:
+    """Write a file, or add to it, and say so; return False where its text is there already."""
+    path, shown = wanted.path, os.path.relpath(wanted.path, root)
+    there = path.read_text() if path.is_file() else ""
+    if wanted.text.strip() in there:
+        return False
+    if there and path.suffix in (".py", ".yml"):
+        say(f"{shown} is there, and left as it is")
+        return False
+    glue = "" if not there or there.endswith("\n") else "\n"
+    replace_file(path, f"{there}{glue}{wanted.text if there else wanted.text.lstrip()}".encode())
+    say(f"{'extended' if there else 'wrote'} {shown}: {wanted.why}")
+    return True
+
+
+def _commit(root: Path, paths: list[Path]) -> str:
+    """Commit these files where nothing else is uncommitted; return why that cannot be done."""
+    dirty = set(current(root, root / "baselines").dirty)
+    names = [os.path.relpath(path, root) for path in paths if path.exists()]
+    top = (git(root, "rev-parse", "--show-toplevel") or "").rstrip("\n")
+    ours = {os.path.relpath(root / name, top) for name in names}
+    if others := sorted(dirty - ours):
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        return f"there are uncommitted changes ({others[0]}{more}): commit them"
+    if not dirty:
+        return ""
+    typed = f"git add {shlex.join(names)} && git commit -m 'Guard the speed of a step'"
+    for arguments in (["add", *names], ["commit", "-m", "Guard the speed of a step", *names]):
+        done = run_git(root, *arguments)
+        if done is None or done.returncode != 0:
+            last = (done.stderr.strip() or done.stdout.strip()).splitlines() if done else []
+            return f"git {arguments[0]} failed ({last[-1] if last else 'no answer'}); do: {typed}"
+    say(f"committed {', '.join(names)}: a recording names its commit")
+    return ""
+
+
+def _record(root: Path, python: str, test: str) -> int:
+    """Measure the cases of a test file once, and record them."""
+    command = [sys.executable, "-m", "pytest", test, "--perf-update-new"]
+    if subprocess.run(command, cwd=root, check=False).returncode:
+        return 1
+    say("", "Commit the recording, so that everybody is compared with it:")
+    say("  git add baselines && git commit -m 'The first recording'")
+    say("From now on:", f"  {python} -m pytest {test}")
+    return 0

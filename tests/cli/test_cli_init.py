@@ -1,0 +1,179 @@
+"""The command init: what it writes into projects of every kind, and when it stops."""
+
+import configparser
+import subprocess
+import tomllib
+
+import pytest
+from _pytest.config.findpaths import locate_config
+
+from stepguard.cli import init
+from stepguard.cli.main import main
+from stepguard.cli.run import missing
+
+FACTORY = "import torch\n\n\ndef train_step(width, device):\n    ...\n"
+AUTHOR = {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t"}
+AUTHOR |= {
+    "GIT_COMMITTER_NAME": "t",
+    "GIT_COMMITTER_EMAIL": "t@t",
+    "GIT_CONFIG_GLOBAL": "/dev/null",
+}
+
+
+class Project:
+    """A repository with a factory, and what was measured in it."""
+
+    def __init__(self, path):
+        self.path, self.measured = path, []
+        self.test = path / "perf_tests" / "test_train_step.py"
+        (path / "my_model.py").write_text(FACTORY)
+        self.git("init", "-q")
+
+    def git(self, *arguments):
+        command = ["git", "-C", str(self.path), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    def commit(self):
+        self.git("add", "-A")
+        self.git("commit", "-q", "-m", "Begin")
+
+    def init(self, *arguments):
+        return main(["init", "my_model:train_step", "width=64", *arguments])
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A repository without a commit yet, on a machine without a GPU; nothing is really measured."""
+    for name, value in AUTHOR.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    monkeypatch.chdir(tmp_path)
+    made = Project(tmp_path)
+    monkeypatch.setattr(init, "visible_gpus", list)
+    monkeypatch.setattr(init, "_record", lambda *told: made.measured.append(told[-1]) or 0)
+    return made
+
+
+def test_a_project_is_guarded_with_one_command(project):
+    """The test, the settings and the ignored files are written and committed, then it measures."""
+    project.commit()
+    assert project.init() == 0
+    assert project.measured == ["perf_tests/test_train_step.py"]
+    assert project.git("status", "--porcelain") == ""
+    text = project.test.read_text()
+    compile(text, "test", "exec")
+    line = 'Case("cpu", "my_model:train_step", {\'width\': 64}, device="cpu", launches=1),'
+    assert line in text
+    assert (project.path / "pytest.ini").read_text() == "[pytest]\n"
+    assert "__pycache__/\n" in (project.path / ".gitignore").read_text()
+
+
+def test_again_it_writes_nothing(project, capsys):
+    """Whatever it stopped at, the command can be given again."""
+    project.commit()
+    project.init()
+    before = project.git("log", "--oneline")
+    capsys.readouterr()
+    assert project.init() == 0
+    assert project.git("log", "--oneline") == before and len(project.measured) == 2
+    assert "wrote" not in capsys.readouterr().out
+
+
+def test_without_a_commit_it_says_so_before_it_measures(project, capsys):
+    """And not that there is no repository."""
+    assert project.init() == 1
+    told = capsys.readouterr().err
+    assert "the repository has no commit yet: git add -A && git commit" in told
+    assert "then again: " in told
+    assert project.measured == []
+
+
+def test_other_uncommitted_changes_are_the_users_to_commit(project, capsys):
+    """Nothing of theirs is committed, nothing measured."""
+    project.commit()
+    (project.path / "my_model.py").write_text(FACTORY + "# more\n")
+    project.git("add", "my_model.py")
+    assert project.init() == 1
+    assert "uncommitted changes (my_model.py): commit them" in capsys.readouterr().err
+    assert project.measured == [] and project.git("log", "--oneline").count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("files", "extended"),
+    [
+        ({"pyproject.toml": "[project]\nname = 'x'\n"}, "pyproject.toml"),
+        ({"setup.cfg": "[metadata]\nname = x"}, "setup.cfg"),
+        ({"pyproject.toml": "[tool.pytest.ini_options]\naddopts = '-q'\n"}, None),
+        ({"setup.cfg": "[tool:pytest]\naddopts = -q\n"}, None),
+        ({"tox.ini": "[pytest]\naddopts = -q\n"}, None),
+        ({"pytest.ini": "", "pyproject.toml": "[project]\nname = 'x'\n"}, None),
+        ({"pyproject.toml": "[project]\nname='x'\n", "tox.ini": "[tox]\n"}, "pyproject.toml"),
+        ({"tox.ini": "[tox]\n"}, "pytest.ini"),
+    ],
+)
+def test_the_settings_go_where_the_project_has_them(project, files, extended):
+    """Into the file that pytest reads there, behind what it has; no second one overrides it."""
+    for name, text in files.items():
+        (project.path / name).write_text(text)
+    project.commit()
+    assert project.init() == 0
+    names = {*files, "pytest.ini"}
+    now = {name: path.read_text() for name in names if (path := project.path / name).is_file()}
+    changed = [name for name in now if now[name] != files.get(name)]
+    assert changed == ([extended] if extended else [])
+    assert all(now[name].startswith(text) for name, text in files.items())
+    if extended == "pyproject.toml":
+        assert "pytest" in tomllib.loads(now[extended])["tool"]
+    elif extended == "setup.cfg":
+        parser = configparser.ConfigParser()
+        parser.read_string(now[extended])
+        assert parser.has_section("tool:pytest")
+    found = locate_config(project.path, [project.path / "perf_tests"])
+    assert found[0] == project.path, "the root, where baselines/ will be"
+
+
+def test_a_file_of_the_users_is_left_as_it_is(project, capsys):
+    """A test of that name that says something else stays, and a line says so."""
+    project.test.parent.mkdir()
+    project.test.write_text("# mine\n")
+    project.commit()
+    project.init()
+    assert project.test.read_text() == "# mine\n"
+    assert "test_train_step.py is there, and left as it is" in capsys.readouterr().out
+
+
+def test_the_workflow_is_written_on_request(project):
+    """With the torch that the recording will be of."""
+    project.commit()
+    project.init("--ci")
+    text = (project.path / init.WORKFLOW).read_text()
+    assert "python -m pytest perf_tests\n" in text and "pip install torch==" in text
+    assert ".github/workflows" in project.git("ls-files")
+
+
+def test_without_a_factory_one_is_written_to_fill_in(project, capsys):
+    """It runs as it is; the next command is named, and nothing is overwritten."""
+    assert main(["init"]) == 0
+    assert "init perf_workload:train_step" in capsys.readouterr().out
+    assert missing("perf_workload:train_step", project.path) == ""
+    (project.path / "perf_workload.py").write_text("# mine\n")
+    assert main(["init"]) == 2
+    assert (project.path / "perf_workload.py").read_text() == "# mine\n"
+
+
+@pytest.mark.parametrize("command", ["init", "run"])
+@pytest.mark.parametrize(
+    ("factory", "told"),
+    [
+        ("nope:step", "there is no module nope, seen from"),
+        ("my_model.inner:step", "there is no module my_model.inner, seen from"),
+        ("my_model:trian_step", "my_model.py has no trian_step"),
+    ],
+)
+def test_a_factory_that_is_not_there_is_found_before_anything_is_imported(
+    project, capsys, command, factory, told
+):
+    """In no time, as an error of the command line, and before anything is written."""
+    assert main([command, factory]) == 2
+    assert told in capsys.readouterr().err
+    assert sorted(path.name for path in project.path.iterdir()) == [".git", "my_model.py"]
