@@ -153,7 +153,9 @@ class Run:
             tokens=self._tokens,
         )
         shape, ranks = (options.batch, options.seq), (self._rank, self._world_size)
-        self._held_out = BatchLoader(held_out, *shape, *ranks, self._settings.torch_device)
+        self._held_out = BatchLoader(
+            held_out, *shape, *ranks, self._settings.torch_device, scatter=True
+        )
         self._checkpoints = Checkpoints(folder)
         self._encoding = self._sampling_encoding() if options.sample_tokens else None
 

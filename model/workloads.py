@@ -58,7 +58,7 @@ class Workload:
         tokens: Tokens | None = None,
     ) -> None:
         """``passes``: 1 for the forward pass, 3 with the backward pass, which costs twice that;
-        ``tokens``: this repository's own when None.
+        ``tokens``: scattered, to learn from; when None this repository's own, in their order.
         """
         settings.set_matmul_precision()
         config, seq, device = settings.config, settings.seq, settings.torch_device
@@ -74,8 +74,10 @@ class Workload:
         self._autocast = settings.autocast()
         self._attention = settings.attention
         rank, world_size = rank_and_world_size()
-        tokens = tokens or Tokens.open(STDLIB_SHARD)
-        self._loader = BatchLoader(tokens, settings.batch, seq, rank, world_size, device)
+        stream = tokens or Tokens.open(STDLIB_SHARD)
+        self._loader = BatchLoader(
+            stream, settings.batch, seq, rank, world_size, device, scatter=tokens is not None
+        )
 
     def step(self) -> Tensor:
         """Enqueue one step; return its mean loss in nats, a detached scalar on the device."""

@@ -15,6 +15,8 @@ current one is handed out.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -25,13 +27,17 @@ class BatchLoader:
     """Consecutive batches of a stream, strided over the ranks, one copied ahead.
 
     Batch k of rank r starts at ``(k * world_size + r) * batch * seq`` of the stream; it wraps round
-    at the end. Targets are the inputs moved on by one token.
+    at the end. Targets are the inputs moved on by one token. Scattered, the same sequences come in
+    another order, in which neighbours are far apart: else a batch is one document, and the next
+    hundred may be, too, and a model that is trained so learns it and forgets the others.
 
     Args:
         tokens: where they come from; all ranks must use the same stream.
         batch, seq: shape of a batch, in sequences and in tokens.
         rank, world_size: this rank, and how many there are.
         device: where batches are wanted.
+        scatter: each sequence once, in the order of multiples of about 0.618 times their number,
+            which spreads any run of them evenly (Weyl's sequence of the golden ratio).
 
     Raises:
         ValueError: a number is out of range.
@@ -45,6 +51,7 @@ class BatchLoader:
         rank: int,
         world_size: int,
         device: str | torch.device,
+        scatter: bool = False,
     ) -> None:
         for name, value in (("batch", batch), ("seq", seq), ("world_size", world_size)):
             if value < 1:
@@ -55,6 +62,14 @@ class BatchLoader:
         self._shape = (batch, seq)
         self._rank, self._stride = rank, world_size * batch * seq
         self._device = torch.device(device)
+        self._length, self._jump = len(tokens), 0
+        if scatter:
+            sequences = max(1, len(tokens) // seq)
+            self._length = sequences * seq
+            jump = max(1, round(sequences * 0.618034))
+            while math.gcd(jump, sequences) > 1:  # else some would come twice and others never
+                jump += 1
+            self._jump = jump * seq
         self.seek(0)
 
     @property
@@ -64,7 +79,7 @@ class BatchLoader:
 
     def seek(self, position: int) -> None:
         """Go on from ``position``, a number that ``position`` has given."""
-        self._position = position % len(self._tokens)
+        self._position = position % self._length
         self._ahead = self._send()
 
     def next(self) -> tuple[Tensor, Tensor]:
@@ -76,7 +91,7 @@ class BatchLoader:
     def _send(self) -> tuple[Tensor, Tensor]:
         """Start copying the next batch to the device."""
         batch, seq = self._shape
-        tokens = self._tokens.read(self._position + self._rank * batch * seq, batch * seq + 1)
+        start = self._position + self._rank * batch * seq
         # Pinned memory is taken afresh for every batch. PyTorch's host allocator gives it out
         # again only after the copy from it has run, so nothing here has to wait or keep count.
         # The copies go to the compute stream: 1 MB takes about 20 us of a step of 250 ms, which
@@ -84,8 +99,12 @@ class BatchLoader:
         host = torch.empty(
             (2, batch, seq), dtype=torch.int64, pin_memory=self._device.type == "cuda"
         )
-        host[0].view(-1).numpy()[:] = tokens[:-1]
-        host[1].view(-1).numpy()[:] = tokens[1:]
+        rows, columns = (batch, seq) if self._jump else (1, batch * seq)
+        for row in range(rows):
+            at = (start // seq + row) * self._jump % self._length if self._jump else start
+            tokens = self._tokens.read(at, columns + 1)
+            host[0].view(rows, columns)[row].numpy()[:] = tokens[:-1]
+            host[1].view(rows, columns)[row].numpy()[:] = tokens[1:]
         # Two copies into two tensors rather than two views of one: a view can start at an address
         # that is not aligned for vector loads, and compiled code would then copy it again.
         if self._device.type == "cpu":

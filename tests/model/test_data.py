@@ -59,6 +59,42 @@ def test_ranks_partition_the_stream(world_size, batch, seq, steps, length, cuts)
     assert torch.equal(following, (positions + 1) % length)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    world_size=st.integers(1, 3),
+    batch=st.integers(1, 4),
+    seq=st.integers(1, 9),
+    steps=st.integers(1, 9),
+    spare=st.integers(0, 8),
+)
+def test_scattered_sequences_are_all_and_each_once(world_size, batch, seq, steps, spare):
+    """The ranks' batches of one pass are the sequences of the stream, and then come again; what
+    follows a token is what follows it there."""
+    sequences = world_size * batch * steps
+    shard = counting(max(2, sequences * seq + min(spare, seq - 1)))
+    sequences = max(1, len(shard) // seq)
+    loaders = [
+        BatchLoader(shard, batch, seq, rank, world_size, "cpu", scatter=True)
+        for rank in range(world_size)
+    ]
+    passes = []
+    for _ in range(2):
+        batches = [loader.next() for _ in range(steps) for loader in loaders]
+        for inputs, targets in batches:
+            assert torch.equal(targets, (inputs + 1) % len(shard))
+        passes.append(torch.cat([inputs for inputs, _ in batches]))
+    if sequences == world_size * batch * steps:
+        assert sorted(passes[0][:, 0].tolist()) == [seq * n for n in range(sequences)]
+        assert torch.equal(*passes)
+
+
+def test_scattered_neighbours_are_far_apart():
+    """The sequences of a batch come from all over the stream."""
+    inputs, _ = BatchLoader(counting(64_000), 16, 10, 0, 1, "cpu", scatter=True).next()
+    starts = np.sort(inputs[:, 0].numpy())
+    assert np.diff(starts).min() > 64_000 / 16 / 3 and np.diff(starts).max() < 64_000 / 16 * 3
+
+
 def test_batches_have_the_promised_form():
     """Inputs and targets are int64, (batch, seq), on the device, and contiguous."""
     for tensor in BatchLoader(Tokens.open(STDLIB_SHARD), 3, 17, 0, 1, "cpu").next():

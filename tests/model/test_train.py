@@ -25,7 +25,8 @@ import torch.multiprocessing as mp
 
 from model.checkpoint import CheckpointError, Checkpoints, load
 from model.config import SIZES, GPTConfig
-from model.data.shards import STDLIB_SHARD
+from model.data.loader import BatchLoader
+from model.data.shards import STDLIB_SHARD, Tokens
 from model.train import main, plot
 from model.training import LOG, Options, Run, TrainingError, read_log
 
@@ -145,18 +146,22 @@ def test_two_ranks_resume_bit_for_bit(tmp_path: Path):
         alone.resume(found)
 
 
-def test_the_step_is_the_guarded_one(tmp_path: Path):
-    """Losses of a run at a constant rate are those of the workload that the suite measures."""
-    from model.workloads import train_step
+def test_the_step_is_the_guarded_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """On the same batches, at a constant rate, losses are those of the workload that the suite
+    measures, to the last bit."""
+    from model import workloads
 
     options = replace(OPTIONS, warm_up_steps=0, min_lr_share=1.0)
     run = Run(options, tmp_path)
-    assert run.workload.__class__.__name__ == "TrainStep"
+    assert type(run.workload) is workloads.TrainStep
     run.train()
-    guarded = train_step(
+    guarded = workloads.train_step(
         **{name: getattr(options, name) for name in ("size", "batch", "seq", "precision")},
         **{"compile": False, "device": "cpu", "micro_steps": 2, "lr": options.lr},
     )
+    assert type(guarded) is workloads.TrainStep
+    tokens, _ = Tokens.open(STDLIB_SHARD).split(options.val_fraction)
+    guarded._loader = BatchLoader(tokens, 2, 16, 0, 1, "cpu", scatter=True)
     assert [loss for _, loss in losses(tmp_path)] == [float(guarded.step()) for _ in range(8)]
 
 
