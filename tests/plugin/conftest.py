@@ -15,6 +15,7 @@ from counts import counted
 import stepguard.measure.confirm
 import stepguard.measure.launches
 import stepguard.measure.suite
+import stepguard.plugin.hooks  # by each run anew, if it were not here already
 import stepguard.plugin.refusals
 import stepguard.plugin.session
 from stepguard import Case

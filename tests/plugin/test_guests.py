@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WATCH = """
 import sys
 
-def pytest_sessionfinish(session):
+def pytest_unconfigure(config):
     print("LOADED", *sorted(sys.modules))
 """
 UNIT = "def test_unit():\n    pass\n"
@@ -39,6 +39,18 @@ def test_a_project_without_cases_pays_for_nothing(tmp_path):
     ours = {module for module in cost if module.partition(".")[0] == "stepguard"}
     assert len(ours) <= 12
     assert len(cost - ours) <= 3, sorted(cost - ours)
+
+
+def test_a_run_that_compares_no_pairs_needs_no_scipy_stats(gate):
+    """It takes a second to import; the summary of a run asks what pairs proved all the same."""
+    case = gate.cpu()
+    gate.record(case)
+    gate.suite(case)
+    (gate.path / "watch.py").write_text(WATCH)
+    gate.pytester.syspathinsert(gate.path)
+    (line,) = [one for one in gate.run("-s", "-p", "watch").outlines if "LOADED" in one]
+    loaded = line.partition("LOADED")[2].split()
+    assert "stepguard.judge.pairs" in loaded and "scipy.stats" not in loaded
 
 
 def test_a_project_without_cases_is_not_told_of_any(gate):
