@@ -208,6 +208,8 @@ class RunDocument(_Part, frozen=True, kw_only=True):
     machine: str  # as a baseline file names it: "CPU", "NVIDIA H200"; empty where it is unknown
     gpus: list[GpuDocument]
     baselines: str  # their folder
+    base: str = ""  # the branch whose baselines judged instead of the tree's, as it was named
+    base_changes: list[str] = []  # what the tree changes in them, if anything
     options: Options
     cases: list[CaseState]
     results: list[ResultDocument]

@@ -99,6 +99,32 @@ def main_branch(root: Path, rev: str = "") -> Main:
     return Main(name, tip, base)
 
 
+def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
+    """Return the text of every JSON file that a folder of the repository had at a commit, by its
+    path below the folder. Raises TreeError if the folder is not the repository's, or git fails.
+    """
+    top, _ = _repository(root)
+    inside, own = folder.resolve(), top.resolve()
+    if not inside.is_relative_to(own):
+        raise TreeError(
+            f"{folder} is not in the repository {top}, so no revision of it has its files"
+        )
+    below = inside.relative_to(own).as_posix()
+    listed = git(
+        top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", f"{below}/"
+    )
+    if listed is None:
+        raise TreeError(f"git cannot list {below} at {short(commit)}: git fsck")
+    found = {}
+    for path in filter(None, listed.split("\0")):
+        if path.endswith(".json"):
+            text = git(top, "cat-file", "blob", f"{commit}:{path}")
+            if text is None:
+                raise TreeError(f"git cannot read {path} at {short(commit)}: {DEEPEN}")
+            found[path.removeprefix(f"{below}/")] = text
+    return found
+
+
 def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Confirmation:
     """Choose what to measure beside HEAD when a recording of the commit ``recorded`` says SLOWER.
 

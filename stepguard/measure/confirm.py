@@ -70,13 +70,14 @@ def confirm(
     bench: Bench,
     verdict: Verdict,
     evidence: Evidence,
-    recorded: str,
+    recorded: tuple[str, str],
     progress: Progress,
     budget_s: float,
     rule_for: RuleFor | None = None,
 ) -> tuple[Verdict, Comparison | None]:
-    """Return the verdict after the recording's commit, ``recorded``, was measured beside HEAD, and
-    what was measured. A verdict that no time decided is returned as it is.
+    """Return the verdict after the recording's commit was measured beside HEAD, and what was
+    measured. A verdict that no time decided is returned as it is. ``recorded`` is that commit, and
+    the branch that has to have it; empty: the main branch.
 
     The pairs time the steps that the screen's ``evidence`` timed: what slows a step down later on
     is in both.
@@ -85,7 +86,7 @@ def confirm(
         return verdict, None
     if evidence.tree_changed:  # nobody knows what was measured
         return unconfirmed(verdict, Confirmation.TREE_CHANGED), None
-    chosen = commit_for_confirmation(bench.root, recorded)
+    chosen = commit_for_confirmation(bench.root, *recorded)
     if not chosen.commit:
         return unconfirmed(verdict, Confirmation.NO_TREE, chosen.how), None
     if chosen.commit == bench.revision.commit and not bench.revision.dirty:

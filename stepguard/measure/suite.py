@@ -63,6 +63,8 @@ class Suite:
     confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
     launcher: Launcher | None = None
+    base: str = ""  # the branch that the tree is merged into; empty: the main branch
+    base_baselines: Path | None = None  # its baselines, which judge instead of the tree's own
     results: list[Result] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -121,7 +123,14 @@ class Suite:
                 recorded = recordings[0].commit if recordings else ""
                 share_s = self.budget.share_s()
                 confirmed, comparison = confirm(
-                    case, self._bench, screened, evidence, recorded, progress, share_s, rule_for
+                    case,
+                    self._bench,
+                    screened,
+                    evidence,
+                    (recorded, self.base),
+                    progress,
+                    share_s,
+                    rule_for,
                 )
                 verdict = waive(confirmed, evidence, self.waivers, today())
         if comparison is not None:
@@ -157,9 +166,10 @@ class Suite:
             machine = self._bench.gpus[0].name if self._bench.gpus else ""
         launcher = spread(case, self._bench.launcher)
         nodes = len(launcher.nodes) if launcher else 1
-        path = self.baselines / baseline.file_name(case.device, machine, case.world_size, nodes)
-        content = baseline.load_for(path, machine)
-        calibration = calibrations.load_for(calibrations.path_for(path), machine)
+        name = baseline.file_name(case.device, machine, case.world_size, nodes)
+        path, judges = self.baselines / name, (self.base_baselines or self.baselines) / name
+        content = baseline.load_for(judges, machine)
+        calibration = calibrations.load_for(calibrations.path_for(judges), machine)
         calibrated = calibration.cases.get(case.id) if calibration else None
         timing = PAIR_TIMINGS[case.device].as_dict()
         return (

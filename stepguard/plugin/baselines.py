@@ -3,17 +3,56 @@ what of it the run had no use for.
 """
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepguard.git.resolve import files_at, main_branch
 from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
+from stepguard.report.baseline_changes import changes
 from stepguard.report.waivers import described, sentences
 from stepguard.storage import calibrations
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.waiver import Waiver
+
+
+@dataclass(frozen=True)
+class Base:
+    """The branch that a tree is merged into, as far as its baselines and waivers judge."""
+
+    name: str  # as it was asked for
+    commit: str  # the last that both have
+    folder: Path  # a copy of its baselines
+    changes: tuple[str, ...]  # old -> new, where this tree's differ
+
+    def lines(self, most: int = 20) -> list[str]:
+        """Return what a reader has to know first; nothing if the tree changes no baseline."""
+        if not self.changes:
+            return []
+        rest = len(self.changes) - most
+        return [
+            f"judged by the baselines and waivers of {self.name} ({self.commit[:12]}), not by this "
+            "tree's, which differ; a person has to look at:",
+            *(f"  {line}" for line in self.changes[:most]),
+            *([f"  and {rest} more"] if rest > 0 else []),
+        ]
+
+
+def base_of(root: Path, baselines: Path, rev: str, into: Path) -> Base:
+    """Return the branch ``rev``, its baselines copied to the folder ``into``.
+
+    Raises TreeError if git cannot say, FileError for a file of it or of this tree that cannot be
+    trusted.
+    """
+    main = main_branch(root, rev)
+    for name, text in files_at(root, main.base, baselines).items():
+        path = into / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, errors="surrogateescape")
+    return Base(rev, main.base, into, tuple(changes(into, baselines)))
 
 
 def folders_alone(arguments: Sequence[str]) -> bool:

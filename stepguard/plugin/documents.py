@@ -47,6 +47,8 @@ class Facts:
     baselines: Path
     against: str = ""
     base_commit: str = ""
+    base: str = ""
+    base_changes: Sequence[str] = ()
     strict: bool = False
     cases: Sequence[CaseState] = ()
     results: Sequence[Result] = ()
@@ -81,6 +83,8 @@ def run_document(
         machine="" if facts.gpus is None else machine,
         gpus=[GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus],
         baselines=inside.relative(facts.baselines),
+        base=facts.base,
+        base_changes=list(facts.base_changes),
         options=_options(config),
         cases=list(facts.cases),
         results=[documents.result_document(result, inside) for result in facts.results],

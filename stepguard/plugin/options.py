@@ -18,6 +18,12 @@ def add_options(group: Any) -> None:
     )
     add("--perf-baselines", metavar="DIR", help="folder of the baseline files (baselines/)")
     add(
+        "--perf-base",
+        metavar="REV",
+        help="judge by the baselines and waivers of the branch that this tree is merged into, and "
+        "say what it changes in them",
+    )
+    add(
         "--perf-require-gpus",
         metavar="N",
         type=int,

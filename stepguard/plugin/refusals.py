@@ -14,7 +14,7 @@ from stepguard.judge.acceptance import has_words
 from stepguard.report import documents
 from stepguard.text import printable
 
-TEXTS = ("reason", "baselines", "against", "launcher", "json", "report")
+TEXTS = ("reason", "baselines", "base", "against", "launcher", "json", "report")
 
 
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
@@ -64,6 +64,8 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield "--perf-against judges against a revision, not a baseline: record in another run"
     if option.perf_against:
         yield from _bad_revision(option.perf_against, root, baselines)
+    if option.perf_base and updates:
+        yield "--perf-base judges by another branch's baselines: record in another run"
     if updates and (problem := no_commit(root)):
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():

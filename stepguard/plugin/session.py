@@ -5,6 +5,7 @@ costs nothing.
 """
 
 import contextlib
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -25,6 +26,8 @@ from stepguard.launch.launcher import Launcher, LauncherError, spread, survey
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import Result, Suite
 from stepguard.plugin.baselines import (
+    Base,
+    base_of,
     check_baselines,
     folders_alone,
     recorded_here,
@@ -54,7 +57,7 @@ def _usage_errors(front: str = "") -> Iterator[None]:
     """Raise UsageError, which ends the run before anything is measured, for what was refused."""
     try:
         yield
-    except (FileError, LauncherError, MachineError) as error:
+    except (FileError, LauncherError, MachineError, TreeError) as error:
         raise pytest.UsageError(printable(f"{front}{error}")) from None
 
 
@@ -76,6 +79,7 @@ class Session:
         self._refused = ""  # the usage error that ended the run
         self._checked = False  # pytest goes on with refused options
         self._whole = False  # all cases are known
+        self._base: Base | None = None
         self._waivers: tuple[Waiver, ...] = ()
         self._cases: list[Case] = []  # that this run measures
         self._ran = False  # whether any test ran, or was skipped, not only collected
@@ -102,10 +106,12 @@ class Session:
         judge = f"baselines in {self._commands.relative(self._baselines)}/"
         if against := self._option.perf_against:
             judge = f"judged against {against}, measured beside it on this machine"
-        if not gpus:
-            return [f"stepguard: no GPU, smoke cases only; {judge}"]
-        names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
-        return [f"stepguard: {names}, driver {gpus[0].driver}; {judge}"]
+        machine = "no GPU, smoke cases only"
+        if gpus:
+            names = ", ".join(f"{gpu.name} ({gpu.uuid[:12]})" for gpu in gpus)
+            machine = f"{names}, driver {gpus[0].driver}"
+        base = self._base.lines() if self._base else ()
+        return [f"stepguard: {machine}; {judge}", *(f"stepguard: {line}" for line in base)]
 
     @cached_property
     @_usage_errors()
@@ -128,7 +134,13 @@ class Session:
     def _check_folder(self, all_collected: bool) -> None:
         refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
         self._whole = all_collected and whole_folders(self._option, self._config.args)
-        self._waivers = check_baselines(self._baselines, self._collection.cases, self._whole)
+        if rev := self._option.perf_base:
+            folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="stepguard-"))
+            with _usage_errors(f"--perf-base={rev}: "):
+                into = Path(folder) / self._baselines.name
+                self._base = base_of(self._root, self._baselines, rev, into)
+        judges = self._base.folder if self._base else self._baselines
+        self._waivers = check_baselines(judges, self._collection.cases, self._whole)
         # Last: only what passed all checks lets plan() start a launcher.
         self._checked = True
 
@@ -202,6 +214,8 @@ class Session:
                 confirms=not option.perf_no_confirm,
                 tree=self._tree,
                 launcher=self._launcher,
+                base=option.perf_base or "",
+                base_baselines=self._base.folder if self._base else None,
             )
             self._line = _progress_line(self._config, Store(self._root).last_wall_s())
             self._line.plan([(case.id, case.device) for case in self._cases])
@@ -289,6 +303,8 @@ class Session:
             baselines=self._baselines,
             against=self._option.perf_against or "",
             base_commit=self._tree.commit if self._tree else "",
+            base=self._base.name if self._base else "",
+            base_changes=self._base.changes if self._base else (),
             cases=states,
             results=results,
             problems=problems,
@@ -305,7 +321,8 @@ class Session:
         results = self._results()
         if self._option.collectonly or not self._ran or not (self.selection.asked or results):
             return None
-        return Run(results, self._commands, self._notices, self.selection.skips)
+        first = self._base.lines() if self._base else ()
+        return Run(results, self._commands, first, self._notices, self.selection.skips)
 
 
 def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:

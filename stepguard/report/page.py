@@ -22,10 +22,17 @@ NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED,
 def page(found: RunDocument, limit_bytes: int = SUMMARY_BYTES) -> str:
     """Return the page, in UTF-8 of no more than ``limit_bytes``.
 
-    In this order: the verdict, the problems of the run, what was measured where, the table, a
-    folded part for each case that has more to say, what was not measured, waivers and notices.
+    In this order: the verdict, baselines that the tree changes, the problems of the run, what was
+    measured where, the table, a folded part for each case that has more to say, what was not
+    measured, waivers and notices.
     """
-    parts = [_verdict(found), *_problems(found), _facts(found), *_table(found, limit_bytes // 2)]
+    parts = [
+        _verdict(found),
+        *_base(found),
+        *_problems(found),
+        _facts(found),
+        *_table(found, limit_bytes // 2),
+    ]
     parts += [_details(one) for one in _worst_first(found) if _speaks(one)]
     parts += [*_unmeasured(found), *_waivers(found), *_notices(found)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
@@ -49,6 +56,16 @@ def _verdict(found: RunDocument) -> str:
     word = "passed" if found.passed else "failed"
     counted = table.counts([one.verdict for one in found.results]) or "nothing was measured"
     return f"**Performance {word}:** {markdown(counted)}"
+
+
+def _base(found: RunDocument) -> Iterator[str]:
+    """Yield what the tree changes in the baselines, which did not judge it."""
+    if found.base_changes:
+        yield (
+            f"**This change edits baselines or waivers.** Those of {markdown(found.base)} judged; "
+            "old -> new:"
+        )
+    yield from _cut([f"* {markdown(line)}" for line in found.base_changes], "changes")
 
 
 def _problems(found: RunDocument) -> Iterator[str]:

@@ -20,6 +20,7 @@ class Run:
 
     results: Sequence[Result]
     commands: Commands
+    first: Sequence[str] = ()  # what a reader has to know before the verdicts
     notices: Sequence[str] = ()  # sentences about the run as a whole
     # Reasons for which tests of cases were skipped, and how many were for each.
     skipped: Mapping[str, int] = field(default_factory=dict)
@@ -30,6 +31,7 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
     if that is not 0.
     """
     verdicts = [result.verdict for result in run.results]
+    yield from ((text, {"yellow": True}) for text in run.first)
     if verdicts:
         for text, status in table.lines(table.rows(verdicts), width):
             yield text, colour(status)

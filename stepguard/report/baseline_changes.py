@@ -1,0 +1,99 @@
+"""Baselines, calibrations and waivers that a change edits: old -> new, a line for each entry."""
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from stepguard.git.revision import CALIBRATION
+from stepguard.judge.calibration import CalibratedCase
+from stepguard.metrics import METRICS, format_value
+from stepguard.recording import Entry
+from stepguard.report.waivers import described
+from stepguard.storage import baselines, calibrations
+from stepguard.storage.waivers import load_waivers, today
+
+FIGURES = 4  # of an entry; the diff has them all
+NONE = "none"
+Kept = TypeVar("Kept")
+
+
+def changes(old: Path, new: Path) -> list[str]:
+    """Return what the folder of baselines ``new`` has otherwise than ``old``, in the order of files
+    and cases. Raises FileError for a file of either that cannot be trusted.
+    """
+    lines: list[str] = []
+    for name in _names(old, new, "*.json"):
+        if name != baselines.WAIVERS:
+            was, now = baselines.load(old / name), baselines.load(new / name)
+            both = (was.cases if was else {}, now.cases if now else {})
+            lines += _lines(name, both, _entry)
+    for name in _names(old / CALIBRATION, new / CALIBRATION, "*.json"):
+        then, noise = (calibrations.load(folder / CALIBRATION / name) for folder in (old, new))
+        pair_sds = (then.cases if then else {}, noise.cases if noise else {})
+        lines += _lines(f"{CALIBRATION}/{name}", pair_sds, _noise)
+    waived = _waived(old), _waived(new)
+    return lines + list(
+        _lines(baselines.WAIVERS, waived, lambda a, b: f"{a or NONE} -> {b or NONE}")
+    )
+
+
+def _names(old: Path, new: Path, pattern: str) -> list[str]:
+    return sorted({path.name for folder in (old, new) for path in folder.glob(pattern)})
+
+
+def _waived(folder: Path) -> dict[str, str]:
+    return {f"{one.case}, {one.metric}": described(one) for one in load_waivers(folder, today())}
+
+
+def _lines(
+    name: str,
+    both: tuple[Mapping[str, Kept], Mapping[str, Kept]],
+    say: Callable[[Kept | None, Kept | None], str],
+) -> Iterator[str]:
+    """Yield a line for each entry that is not the same in both."""
+    old, new = both
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if was != now:
+            yield f"{name}: {key}: {say(was, now)}"
+
+
+def _noise(old: CalibratedCase | None, new: CalibratedCase | None) -> str:
+    shown = (f"pair sd {one.sd_pct:.3f} %" if one else NONE for one in (old, new))
+    return " -> ".join(shown)
+
+
+def _entry(old: Entry | None, new: Entry | None) -> str:
+    """Return how a case's baseline differs: its level, and what the level rests on."""
+    if old is None or new is None:
+        return f"{_level(old)} -> {_level(new)}"
+    was, now = old.epochs[-1], new.epochs[-1]
+    counted = (
+        ("epochs", str(len(old.epochs)), str(len(new.epochs))),
+        ("recordings", str(len(was.recordings)), str(len(now.recordings))),
+        ("commit", was.recordings[0].commit[:12], now.recordings[0].commit[:12]),
+        ("reason", repr(was.reason), repr(now.reason)),
+    )
+    parts = [*_figures(old, new), *counted]
+    moved = [f"{name} {a} -> {b}" for name, a, b in parts if a != b]
+    return ", ".join(moved) or "fields that are not judged"
+
+
+def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
+    """Return the judged figures that differ, the first FIGURES of them, as name, old and new."""
+    was, now = (entry.epochs[-1].recordings[-1].values() for entry in (old, new))
+    names = [
+        name for name, row in METRICS.items() if row.gateable and was.get(name) != now.get(name)
+    ]
+    shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
+    rest = len(names) - len(shown)
+    return [*shown, ("other figures", "0", f"{rest} changed")] if rest else shown
+
+
+def _level(entry: Entry | None) -> str:
+    """Return the first figures of a baseline that is new or gone."""
+    if entry is None:
+        return NONE
+    values = entry.epochs[-1].recordings[-1].values()
+    names = [name for name, row in METRICS.items() if row.gateable and name in values][:2]
+    return "recorded, " + ", ".join(f"{name} {format_value(name, values[name])}" for name in names)

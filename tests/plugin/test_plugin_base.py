@@ -1,0 +1,145 @@
+"""--perf-base: who edits baselines or waivers is judged by those of the branch it goes to."""
+
+import json
+from datetime import date
+
+import pytest
+
+RISEN = {"generated_kernels": 8}
+
+
+def branch(gate):
+    """A case whose baseline on main is what it measures, and a branch beside main."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.record(case)
+    gate.commit()
+    gate.git("checkout", "-q", "-b", "change")
+    return case
+
+
+def accept_more(gate, case):
+    """On the branch: the case costs more, and its baseline is edited so that this is equal."""
+    gate.will_measure(case, counters=RISEN)
+    path = gate.baselines / "cpu.json"
+    path.write_text(path.read_text().replace('"generated_kernels": 7', '"generated_kernels": 8'))
+    gate.commit()
+
+
+def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
+    """Green by its own baseline; by main's it is CHANGED, and what was edited is said first."""
+    case = branch(gate)
+    accept_more(gate, case)
+    gate.run().assert_outcomes(passed=1)
+    result = gate.run("--perf-base=main", "--perf-json=run.json", "--perf-report=run.md")
+    result.assert_outcomes(failed=1)
+    edit = "cpu.json: linear?nano?: generated_kernels 7 -> 8"
+    said = "judged by the baselines and waivers of main (????????????), not by this tree's, which*"
+    result.stdout.fnmatch_lines(
+        [
+            "stepguard: no GPU*",
+            f"stepguard: {said}",
+            f"stepguard:   {edit}",
+            "linear?nano?: CHANGED: generated_kernels 7 -> 8*",
+            "*= performance =*",
+            said,
+            f"  {edit}",
+            "case *",
+        ]
+    )
+    document = json.loads((gate.path / "run.json").read_text())
+    assert document["base"] == "main"
+    assert document["base_changes"] == ["cpu.json: linear[nano]: generated_kernels 7 -> 8"]
+    assert document["results"][0]["baseline"] == "baselines/cpu.json"
+    page = (gate.path / "run.md").read_text().splitlines()
+    assert page[2].startswith("**This change edits baselines or waivers.** Those of main judged")
+    assert page[4] == "* cpu.json: linear[nano]: generated_kernels 7 -> 8"
+
+
+def test_an_edit_that_is_not_committed_is_an_edit(gate):
+    """The files as they are in the tree are compared, whatever git calls them."""
+    case = branch(gate)
+    accept_more(gate, case)
+    gate.git("reset", "-q", "--soft", "main")
+    gate.git("update-index", "--assume-unchanged", "baselines/cpu.json")
+    gate.run("--perf-base=main").assert_outcomes(failed=1)
+
+
+def test_a_tree_that_edits_none_has_nothing_to_say(gate):
+    """`same`, and no line about baselines; a change on main after the branch began is not its."""
+    case = branch(gate)
+    gate.commit()
+    gate.git("checkout", "-q", "main")
+    accept_more(gate, case)
+    gate.git("checkout", "-q", "change")
+    gate.will_measure(case)
+    result = gate.run("--perf-base=main")
+    result.assert_outcomes(passed=1)
+    result.stdout.no_fnmatch_line("*judged by the baselines*")
+
+
+def test_a_waiver_of_the_tree_itself_does_not_waive(gate):
+    """It is shown, and waives from the day on which main has it."""
+    case = branch(gate)
+    gate.will_measure(case, counters=RISEN)
+    waiver = {"case": case.id, "metric": "generated_kernels", "value": 8, "reason": "for now"}
+    waiver |= {"expires": "2030-01-05", "who": "A. Author"}
+    path = gate.baselines / "waivers.json"
+    path.write_text(json.dumps({"schema": 1, "waivers": [waiver]}))
+    with pytest.MonkeyPatch.context() as patch:
+        _on_2030_01_01(patch)
+        gate.commit()
+        gate.run().assert_outcomes(passed=1)
+        result = gate.run("--perf-base=main")
+        result.assert_outcomes(failed=1)
+        result.stdout.fnmatch_lines(
+            ["stepguard:   waivers.json: linear?nano?, generated_kernels: none -> *up to 8 until*"]
+        )
+        gate.git("branch", "-f", "main", "change")
+        gate.run("--perf-base=main").assert_outcomes(passed=1)
+
+
+def _on_2030_01_01(patch):
+    for name in ("plugin.baselines", "measure.suite", "report.baseline_changes"):
+        patch.setattr(f"stepguard.{name}.today", lambda: date(2030, 1, 1))
+
+
+def test_a_case_that_main_has_no_baseline_of_is_not_judged_by_its_own(gate):
+    """NO BASELINE, an error: nobody has looked at the level that the tree brings along."""
+    case = branch(gate)
+    new = gate.cpu("new")
+    gate.suite(case, new)
+    gate.record(new)
+    gate.commit()
+    result = gate.run("--perf-base=main")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*cpu.json: linear?new?: none -> recorded, flops_per_step 1,000*"])
+
+
+def test_a_baseline_of_the_tree_that_cannot_be_read_stops_the_run(gate):
+    """It would be main's once merged, and then no run could be judged."""
+    branch(gate)
+    path = gate.baselines / "cpu.json"
+    path.write_text(path.read_text()[:-3])
+    result = gate.run("--perf-base=main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-base=main: *baselines/cpu.json: *restore it with*"])
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--perf-base="], "*--perf-base=: empty*"),
+        (["--perf-base=mian"], "*--perf-base=mian: 'mian' is no revision of *did you mean main?*"),
+        (
+            ["--perf-base=main", "--perf-update"],
+            "*--perf-base judges by another branch's*",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_refused(gate, options, why):
+    """Before anything is measured."""
+    branch(gate)
+    result = gate.run(*options)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.measured
+    result.stderr.fnmatch_lines([why])
