@@ -69,7 +69,7 @@ def comment(found: RunDocument, run_id: str) -> str:
     commands that work from a clone.
     """
     below = _commands(found, run_id)
-    shown = page(found, COMMENT_BYTES - len(below.encode()))
+    shown = page(found, COMMENT_BYTES - len(below.encode()), steps=False)
     return f"{MARKER}\n{shown}\n{below}"
 
 
@@ -90,8 +90,8 @@ def _commands(found: RunDocument, run_id: str) -> str:
     if any(_acceptable(one) for one in found.results):
         lines += [
             "",
-            "If it is meant, a maintainer accepts it from the run of main after the merge, and "
-            "waives it until then (docs/ci.md):",
+            "If it is meant: a waiver lets it pass until a day (docs/ci.md), and after the merge a "
+            "maintainer accepts what the run of main has measured:",
             "",
             "```sh",
             f"gh run download RUN_OF_MAIN --name {ARTIFACT} --dir evidence",

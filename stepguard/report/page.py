@@ -19,22 +19,17 @@ LISTED = 50  # rows of a list; a table is cut by its bytes
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
 
 
-def page(found: RunDocument, limit_bytes: int = SUMMARY_BYTES) -> str:
-    """Return the page, in UTF-8 of no more than ``limit_bytes``.
+def page(found: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = True) -> str:
+    """Return the page, in UTF-8 of no more than ``limit_bytes``; next ``steps`` are for whoever has
+    the evidence.
 
-    In this order: the verdict, baselines that the tree changes, the problems of the run, what was
-    measured where, the table, a folded part for each case that has more to say, what was not
-    measured, waivers and notices.
+    In this order: the verdict, baselines that the tree changes, the problems of the run, the table,
+    a folded part for each case that has more to say, what was not measured, waivers, notices, and
+    what was measured where.
     """
-    parts = [
-        _verdict(found),
-        *_base(found),
-        *_problems(found),
-        _facts(found),
-        *_table(found, limit_bytes // 2),
-    ]
-    parts += [_details(one) for one in _worst_first(found) if _speaks(one)]
-    parts += [*_unmeasured(found), *_waivers(found), *_notices(found)]
+    parts = [_verdict(found), *_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
+    parts += [_details(one, steps) for one in _worst_first(found) if _speaks(one)]
+    parts += [*_unmeasured(found), *_waivers(found), *_notices(found), _facts(found)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
 
@@ -117,9 +112,9 @@ def _speaks(result: ResultDocument) -> bool:
     return not silent or result.verdict.has_notice
 
 
-def _details(result: ResultDocument) -> str:
+def _details(result: ResultDocument, steps: bool) -> str:
     """Return what a verdict rests on and what to do next, folded."""
-    body = printable_lines("\n".join([*result.verdict.lines, *result.steps]))
+    body = printable_lines("\n".join([*result.verdict.lines, *(result.steps if steps else ())]))
     # Longer than any in the text: a docstring in a traceback may contain a fence.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
     # As code, where neither "@" nor "#" is a link.

@@ -75,6 +75,7 @@ def test_the_comment_has_the_verdict_and_commands_that_work():
     assert f"gh run download 4711 --name {ARTIFACT} --dir evidence\n" in text
     assert "python -m stepguard accept --evidence evidence/runs --reason" in text
     assert "accept --evidence" not in comment(run_document(SAME), "4711")
+    assert SLOWER.steps and not any(step in text for step in SLOWER.steps)
 
 
 def test_a_run_without_a_document_has_a_comment():

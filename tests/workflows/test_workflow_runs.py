@@ -3,6 +3,7 @@ GitHub gives its jobs, and a small GitHub that answers.
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,7 @@ from stepguard.plugin import cases
 def test_step(perf, case):
     perf(case)
 """
+ACCEPT = "python -m stepguard accept --evidence evidence/runs --reason '...'"
 QUICK = """
 import pytest
 from quick_launches import shorten_launches
@@ -140,6 +142,22 @@ def said(who, body, number):
     return {"id": number, "user": {"login": who}, "body": body}
 
 
+def in_a_clone(hub, script):
+    """What somebody's clone of main answers to a script; gh gets an artifact from the hub."""
+    clone = hub.folder / f"clone-{len(list(hub.folder.glob('clone-*')))}"
+    git(hub.folder, "clone", "--quiet", str(hub.repository), str(clone))
+    git(clone, "checkout", "--quiet", "main")
+    stand_in = clone / "bin" / "gh"
+    stand_in.parent.mkdir()
+    stand_in.write_text(
+        f'#!/bin/sh\ntest "$1 $2 $3 $4" = "run download 4711 --name"\n'
+        f'cp -r "{hub.folder}/artifacts/$5" "$7"\n'
+    )
+    stand_in.chmod(0o755)
+    path = f"PATH={stand_in.parent}:{Path(sys.executable).parent}:$PATH\n"
+    return command(clone, "bash", "-e", "-c", path + script)
+
+
 @pytest.fixture
 def api(origin):
     """GitHub's API, on loopback: two people have commented, one as if they were us."""
@@ -207,6 +225,12 @@ def test_a_pull_request_that_adds_a_sync(hub, api):
     (body,) = (one["body"] for one in api.comments[2:])
     assert body.startswith(f"{MARKER}\n**Performance failed:** 1 CHANGED")
     assert "tiny.py:12" in body
+    look_closer, accept = re.findall(r"```sh\n(.*?)```", body, re.DOTALL)
+    looked = in_a_clone(hub, look_closer)
+    assert "step[tiny]: CHANGED" in looked.stdout, looked.stderr
+    # What a branch measured is nothing to accept; what main measured is.
+    refused = in_a_clone(hub, accept.replace("RUN_OF_MAIN", "4711"))
+    assert refused.returncode == 1 and "not recorded" in refused.stderr
 
 
 def test_a_commit_of_main(hub):
@@ -220,6 +244,9 @@ def test_a_commit_of_main(hub):
     }, logs
     assert jobs["perf / measure"].summary.startswith("**Performance passed:** 1 same")
     assert set(hub.caches) == {f"compile-{main}"}
+    accept = "gh run download 4711 --name perf-evidence --dir evidence\n" + ACCEPT
+    done = in_a_clone(hub, accept)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_fork_is_not_measured(hub, api):
