@@ -13,6 +13,7 @@ An exception ends the launch.
 """
 
 import contextlib
+import gc
 import importlib
 import inspect
 import json
@@ -67,6 +68,7 @@ class Session:
     """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer."""
 
     def __init__(self, note: Note) -> None:
+        self._frozen = gc.get_freeze_count()
         preload()
         self.note = note
         self.phases = Phases(note.phase)
@@ -163,7 +165,9 @@ class Session:
             self.channel.reply({"progress": text})
 
         ranks, step = self.channel, self.workload.step
-        counted = CountedStep(step, self.device, self.phases, ranks.world_size, ranks.any)
+        counted = CountedStep(
+            step, self.device, self.phases, ranks.world_size, ranks.any, self._frozen
+        )
         return count(counted, progress)
 
     def do_park(self) -> dict[str, Any]:

@@ -28,9 +28,10 @@ def count_memory(tally: Tally, counted: CountedStep) -> None:
     too, neither the peak nor the leak would be exact (metrics.Scope.EXACT_MEMORY).
     """
     gpu = device.on_gpu(counted.device)
-    peaks_of, growth = (_gpu_peaks, _gpu_growth) if gpu else (_cpu_peaks, _cpu_growth)
-    for _ in range(PERIOD):  # on a CPU frees of what was made before the first peak go unseen
-        peaks_of(counted)
+    on_gpu = (_gpu_peaks, _gpu_peaks, _gpu_growth)
+    settle, peaks_of, growth = on_gpu if gpu else (_allocations, _cpu_peaks, _cpu_growth)
+    for _ in range(PERIOD):  # on a CPU frees of what was made before the first profile go unseen
+        settle(counted)
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
     calls_before = device.allocator_calls() if gpu else {}
     leaked = max(0, growth(counted)) // LEAK_STEPS
@@ -102,11 +103,16 @@ def _cpu_peaks(counted: CountedStep) -> dict[str, int]:
     """Return the peak by phase on a CPU: what lives when the step begins (storages that Python can
     reach) plus the highest running sum of the step's allocation events.
     """
-    live = live_tensor_bytes()
+    live = live_tensor_bytes(counted.frozen)
+    return running_peaks(_allocations(counted), live)
+
+
+def _allocations(counted: CountedStep) -> Any:
+    """Run a step on a CPU; return the profiler's events of it."""
     profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with counted.phases.heard_by(_mark), profiled:
         counted.step()
-    return running_peaks(_events(profiled), live)
+    return _events(profiled)
 
 
 def _mark(phase: str = "") -> None:
@@ -133,17 +139,17 @@ def running_peaks(events: Any, live: int) -> dict[str, int]:
     return peaks
 
 
-def live_tensor_bytes() -> int:
+def live_tensor_bytes(frozen: int = 0) -> int:
     """Return the bytes of distinct CPU storages that Python can reach through tensors.
 
-    A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it: what is
-    frozen is thawed, and frozen again.
+    A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it: where more
+    than ``frozen`` objects are, they are thawed, and frozen again.
     """
-    frozen = gc.get_freeze_count()
-    gc.unfreeze()
+    if hidden := gc.get_freeze_count() > frozen:
+        gc.unfreeze()
     gc.collect()
     things = gc.get_objects()
-    if frozen:
+    if hidden:
         gc.freeze()
     storages: dict[int, int] = {}
     for thing in things:

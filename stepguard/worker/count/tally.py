@@ -26,6 +26,7 @@ class CountedStep:
     phases: Phases = field(default_factory=Phases)  # which the step enters
     world_size: int = 1
     any_rank: Callable[[bool], bool] = bool  # says, on all ranks alike, if it is true on any
+    frozen: int = 0  # objects that gc.freeze() hid before the workload was there; no tensors
 
 
 @dataclass
