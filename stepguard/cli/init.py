@@ -168,13 +168,16 @@ def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
 def settings_of(root: Path) -> Wanted | None:
     """Return what makes ``root`` the root of pytest, where baselines/ is; None if it is that."""
     why = "pytest's root, where baselines/ will be"
+    own = Wanted(root / "pytest.ini", "[pytest]\n", why)
+    if own.path.is_file() and own.path.read_text() == own.text:
+        return own  # by an earlier call, which did not come to its commit
     if any((root / name).is_file() for name in OWN_FILES) or _has_section(root):
         return None
     if (root / "pyproject.toml").is_file():
         return Wanted(root / "pyproject.toml", "\n[tool.pytest.ini_options]\n", why)
     if (root / "setup.cfg").is_file():
         return Wanted(root / "setup.cfg", "\n[tool:pytest]\n", why)
-    return Wanted(root / "pytest.ini", "[pytest]\n", why)
+    return own
 
 
 def _has_section(root: Path) -> bool:

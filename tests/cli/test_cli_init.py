@@ -96,6 +96,9 @@ def test_other_uncommitted_changes_are_the_users_to_commit(project, capsys):
     assert project.init() == 1
     assert "uncommitted changes (my_model.py): commit them" in capsys.readouterr().err
     assert project.measured == [] and project.git("log", "--oneline").count("\n") == 1
+    project.git("commit", "-q", "-m", "More")
+    assert project.init() == 0, "what an earlier call wrote is not another's"
+    assert project.git("status", "--porcelain") == "" and len(project.measured) == 1
 
 
 @pytest.mark.parametrize(
