@@ -23,7 +23,8 @@ from stepguard.git.resolve import TreeError, has_commit, known_commit, main_bran
 from stepguard.git.revision import current
 from stepguard.judge.acceptance import has_words, moved_together
 from stepguard.metrics import METRICS
-from stepguard.report.recorded import accepted_line
+from stepguard.report.commands import Commands
+from stepguard.report.recorded import accepted_line, moves
 from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError
@@ -49,7 +50,7 @@ def _accept(options: argparse.Namespace) -> int:
             _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)
             done = accept(target, evidence, options.reason, where=folder_option(options))
-            say(accepted_line(done))
+            say(accepted_line(done, Commands(Path.cwd())), *moves(done))
         except FileError as error:
             complain(error)
             refused += 1

@@ -104,6 +104,13 @@ class Wanted:
     text: str
     why: str
 
+    @property
+    def alone(self) -> bool:
+        """Tell whether the file holds this and no more: of an earlier call, which did not come to
+        its commit.
+        """
+        return self.path.is_file() and self.path.read_text() == self.text
+
 
 def add_command(commands: Any, root: Path) -> None:
     """Add its parser."""
@@ -161,16 +168,17 @@ def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
     yield Wanted(root / _test_file(case), text, "what is guarded")
     if settings := settings_of(root):
         yield settings
-    if git(root, "check-ignore", "-q", "__pycache__/x.pyc") is None:
-        yield Wanted(root / ".gitignore", "__pycache__/\n", "a recording needs a clean tree")
+    ignored = Wanted(root / ".gitignore", "__pycache__/\n", "a recording needs a clean tree")
+    if ignored.alone or git(root, "check-ignore", "-q", "__pycache__/x.pyc") is None:
+        yield ignored
 
 
 def settings_of(root: Path) -> Wanted | None:
     """Return what makes ``root`` the root of pytest, where baselines/ is; None if it is that."""
     why = "pytest's root, where baselines/ will be"
     own = Wanted(root / "pytest.ini", "[pytest]\n", why)
-    if own.path.is_file() and own.path.read_text() == own.text:
-        return own  # by an earlier call, which did not come to its commit
+    if own.alone:
+        return own
     if any((root / name).is_file() for name in OWN_FILES) or _has_section(root):
         return None
     if (root / "pyproject.toml").is_file():

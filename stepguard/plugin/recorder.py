@@ -12,7 +12,7 @@ from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands
-from stepguard.report.recorded import accepted_line
+from stepguard.report.recorded import accepted_line, moves
 from stepguard.storage.accept import Action, accept
 from stepguard.storage.json_file import FileError
 from stepguard.verdict import Reason, Status, Verdict
@@ -94,7 +94,7 @@ class Recorder:
         if not dry:
             unexplained = done.action is Action.EPOCH_OPENED and not self._reason
             hint = "; to say why it is right: --perf-reason='...'" if unexplained else ""
-            self.notices.append(accepted_line(done) + hint)
+            self.notices += [accepted_line(done, self._commands) + hint, *moves(done)]
         return True
 
     def _refuse(self, notice: str) -> None:

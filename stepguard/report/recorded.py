@@ -8,10 +8,12 @@ from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS, format_value
 from stepguard.recording import Entry, Epoch, Recording, geometric_mean
+from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
-from stepguard.report.words import happens
+from stepguard.report.words import change, happens
 from stepguard.storage.accept import Accepted, Action
 
+MOVES = 9  # lines; with the one above them ten
 PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
 COLUMNS = ("recorded", "commit", "GPU", "torch", "launches", "step [ms]", "median [ms]", "to first")
 
@@ -36,17 +38,26 @@ def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
         yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
 
 
-def accepted_line(done: Accepted) -> str:
+def accepted_line(done: Accepted, commands: Commands) -> str:
     """Return what was done with evidence that was accepted, in a line."""
+    path = commands.relative(done.path)
     if done.action is Action.NOTHING_TO_ADD:
-        return f"{done.case_id}: equal to what {done.path} holds, nothing to add"
+        return f"{done.case_id}: equal to what {path} holds, nothing to add"
     words = {
         Action.FIRST_RECORDING: "first recording",
         Action.APPENDED: f"recording {done.number} of its epoch",
         Action.FIRST_OF_SOFTWARE: "first under this software",
         Action.EPOCH_OPENED: f"epoch {done.number} opened ({done.reason})",
     }[done.action]
-    return f"{done.case_id}: {words} in {done.path}"
+    return f"{done.case_id}: {words} in {path}"
+
+
+def moves(done: Accepted) -> list[str]:
+    """Return old -> new of each metric whose level was changed, in MOVES lines at most."""
+    moved = sorted((m for m in done.moved if m.old is not None), key=lambda m: m.rank)
+    shown = moved if len(moved) <= MOVES else moved[: MOVES - 1]
+    lines = [f"  {change(metric)}" for metric in shown]
+    return lines + ([f"  and {len(moved) - len(shown)} more"] if len(shown) < len(moved) else [])
 
 
 def line(path: Path, case_id: str, entry: Entry) -> str:

@@ -3,7 +3,7 @@
 What must never be recorded is stepguard/judge/acceptance.py's to say.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from stepguard.recording import (
 )
 from stepguard.storage.baselines import load_for, machine_of, save
 from stepguard.storage.json_file import FileError
-from stepguard.verdict import Status, Verdict
+from stepguard.verdict import MetricVerdict, Status, Verdict
 
 
 class Refused(FileError):
@@ -52,6 +52,8 @@ class Accepted:
     path: Path  # of the baseline file
     number: int = 1  # of the recording in its epoch, or of the epoch that was opened
     reason: str = ""  # of an epoch that was opened
+    # Gated metrics whose level this changes; they follow from the evidence.
+    moved: tuple[MetricVerdict, ...] = field(default=(), compare=False)
 
 
 def recording_of(evidence: Evidence) -> Recording:
@@ -90,7 +92,8 @@ def accept(
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
     opened = action is Action.EPOCH_OPENED
-    return Accepted(evidence.case_id, action, path, number, reason if opened else "")
+    moved = tuple(m for m in verdict.metrics if m.gated and m.status is not Status.SAME)
+    return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
 
 
 def _place(
@@ -121,7 +124,8 @@ def _place(
     drift = _drift(evidence, known) if known else _other_software(recording, last)
     if entry.case == evidence.case and (status is Status.SAME or not known) and not drift:
         # Places and parts are compared with the newest recording alone.
-        older = [_without_detail(r, recording.software) for r in last.recordings]
+        software = recording.software
+        older = [_without_detail(r) if r.software == software else r for r in last.recordings]
         kept = [*_kept(older), recording]
         action = Action.APPENDED if known else Action.FIRST_OF_SOFTWARE
         epoch = Epoch(reason=last.reason, recordings=kept)
@@ -131,7 +135,10 @@ def _place(
             f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
             f"python -m stepguard accept '{evidence.case_id}'{where} --reason '...'"
         )
-    epochs = [*entry.epochs, Epoch(reason=reason, recordings=[recording])]
+    # Nothing is compared with an older epoch: only what moved is new in the file.
+    older = [_without_detail(r) for r in last.recordings]
+    before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
+    epochs = [*before, Epoch(reason=reason, recordings=[recording])]
     return Action.EPOCH_OPENED, len(epochs), epochs
 
 
@@ -187,8 +194,6 @@ def _same_evidence(a: Recording, b: Recording) -> bool:
     return (a.date, a.commit, a.device_uuid) == (b.date, b.commit, b.device_uuid)
 
 
-def _without_detail(recording: Recording, software: dict[str, str]) -> Recording:
-    """Return the recording less what a newer one of the same software repeats."""
-    if recording.software != software:
-        return recording
+def _without_detail(recording: Recording) -> Recording:
+    """Return the recording less what is read of the newest one alone."""
     return msgspec.structs.replace(recording, detail={}, sites={})

@@ -5,9 +5,12 @@ from pathlib import Path
 import pytest
 from builders import CASE_ID, entry, epoch, recording
 
+from stepguard.metrics import METRICS
 from stepguard.recording import RecordedDifference
-from stepguard.report.recorded import accepted_line, lines
+from stepguard.report.commands import Commands
+from stepguard.report.recorded import accepted_line, lines, moves
 from stepguard.storage.accept import Accepted, Action
+from stepguard.verdict import MetricVerdict, Reason, Status
 
 
 def test_times_stand_with_their_distance_from_the_first():
@@ -42,4 +45,18 @@ def test_a_difference_stands_with_its_interval():
 def test_what_was_accepted_is_said_in_a_line(action, words):
     """The case, what was done with its evidence, and where."""
     done = Accepted(CASE_ID, action, Path("cpu.json"), 2, "fused the loss")
-    assert accepted_line(done) == f"{CASE_ID}: {words}"
+    assert accepted_line(done, Commands()) == f"{CASE_ID}: {words}"
+
+
+@pytest.mark.parametrize(("count", "more"), [(0, 0), (1, 0), (9, 0), (11, 3)])
+def test_accepting_shows_what_moved_in_ten_lines(count, more):
+    """Old -> new for each metric, under the line that says what was done."""
+    names = [name for name in METRICS if METRICS[name].kind == "counter"][:count]
+    moved = tuple(
+        MetricVerdict(name, Status.CHANGED, Reason.COUNTER_ROSE, 10.0, 11.0) for name in names
+    )
+    done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", moved)
+    shown = moves(done)
+    assert len(shown) <= 9
+    assert len([line for line in shown if " -> 11 " in line]) == count - more
+    assert (shown[-1:] == [f"  and {more} more"]) == bool(more)

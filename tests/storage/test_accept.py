@@ -1,5 +1,6 @@
 """accept(): which evidence becomes a recording, where it goes, and what is refused."""
 
+import difflib
 import errno
 import os
 from dataclasses import replace
@@ -18,7 +19,7 @@ from builders import (
     with_counts,
 )
 
-from stepguard.evidence import Difference, Fault
+from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
 from stepguard.recording import KEPT_RECORDINGS
 from stepguard.sentences import note
@@ -387,6 +388,26 @@ def test_what_moved_is_kept_with_the_recording(path):
     assert note(judge(moved, load(path).cases[CASE_ID]).worst) == "aten.mm.default 24 -> 25"
     accept(path, moved, "one more product")
     assert epochs(path)[1].recordings[-1].detail == detail
+
+
+def test_a_part_that_did_not_move_is_no_line_of_the_diff(path):
+    """A new level's diff holds what moved and the recording's own facts, not a hundred operators
+    again; the new recording has them all.
+    """
+    parts = {f"aten.operator_{number}.default": number + 1 for number in range(100)}
+    text = ""
+    for serial, extra in ((1, 0), (2, 4)):
+        found = run(serial)
+        detail = {"operator_calls_per_step": parts | {"aten.clone.default": 1 + extra}}
+        values = found.counts.values | {"operator_calls_per_step": 5051 + extra}
+        accept(path, replace(found, counts=Counts(values, detail=detail)), "clones")
+        before, text = text, path.read_text()
+    diff = [line for line in difflib.ndiff(before.splitlines(), text.splitlines())]
+    changed = [line for line in diff if line[0] in "+-"]
+    assert len(changed) < 60, "\n".join(changed)
+    assert not any("operator_7." in line for line in changed)
+    assert epochs(path)[1].recordings[-1].detail == detail
+    (moved,) = accept(path, run(3), "clones gone", dry=True).moved
 
 
 def test_recording_of_does_not_judge():
