@@ -33,7 +33,7 @@ def parse(text: str, kind: type[Content], schema: int) -> Content:
             raise ValueError("it has no schema")
         # Before the fields: another schema has others.
         if raw["schema"] != schema:
-            raise OtherSchema(f"schema {raw['schema']!r}, this version reads {schema}")
+            raise OtherSchema(f"schema {raw['schema']!r}, this version of stepguard reads {schema}")
         return msgspec.convert(raw, kind, strict=True)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None

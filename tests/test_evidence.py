@@ -138,7 +138,9 @@ def test_wrong_types_are_refused():
 
 def test_another_schema_is_refused():
     """A schema of the future raises ValueError that names both versions and the file."""
-    with pytest.raises(ValueError, match="^source: evidence schema 3, this version reads 2$"):
+    with pytest.raises(
+        ValueError, match="^source: evidence schema 3, this version of stepguard reads 2$"
+    ):
         from_json(to_json(evidence(schema=3)), "source")
 
 

@@ -1,5 +1,6 @@
 """The document of a run as a file: read strictly, since whoever wrote it may be anybody."""
 
+from collections import Counter
 from pathlib import Path
 
 from stepguard.document import SCHEMA, RunDocument
@@ -25,8 +26,8 @@ def load_document(path: Path) -> RunDocument:
 
 def _problem(found: RunDocument) -> str:
     """Return what is wrong with a document although every field has its type."""
-    ids = [result.case for result in found.results]
-    if twice := next((case_id for case_id in ids if ids.count(case_id) > 1), ""):
+    ids = Counter(result.case for result in found.results)
+    if twice := next((case_id for case_id, count in ids.items() if count > 1), ""):
         return f"{twice!r} has two results"
     for result in found.results:
         if result.verdict.case_id != result.case:

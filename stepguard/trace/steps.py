@@ -54,10 +54,18 @@ class StepCalls:
 def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls]:
     """Return the calls inside each of ``steps`` user annotations named ``mark``, in order of time.
 
-    Raises RuntimeError when the trace does not have every marked step: a count from an incomplete
-    trace would be wrong, not approximate.
+    Raises RuntimeError when the trace does not have every marked step, or an event lacks something:
+    a count from an incomplete trace would be wrong, not approximate.
     """
-    events = list(events)
+    try:
+        return _read(list(events), mark, steps)
+    # What an event lacks, or has as another type, shows where it is used.
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"an event of the trace is not as it should be: {problem}") from None
+
+
+def _read(events: list[Event], mark: str, steps: int) -> list[StepCalls]:
     marks = marked_steps(events, mark, steps)
     host = [e for e in events if e.get("cat") in ("cpu_op", *API_CATEGORIES)]
     host.sort(key=lambda e: float(e["ts"]))

@@ -651,7 +651,9 @@ def test_margins_of_nonsense_are_refused_in_json():
 
 def test_another_schema_is_refused():
     """Also where everything else would fit."""
-    with pytest.raises(ValueError, match="c.json: comparison schema 3, this version reads 2"):
+    with pytest.raises(
+        ValueError, match="c.json: comparison schema 3, this version of stepguard reads 2"
+    ):
         from_json(to_json(replace(turns(), schema=3)), "c.json")
 
 

@@ -25,6 +25,7 @@ from builders import (
 from comparisons import alike
 from hypothesis import given, settings
 from mutated import FUZZ, FUZZED, mutated
+from run_documents import measured, run_document
 
 from stepguard import comparison as comparisons
 from stepguard.case import Case
@@ -42,10 +43,13 @@ from stepguard.recording import BaselineFile
 from stepguard.report import recorded, words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import as_json, result_document
+from stepguard.report.github import comment
+from stepguard.report.page import page
 from stepguard.report.waivers import described
 from stepguard.site import Site
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.accept import accept
+from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import read_comparisons, read_evidence
 from stepguard.storage.waivers import WAIVERS, WaiverFile, load_waivers
@@ -286,5 +290,26 @@ def test_fuzzed_waivers(tmp_path):
             described(waiver)
         verdict = waive(moved, evidence(), waivers, TODAY)
         words.block(verdict, "e.json", Commands())
+
+    fuzz()
+
+
+def test_fuzzed_run_documents(tmp_path):
+    """Refused, or a page and a comment that steer nobody."""
+    one = measured(entry((230.0,)))
+    sound = msgspec.to_builtins(run_document(one, base="main", base_changes=["a -> b"]))
+
+    @FUZZ
+    @given(mutated(sound))
+    def fuzz(text):
+        path = tmp_path / "perf.json"
+        path.write_text(text)
+        try:
+            found = load_document(path)
+        except FileError as error:
+            assert str(path) in str(error)
+            return
+        for shown in (page(found), comment(found, "7")):
+            assert "\x1b" not in shown and "\n::" not in shown and "\u202e" not in shown
 
     fuzz()

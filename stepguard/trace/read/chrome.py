@@ -10,6 +10,7 @@ from array import array
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
+import msgspec
 import numpy as np
 
 from stepguard.trace.columns import (
@@ -50,6 +51,25 @@ _GPU = {
     "memset": FILL,
 }
 _NOTHING = Scalar()
+
+
+class _Device(msgspec.Struct):
+    name: str = ""
+
+
+class _Ranks(msgspec.Struct):
+    rank: int | None = None
+    world_size: int | None = None
+
+
+class _Head(msgspec.Struct):
+    """What a trace says beside its events, as far as it is used."""
+
+    devices: list[_Device] | None = msgspec.field(name="deviceProperties", default=None)
+    ranks: _Ranks | None = msgspec.field(name="distributedInfo", default=None)
+    base_ns: int | float | None = msgspec.field(name="baseTimeNanoseconds", default=None)
+
+
 _SOFTWARE = ("cuda_driver_version", "cuda_runtime_version", "cupti_version")
 
 
@@ -61,9 +81,12 @@ def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
     """
     chunks = Chunks(file, chunk_bytes)
     columns = _Columns()
-    for events in chunks:
-        columns.add(events)
-    return columns.trace(_machine(chunks.head))
+    try:
+        for events in chunks:
+            columns.add(events)
+        return columns.trace(_machine(chunks.head))
+    except OverflowError:
+        raise TraceError("it has a number that no profiler writes") from None
 
 
 class _Columns:
@@ -191,13 +214,14 @@ def _message(args: Scalar) -> Message:
 
 
 def _machine(head: dict[str, Any]) -> Machine:
-    devices = head.get("deviceProperties") or [{}]
-    ranks = head.get("distributedInfo") or {}
-    rank = ranks.get("rank")
+    try:
+        found = msgspec.convert(head, _Head)
+    except msgspec.ValidationError as error:
+        raise TraceError(f"what it says of its machine is not as it should be: {error}") from None
     return Machine(
-        gpu=str(devices[0].get("name", "")),
-        rank=int(rank) if rank is not None else None,
-        world_size=int(ranks.get("world_size") or 1),
+        gpu=found.devices[0].name if found.devices else "",
+        rank=found.ranks.rank if found.ranks else None,
+        world_size=(found.ranks and found.ranks.world_size) or 1,
         software=tuple((key, str(head[key])) for key in _SOFTWARE if key in head),
-        base_ns=int(head.get("baseTimeNanoseconds") or 0),
+        base_ns=int(found.base_ns or 0),
     )

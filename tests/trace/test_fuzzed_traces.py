@@ -1,0 +1,87 @@
+"""Traces edited at random: refused in one sentence, or analysed and shown."""
+
+import json
+
+from hypothesis import given, settings
+from kineto import steps
+from mutated import FUZZ, FUZZED, mutated
+
+from stepguard.cli.trace import read_ranks
+from stepguard.explain.causes import explain
+from stepguard.profile import over_ranks
+from stepguard.report.trace import explanation
+from stepguard.report.trace.page import page
+from stepguard.storage.json_file import FileError
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.collectives import exchanges
+from stepguard.trace.profiles import profile
+from stepguard.trace.steps import read_steps
+from stepguard.trace.summary import summary
+from stepguard.trace.windows import STEPS
+
+HEAD = {
+    "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
+    "distributedInfo": {"rank": 0, "world_size": 2, "backend": "nccl"},
+    "cuda_driver_version": 12080,
+    "baseTimeNanoseconds": 1_760_000_000_000_000_000,
+}
+CLASSES = usual_classes()
+
+
+def test_fuzzed_trace_files(tmp_path):
+    """Of anybody: read, analysed, compared with another, and printed."""
+    path, other = tmp_path / "trace.json", tmp_path / "other.json"
+    other.write_bytes(steps(3).text())
+    ((_, sound),) = read_ranks([other], CLASSES, STEPS).values()
+
+    @settings(FUZZ, max_examples=FUZZED // 2)
+    @given(mutated(json.loads(steps(3).text()) | HEAD))
+    def fuzz(text):
+        path.write_text(text)
+        try:
+            ((_, found),) = read_ranks([path], CLASSES, STEPS).values()
+        except FileError as error:
+            assert str(path) in str(error)
+            return
+        list(page([summary(found, path.name, 0)], exchanges([found]), 12))
+        for pair in ((found, sound), (sound, found)):
+            list(explanation.lines(explain(*(over_ranks([profile(one)]) for one in pair))))
+
+    fuzz()
+
+
+EVENT = {"ph": "X", "pid": 1, "tid": 1, "args": {}}
+MARK = EVENT | {"cat": "user_annotation", "name": "mark", "ts": 0.0, "dur": 100.0}
+EVENTS = [
+    MARK,
+    EVENT | {"cat": "cpu_op", "name": "aten::copy_", "ts": 1.0, "dur": 20.0},
+    EVENT
+    | {"cat": "cuda_runtime", "name": "cudaMemcpyAsync", "ts": 2.0, "dur": 3.0}
+    | {"args": {"correlation": 7}},
+    EVENT
+    | {"cat": "cuda_runtime", "name": "cudaStreamSynchronize", "ts": 6.0, "dur": 3.0}
+    | {"args": {"correlation": 8}},
+    EVENT
+    | {"cat": "gpu_memcpy", "name": "Memcpy HtoD (Pageable -> Device)", "ts": 4.0, "dur": 3.0}
+    | {"args": {"correlation": 7, "bytes": 64}},
+    EVENT | {"cat": "cpu_op", "name": "c10d::allreduce_", "ts": 30.0, "dur": 20.0},
+    EVENT
+    | {"cat": "cpu_op", "name": "record_param_comms", "ts": 31.0, "dur": 2.0}
+    | {"args": {"In msg nelems": 8, "dtype": "Float"}},
+    EVENT
+    | {"cat": "user_annotation", "name": "gloo:all_reduce", "ts": 31.0, "dur": 2.0}
+    | {"args": {"Input type": ["float"], "Input Dims": [[[2, 4]]]}},
+    EVENT
+    | {"cat": "cpu_op", "name": "c10d::broadcast_", "ts": 60.0, "dur": 20.0}
+    | {"args": {"Input type": ["float"], "Input Dims": [[[2, 4]]]}},
+]
+
+
+@settings(FUZZ, max_examples=FUZZED // 2)
+@given(mutated(EVENTS))
+def test_fuzzed_steps(text):
+    """Of a rank's own profile: counted, or no count at all."""
+    try:
+        read_steps(json.loads(text), "mark", 1)
+    except (json.JSONDecodeError, RuntimeError):
+        return
