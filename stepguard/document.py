@@ -72,6 +72,11 @@ class Problem(_Part, frozen=True, kw_only=True):
     file: str = ""
     line: Line = 0
 
+    @property
+    def sentence(self) -> str:
+        """Return the text with the case that it is about."""
+        return f"{self.case}: {self.text}" if self.case else self.text
+
 
 class CaseState(_Part, frozen=True, kw_only=True):
     """What became of a case, or of a test that takes ``perf`` and declares none."""

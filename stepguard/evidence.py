@@ -189,6 +189,7 @@ class Evidence:
     flops_per_step: float = 0.0  # by formula, all ranks
     floor_flops_per_step: float = 0.0  # fewest that do the step, one rank
     wall_s: float = 0.0
+    extended: bool = False  # a case beyond the core suite
     tree_changed: bool = False  # while it was measured: launches may be of different code
     schema: int = SCHEMA
 

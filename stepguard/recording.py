@@ -72,11 +72,22 @@ class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
 
 
-class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Entry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """A case's baseline: the parameters that it was measured with, and its epochs."""
 
     case: dict[str, Any]
     epochs: Annotated[list[Epoch], msgspec.Meta(min_length=1)]
+    extended: bool = False  # beyond the core suite: a run may leave it out
+    gates: list[str] = []  # where they are fewer than what is recorded; else empty
+
+    @property
+    def required_gates(self) -> frozenset[str]:
+        """Return the metrics that the case has to gate, so that it guards what it did."""
+        newest = self.epochs[-1].recordings[-1]
+        found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
+        return frozenset(self.gates or found)
 
 
 class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -42,8 +42,11 @@ def no_commit(root: Path) -> str:
     return ""
 
 
-def current(root: Path, baselines: Path) -> Revision:
-    """Return the revision of ``root``; an empty one where there is no repository or no git."""
+def current(root: Path, baselines: Path | None) -> Revision:
+    """Return the revision of ``root``; an empty one where there is no repository or no git.
+
+    The files of ``baselines`` may differ from the commit; without a folder they may not, either.
+    """
     commit = git(root, "rev-parse", "HEAD")
     if not commit:
         return Revision()
@@ -85,13 +88,24 @@ def _state(top: Path, paths: Collection[str]) -> str:
     return digest.hexdigest()
 
 
+def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
+    """Return those of the files that are in no commit, be it since git ignores them."""
+    if not paths:
+        return []
+    known = (git(root, "ls-files", "-z", "--", *map(str, paths)) or "").split("\0")
+    there = {(root / path).resolve() for path in known if path}
+    return [path for path in paths if path.resolve() not in there]
+
+
 def user_name(root: Path) -> str:
     """Return the name that git has for its user here; empty where it has none."""
     return (git(root, "config", "user.name") or "").strip()
 
 
-def _is_baseline(path: Path, baselines: Path) -> bool:
+def _is_baseline(path: Path, baselines: Path | None) -> bool:
     """Accept only the files themselves: --perf-baselines=. must not excuse the whole tree."""
+    if baselines is None:
+        return False
     folders = (baselines.resolve(), (baselines / CALIBRATION).resolve())
     return path.suffix == ".json" and path.parent.resolve() in folders
 

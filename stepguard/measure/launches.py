@@ -162,6 +162,7 @@ class _CaseRun:
         return self.workers.evidence(
             planned_launches=self.case.launches,
             gates=self.case.gates,
+            extended=self.case.extended,
             differences=tuple(self.differences),
             **self.one_rank,
         )

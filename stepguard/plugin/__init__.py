@@ -15,9 +15,8 @@ import pytest
 
 from stepguard.case import Case
 from stepguard.plugin.benchmark import Bridge, Sink, WithBenchmark, WithoutBenchmark
-from stepguard.plugin.collection import Collected
-from stepguard.plugin.items import cases, lacks_perf
-from stepguard.plugin.options import add_options, documents_wanted
+from stepguard.plugin.items import Collected, cases, lacks_perf
+from stepguard.plugin.options import add_options, begins_at_once
 
 __all__ = ["cases"]
 
@@ -49,8 +48,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Begin at once if there is a document to write: of a run that is refused, too."""
-    if documents_wanted(session.config.option):
+    """Begin at once if even a run that is refused, or has no case, leaves a document."""
+    if begins_at_once(session.config.option):
         _hooks(session.config)
 
 
@@ -82,7 +81,8 @@ def pytest_collection_modifyitems(
     session: pytest.Session, config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Begin if there is a case, and refuse what would pass unmeasured."""
-    if config.stash[_COLLECTION].tests or any(map(lacks_perf, items)):
+    begun = config.pluginmanager.hasplugin(_HOOKS)
+    if begun or config.stash[_COLLECTION].tests or any(map(lacks_perf, items)):
         # A module that failed to import hides its cases, so that not all of them are known.
         _hooks(config).check(config, items, all_collected=not session.testsfailed)
 

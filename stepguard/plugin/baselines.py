@@ -10,6 +10,7 @@ from typing import Any
 from stepguard.git.resolve import files_at, main_branch
 from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
+from stepguard.recording import Entry
 from stepguard.report.baseline_changes import changes
 from stepguard.report.waivers import described, sentences
 from stepguard.storage import calibrations
@@ -88,12 +89,21 @@ def check_baselines(folder: Path, cases: Collection[str], whole: bool) -> tuple[
     return waivers
 
 
-def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Path]:
-    """Return the cases that are recorded for this machine and that it has GPUs for, each with its
-    file. Raises FileError for a file that cannot be trusted.
+@dataclass(frozen=True)
+class Recorded:
+    """A case's baseline, and the file that it is in."""
+
+    path: Path
+    entry: Entry
+
+
+def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
+    """Return the baselines, by case, that are for this machine and that it has GPUs for.
+
+    Raises FileError for a file that cannot be trusted.
     """
     machine = gpus[0].name if gpus else CPU_MACHINE
-    found: dict[str, Path] = {}
+    found: dict[str, Recorded] = {}
     for path in files(folder):
         content = load(path)
         if content is None or content.machine != machine:
@@ -102,7 +112,7 @@ def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Path]:
             # Several nodes are no part of this machine.
             fits = not gpus or entry.case.get("world_size", 1) <= len(gpus)
             if fits and entry.case.get("nodes", 1) == 1:
-                found[case_id] = path
+                found[case_id] = Recorded(path, entry)
     return found
 
 

@@ -4,7 +4,8 @@ Exit codes are pytest's own. A verdict that fails the build fails its test; a ve
 decide is an error of its test; a run that selected cases and measured none of them fails.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -13,15 +14,20 @@ from stepguard.git.resolve import TreeError
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.plugin.benchmark import Bridge, Sink
-from stepguard.plugin.collection import Collected
-from stepguard.plugin.items import NOTHING_MEASURED, asks_for_perf, case_of, refuse_without_perf
-from stepguard.plugin.outcome import outcome_of
+from stepguard.plugin.items import (
+    NOTHING_MEASURED,
+    Collected,
+    asks_for_perf,
+    case_of,
+    refuse_without_perf,
+)
+from stepguard.plugin.refusals import Refused
 from stepguard.plugin.session import Session
 from stepguard.report import terminal
 from stepguard.report.documents import benchmark_info
 from stepguard.storage.json_file import FileError
 from stepguard.text import printable
-from stepguard.verdict import Status
+from stepguard.verdict import Status, Verdict
 
 _SESSION = pytest.StashKey[Session]()
 _RESULT = pytest.StashKey[Result]()
@@ -35,7 +41,7 @@ def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
 
 
-def check(config: pytest.Config, items: Sequence[pytest.Item], all_collected: bool) -> None:
+def check(config: pytest.Config, items: list[pytest.Item], all_collected: bool) -> None:
     """Refuse what would pass the run's cases unmeasured."""
     session = config.stash[_SESSION]
     with session.noted():
@@ -81,12 +87,19 @@ def measuring(
         own = case_of(node)
         if own is not None and own.id != case.id:
             raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
+        refused = ""
         try:
+            session.guard.refuse_case(own, case)
             result = session.repeated(before) if before else session.measure(node, case)
+        except Refused as error:
+            refused = printable(error)
         except (FileError, TreeError) as error:
-            node.stash[_REFUSED] = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
+            refused = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
+        # Not while the exception is handled: pytest would print that as well.
+        if refused:
             # Stashed, too: a test that catches the failure must not pass.
-            pytest.fail(node.stash[_REFUSED], pytrace=False)
+            node.stash[_REFUSED] = refused
+            pytest.fail(refused, pytrace=False)
         node.stash[_RESULT] = result
         # Before the test fails, so that pytest-benchmark's documents have failed cases, too.
         sink(result.evidence.samples_ms(), benchmark_info(result))
@@ -99,6 +112,33 @@ def measuring(
     # Not after a failure of the test's own, which explains enough.
     if _RESULT not in node.stash and node.stash.get(_PASSED, False):
         pytest.fail(NOTHING_MEASURED, pytrace=False)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The changes to the report of a test's call."""
+
+    overridden: bool  # fails, although the test itself passed or was expected to fail
+    error: bool  # could not decide: an error, as if its set-up had failed
+    names_verdict: bool  # shows the verdict's word instead of PASSED or FAILED
+
+
+def outcome_of(call: str, xfail: bool, verdict: Verdict | None, refused: bool) -> Outcome:
+    """Return what becomes of a call that pytest says has "passed", "failed" or was "skipped".
+
+    ``verdict`` is the case's, if it was measured; ``refused`` says that it could not be, or that a
+    test which declares a case measured none. Neither a test that catches the verdict nor, where
+    nothing was decided, an ``xfail`` mark hides it.
+    """
+    own = "error" if refused else "passed"
+    if verdict is not None and not verdict.recorded:
+        own = verdict.outcome
+    # xfail may expect a known regression, but never that nothing is known.
+    decided = verdict is not None and own == "failed" and not verdict.undecided
+    overridden = own != "passed" and call != "failed" and not (xfail and decided)
+    failed = overridden or call == "failed"
+    shown = (failed and own != "passed") or (call == "passed" and not overridden)
+    return Outcome(overridden, failed and own == "error", verdict is not None and shown)
 
 
 # The outermost wrapper: pytest's own xfail has changed the report by then.
@@ -118,7 +158,8 @@ def pytest_runtest_makereport(
         refused = NOTHING_MEASURED  # whatever fixture it had under the name perf
     item.stash[_PASSED] = report.passed and not refused
     verdict = result.verdict if result else None
-    found = outcome_of(report.outcome, xfail, verdict, bool(refused))
+    # Strictly nothing may be expected to fail: a mark passes what a waiver would limit.
+    found = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
     if found.overridden:
         report.outcome, report.longrepr = "failed", session.block(result) if result else refused
         # With it pytest would count the failure as an expected one.

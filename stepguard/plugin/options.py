@@ -1,5 +1,6 @@
 """Options of the plugin. Every project of the environment has them, so that little is imported."""
 
+import os
 from functools import partial
 from typing import Any
 
@@ -49,10 +50,23 @@ def add_options(group: Any) -> None:
         help="put CMD in front of every launch of several ranks: it starts its argument once on "
         "each node; see docs/several-nodes.md",
     )
+    add(
+        "--perf-select",
+        metavar="CASES",
+        help="measure these cases alone, ids with commas between; * stands for any characters",
+    )
+    flag("--perf-strict", help="fail for all that leaves a case unguarded; the default if CI=true")
+    flag("--perf-no-strict", help="a run that gates nothing, also if CI=true")
     add("--perf-json", metavar="PATH", help="write the run as one JSON document")
     add("--perf-report", metavar="PATH", help="write the run as Markdown")
 
 
-def documents_wanted(option: Any) -> bool:
-    """Tell whether these options ask for a document, which is written without a case, too."""
-    return bool(option.perf_json or option.perf_report)
+def begins_at_once(option: Any) -> bool:
+    """Tell whether a run with these options has something to say though it has no case."""
+    return bool(option.perf_json or option.perf_report or option.perf_strict)
+
+
+def is_strict(option: Any) -> bool:
+    """Tell whether whatever leaves a case unguarded fails the run."""
+    ci = os.environ.get("CI", "").lower() == "true"
+    return bool(option.perf_strict or ci and not option.perf_no_strict)

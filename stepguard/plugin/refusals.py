@@ -1,26 +1,54 @@
-"""The refusal of options that would turn the gate off, or that could not be obeyed."""
+"""The refusal of what would turn the gate off, or could not be obeyed.
+
+A strict run is refused, too, for all that leaves a case unguarded by mistake. What such a run can
+tell before it measures it refuses at once; the rest fails it at its end.
+"""
 
 import os
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stepguard.case import Case
+from stepguard.document import CaseState, Problem, ProblemCode, State
 from stepguard.git.resolve import TreeError, resolve
-from stepguard.git.revision import current, no_commit
+from stepguard.git.revision import current, no_commit, untracked
 from stepguard.gpu.nvml import known_gpus
 from stepguard.judge.acceptance import has_words
+from stepguard.metrics import METRICS
+from stepguard.plugin.baselines import Recorded
+from stepguard.plugin.items import case_of
 from stepguard.report import documents
+from stepguard.storage.baselines import files
 from stepguard.text import printable
 
-TEXTS = ("reason", "baselines", "base", "against", "launcher", "json", "report")
+NO_GATE = "the run is strict since CI=true; a run that gates nothing says --perf-no-strict"
+SHOWN = 10  # lines of a refusal
+SELECT = "a selection that is meant is said: --perf-select=CASES"
+TEXTS = ("reason", "baselines", "base", "against", "launcher", "select", "json", "report")
 
 
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
     """Raise UsageError for what would pass cases unmeasured, or could not be done."""
     for problem in _problems(config, root, baselines, gpus):
         raise pytest.UsageError(printable(problem))
+
+
+class Refused(Exception):
+    """Raised for problems that a strict run has before it measures; each is a line of pytest's."""
+
+    def __init__(self, problems: Sequence[Problem], *more: str) -> None:
+        named = [one.sentence for one in problems]
+        if rest := named[SHOWN:]:
+            named[SHOWN:] = [f"and {len(rest)} more"]
+        super().__init__(*map(printable, (*named, *more)))
+        self.problems = tuple(problems)
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.args))
 
 
 def refuse_unmeasured(config: pytest.Config, items: Sequence[pytest.Item]) -> None:
@@ -89,3 +117,84 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
             f"--perf-against={rev}: that is HEAD itself, without a change, and always the same; "
             "to compare the machine with itself say --perf-against=HEAD"
         )
+
+
+def strict_options(option: Any) -> Iterator[Problem]:
+    """Yield options with which no run is a gate."""
+    if option.collectonly:
+        text = "--collect-only measures nothing"
+        yield Problem(code=ProblemCode.ONLY_COLLECTED, text=text)
+    for name in ("--perf-update", "--perf-update-new"):
+        if getattr(option, name[2:].replace("-", "_")):
+            text = f"{name} passes what it records: record in a run of its own"
+            yield Problem(code=ProblemCode.RECORDS, text=text)
+
+
+def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Iterator[Problem]:
+    """Yield why the tree is not its commit's, baselines included; the run's own documents, which
+    are ``written``, may lie in it.
+    """
+    if why := no_commit(root):
+        text = f"nobody could tell what was measured, {why}"
+        yield Problem(code=ProblemCode.NO_COMMIT, text=text)
+        return
+    revision = current(root, None)
+    own = {os.path.relpath(path, root) for path in written}
+    dirty = [path for path in revision.dirty if path not in own]
+    ignored = [os.path.relpath(path, root) for path in untracked(root, files(baselines))]
+    for path in dict.fromkeys([*dirty, *ignored]):
+        text = "differs from the commit: commit it, or let git ignore it if it is no source"
+        yield Problem(code=ProblemCode.DIRTY, text=f"{path} {text}", file=path)
+
+
+def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:
+    """Yield cases that a mark lets fail."""
+    for item in items:
+        case, mark = case_of(item), item.get_closest_marker("xfail")
+        if case is not None and mark is not None:
+            text = (
+                "its mark xfail would let it fail without limit; remove the mark, and let a known "
+            )
+            text += f"regression pass with: python -m stepguard waive '{case.id}' METRIC"
+            file, line, _ = item.location
+            yield Problem(
+                code=ProblemCode.EXPECTED_TO_FAIL,
+                text=text,
+                case=case.id,
+                file=file,
+                line=(line or 0) + 1,
+            )
+
+
+def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
+    """Yield a problem if a case gates less than its recording has."""
+    required = recorded.entry.required_gates if recorded else frozenset()
+    missing = [
+        name
+        for name, metric in METRICS.items()
+        if name in required - set(case.gates) and metric.exists(case.device, case.world_size)
+    ]
+    if missing and recorded:
+        text = f"gates less than its recording in {recorded.path.name} has, no {', '.join(missing)}"
+        text += "; gate it again, or record the case without it"
+        yield Problem(code=ProblemCode.FEWER_GATES, text=text, case=case.id)
+
+
+def missing_cases(states: Sequence[CaseState], where: dict[str, str]) -> Iterator[Problem]:
+    """Yield the cases that are guarded and were not measured; ``where`` they are recorded."""
+    mends = {
+        State.ABSENT: "bring its test back, or remove it from {}",
+        State.DESELECTED: SELECT,
+        State.SKIPPED: "let it run, or remove it together with its recording",
+        State.UNMEASURED: "run it to its end",
+    }
+    for one in states:
+        if one.guarded and one.state in mends:
+            mend = mends[one.state].format(where.get(one.case, "the baselines"))
+            yield Problem(
+                code=ProblemCode.CASE_MISSING,
+                text=f"guarded, but not measured: {one.why}; {mend}",
+                case=one.case or one.test,
+                file=one.file,
+                line=one.line,
+            )

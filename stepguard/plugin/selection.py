@@ -1,31 +1,67 @@
-"""What became of every case in one pytest run: measured, or why not."""
+"""What a pytest run selects, and what became of every case: measured, or why not."""
 
+import os
+import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pytest
 
 from stepguard.case import Case
 from stepguard.document import CaseState, State
-from stepguard.plugin.collection import Collected, CollectedTest
+from stepguard.plugin.baselines import Recorded, folders_alone
+from stepguard.plugin.items import Collected, CollectedTest
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"
 
 
-class Selection:
-    """The tests that take ``perf``, from their collection to the end of the run. ``option`` has
-    the values of pytest's options.
-    """
+class Wanted:
+    """The cases that --perf-select names; all of them where it was not said."""
 
-    def __init__(self, option: Any, collection: Collected) -> None:
-        self._option, self._collection = option, collection
+    def __init__(self, text: str | None) -> None:
+        self.text = text
+        self._names = [name.strip() for name in (text or "").split(",") if name.strip()]
+        self._patterns = [re.escape(name).replace(r"\*", ".*") for name in self._names]
+
+    def __contains__(self, case_id: str) -> bool:
+        patterns = self._patterns
+        return self.text is None or any(re.fullmatch(one, case_id) for one in patterns)
+
+    def refuse_unknown(self, known: Sequence[str]) -> None:
+        """Raise UsageError for a name that is none of these cases."""
+        for name, one in zip(self._names, self._patterns, strict=True):
+            if not any(re.fullmatch(one, case_id) for case_id in known):
+                has = ", ".join(known[:10]) + (" ..." if len(known) > 10 else "")
+                raise pytest.UsageError(f"--perf-select={name}: no such case; there is: {has}")
+
+
+class Selection:
+    """The tests that take ``perf``, from their collection to the end of the run."""
+
+    def __init__(self, config: pytest.Config, collection: Collected) -> None:
+        self._config, self._option, self._collection = config, config.option, collection
+        self.wanted = Wanted(config.option.perf_select)
         self._kept: set[str] = set()  # what was left after deselection, by node id
         self._unsuited: dict[str, str] = {}  # why this machine is not for it
         self._skipped: dict[str, str] = {}
         self._ran: set[str] = set()
         self._measured: dict[str, Case] = {}
+
+    @property
+    def nothing(self) -> bool:
+        """Tell whether no test that takes ``perf`` was collected."""
+        return not self._collection.tests
+
+    @property
+    def modules(self) -> list[str]:
+        """Return the modules that gave no tests, and why."""
+        return self._collection.modules
+
+    def refuse_unknown(self, recorded: Collection[str]) -> None:
+        """Raise UsageError if --perf-select names what is no case, collected or ``recorded``."""
+        self.wanted.refuse_unknown(sorted({*self._collection.cases, *recorded}))
 
     def kept(self, items: Sequence[pytest.Item]) -> None:
         """Take the tests that are left."""
@@ -56,20 +92,47 @@ class Selection:
         """Return how many tests were skipped, by reason."""
         return Counter(self._skipped.values())
 
-    def states(self, recorded: Collection[str], whole: bool) -> list[CaseState]:
+    def states(
+        self, recorded: Mapping[str, Recorded], suited: Callable[[Case], bool]
+    ) -> list[CaseState]:
         """Return what became of every case: of those collected, and of those ``recorded`` for
-        this machine. Only of ``whole`` folders one that was not collected is nowhere.
-        """
-        found = [self._state(node, test) for node, test in self._collection.tests.items()]
-        state = State.ABSENT if whole else State.LEFT_OUT
-        why = "; ".join(["no test of it was collected", *self._collection.modules])
-        why = why if whole else "no test of it was selected"
-        absent = sorted(set(recorded) - {one.case for one in found})
-        return found + [CaseState(state=state, case=case_id, why=why) for case_id in absent]
+        this machine. ``suited`` tells whether it is for a case.
 
-    def _state(self, node: str, test: CollectedTest) -> CaseState:
-        case = self._measured.get(node, test.case)
-        state, why = self._became(node)
+        Guarded is what is recorded, and what is new and no extended case; of a selection that says
+        what it means, what it names.
+        """
+        core = {name for name, one in recorded.items() if not one.entry.extended}
+        # Who names files or tests, means those; a folder should have all there is.
+        whole = folders_alone(self._config.args)
+        found = []
+        for node, test in self._collection.tests.items():
+            case = self._measured.get(node, test.case)
+            new = case is not None and case.id not in recorded and not case.extended
+            core_case = case is not None and (case.id in core or new and suited(case))
+            named = case is not None and self.wanted.text is not None and case.id in self.wanted
+            guarded = named if self.wanted.text is not None else core_case
+            found.append(self._state(node, test, case, guarded))
+        modules = self._collection.modules
+        missing = "; ".join(["no test of it was collected", *modules])
+        for case_id in sorted(set(recorded) - {one.case for one in found}):
+            absent = whole and case_id in self.wanted
+            found.append(
+                CaseState(
+                    state=State.ABSENT if absent else State.LEFT_OUT,
+                    case=case_id,
+                    why=missing if absent else self._left_out_by(),
+                    guarded=absent and (case_id in core or self.wanted.text is not None),
+                )
+            )
+        return found
+
+    def _left_out_by(self) -> str:
+        if self.wanted.text is not None:
+            return f"--perf-select={self.wanted.text}"
+        return f"the arguments {' '.join(self._config.args)}"
+
+    def _state(self, node: str, test: CollectedTest, case: Case | None, guarded: bool) -> CaseState:
+        state, why = self._became(node, case)
         return CaseState(
             state=state,
             case=case.id if case else "",
@@ -80,11 +143,14 @@ class Selection:
             device=case.device if case else "",
             world_size=case.world_size if case else 0,
             extended=case.extended if case else False,
+            guarded=guarded,
         )
 
-    def _became(self, node: str) -> tuple[State, str]:
+    def _became(self, node: str, case: Case | None) -> tuple[State, str]:
         if node in self._measured:
             return State.MEASURED, ""
+        if case is not None and case.id not in self.wanted:
+            return State.LEFT_OUT, self._left_out_by()
         if node not in self._kept:
             return State.DESELECTED, self._why_deselected(node)
         if node in self._skipped:
@@ -101,8 +167,14 @@ class Selection:
             "--lf": getattr(self._option, "lf", False),
         }
         said = [
-            f"{name} {value!r}" if isinstance(value, str) else name
+            f"{name} {value!r}{self._origin(value)}" if isinstance(value, str) else name
             for name, value in given.items()
             if value
         ]
         return f"deselected by {' or '.join(said) or 'a plugin'}"
+
+    def _origin(self, value: str) -> str:
+        """Return where an option comes from, if not from the command line."""
+        if value in os.environ.get("PYTEST_ADDOPTS", ""):
+            return " of PYTEST_ADDOPTS"
+        return " of addopts" if value in self._config.getini("addopts") else ""

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from stepguard.case import Case
-from stepguard.device import CPU, GPU
-from stepguard.document import End, Problem, ProblemCode
+from stepguard.document import CaseState, End, Problem, ProblemCode
 from stepguard.git.resolve import TreeError
 from stepguard.git.revision import current
 from stepguard.git.worktree import Tree, tree_of
@@ -29,18 +28,16 @@ from stepguard.plugin.baselines import (
     Base,
     base_of,
     check_baselines,
-    folders_alone,
-    recorded_here,
     stale_lines,
     waiver_lines,
     whole_folders,
 )
 from stepguard.plugin.benchmark import Bridge
-from stepguard.plugin.collection import Collected
 from stepguard.plugin.documents import Facts, end_of, run_document, write
-from stepguard.plugin.items import asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.guard import Guard, left_out_line, unsuited
+from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.recorder import Recorder
-from stepguard.plugin.refusals import refuse_bad_options, refuse_unmeasured
+from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.selection import Selection
 from stepguard.report import words
 from stepguard.report.commands import Commands, interpreter
@@ -59,6 +56,8 @@ def _usage_errors(front: str = "") -> Iterator[None]:
         yield
     except (FileError, LauncherError, MachineError, TreeError) as error:
         raise pytest.UsageError(printable(f"{front}{error}")) from None
+    except Refused as error:
+        raise pytest.UsageError(*error.args) from error
 
 
 class Session:
@@ -73,10 +72,11 @@ class Session:
         named = Commands(start).relative(self._baselines) if folder else ""
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
-        self.selection = Selection(config.option, collection)
+        self.selection = Selection(config, collection)
+        self.guard = Guard(config, self._baselines, self._commands, self.selection, self._suited)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
-        self._refused = ""  # the usage error that ended the run
+        self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured
         self._checked = False  # pytest goes on with refused options
         self._whole = False  # all cases are known
         self._base: Base | None = None
@@ -95,7 +95,9 @@ class Session:
         try:
             yield
         except pytest.UsageError as error:
-            self._refused = str(error)
+            why = error.__cause__
+            problem = Problem(code=ProblemCode.REFUSED, text=str(error))
+            self._refused = why.problems if isinstance(why, Refused) else (problem,)
             raise
 
     def header(self) -> list[str]:
@@ -119,17 +121,24 @@ class Session:
         return tuple(visible_gpus())
 
     @_usage_errors()
-    def check(self, items: Sequence[pytest.Item], all_collected: bool) -> None:
-        """Check tests, options and baselines before anything is deselected, and set the timers."""
+    def check(self, items: list[pytest.Item], all_collected: bool) -> None:
+        """Check tests, options and baselines before anything is deselected, set the timers, and
+        leave out what --perf-select does.
+        """
         ours = [item for item in items if asks_for_perf(item)]
         # xdist hides a worker's usage errors: there each test is refused in its turn, as an error.
         if not hasattr(self._config, "workerinput"):
             for item in items:
                 refuse_without_perf(item)
-            if ours:
-                self._check_folder(all_collected)
+            self._check_folder(all_collected)
         for item in ours:
             self._bridge.prepare(item)
+        left_out = [
+            i for i in ours if (case := case_of(i)) and case.id not in self.selection.wanted
+        ]
+        if left_out:
+            items[:] = [item for item in items if item not in left_out]
+            self._config.hook.pytest_deselected(items=left_out)
 
     def _check_folder(self, all_collected: bool) -> None:
         refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
@@ -141,8 +150,16 @@ class Session:
                 self._base = base_of(self._root, self._baselines, rev, into)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole)
+        self.guard.begin(self._gpus, [self._commands.folder / path for path in self._documents])
         # Last: only what passed all checks lets plan() start a launcher.
         self._checked = True
+
+    @property
+    def _documents(self) -> list[str]:
+        return [path for path in (self._option.perf_json, self._option.perf_report) if path]
+
+    def _suited(self, case: Case) -> bool:
+        return not unsuited(case, len(self._gpus), str(self._option.markexpr), self._launcher)
 
     @_usage_errors()
     def plan(self, items: Sequence[pytest.Item]) -> None:
@@ -150,6 +167,7 @@ class Session:
         # Those to be skipped count as well: a run that selects cases and skips them all must fail.
         self.selection.kept(items)
         if not hasattr(self._config, "workerinput"):
+            self.guard.plan(items, needed=bool(self._documents))
             refuse_unmeasured(self._config, [item for item in items if asks_for_perf(item)])
         ours = [(item, case) for item in items if (case := case_of(item))]
         ids = Counter(case.id for _, case in ours)
@@ -252,7 +270,8 @@ class Session:
                     "judge it again, alone"
                 )
             self.recorder.record_waiting([result.verdict for result in suite.results])
-        if self._option.collectonly:
+        # A list is no run; a strict one was refused.
+        if self._option.collectonly and not self._refused:
             return True
         results = self._results()
         self._notices += self.recorder.notices
@@ -260,20 +279,31 @@ class Session:
         if self._whole:
             cases, relative = self._collection.cases, self._commands.relative
             self._notices += stale_lines(cases, results, relative)
-        problems = self._problems(exitstatus, results)
+        states: list[CaseState] = []
+        with contextlib.suppress(pytest.UsageError):  # of a machine that cannot be read
+            states = self.guard.states()
+        self._notices += left_out_line(states)
+        if not self._refused:
+            self.guard.finish(states, results)
+        problems = [*self._ended(exitstatus, results), *self.guard.problems]
         if not hasattr(self._config, "workerinput"):
-            self._write(exitstatus, results, problems)
+            self._write(exitstatus, results, problems, states)
         return not problems
 
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []
         return [self.recorder.marked(result) for result in results]
 
-    def _problems(self, exitstatus: int, results: list[Result]) -> list[Problem]:
-        """Return why the run is no pass, apart from its verdicts."""
-        problems, end = [], end_of(exitstatus)
+    def _ended(self, exitstatus: int, results: list[Result]) -> list[Problem]:
+        """Return why the run is no pass, strict or not, apart from its verdicts."""
+        if self._refused:
+            return list(self._refused)
+        problems = [
+            Problem(code=ProblemCode.NOT_RECORDED, text=text) for text in self.recorder.refused
+        ]
+        end = end_of(exitstatus)
         if end is End.REFUSED:
-            text = self._refused or "pytest refused its arguments"
+            text = "pytest refused its arguments"
             problems.append(Problem(code=ProblemCode.REFUSED, text=text))
         elif end is not End.FINISHED:
             text = f"the run did not finish: {end.value}"
@@ -281,20 +311,21 @@ class Session:
         elif self.selection.asked and not results:
             text = "no selected case came to a result"
             problems.append(Problem(code=ProblemCode.NOTHING_MEASURED, text=text))
-        return problems + [
-            Problem(code=ProblemCode.NOT_RECORDED, text=text) for text in self.recorder.refused
-        ]
+        return problems
 
-    def _write(self, exitstatus: int, results: list[Result], problems: list[Problem]) -> None:
-        if not (self._option.perf_json or self._option.perf_report):
+    def _write(
+        self,
+        exitstatus: int,
+        results: list[Result],
+        problems: list[Problem],
+        states: list[CaseState],
+    ) -> None:
+        if not self._documents:
             return
         gpus: tuple[Gpu, ...] | None = None
-        recorded: dict[str, Path] = {}
         # Whatever ended the run may be just this; then the document has the rest.
-        with contextlib.suppress(pytest.UsageError, FileError):
+        with contextlib.suppress(pytest.UsageError):
             gpus = self._gpus
-            recorded = recorded_here(self._baselines, gpus)
-        states = self.selection.states(recorded, folders_alone(self._config.args))
         facts = Facts(
             began=self._began,
             root=self._root,
@@ -305,6 +336,7 @@ class Session:
             base_commit=self._tree.commit if self._tree else "",
             base=self._base.name if self._base else "",
             base_changes=self._base.changes if self._base else (),
+            strict=self.guard.strict,
             cases=states,
             results=results,
             problems=problems,
@@ -322,23 +354,14 @@ class Session:
         if self._option.collectonly or not self._ran or not (self.selection.asked or results):
             return None
         first = self._base.lines() if self._base else ()
-        return Run(results, self._commands, first, self._notices, self.selection.skips)
-
-
-def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:
-    """Say why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty if
-    they are. ``markers`` is the expression that tests were chosen by.
-    """
-    if case.device == GPU and (nodes := spread(case, launcher)):
-        each, count = nodes.fewest_gpus, len(nodes.nodes)
-        few = each * count < case.world_size
-        need = f"needs {case.world_size} GPU(s), {count} nodes have {each} each"
-        return need if few else ""
-    if case.device == GPU and gpus < case.world_size:
-        return f"needs {case.world_size} GPU(s), this machine shows {gpus}"
-    if case.device == CPU and gpus and "smoke" not in markers:
-        return "a GPU is here, its cases run instead (or say: -m smoke)"
-    return ""
+        return Run(
+            results,
+            self._commands,
+            first,
+            self._notices,
+            self.selection.skips,
+            problems=self.guard.missed,
+        )
 
 
 def _progress_line(config: pytest.Config, expected_s: dict[str, float]) -> ProgressLine:

@@ -52,7 +52,7 @@ def annotations(found: RunDocument) -> list[str]:
 
 def _of_problems(found: RunDocument) -> Iterator[_Annotation]:
     for one in found.problems:
-        yield _Annotation(one.code.value, one.text, one.file, one.line)
+        yield _Annotation(one.code.value, one.sentence, one.file, one.line)
 
 
 def _of_results(found: RunDocument) -> Iterator[_Annotation]:

@@ -64,7 +64,7 @@ def _base(found: RunDocument) -> Iterator[str]:
 
 
 def _problems(found: RunDocument) -> Iterator[str]:
-    lines = [f"* {markdown(one.text)}" for one in found.problems]
+    lines = [f"* {markdown(one.sentence)}" for one in found.problems]
     yield from _cut(lines, "problems")
 
 

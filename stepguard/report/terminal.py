@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from stepguard.case import Case
 from stepguard.device import is_gpu
+from stepguard.document import Problem
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import table, words
@@ -24,6 +25,7 @@ class Run:
     notices: Sequence[str] = ()  # sentences about the run as a whole
     # Reasons for which tests of cases were skipped, and how many were for each.
     skipped: Mapping[str, int] = field(default_factory=dict)
+    problems: Sequence[Problem] = ()  # that fail the run, whatever its verdicts are
 
 
 def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
@@ -49,6 +51,7 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
         yield from ((line, {}) for line in beside)
     for notice in run.notices:
         yield notice, {}
+    yield from _problems(run.problems)
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
         verdict = result.verdict
         if verdict.recorded or verdict.status is Status.SAME and not verdict.has_notice:
@@ -61,6 +64,16 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
         dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
         steps = next_steps(verdict, path, run.commands, dirty)
         yield from ((f"  {step}", {}) for step in [*words.times(verdict), *steps[:1]])
+
+
+def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
+    """Yield a line for the cases that have the same problem."""
+    cases: dict[str, list[str]] = {}
+    for problem in problems:
+        cases.setdefault(problem.text, []).append(problem.case)
+    for text, ids in cases.items():
+        shown = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        yield f"{shown}: {text}", {"red": True}
 
 
 def _beside(verdict: Verdict) -> Iterator[str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import msgspec
 
@@ -82,18 +83,27 @@ def accept(
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     verdict = judge(evidence, entry)
     same = verdict.status is Status.SAME
+    guard = _guard(evidence, recording)
+    guards = entry is not None and guard == {"extended": entry.extended, "gates": entry.gates}
     # Counters are exact: one more equal recording teaches nothing, and every CPU run would add one.
-    if not recording.times_ms and same:
+    if not recording.times_ms and same and guards:
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     # The newest parameters: older epochs are history, only the last one is compared with.
-    fresh = Entry(case=evidence.case, epochs=epochs)
+    fresh = Entry(case=evidence.case, epochs=epochs, **guard)
     if not dry:
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
     opened = action is Action.EPOCH_OPENED
     moved = tuple(m for m in verdict.metrics if m.gated and m.status is not Status.SAME)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
+    """Return what a strict run expects of the case: which gates, and whether it is measured."""
+    recorded = {*recording.times_ms, *recording.counters, *recording.differences_pct}
+    fewer = not recorded <= set(evidence.gates)
+    return {"extended": evidence.extended, "gates": sorted(evidence.gates) if fewer else []}
 
 
 def _place(

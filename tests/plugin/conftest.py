@@ -60,6 +60,7 @@ def sound_evidence(case: Case, serial: int) -> Evidence:
         command="pytest",
         planned_launches=case.launches,
         gates=case.gates,
+        extended=case.extended,
         fingerprint=Fingerprint(
             device_name=H200.name if case.device == "cuda" else "x86_64",
             device_uuid=H200.uuid if case.device == "cuda" else "",

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 
-from stepguard.plugin.outcome import Outcome, outcome_of
+from stepguard.plugin.hooks import Outcome, outcome_of
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 FAILING = [status for status in Status if status.outcome == "failed"]

@@ -1,0 +1,148 @@
+"""What a pytest run has to measure, and the problems of a strict one that does not."""
+
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from stepguard.case import Case
+from stepguard.device import CPU, GPU
+from stepguard.document import CaseState, Problem, ProblemCode, State
+from stepguard.gpu.nvml import Gpu
+from stepguard.launch.launcher import Launcher, spread
+from stepguard.measure.suite import Result
+from stepguard.plugin.baselines import Recorded, recorded_here
+from stepguard.plugin.items import case_of
+from stepguard.plugin.options import is_strict
+from stepguard.plugin.refusals import (
+    NO_GATE,
+    Refused,
+    fewer_gates,
+    missing_cases,
+    strict_marks,
+    strict_options,
+    strict_tree,
+)
+from stepguard.plugin.selection import Selection
+from stepguard.report.commands import Commands
+
+
+class Guard:
+    """The guarded cases of a run. ``suited`` tells whether this machine is for a case.
+
+    Only a strict run has ``problems``; it is refused, too, for what is known before it measures.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        baselines: Path,
+        commands: Commands,
+        selection: Selection,
+        suited: Callable[[Case], bool],
+    ) -> None:
+        self.strict = is_strict(config.option)
+        self.missed: list[Problem] = []  # found at the run's end
+        self._refused: list[Problem] = []  # the failures of tests that tell them
+        self._config, self._option = config, config.option
+        self._baselines, self._commands = baselines, commands
+        self._selection, self._suited = selection, suited
+        self._recorded: dict[str, Recorded] = {}  # for this machine, by case
+
+    def begin(self, gpus: Sequence[Gpu], written: Collection[Path]) -> None:
+        """Read what is recorded for this machine; refuse options and tree of a strict run, in which
+        its own documents are ``written``. Raises Refused, UsageError, FileError.
+        """
+        self._recorded = recorded_here(self._baselines, gpus)
+        self._selection.refuse_unknown(self._recorded)
+        if self.strict:
+            root = self._config.rootpath
+            tree = strict_tree(root, self._baselines, written)
+            self._refuse([*strict_options(self._option), *tree])
+
+    def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
+        """Refuse a strict run that would leave a case unguarded, as far as is known before it
+        measures. A run without any is refused if there is ``needed`` one. Raises Refused.
+        """
+        if not self.strict:
+            return
+        if self._selection.nothing:
+            if self._option.perf_strict or needed:
+                text = "there is no performance test, so that nothing would be guarded"
+                why = "; ".join([text, *self._selection.modules])
+                self._refuse([Problem(code=ProblemCode.NO_CASES, text=why)])
+            return
+        known = (State.ABSENT, State.DESELECTED)
+        states = [one for one in self.states() if one.state in known]
+        cases = [case for item in items if (case := case_of(item))]
+        gates = [one for case in cases for one in fewer_gates(case, self._recorded.get(case.id))]
+        self._refuse([*missing_cases(states, self._files), *strict_marks(items), *gates])
+
+    def refuse_case(self, own: Case | None, case: Case) -> None:
+        """Refuse, in a strict run, what a test measures if it guards less than it should. ``own``
+        is what the test declares. Raises Refused.
+        """
+        if not self.strict:
+            return
+        problems = list(fewer_gates(case, self._recorded.get(case.id)))
+        if own is not None and own != case and not problems:
+            text = "its test measures another case than it declares, though of the same id"
+            problems.append(Problem(code=ProblemCode.OTHER_CASE, text=text, case=case.id))
+        self._refused += problems
+        self._refuse(problems)
+
+    def finish(self, states: Sequence[CaseState], results: Sequence[Result]) -> None:
+        """Add what a strict run missed: cases, or the tree that it began with."""
+        if not self.strict:
+            return
+        told = {problem.case for problem in self._refused}
+        missing = missing_cases(states, self._files)
+        self.missed += [one for one in missing if one.case not in told]
+        text = "files changed while it was measured: its launches may be of different code"
+        self.missed += [
+            Problem(code=ProblemCode.TREE_CHANGED, text=text, case=result.case.id)
+            for result in results
+            if result.evidence.tree_changed
+        ]
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Return why a strict run is no pass."""
+        return [*self._refused, *self.missed]
+
+    def states(self) -> list[CaseState]:
+        """Return what became of every case by now."""
+        return self._selection.states(self._recorded, self._suited)
+
+    @property
+    def _files(self) -> dict[str, str]:
+        return {case: self._commands.relative(one.path) for case, one in self._recorded.items()}
+
+    def _refuse(self, problems: Sequence[Problem]) -> None:
+        if problems:
+            raise Refused(problems, *([] if self._option.perf_strict else [NO_GATE]))
+
+
+def left_out_line(states: Sequence[CaseState]) -> list[str]:
+    """Return a line on what was left out by a selection that is meant."""
+    left_out = [one for one in states if one.state is State.LEFT_OUT]
+    if not left_out:
+        return []
+    shown = ", ".join(one.case for one in left_out[:5]) + (" ..." if len(left_out) > 5 else "")
+    return [f"left out by {left_out[0].why}: {len(left_out)} of {len(states)} cases ({shown})"]
+
+
+def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:
+    """Say why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty if
+    they are. ``markers`` is the expression that tests were chosen by.
+    """
+    if case.device == GPU and (nodes := spread(case, launcher)):
+        each, count = nodes.fewest_gpus, len(nodes.nodes)
+        few = each * count < case.world_size
+        need = f"needs {case.world_size} GPU(s), {count} nodes have {each} each"
+        return need if few else ""
+    if case.device == GPU and gpus < case.world_size:
+        return f"needs {case.world_size} GPU(s), this machine shows {gpus}"
+    if case.device == CPU and gpus and "smoke" not in markers:
+        return "a GPU is here, its cases run instead (or say: -m smoke)"
+    return ""

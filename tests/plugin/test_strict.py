@@ -1,0 +1,443 @@
+"""A strict run fails for whatever leaves a case unguarded; by hand the same run is as it was.
+
+Each way is one in which a run was green although a case that has a recording was not guarded.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from stepguard.document import ProblemCode, State
+from stepguard.storage.documents import load_document
+
+DECLARED = (
+    "@cases(\n"
+    '    Case("a", "factories:linear", device="cpu", launches=1),\n'
+    '    Case("b", "factories:linear", device="cpu", launches=1{b}),\n'
+    ")\n"
+    "{marks}def test_step(perf, case):\n"
+    "{body}"
+)
+BODY = "    perf(case)\n"
+HOOK = (
+    'import pytest\n\npytest_plugins = ["stepguard.plugin"]\n\n\n'
+    "@pytest.hookimpl({order})\ndef pytest_collection_modifyitems(items):\n    del items[1]\n"
+)
+
+
+@pytest.fixture
+def project(gate):
+    """A clean repository with two recorded cases, a and b."""
+    suite(gate)
+    gate.record(gate.cpu("a"), gate.cpu("b"))
+    gate.commit()
+    return gate
+
+
+def suite(gate, b="", marks="", body=BODY, front=""):
+    """The two cases as a test file declares them."""
+    gate.tests(front + DECLARED.format(b=b, marks=marks, body=body))
+
+
+@dataclass(frozen=True)
+class Way:
+    """A change that leaves case b unguarded, and what a strict run says of it."""
+
+    does: Any = lambda gate: None
+    options: tuple[str, ...] = ()
+    code: ProblemCode = ProblemCode.CASE_MISSING
+    says: str = ""
+    commits: bool = True
+    was: int = 0  # the exit status of the same run without --perf-strict
+
+
+def declares(**changes):
+    """Change the test file."""
+    return lambda gate: suite(gate, **changes)
+
+
+def conftest(text):
+    """Change the conftest."""
+    return lambda gate: (gate.path / "conftest.py").write_text(text)
+
+
+def settings(text):
+    """Write settings of pytest's."""
+    return lambda gate: (gate.path / "pytest.ini").write_text(f"[pytest]\n{text}\n")
+
+
+def only_a(gate):
+    """Delete case b."""
+    gate.suite(gate.cpu("a"))
+
+
+def moved_away(gate):
+    """Move the tests where this run does not look."""
+    (gate.path / "more").mkdir()
+    (gate.path / "test_perf.py").rename(gate.path / "more/test_perf.py")
+    (gate.path / "perf_tests").mkdir()
+    (gate.path / "perf_tests/test_unit.py").write_text("def test_it():\n    pass\n")
+
+
+def hidden(gate):
+    """Change the source where git was told not to look."""
+    gate.git("update-index", "--skip-worktree", "test_perf.py")
+    (gate.path / "test_perf.py").write_text((gate.path / "test_perf.py").read_text() + "\n# x\n")
+
+
+def assumed(gate):
+    """The same with the other flag."""
+    gate.git("update-index", "--assume-unchanged", "test_perf.py")
+    (gate.path / "test_perf.py").write_text((gate.path / "test_perf.py").read_text() + "\n# x\n")
+
+
+def looser(gate):
+    """Record what is slower, and do not commit it."""
+    gate.will_measure(gate.cpu("b"), counters={"flops_per_step": 2000})
+    (gate.baselines / "cpu.json").unlink()
+    gate.record(gate.cpu("a"), gate.cpu("b"))
+
+
+def ignored(gate):
+    """The same, in a file that git ignores."""
+    gate.git("rm", "-q", "--cached", "baselines/cpu.json")
+    (gate.path / ".git/info/exclude").write_text("*.json\n")
+    gate.git("commit", "-qam", "no baseline")
+
+
+def changed(gate):
+    """Make case b do other work."""
+    gate.will_measure(gate.cpu("b"), counters={"flops_per_step": 2000})
+
+
+def edited(gate):
+    """Edit a source file while case b is measured."""
+    measure = gate.measure
+
+    def edit(case, *arguments, **options):
+        if case.name == "b":
+            (gate.path / "model.py").write_text("x = 1\n")
+        return measure(case, *arguments, **options)
+
+    gate.pytester._monkeypatch.setattr("stepguard.measure.suite.measure_launches", edit)
+
+
+SKIP = "@pytest.mark.skipif('case' not in globals(), reason='later')\n"
+FEWER = "from dataclasses import replace\n\n\n"
+ONE_GATE = ', gates=("graph_breaks",)'
+REPLACED = '    perf(replace(case, gates=("graph_breaks",)))\n'
+OTHER = "    perf(replace(case, params={'n': 1}) if case.name == 'b' else case)\n"
+GONE = "*linear?b?: guarded, but not measured: no test of it was collected*from baselines/cpu.json*"
+DESELECTED = "*linear?b?: guarded, but not measured: deselected by {}; a selection that is meant*"
+WAYS = {
+    "a case was deleted": Way(only_a, says=GONE),
+    "its module is skipped": Way(
+        declares(front='pytest.importorskip("no_such_module")\n\n\n'),
+        code=ProblemCode.NO_CASES,
+        says="*there is no performance test*test_perf.py was skipped: *no_such_module*",
+        was=5,
+    ),
+    "its module is ignored": Way(
+        lambda gate: (only_a(gate), (gate.path / "test_b.py").write_text("")),
+        ("--ignore=test_b.py",),
+        says=GONE,
+    ),
+    "-k": Way(options=("-k", "step[a]"), says=DESELECTED.format("-k 'step?a?'")),
+    "-m": Way(
+        options=("-m", "not smoke or gpu"), says="*linear?a?: *-m 'not smoke or gpu'*", was=5
+    ),
+    "--deselect": Way(
+        options=("--deselect=test_perf.py::test_step[b]",), says=DESELECTED.format("--deselect")
+    ),
+    "settings": Way(
+        settings("addopts = -k step[a]"), says=DESELECTED.format("-k 'step?a?' of addopts")
+    ),
+    "moved to extended": Way(
+        lambda gate: (
+            declares(b=", extended=True")(gate),
+            settings("addopts = -m 'not extended'")(gate),
+        ),
+        says=DESELECTED.format("-m 'not extended' of addopts"),
+    ),
+    "skip mark": Way(
+        declares(marks="@pytest.mark.skip(reason='later')\n"),
+        says="linear?a?, linear?b?: guarded, but not measured: *later; let it run, or *",
+        was=1,
+    ),
+    "skip in the test": Way(
+        declares(body="    if case.name == 'b':\n        pytest.skip('later')\n    perf(case)\n"),
+        says="linear?b?: guarded, but not measured: later; let it run, or remove it *",
+    ),
+    "xfail mark": Way(
+        lambda gate: (declares(marks="@pytest.mark.xfail\n")(gate), changed(gate)),
+        code=ProblemCode.EXPECTED_TO_FAIL,
+        says="*linear?b?: its mark xfail would let it fail*waive 'linear?b?' METRIC",
+    ),
+    "xfail of the module": Way(
+        lambda gate: (declares(front="pytestmark = pytest.mark.xfail\n")(gate), changed(gate)),
+        code=ProblemCode.EXPECTED_TO_FAIL,
+        says="*linear?a?: its mark xfail would let it fail*",
+    ),
+    "xfail in the test": Way(
+        lambda gate: declares(
+            body="    pytest.xfail('flaky') if case.name == 'b' else perf(case)\n"
+        )(gate),
+        says="linear?b?: guarded, but not measured: *expected to fail (xfail); let it run*",
+    ),
+    "fewer gates": Way(
+        declares(b=ONE_GATE),
+        code=ProblemCode.FEWER_GATES,
+        says="*linear?b?: gates less than its recording in cpu.json has, no flops_per_step, *",
+    ),
+    "fewer gates in the test": Way(
+        declares(front=FEWER, body=REPLACED),
+        code=ProblemCode.FEWER_GATES,
+        says="linear?b?: gates less than its recording in cpu.json has, no flops_*",
+    ),
+    "a plugin drops it": Way(
+        conftest(HOOK.format(order="trylast=True")),
+        says=DESELECTED.format("*").replace(
+            "deselected by *", "a conftest or a plugin took it out"
+        ),
+    ),
+    "a plugin drops it first": Way(
+        conftest(HOOK.format(order="tryfirst=True")),
+        says=DESELECTED.format("*").replace(
+            "deselected by *", "a conftest or a plugin took it out"
+        ),
+    ),
+    "--collect-only": Way(
+        options=("--collect-only", "-q"),
+        code=ProblemCode.ONLY_COLLECTED,
+        says="*--collect-only measures nothing*",
+    ),
+    "no performance test": Way(
+        moved_away,
+        ("perf_tests",),
+        code=ProblemCode.NO_CASES,
+        says="*there is no performance test*",
+    ),
+    "an empty folder": Way(
+        lambda gate: (gate.path / "empty").mkdir(),
+        ("empty",),
+        code=ProblemCode.NO_CASES,
+        says="*there is no performance test*",
+        was=5,
+    ),
+    "--perf-update": Way(
+        changed,
+        ("--perf-update",),
+        code=ProblemCode.RECORDS,
+        says="*--perf-update passes what it records: record in a run of its own",
+        commits=False,
+    ),
+    "a dirty tree": Way(
+        lambda gate: (gate.path / "model.py").write_text("x = 1\n"),
+        code=ProblemCode.DIRTY,
+        says="*model.py differs from the commit: commit it, or *",
+        commits=False,
+    ),
+    "a baseline that is no commit's": Way(
+        looser,
+        code=ProblemCode.DIRTY,
+        says="*baselines/cpu.json differs from the commit*",
+        commits=False,
+    ),
+    "a baseline that git ignores": Way(
+        ignored,
+        code=ProblemCode.DIRTY,
+        says="*baselines/cpu.json differs from the commit*",
+        commits=False,
+    ),
+    "skip-worktree": Way(
+        hidden,
+        code=ProblemCode.DIRTY,
+        says="*test_perf.py differs from the commit*",
+        commits=False,
+    ),
+    "assume-unchanged": Way(
+        assumed,
+        code=ProblemCode.DIRTY,
+        says="*test_perf.py differs from the commit*",
+        commits=False,
+    ),
+    "a tree that changes": Way(
+        edited,
+        code=ProblemCode.TREE_CHANGED,
+        says="linear?b?: files changed while it was measured*",
+    ),
+    "no commit": Way(
+        lambda gate: gate.git("update-ref", "-d", "HEAD"),
+        code=ProblemCode.NO_COMMIT,
+        says="*nobody could tell what was measured, the repository has no commit yet: git add*",
+        commits=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
+def test_a_case_that_is_left_unguarded_fails_a_strict_run(project, way):
+    """It is red, says why in a sentence, and its document has the reason as data; by hand it is as
+    friendly as it was.
+    """
+    way.does(project)
+    if way.commits:
+        project.commit()
+    result = project.run("--perf-json=.stepguard/run.json", "--perf-strict", *way.options)
+    assert result.ret in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.USAGE_ERROR)
+    lines = [*result.outlines, *result.errlines]
+    pytest.LineMatcher([line.removeprefix("ERROR: ") for line in lines]).fnmatch_lines([way.says])
+    document = load_document(project.path / ".stepguard/run.json")
+    assert document.strict and not document.passed
+    assert way.code in {problem.code for problem in document.problems}
+    if result.ret == pytest.ExitCode.USAGE_ERROR:  # before an hour was spent
+        assert project.measured == []
+    assert project.run(*way.options).ret == way.was
+
+
+def test_a_strict_run_of_all_cases_passes(project):
+    """Nothing is in its way: no problem, and every case is guarded."""
+    result = project.run("--perf-strict", "--perf-json=run.json")
+    assert result.ret == 0
+    document = load_document(project.path / "run.json")
+    assert document.passed and document.strict and document.problems == []
+    assert all(case.guarded and case.state is State.MEASURED for case in document.cases)
+    # The document of the run before is no change of the tree.
+    assert project.run("--perf-strict", "--perf-json=run.json").ret == 0
+
+
+@pytest.mark.parametrize(
+    ("ci", "options", "ret"),
+    [("true", (), 4), ("true", ("--perf-no-strict",), 0), ("", (), 0), ("false", (), 0)],
+)
+def test_ci_is_strict_unless_it_says_otherwise(project, monkeypatch, ci, options, ret):
+    """As GitHub sets it; the refusal names the way out for a run that is no gate."""
+    monkeypatch.setenv("CI", ci)
+    result = project.run("-k", "step[a]", *options)
+    assert result.ret == ret
+    if ret:
+        result.stderr.fnmatch_lines(["*strict since CI=true*--perf-no-strict*"])
+
+
+def test_where_an_option_comes_from_is_said(project, monkeypatch):
+    """PYTEST_ADDOPTS is easily forgotten."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'step[a]'")
+    result = project.run("--perf-strict")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*deselected by -k 'step?a?' of PYTEST_ADDOPTS; *"])
+
+
+@pytest.mark.parametrize("names", ["linear[a]", "*[a]", "linear[a],linear[a*"])
+@pytest.mark.parametrize("strict", [(), ("--perf-strict",)])
+def test_a_selection_that_is_meant_passes(project, names, strict):
+    """Strict or not, its cases alone are measured, and a line says what was left out."""
+    result = project.run(*strict, f"--perf-select={names}", "--perf-json=run.json")
+    assert result.ret == 0 and project.measured == ["linear[a]"]
+    assert f"left out by --perf-select={names}: 1 of 2 cases (linear[b])" in result.outlines
+    states = {one.case: one.state for one in load_document(project.path / "run.json").cases}
+    assert states == {"linear[a]": State.MEASURED, "linear[b]": State.LEFT_OUT}
+
+
+def test_a_path_is_a_selection_that_is_meant(project):
+    """Naming a file, or a test."""
+    result = project.run("--perf-strict", "test_perf.py::test_step[a]")
+    assert result.ret == 0 and project.measured == ["linear[a]"]
+    result.stdout.fnmatch_lines(["left out by the arguments *test_step[[]a]: 1 of 2 cases (*"])
+
+
+def test_what_a_selection_names_has_to_be_measured(project):
+    """Also an extended case; and a name that is none is refused."""
+    result = project.run("--perf-strict", "--perf-select=linear*", "-k", "step[a]")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*linear?b?: guarded, but not measured: deselected by -k*"])
+    result = project.run("--perf-select=linear[c]")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(
+        ["*--perf-select=linear?c?: no such case; there is: linear?a?, linear?b?"]
+    )
+
+
+def test_the_smoke_cases_do_not_stand_in_for_a_gpus(gate, h200):
+    """-m smoke where there is a GPU measures nothing that its recordings guard."""
+    gate.gpus = [h200]
+    cases = gate.cuda(), gate.cpu()
+    gate.suite(*cases)
+    gate.record(*cases)
+    gate.commit()
+    assert gate.run("-m", "smoke").ret == 0
+    result = gate.run("-m", "smoke", "--perf-strict")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*linear?124m?: guarded, *: deselected by -m 'smoke'; *"])
+
+
+def test_a_new_case_is_guarded_from_the_first_day(project):
+    """It has no recording yet, and still it may not be deselected."""
+    project.suite(*(project.cpu(name) for name in "abc"))
+    project.commit()
+    result = project.run("--perf-strict", "-k", "step[a] or step[b]")
+    assert result.ret == 4
+    result.stderr.fnmatch_lines(["*linear?c?: guarded, but not measured: deselected by -k*"])
+
+
+def test_an_extended_case_that_is_recorded_as_one_may_be_left_out(gate):
+    """Its recording says that it is; a core case becomes one by a recording that is reviewed."""
+    core, more = gate.cpu("a"), gate.cpu("b", extended=True)
+    gate.suite(core, more)
+    (gate.path / "pytest.ini").write_text("[pytest]\naddopts = -m 'not extended'\n")
+    gate.record(core, gate.cpu("b"))
+    gate.commit()
+    assert gate.run("--perf-strict").ret == 4
+    assert gate.run("-m", "extended", "--perf-update").ret == 0
+    gate.commit()
+    assert gate.run("--perf-strict").ret == 0
+    assert gate.measured == ["linear[a]"]
+
+
+def test_fewer_gates_that_are_recorded_are_no_surprise(project):
+    """Whoever reviews the baseline sees the list shrink."""
+    suite(project, b=ONE_GATE)
+    project.commit()
+    assert project.run("--perf-strict").ret == 4
+    assert project.run("--perf-update").ret == 0
+    assert '"gates": ["graph_breaks"]' in (project.baselines / "cpu.json").read_text()
+    project.commit()
+    assert project.run("--perf-strict").ret == 0
+
+
+def test_another_case_of_the_same_id_is_refused(project):
+    """A test that measures other parameters than it declares."""
+    suite(project, front=FEWER, body="    perf(replace(case, launches=2))\n")
+    project.commit()
+    assert project.run().ret == 0
+    result = project.run("--perf-strict", "--perf-json=.stepguard/run.json")
+    assert result.ret == 1
+    said = "linear[b]: its test measures another case than it declares, though of the same id"
+    assert result.outlines.count(said) == 1
+    problems = load_document(project.path / ".stepguard/run.json").problems
+    codes = {one.code for one in problems}
+    assert codes == {ProblemCode.OTHER_CASE, ProblemCode.NOTHING_MEASURED}
+
+
+def test_one_problem_of_many_cases_is_one_line(gate):
+    """What -x left is not told sixty times."""
+    cases = [gate.cpu(f"c{number:02}") for number in range(12)]
+    gate.suite(*cases)
+    gate.record(*cases)
+    gate.commit()
+    gate.will_measure(cases[0], counters={"flops_per_step": 2})
+    result = gate.run("--perf-strict", "-x")
+    assert result.ret == 1
+    lines = [line for line in result.outlines if "guarded, but not measured" in line]
+    assert lines == [
+        "linear[c01], linear[c02], linear[c03] and 8 more: guarded, but not measured: "
+        "the run ended before its turn; run it to its end"
+    ]
+
+
+def test_strict_elsewhere_costs_nothing(gate, monkeypatch):
+    """In CI, a run of other tests, dirty or not, is none of our business."""
+    monkeypatch.setenv("CI", "true")
+    gate.tests("def test_unit():\n    pass\n")
+    assert gate.run().ret == 0
+    assert gate.run("--collect-only").ret == 0
