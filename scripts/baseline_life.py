@@ -174,8 +174,7 @@ def begin(life: Life) -> None:
     life.say("## The first recording")
     life.say(
         "A case has no baseline: the run was an error, `NO BASELINE`. Its evidence, here from CI, "
-        "becomes the first recording. One recording says nothing about their spread, so the limit "
-        "is 4 %."
+        "becomes the first recording. With one recording of this card the limit is 1 %."
     )
     life.stepguard("accept", "--evidence", life.measured(LEVELS_MS[0]))
     life.diff()
@@ -206,18 +205,16 @@ def slow_down(life: Life) -> None:
     """An accepted slowdown."""
     life.say("## An accepted slowdown")
     life.say(
-        "Another commit keeps less in memory and computes it again: 3 % slower, 9 GB less. The "
-        "gate fails, and without a reason nothing is recorded:"
+        "Another commit keeps less in memory and computes it again: 3 % slower, 9 GB less. Kept "
+        "evidence has no pairs, so that 3 % are `INCONCLUSIVE`, and without a reason nothing is "
+        "recorded:"
     )
     (life.repository / "model.py").write_text("# the training step, activations computed again\n")
     life.commit("Compute activations again")
     folder = life.measured(260.1, PEAK - 9_000_000_000)
     life.stepguard("judge", "--evidence", folder, "--json", "../verdict.json")
     life.stepguard("accept", "--evidence", folder)
-    life.say(
-        "With a reason a new epoch begins. From now on runs are compared with that one only, and "
-        "until it has five recordings the limit is 4 % again."
-    )
+    life.say("With a reason a new epoch begins. From now on runs are compared with that one only.")
     reason = "9 GB less for 3 % of time: batch 96 fits now"
     life.stepguard("accept", "--evidence", folder, "--reason", reason)
     life.diff()

@@ -168,7 +168,18 @@ def _alone(facts: Facts) -> str:
     return f"one rank alone takes {facts['one_rank_ms']:.2f} ms{unsteady}"
 
 
-_FIGURES = {"rank_skew_pct": _straggler, "scaling_efficiency_pct": _alone}
+def _cards(facts: Facts) -> str:
+    count, own = facts["compared"], facts["own_card"]
+    what = ("recording" if own else "other card") + ("s" if count > 1 else "")
+    return f"the limit is that of {count} {what}{' of this card' if own else ''}"
+
+
+_FIGURES = {
+    "step_ms": _cards,
+    "step_ms_median": _cards,
+    "rank_skew_pct": _straggler,
+    "scaling_efficiency_pct": _alone,
+}
 
 
 def _on_ranks(ranks: tuple[int, ...]) -> str:

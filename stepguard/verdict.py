@@ -52,6 +52,8 @@ class Reason(Enum):
     EQUAL = "equal"
     NOT_JUDGED = "shown, not judged"
     BEYOND_LIMIT = "beyond the limit"
+    UNCONFIRMED = "beyond the limit, and no pairs confirmed it"
+    WITHIN_LEVEL = "beyond the limit the good way, and no pairs confirmed it"
     COUNTER_ROSE = "a counter rose"
     COUNTER_FELL = "a counter fell"
     WORK_MOVED = "the step does other work"

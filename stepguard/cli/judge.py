@@ -18,6 +18,7 @@ from stepguard.cli.common import (
     verdict_today,
     wanted_evidence,
 )
+from stepguard.judge.confirm import settled
 from stepguard.judge.waivers import waive
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
@@ -49,7 +50,10 @@ def _judge(options: argparse.Namespace) -> int:
     for _, evidence in wanted:
         path = baseline.path_of(options.baselines, evidence)
         found = verdict_today(evidence, options.baselines)
-        verdicts.append(waive(found, evidence, waivers, today()))
+        waived = waive(found, evidence, waivers, today())
+        if not waived.waived_until:
+            waived = waive(settled(found), evidence, waivers, today())
+        verdicts.append(waived)
         commit = evidence.commit[:10] or "no commit"
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     _say(verdicts)

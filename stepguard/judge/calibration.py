@@ -22,7 +22,7 @@ from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge.ab import judge_ab
-from stepguard.judge.noise_limits import DEFAULT_LIMIT_PCT
+from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.pairs import smallest_detectable_pct
 from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.sentences import message, note
@@ -34,7 +34,7 @@ NOT_CALIBRATED = "not calibrated"
 MEASURE = "pytest perf_tests --perf-against=HEAD"  # on a clean tree: pairs of HEAD with itself
 # No wider than the screen's limit where nothing is known: past that pairs would say no more than a
 # stored baseline does. Noisier machines end as INCONCLUSIVE.
-WIDEST_PCT = DEFAULT_LIMIT_PCT
+WIDEST_PCT = LEVEL_LIMIT_PCT
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]

@@ -39,9 +39,15 @@ def compare(
 
 
 def screen_of(metric: str, now: Recording, past: Sequence[Recording]) -> Screen | None:
-    """Compare a time with the recordings that hold it; None if none does."""
-    known = [recording.times_ms[metric] for recording in past if recording.times_ms.get(metric)]
-    return screen(now.times_ms[metric], known) if known else None
+    """Compare a time with the recordings that hold it; None if none does. Cards are told apart by
+    that of rank 0.
+    """
+    by_card: dict[str, list[Sequence[float]]] = {}
+    for recording in past:
+        if times := recording.times_ms.get(metric):
+            by_card.setdefault(recording.device_uuid, []).append(times)
+    own = by_card.get(now.device_uuid, []) if now.device_uuid else []
+    return screen(now.times_ms[metric], own, list(by_card.values())) if by_card else None
 
 
 def _verdict(
@@ -65,7 +71,10 @@ def _compare_time(metric: str, new: float, found: Screen | None, gated: bool) ->
         return _not_recorded(metric, new, gated)
     # The level that the change refers to, the mean over recordings; none of them need have it.
     old = new / (1 + found.change_pct / 100)
-    verdict = MetricVerdict(metric, *_UNDECIDED, old, new, found.change_pct, gated=gated)
+    facts = {"own_card": found.own_card, "compared": found.compared}
+    verdict = MetricVerdict(
+        metric, *_UNDECIDED, old, new, found.change_pct, gated=gated, facts=facts
+    )
     return _against_limit(verdict, found.limit_pct, found.se_pct, found.noisy)
 
 

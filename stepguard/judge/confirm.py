@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.judge.ab import decision, pairs_finding, problem, wants_another_pair
+from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.summary import summarise
 from stepguard.metrics import METRICS
 from stepguard.verdict import (
@@ -21,6 +22,7 @@ from stepguard.verdict import (
 # 4.8 % at most (13 of them), and the SM clock of a block was between 1590 and 1800 MHz, a factor of
 # 1.13, in all studies of steady steps. See docs/judge.md.
 MACHINE_LIMIT_PCT = 15.0
+PROVEN = (Confirmation.CONFIRMED, Confirmation.REVERSED)
 OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 
 
@@ -176,6 +178,24 @@ def unconfirmed(
     assert to_confirm(verdict) is not None
     how = Confirmed(why, commit, facts=facts or {})
     return _with_times(verdict, lambda m: replace(m, confirmed=how))
+
+
+def settled(verdict: Verdict) -> Verdict:
+    """Return the screen's verdict as it may leave the run. Its limits are narrow, since pairs
+    confirm; an alarm that none confirmed proves nothing within LEVEL_LIMIT_PCT.
+    """
+    if verdict.whole or verdict.against:
+        return verdict
+    return _with_times(verdict, _settled)
+
+
+def _settled(found: MetricVerdict) -> MetricVerdict:
+    proven = found.confirmed is not None and found.confirmed.outcome in PROVEN
+    if proven or abs(found.change_pct or 0) > LEVEL_LIMIT_PCT:
+        return found
+    if found.status is Status.FASTER:  # as good as `same`, and nobody is to accept it as a gain
+        return replace(found, status=Status.SAME, reason=Reason.WITHIN_LEVEL)
+    return replace(found, status=Status.INCONCLUSIVE, reason=Reason.UNCONFIRMED)
 
 
 def _with_times(verdict: Verdict, judged: Callable[[MetricVerdict], MetricVerdict]) -> Verdict:

@@ -11,15 +11,23 @@ from statistics import fmean, stdev, variance
 
 from scipy.special import fdtri, stdtrit
 
-# Two H200s differ by 1.3 %, two hosts by 3 %, one card by 4 % between cold and hot. Until an epoch
-# has MIN_RECORDINGS its own spread cannot be known, and this replaces it.
-DEFAULT_LIMIT_PCT = 4.0
-MIN_RECORDINGS = 5
+# Runs on one card, and cards of one kind: their standard deviation, and for how many degrees of
+# freedom that knowledge counts. Repeats on one card scattered by 0.06 to 0.15 % (mean and median, 4
+# to 10 degrees), 12 cards by 1.0 to 1.6 % (docs/judge.md).
+RUN_SD_PCT, RUN_WEIGHT = 0.15, 4.0
+CARD_SD_PCT, CARD_WEIGHT = 1.1, 10.0
+# One-sided, where nothing changed: of an alarm on a card that was recorded, and on one that never
+# was. Pairs confirm either: an alarm costs minutes, and silence hides what cards differ by.
+OWN_CARD_ALPHA, OTHER_CARD_ALPHA = 0.005, 0.08
+ALPHA = 0.001  # one-sided, of launches that are refused as a level
 FLOOR_LIMIT_PCT = 0.5  # a limit below this would judge the card's temperature
-ALPHA = 0.001  # one-sided, per metric
+# One card differs by 4 % between cold and hot, two hosts by 3 %. An alarm within it needs pairs to
+# be believed; a level that moved by more is another one, whatever the machine.
+LEVEL_LIMIT_PCT = 4.0
 LAUNCH_SD_PCT = 0.25  # what launches of one case differ by at the least, when few are at hand
 PRIOR_WEIGHT = 4.0  # degrees of freedom that LAUNCH_SD_PCT counts for
 DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how long they take to wake up and launch
+MOST_WIDENED = 2.0  # times the limit, by a run's own noise; beyond that it says nothing
 CLOSE_SE = 2.0  # "close": the limit lies within this many standard errors of the change
 
 
@@ -30,33 +38,40 @@ class Screen:
     change_pct: float
     limit_pct: float
     se_pct: float  # standard error of this run's level, from its launches
-    recordings: int
+    own_card: bool  # with recordings of this very card; else with other cards
+    compared: int  # such recordings, or such cards
+    noisy: bool = False  # launches differ so much that nothing can be told from noise
 
     @property
     def close(self) -> bool:
         """Tell whether more launches could change what the comparison says."""
         return abs(abs(self.change_pct) - self.limit_pct) < CLOSE_SE * self.se_pct
 
-    @property
-    def noisy(self) -> bool:
-        """Tell whether the launches differ so much that the limit cannot be told from noise."""
-        return CLOSE_SE * self.se_pct > self.limit_pct
 
+def own_card_limit_pct(levels: Sequence[float]) -> float:
+    """Return the limit in percent for a run on the card of these recordings, from their log levels.
 
-def limit_pct(recording_levels: Sequence[float]) -> float:
-    """Return the screen's limit in percent, from the log levels of the epoch's recordings.
-
-    A prediction limit for one more recording, ``t(1 - ALPHA, S - 1) * s * sqrt(1 + 1 / S)`` with s
-    the standard deviation between recordings, kept between FLOOR_LIMIT_PCT and DEFAULT_LIMIT_PCT.
-    Fewer than MIN_RECORDINGS recordings give DEFAULT_LIMIT_PCT.
+    A prediction limit for one more run, ``t(1 - OWN_CARD_ALPHA, f) * s * sqrt(1 + 1 / n)``, with s
+    pooled from the recordings and RUN_SD_PCT; between FLOOR_LIMIT_PCT and LEVEL_LIMIT_PCT.
     """
-    count = len(recording_levels)
-    if count < MIN_RECORDINGS:
-        return DEFAULT_LIMIT_PCT
-    spread = stdev(recording_levels)
-    reach = float(stdtrit(count - 1, 1 - ALPHA)) * spread * math.sqrt(1 + 1 / count)
-    # Capped: recordings of cards that differ much would else allow more than no knowledge at all.
-    return min(DEFAULT_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
+    return _limit_pct(levels, RUN_SD_PCT, RUN_WEIGHT, OWN_CARD_ALPHA)
+
+
+def other_card_limit_pct(levels: Sequence[float]) -> float:
+    """Return the limit in percent for a run on a card that was never recorded, from the log levels
+    of those that were: the same at OTHER_CARD_ALPHA, with s pooled with CARD_SD_PCT.
+    """
+    return _limit_pct(levels, CARD_SD_PCT, CARD_WEIGHT, OTHER_CARD_ALPHA)
+
+
+def _limit_pct(levels: Sequence[float], prior_pct: float, weight: float, alpha: float) -> float:
+    count = len(levels)
+    degrees = weight + count - 1
+    sample = variance(levels) if count > 1 else 0.0
+    spread = math.sqrt((weight * (prior_pct / 100) ** 2 + (count - 1) * sample) / degrees)
+    reach = float(stdtrit(degrees, 1 - alpha)) * spread * math.sqrt(1 + 1 / count)
+    # Capped: recordings that differ much would else allow more than no knowledge at all.
+    return min(LEVEL_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
 
 
 def standard_error_pct(logs: Sequence[float]) -> float:
@@ -95,21 +110,38 @@ def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[floa
     return math.sqrt(total / weight * float(fdtri(launches - 1, weight, 1 - ALPHA)))
 
 
-def screen(launch_ms: Sequence[float], recordings_ms: Sequence[Sequence[float]]) -> Screen:
-    """Compare this run's launches with the recordings' launches, each in ms per step.
+def screen(
+    launch_ms: Sequence[float],
+    own_ms: Sequence[Sequence[float]],
+    other_cards_ms: Sequence[Sequence[Sequence[float]]] = (),
+) -> Screen:
+    """Compare this run's launches with recordings' launches, each in ms per step: with those of its
+    own card if there are any, else with those of other cards, which count alike.
 
     Raises ValueError when a side is empty or a time is not a positive finite number.
     """
     logs = _logs(launch_ms)
-    levels = [fmean(_logs(recording)) for recording in recordings_ms]
+    own = [_level(recording) for recording in own_ms]
+    cards = [fmean(_level(recording) for recording in card) for card in other_cards_ms]
+    levels = own or cards
     if not levels:
         raise ValueError("screen() needs at least one recording")
+    error = standard_error_pct(logs)
+    limit = own_card_limit_pct(own) if own else other_card_limit_pct(cards)
+    widest = min(LEVEL_LIMIT_PCT, MOST_WIDENED * limit)
     return Screen(
         change_pct=100 * math.expm1(fmean(logs) - fmean(levels)),
-        limit_pct=limit_pct(levels),
-        se_pct=standard_error_pct(logs),
-        recordings=len(levels),
+        # A run whose launches scatter is no proof of a small change, either way.
+        limit_pct=min(widest, max(limit, CLOSE_SE * error)),
+        se_pct=error,
+        noisy=CLOSE_SE * error > widest,
+        own_card=bool(own),
+        compared=len(levels),
     )
+
+
+def _level(launch_ms: Sequence[float]) -> float:
+    return fmean(_logs(launch_ms))
 
 
 def _logs(times_ms: Sequence[float]) -> list[float]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare, screen_of
-from stepguard.judge.noise_limits import DEFAULT_LIMIT_PCT, DIFFERENCE_LIMIT_PCT
+from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import notes, summarise
 from stepguard.metrics import METRICS
@@ -54,7 +54,9 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
         return cannot(Status.NOT_COMPARABLE, Reason.OTHER_TOKENS, facts)
     values, explained = now.values(), notes(evidence)
     compared = (compare(name, now, past, gates) for name in METRICS if name in values)
-    metrics = tuple(replace(one, facts=explained.get(one.metric, {})) for one in compared)
+    metrics = tuple(
+        replace(one, facts={**one.facts, **explained.get(one.metric, {})}) for one in compared
+    )
     return _compared(evidence, metrics, past)
 
 
@@ -139,7 +141,7 @@ def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] 
     now, first = summarise(evidence), past[:1]
     for name in (name for name in evidence.gates if METRICS[name].kind == "time"):
         found = screen_of(name, now, first)
-        if found is not None and abs(found.change_pct) > DEFAULT_LIMIT_PCT:
+        if found is not None and abs(found.change_pct) > LEVEL_LIMIT_PCT:
             return name, found.change_pct
     for name in (name for name in evidence.gates if METRICS[name].kind == "difference"):
         then, one = past[0].differences_pct.get(name), now.differences_pct.get(name)

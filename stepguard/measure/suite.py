@@ -22,6 +22,7 @@ from stepguard.judge.ab import (
     without_false_discoveries,
 )
 from stepguard.judge.calibration import RuleFor, decision_rule
+from stepguard.judge.confirm import settled
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import waive
 from stepguard.launch.launcher import Launcher, spread
@@ -114,6 +115,8 @@ class Suite:
         verdict, comparison = waive(screened, evidence, self.waivers, today()), None
         # What is waived passes, be it the code's doing or the machine's.
         confirms = self.confirms and not verdict.waived_until
+        if not verdict.waived_until:
+            verdict = waive(settled(screened), evidence, self.waivers, today())
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
             if confirms and entry is not None and evidence.fingerprint is not None:
@@ -132,7 +135,7 @@ class Suite:
                     share_s,
                     rule_for,
                 )
-                verdict = waive(confirmed, evidence, self.waivers, today())
+                verdict = waive(settled(confirmed), evidence, self.waivers, today())
         if comparison is not None:
             self._store.keep_comparison(self._bench.folder, case.slug, comparison)
         return Result(case, evidence, verdict, evidence_path, path, comparison)

@@ -44,9 +44,6 @@ class Recorder:
         level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
         if until := verdict.waived_until:
             self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
-        # Else the machine's bad day would become the level of the code.
-        elif verdict.machine_moved:
-            self._refuse(f"{case_id}: not recorded, the machine changed, not the code; {level}")
         elif any(METRICS[name].kind == "time" for name in result.case.gates):
             # Tried now, so that the test's own word says if it is refused, not the run's end alone.
             if self._accept(result, dry=True):
@@ -84,12 +81,14 @@ class Recorder:
 
     def _accept(self, result: Result, dry: bool = False) -> bool:
         """Record a result, or with ``dry`` only find out whether that would be refused."""
-        first = result.verdict.reason is Reason.NOT_RECORDED
-        reason = self._reason or ("" if first else DEFAULT_REASON)
+        first, moved = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.machine_moved
+        # Another card joins the epoch, but a machine's bad day never becomes the code's level.
+        reason = "" if moved else self._reason or ("" if first else DEFAULT_REASON)
         try:
-            done = accept(result.baseline_path, result.evidence, reason, dry)
+            done = accept(result.baseline_path, result.evidence, reason, dry, machine_moved=moved)
         except FileError as error:
-            self._refuse(str(error))
+            why = "not recorded, the machine changed, not the code: " if moved else ""
+            self._refuse(f"{why}{error}")
             return False
         if not dry:
             unexplained = done.action is Action.EPOCH_OPENED and not self._reason

@@ -13,7 +13,8 @@ import msgspec
 
 from stepguard.evidence import Evidence
 from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
-from stepguard.judge.noise_limits import DEFAULT_LIMIT_PCT
+from stepguard.judge.confirm import same_code
+from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.judge.summary import stored
 from stepguard.metrics import METRICS
@@ -65,14 +66,19 @@ def recording_of(evidence: Evidence) -> Recording:
 
 
 def accept(
-    path: Path, evidence: Evidence, reason: str, dry: bool = False, where: str = ""
+    path: Path,
+    evidence: Evidence,
+    reason: str,
+    dry: bool = False,
+    where: str = "",
+    machine_moved: bool = False,
 ) -> Accepted:
     """Make the evidence a recording of its case in ``path``; return what was done.
 
     `same` (and the first under new software) appends to the epoch; a change of level or of
     parameters opens one. Raises Refused or FileError; the file is then unchanged. With
     ``dry`` it is unchanged in any case. ``where`` is the option that names the folder of baselines
-    to a command.
+    to a command. ``machine_moved``: pairs found that a time differs by the machine alone.
     """
     recording = recording_of(evidence)
     assert evidence.fingerprint is not None
@@ -82,6 +88,8 @@ def accept(
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     verdict = judge(evidence, entry)
+    if machine_moved:
+        verdict = same_code(verdict, evidence.commit)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
     guards = entry is not None and guard == {"extended": entry.extended, "gates": entry.gates}
@@ -193,7 +201,7 @@ def _other_software(recording: Recording, last: Epoch) -> str:
         moves.append(f"flops_per_step by rank {old_ranks} -> {ranks}")
     for name in recording.times_ms.keys() & older.times_ms.keys():
         change = 100 * (fmean(recording.times_ms[name]) / fmean(older.times_ms[name]) - 1)
-        if change > DEFAULT_LIMIT_PCT:
+        if change > LEVEL_LIMIT_PCT:
             moves.append(f"{name} {change:+.2f} %")
     if not moves:
         return ""

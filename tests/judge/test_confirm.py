@@ -17,6 +17,7 @@ from stepguard.judge.confirm import (
     confirmation_wants_pair,
     confirmed,
     same_code,
+    settled,
     to_confirm,
     unconfirmed,
 )
@@ -360,3 +361,28 @@ def test_slower_passes_only_for_pairs_that_exclude_it(screen, ratios):
         assert after.status is Status.SLOWER
     if after.status is Status.SLOWER and screen < 0:
         assert Status.SLOWER in [one.status for one in said]
+
+
+@pytest.mark.parametrize(
+    ("change_pct", "status", "reason"),
+    [
+        (2.0, Status.INCONCLUSIVE, Reason.UNCONFIRMED),
+        (5.0, Status.SLOWER, Reason.BEYOND_LIMIT),
+        (-2.0, Status.SAME, Reason.WITHIN_LEVEL),
+        (-5.0, Status.FASTER, Reason.BEYOND_LIMIT),
+        (0.0, Status.SAME, Reason.WITHIN_LIMIT),
+    ],
+)
+def test_an_alarm_that_no_pairs_confirmed(change_pct, status, reason):
+    """Within 4 % it proves nothing: an error where it is bad, and no gain where it is good."""
+    found = settled(screened(change_pct))
+    assert (found.status, found.reason) == (status, reason)
+    assert settled(unconfirmed(screened(2.0), Confirmation.NO_TREE, "gone")).outcome == "error"
+
+
+def test_an_alarm_that_pairs_confirmed_remains():
+    """SLOWER by 2 % is SLOWER, and what the machine did is `same` with a notice."""
+    slower = settled(confirmed(screened(2.0), beside(2.0), HOW))
+    assert (slower.status, slower.outcome) == (Status.SLOWER, "failed")
+    machine = settled(confirmed(screened(2.0), beside(0.0), HOW))
+    assert machine.status is Status.SAME and machine.has_notice

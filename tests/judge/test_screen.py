@@ -91,10 +91,15 @@ def test_slower_and_faster_beyond_the_limit():
     assert worst.limit_pct == 0.5
 
 
-def test_one_recording_flags_at_the_default_limit():
-    """With a single recording 3.9 % is same and 4.1 % is SLOWER."""
-    assert judge(evidence((259.75,) * 3), entry()).status is Status.SAME
-    assert judge(evidence((260.25,) * 3), entry()).status is Status.SLOWER
+@pytest.mark.parametrize(("card", "limit_pct"), [("GPU-1234", 0.98), ("GPU-other", 2.39)])
+def test_one_recording_flags_by_whose_card_it_is(card, limit_pct):
+    """With a single recording of this card 1 % is SLOWER; on another one 2.4 %."""
+    for ratio, status in ((0.99, Status.SAME), (1.01, Status.SLOWER)):
+        ms = 250.0 * (1 + ratio * limit_pct / 100)
+        found = judge(evidence((ms,) * 3), one_recording(device_uuid=card))
+        assert found.status is status
+        own = "1 recording of this card" if card == "GPU-1234" else "1 other card"
+        assert own in note(metric(found, "step_ms"))
 
 
 def test_launches_that_disagree_are_inconclusive():
@@ -595,9 +600,9 @@ def test_a_local_torch_build_is_the_same_torch():
 
 
 def test_more_launches_are_wanted_when_close():
-    """Near the limit of 4 % another launch could turn the answer; far from it none could."""
-    assert wants_another_launch(evidence((259.9,) * 3), entry())
-    assert wants_another_launch(evidence((240.3,) * 3), entry())
+    """Near the limit of 1 % another launch could turn the answer; far from it none could."""
+    assert wants_another_launch(evidence((252.4,) * 3), entry())
+    assert wants_another_launch(evidence((247.6,) * 3), entry())
     assert not wants_another_launch(evidence((250.0,) * 3), entry())
     assert not wants_another_launch(evidence((290.0,) * 3), entry())
 
@@ -610,7 +615,7 @@ def test_more_launches_are_wanted_when_noisy():
 
 def test_no_more_launches_for_what_they_cannot_help():
     """Unsound evidence, no baseline, other software, or counters alone: no launch is added."""
-    close = evidence((259.9,) * 3)
+    close = evidence((252.4,) * 3)
     assert not wants_another_launch(replace(close, faults=(Fault("RAISED", "x"),)), entry())
     assert not wants_another_launch(replace(close, gates=("flops_per_step",)), entry())
     assert not wants_another_launch(close, None)

@@ -101,11 +101,11 @@ def test_a_headline_says_case_and_verdict(status):
 
 def test_a_headline_says_what_moved():
     """The metric, from what to what, by how much and the limit, in one line."""
-    whole = f"{CASE_ID}: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
+    whole = f"{CASE_ID}: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 1.0 %)"
     assert words.headline(SLOWER) == whole
     short = Verdict("f[x]", Status.SLOWER, Reason.BEYOND_LIMIT, metrics=SLOWER.metrics)
     assert words.headline(short) == (
-        "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 4.0 %)"
+        "f[x]: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 1.0 %)"
     )
 
 
@@ -299,7 +299,7 @@ def test_a_row_has_its_figures():
         "270.000",
         "250.000",
         "+8.00",
-        "4.00",
+        "0.98",
         "485,452",
         "",
         "37.04",

@@ -102,10 +102,23 @@ def test_a_level_does_not_creep(path):
     ms, number = 100.0, 0
     with pytest.raises(Refused, match="from the epoch's first recording; a new level needs a reas"):
         for number in range(1, 40):
-            ms *= 1.01
+            ms *= 1.003
             accept(path, run(number, (ms,) * 3), "")
     assert 100.0 * 1.03 < ms < 100.0 * 1.06
     assert len(epochs(path)) == 1
+
+
+@pytest.mark.parametrize(("ms", "joins"), [(254.0, True), (262.0, False)])
+def test_another_card_joins_where_pairs_cleared_the_code(path, ms, joins):
+    """Beyond the screen's limit and within a level's; beyond that, it needs a reason as ever."""
+    accept(path, run(1), "")
+    refused(path, run(2, (ms,) * 3), match="a new level needs a reason")
+    if joins:
+        done = accept(path, run(2, (ms,) * 3), "", machine_moved=True)
+        assert (done.action, done.number) == (Action.APPENDED, 2)
+    else:
+        with pytest.raises(Refused, match="from the epoch's first recording"):
+            accept(path, run(2, (ms,) * 3), "", machine_moved=True)
 
 
 def test_launches_do_not_creep(path):
