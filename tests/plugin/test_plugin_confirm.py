@@ -261,7 +261,7 @@ def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
     """--perf-update would make the machine's bad day the level of the code, a counter that moved
     beside it or not.
     """
-    case = recorded(gate, h200, counters=counters)
+    recorded(gate, h200, counters=counters)
     before = (gate.baselines / "h200x1.json").read_text()
     result = gate.run("--perf-update")
     assert result.ret == 1
