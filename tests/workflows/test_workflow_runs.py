@@ -17,7 +17,9 @@ from workflow_runner import GitHub, git
 from stepguard.report.github import MARKER
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLER, COMMENT = ".github/workflows/perf.yml", ".github/workflows/comment.yml"
+CALLER, COMMENT, BASELINES, TESTS = (
+    f".github/workflows/{name}.yml" for name in ("perf", "comment", "baselines", "tests")
+)
 MODEL = """
 import torch
 
@@ -48,6 +50,7 @@ def test_step(perf, case):
 """
 ACCEPT = "python -m stepguard accept --evidence evidence/runs --reason '...'"
 QUICK = """
+# ruff: noqa: I001
 import pytest
 from quick_launches import shorten_launches
 
@@ -70,9 +73,11 @@ def origin(tmp_path_factory):
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
     shutil.copy(ROOT / "tests" / "quick_launches.py", made)
     project = (ROOT / "pyproject.toml").read_text()
-    (made / "pyproject.toml").write_text(project.replace('["stepguard"]', '["tiny.py"]', 1))
+    (made / "pyproject.toml").write_text(project.replace('["stepguard"]', '["tests"]', 1))
     (made / "tiny.py").write_text(MODEL.lstrip())
     (made / "conftest.py").write_text(QUICK.lstrip())
+    (made / "tests").mkdir()
+    (made / "tests" / "test_sum.py").write_text("def test_sum() -> None:\n    assert 1 + 1 == 2\n")
     (made / "perf_tests").mkdir()
     (made / "perf_tests" / "test_tiny.py").write_text(CASES.lstrip())
     git(made, "init", "--quiet", "-b", "main")
@@ -270,3 +275,41 @@ def test_an_older_run_says_nothing(hub, api):
     (job,) = comment_on(hub, pull_request(hub)).values()
     assert job.result == "success", job.log
     assert "pushed over" in job.log and len(api.comments) == 2
+
+
+def test_new_baselines_are_proposed(hub):
+    """Of main, where the sync was merged: measured, accepted with the reason, on a branch of their
+    own; and the reason stays a text.
+    """
+    hub.commands = hub.folder / "bin"
+    hub.commands.mkdir()
+    asked = hub.folder / "asked"
+    gh = f'#!{sys.executable}\nimport sys\nprint(sys.argv[1:], file=open("{asked}", "a"))\n'
+    (hub.commands / "gh").write_text(gh)
+    (hub.commands / "gh").chmod(0o755)
+    reason = "the loss is $(touch planted) read `id` on purpose"
+    merged = git(hub.repository, "rev-parse", "merged")
+    started = hub.event("workflow_dispatch", merged, "refs/heads/main")
+    jobs = hub.run(BASELINES, started, at="merged", inputs={"reason": reason})
+    assert {name: job.result for name, job in jobs.items()} == {
+        "measure": "success",
+        "propose": "success",
+    }, "".join(job.log for job in jobs.values())
+    branch = "baselines/4711"
+    assert git(hub.repository, "log", "-1", "--format=%s", branch) == f"Baselines: {reason}"
+    changed = git(hub.repository, "diff", "--name-only", f"{branch}~1", branch)
+    assert changed == "baselines/cpu.json"
+    recorded = json.loads(git(hub.repository, "show", f"{branch}:baselines/cpu.json"))
+    epoch = recorded["cases"]["step[tiny]"]["epochs"][-1]
+    assert (epoch["reason"], epoch["recordings"][0]["commit"]) == (reason, merged)
+    words = ["pr", "create", "--title", f"Baselines: {reason}"]
+    assert f"{words}"[:-1] in asked.read_text() and not list(hub.folder.rglob("planted"))
+
+
+def test_the_projects_own_tests_and_the_smoke_cases(hub):
+    """Linters, tests and the smoke case, whose page is the summary."""
+    main = git(hub.repository, "rev-parse", "main")
+    (job,) = hub.run(TESTS, hub.event("push", main, "refs/heads/main"), at="main").values()
+    assert job.result == "success", job.log
+    assert "Success: no issues found in 1 source file" in job.log
+    assert "1 passed" in job.log and job.summary.startswith("**Performance passed:** 1 same")
