@@ -1,6 +1,7 @@
-"""The command baselines: list or show what is recorded.
+"""The command baselines: list or show what is recorded, or remove a case that is gone.
 
 python -m stepguard baselines show 'train_step[124m-bf16]'
+python -m stepguard baselines prune 'train_step[124m-bf16]'
 """
 
 import argparse
@@ -20,7 +21,7 @@ from stepguard.text import printable_document
 def add_command(commands: Any, root: Path) -> None:
     """Add its parser."""
     command = add_parser(commands, root, "baselines", _baselines, "what is recorded")
-    command.add_argument("action", choices=("list", "show"))
+    command.add_argument("action", choices=("list", "show", "prune"))
     command.add_argument("case", nargs="?", metavar="CASE")
     command.add_argument("--json", action="store_true", help="show: JSON, also on a terminal")
 
@@ -42,6 +43,13 @@ def _baselines(options: argparse.Namespace) -> int:
     ]
     if options.case and not found:
         raise ValueError(f"{folder} has no baseline of {options.case!r}")
+    if options.action == "prune":
+        if not options.case:
+            raise UsageError("baselines prune: name the case whose recordings go")
+        for path, case_id, _ in found:
+            baseline.remove(path, case_id)
+            say(f"{case_id}: removed from {path}; commit it")
+        return 0
     if options.action == "show" and (options.json or not sys.stdout.isatty()):
         document: dict[str, dict[str, Any]] = {}
         for path, case_id, entry in found:

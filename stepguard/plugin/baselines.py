@@ -2,6 +2,7 @@
 what of it the run had no use for.
 """
 
+import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
 from stepguard.recording import Entry
 from stepguard.report.baseline_changes import changes
-from stepguard.report.waivers import described, sentences
+from stepguard.report.waivers import described, removal, sentences
 from stepguard.storage import calibrations
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, load
 from stepguard.storage.json_file import FileError
@@ -84,7 +85,8 @@ def check_baselines(folder: Path, cases: Collection[str], whole: bool) -> tuple[
     if whole and (nowhere := unknown(folder, waivers, cases)):
         raise FileError(
             f"{folder / WAIVERS}: a waiver names {nowhere[0]!r}, which is no case of a baseline "
-            "here or of a collected test; correct its name, or remove the waiver"
+            "here or of a collected test; correct its name, or remove it: "
+            f"{removal(next(one for one in waivers if one.case == nowhere[0]))}"
         )
     return waivers
 
@@ -137,5 +139,6 @@ def stale_lines(
     for path in sorted({result.baseline_path for result in results}):
         content = load(path)
         for case_id in sorted(set(content.cases) - set(cases) if content else ()):
-            lines.append(f"{relative(path)}: {case_id} has a baseline but no case")
+            prune = f"python -m stepguard baselines prune {shlex.quote(case_id)}"
+            lines.append(f"{relative(path)}: {case_id} has a baseline but no case: {prune}")
     return lines

@@ -1,5 +1,7 @@
 """Waivers in sentences: how far one goes, and what it did in a run."""
 
+import shlex
+
 from stepguard.judge.waivers import largest_value, uncovered_count
 from stepguard.metrics import METRICS, format_value
 from stepguard.verdict import MetricVerdict, Reason, Verdict
@@ -26,10 +28,16 @@ def sentences(verdict: Verdict) -> list[str]:
     ]
 
 
+def removal(waiver: Waiver) -> str:
+    """Return the command that removes a waiver."""
+    return f"python -m stepguard waive {shlex.quote(waiver.case)} {waiver.metric} --remove"
+
+
 def _effect(outcome: WaiverOutcome, found: MetricVerdict | None, verdict: Verdict) -> str:
     waiver, effect = outcome.waiver, outcome.effect
     against = f" against {verdict.against}" if verdict.against else ""
-    remove = "" if against else "; remove the waiver"  # the recordings may still need it
+    # Beside another revision not: the recordings may still need it.
+    remove = "" if against else f" (remove it: {removal(waiver)})"
     if effect is WaiverEffect.WAIVED:
         return "waived"
     if effect is WaiverEffect.EXPIRED:

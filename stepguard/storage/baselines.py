@@ -124,6 +124,13 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
             yield f"by_rank of {name!r} has {len(counts)} counts for {ranks} ranks"
 
 
+def remove(path: Path, case_id: str) -> None:
+    """Remove a case from a baseline file. Raises FileError, and leaves it, where that fails."""
+    if content := load(path):
+        cases = {name: entry for name, entry in content.cases.items() if name != case_id}
+        save(path, msgspec.structs.replace(content, cases=cases))
+
+
 def save(path: Path, content: BaselineFile) -> None:
     """Write a baseline file. Raises FileError, and leaves the old one, where it cannot be."""
     remedy = "the evidence is kept: python -m stepguard accept, once it can be written"

@@ -30,6 +30,18 @@ def test_list(recorded):
     ]
 
 
+def test_prune_removes_a_case_and_nothing_else(recorded):
+    """The case that is named; one that is not there, or none named, is refused."""
+    path = recorded.path / "baselines" / "cpu.json"
+    before = json.loads(path.read_text())
+    assert recorded("baselines", "prune").status == 2
+    assert recorded("baselines", "prune", "linear[c]").status == 1
+    assert json.loads(path.read_text()) == before
+    assert recorded("baselines", "prune", "linear[a]").status == 0
+    del before["cases"]["linear[a]"]
+    assert json.loads(path.read_text()) == before
+
+
 def test_show_is_one_document_in_a_pipe(recorded):
     """By file and case, and nothing beside it; --json is the same on a terminal."""
     document = json.loads(recorded("baselines", "show", "linear[a]").out)

@@ -1,6 +1,8 @@
 """python -m stepguard waive: writes a waiver of one metric, as large as it is said."""
 
 import json
+import re
+import shlex
 from datetime import timedelta
 
 import pytest
@@ -83,7 +85,23 @@ def test_judge_names_a_stale_waiver(changed):
     changed.keep(changed.made("a", date="2030-01-01T00:00:02+00:00"))
     done = changed("judge")
     assert done.status == 0
-    assert "linear[a]: waiver stale, graph_breaks is same; remove the waiver: " in done.out
+    command = re.search(r"waiver stale, graph_breaks is same \(remove it: (.*?)\): ", done.out)[1]
+    removed = changed(*shlex.split(command)[3:])
+    assert removed.status == 0 and "waiver of graph_breaks removed from" in removed.out
+    assert waivers(changed) == []
+    assert "linear[a]: waiver" not in changed("judge").out
+
+
+def test_what_is_removed_has_to_be_there(changed):
+    """Else the answer names what there is, and the file stays; of two one goes."""
+    changed("waive", "linear[a]", *SIZE, *WHY)
+    changed("waive", "linear[a]", "flops_per_step", "--value", "2", *WHY)
+    before = waivers(changed)
+    done = changed("waive", "linear[a]", "recompiles", "--remove")
+    assert done.status == 1 and waivers(changed) == before
+    assert "no waiver of linear[a] recompiles; it has: linear[a] flops_per_step" in done.err
+    changed("waive", "linear[a]", "flops_per_step", "--remove")
+    assert [one["metric"] for one in waivers(changed)] == ["graph_breaks"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +115,7 @@ def test_judge_names_a_stale_waiver(changed):
         (("linear[a]", *SIZE, *WHY[:2], "--days", "0"), "1 to 90"),
         (("linear[a]", *SIZE, "--days", "9"), "--reason"),
         (("linear[a]", *SIZE, "--reason", "...", *WHY[2:]), "reason is"),
-        (("linear[a]", "graph_breaks", *WHY), "one of the arguments --limit-pct --value is requ"),
+        (("linear[a]", "graph_breaks", *WHY), "--limit-pct --value is required"),
         (("linear[a]", "--value", "2", *WHY), "METRIC"),
         (
             ("linear[a]", "step_ms", "--limit-pct", "60", *WHY),

@@ -136,8 +136,9 @@ def test_a_waiver_that_is_not_needed_is_stale():
     """The case is `same` again: it stays so, and the waiver should go."""
     found = judged(run(0), waiver())
     assert (found.status, found.waived_until) == (Status.SAME, "")
+    command = f"python -m stepguard waive '{found.case_id}' step_ms --remove"
     assert sentences(found)[0].startswith(
-        "stale, step_ms is same; remove the waiver: step_ms up to"
+        f"stale, step_ms is same (remove it: {command}): step_ms up to"
     )
     ungated = replace(run(0), gates=("graph_breaks",))
     assert sentences(judged(ungated, waiver()))[0].startswith("stale, the case does not gate it")

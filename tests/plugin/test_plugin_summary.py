@@ -128,7 +128,12 @@ def test_a_stale_baseline_is_reported(gate):
     gate.suite(kept)
     result = gate.run()
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["baselines/cpu.json: linear?gone? has a baseline but no case"])
+    result.stdout.fnmatch_lines(
+        [
+            "baselines/cpu.json: linear?gone? has a baseline but no case: "
+            "python -m stepguard baselines prune 'linear?gone?'"
+        ]
+    )
 
 
 def test_a_case_that_was_not_selected_is_not_stale(gate):
