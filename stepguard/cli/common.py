@@ -11,6 +11,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
 from stepguard.report import documents
 from stepguard.report.commands import Commands
+from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, read_evidence
 from stepguard.text import printable
@@ -30,6 +31,17 @@ def say(*lines: object) -> None:
 def complain(problem: object) -> None:
     """Print what is wrong to standard error."""
     print(printable(f"stepguard: {problem}"), file=sys.stderr)
+
+
+def progress_line(root: Path) -> ProgressLine:
+    """Return a line on standard error for the cases of a command in the project ``root``."""
+
+    def write(text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    screen = Screen(write, has_cursor(sys.stderr), lambda: columns(sys.stderr))
+    return ProgressLine(screen, True, Store(root).last_wall_s())
 
 
 def add_parser(

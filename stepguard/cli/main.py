@@ -22,6 +22,7 @@ from stepguard.cli import (
     init,
     judge,
     run,
+    sweep,
     trace,
     waive,
 )
@@ -32,7 +33,7 @@ from stepguard.launch.launcher import LauncherError
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
 
-COMMANDS = (init, run, doctor, accept, judge, baselines, waive, calibrate, trace, comment)
+COMMANDS = (init, run, doctor, accept, judge, baselines, waive, calibrate, sweep, trace, comment)
 
 
 def main(arguments: list[str] | None = None) -> int:

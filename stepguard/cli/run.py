@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.case import Case, Scalar
-from stepguard.cli.common import UsageError, put_json, refuse_target, say
+from stepguard.cli.common import UsageError, progress_line, put_json, refuse_target, say
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
@@ -21,10 +21,8 @@ from stepguard.measure.suite import Suite
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
-from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.report.recorded import figures
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import Store
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -101,11 +99,6 @@ def _case(options: argparse.Namespace, gpus: int) -> Case:
     )
 
 
-def _to_terminal(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
-
-
 def _run(options: argparse.Namespace) -> int:
     gpus = tuple(visible_gpus())
     case = _case(options, len(gpus))
@@ -120,8 +113,7 @@ def _run(options: argparse.Namespace) -> int:
         launcher.per_node(case)
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     suite = Suite(options.root, baseline.usual(options.root), gpus, typed, launcher=launcher)
-    screen = Screen(_to_terminal, has_cursor(sys.stderr), lambda: columns(sys.stderr))
-    line = ProgressLine(screen, True, Store(options.root).last_wall_s())
+    line = progress_line(options.root)
     line.plan([(case.id, case.device)])
     line.begin(case.id)
     try:

@@ -1,0 +1,121 @@
+"""The command sweep: measure a declared grid of parameters, row by row.
+
+python -m stepguard sweep sweeps/attention.toml
+"""
+
+import argparse
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepguard.case import Scalar
+from stepguard.cli.common import UsageError, progress_line, say
+from stepguard.device import is_gpu
+from stepguard.git.worktree import FOLDER
+from stepguard.gpu.nvml import visible_gpus
+from stepguard.judge.soundness import measurement_problem
+from stepguard.judge.summary import summarise
+from stepguard.measure.suite import Result, Suite
+from stepguard.report import sweep as report
+from stepguard.sentences import message
+from stepguard.storage import baselines as baseline
+from stepguard.storage.baselines import CPU_MACHINE
+from stepguard.storage.json_file import FileError
+from stepguard.storage.sweeps import ROWS, load_rows, save_rows
+from stepguard.sweep import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
+from stepguard.verdict import Reason
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser."""
+    sweep = commands.add_parser("sweep", help="measure a declared grid of parameters")
+    sweep.add_argument("file", type=Path, metavar="FILE", help="the declaration, in TOML")
+    sweep.add_argument(
+        "--out", type=Path, metavar="DIR", help="folder of the rows (.stepguard/sweeps)"
+    )
+    sweep.add_argument("--anew", action="store_true", help="drop the rows that are there")
+    sweep.set_defaults(call=_sweep, root=root)
+
+
+def read_declaration(path: Path) -> Sweep:
+    """Return a sweep. Raises UsageError, naming the file, for what is none."""
+    try:
+        return parse(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError) as error:  # TOMLDecodeError and ValidationError are ValueErrors
+        raise UsageError(f"{path}: {error}") from None
+
+
+def _sweep(options: argparse.Namespace) -> int:
+    sweep = read_declaration(options.file)
+    folder = options.out or options.root / FOLDER / "sweeps" / options.file.stem
+    gpus = tuple(visible_gpus())
+    typed = ["python", "-m", "stepguard", *sys.argv[1:]]
+    suite = Suite(options.root, baseline.usual(options.root), gpus, typed)
+    machine = CPU_MACHINE
+    if is_gpu(sweep.device):
+        machine = gpus[0].name if gpus else "no GPU"
+    now = SweepFile(
+        SCHEMA, sweep, suite.revision.commit, list(suite.revision.dirty), machine, rows=[]
+    )
+    content = now if options.anew else _known(folder, now)
+    done = [row.parameters for row in content.rows]
+    left = [(values, case) for values, case in sweep.cases() if values not in done]
+    if done:
+        say(f"{len(done)} of {len(done) + len(left)} rows are in {folder / ROWS}")
+    line = progress_line(options.root)
+    line.plan([(case.id, case.device) for _, case in left])
+    for values, case in left:
+        line.begin(case.id)
+        try:
+            result = suite.run(case, line.stage)
+        finally:
+            line.end()
+        rows = [*content.rows, _row(values, result)]
+        content = msgspec.structs.replace(content, rows=rows)
+        save_rows(folder, content)
+    return _report(folder, content)
+
+
+def _known(folder: Path, now: SweepFile) -> SweepFile:
+    """Return the rows that are there. Raises FileError if they are of something else."""
+    found = load_rows(folder)
+    if found is None:
+        return now
+    for name in ("sweep", "commit", "dirty", "machine"):
+        if getattr(found, name) != getattr(now, name):
+            was = (
+                "" if name == "sweep" else f" {getattr(found, name)!r}, not {getattr(now, name)!r}"
+            )
+            raise FileError(
+                f"{folder / ROWS}: its rows are of another {name}{was}; keep them by another "
+                "--out, or drop them by --anew"
+            )
+    return found
+
+
+def _row(values: dict[str, Scalar], result: Result) -> Row:
+    problem = measurement_problem(result.evidence)
+    figures = flattened(summarise(result.evidence).values(), result.evidence)
+    if problem is None:
+        return Row(values, MEASURED, "", figures)
+    return Row(values, problem.reason.name, message(result.verdict), figures)
+
+
+def _report(folder: Path, content: SweepFile) -> int:
+    """Print the table and write CSV and chart; 1 where a row failed, unless for want of memory."""
+    say(*report.table(content))
+    report.write_csv(content, folder / "rows.csv")
+    written = [ROWS, "rows.csv"]
+    if content.sweep.report.plot:
+        if report.write_plot(content, folder / "rows.svg"):
+            written.append("rows.svg")
+        else:
+            say("no chart: pip install matplotlib, then the same command draws it")
+    say(f"in {folder}: {', '.join(written)}")
+    fine = (MEASURED, Reason.OUT_OF_MEMORY.name)
+    failed = [row for row in content.rows if row.status not in fine]
+    say(*(f"{row.parameters}: {row.message}" for row in failed))
+    return 1 if failed else 0

@@ -1,0 +1,104 @@
+"""The rows of a sweep as a table, as CSV and as a chart."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stepguard.metrics import METRICS, format_value
+from stepguard.report.table import aligned
+from stepguard.sweep import MEASURED, Row, SweepFile
+from stepguard.verdict import Reason
+
+
+def table(content: SweepFile) -> Iterator[str]:
+    """Yield the rows with the columns that the sweep asks for, and what became of each."""
+    names, columns = list(content.sweep.grid), content.sweep.report.columns
+    header = [*names, *(f"{name} {_unit(name)}".rstrip() for name in columns), "status"]
+    rows = [
+        [
+            *(str(row.parameters[name]) for name in names),
+            *(_cell(row, name) for name in columns),
+            row.status if row.status == MEASURED else Reason[row.status].value,
+        ]
+        for row in content.rows
+    ]
+    yield from aligned([header, *rows], left=(len(header) - 1,))
+
+
+def _cell(row: Row, column: str) -> str:
+    value = row.values.get(column)
+    return "" if value is None else format_value(column.partition(":")[0], value)
+
+
+def _unit(column: str) -> str:
+    unit = METRICS[column.partition(":")[0]].unit
+    return "" if unit == "B" else f"[{unit}]"  # the cells have MiB or GiB themselves
+
+
+def write_csv(content: SweepFile, path: Path) -> None:
+    """Write every row with every figure it has, as it was measured."""
+    names = list(content.sweep.grid)
+    figures = sorted({name for row in content.rows for name in row.values})
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow([*names, "status", "message", *figures])
+        for row in content.rows:
+            parameters = [row.parameters[name] for name in names]
+            values = [row.values.get(name, "") for name in figures]
+            writer.writerow([*parameters, row.status, row.message, *values])
+
+
+def write_plot(content: SweepFile, path: Path) -> bool:
+    """Draw the chart that the sweep asks for; tell whether there is matplotlib to draw it with.
+
+    A row that was not measured is a cross on the axis.
+    """
+    try:
+        import matplotlib
+    except ImportError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    plot = content.sweep.report.plot
+    assert plot is not None
+    figure, panels = pyplot.subplots(
+        1, len(plot.y), figsize=(6 * len(plot.y), 4), squeeze=False, layout="constrained"
+    )
+    for axes, column in zip(panels[0], plot.y, strict=True):
+        _draw(axes, content, plot.x, column)
+    figure.suptitle(f"{content.sweep.workload}, {content.machine}; x: not measured")
+    figure.savefig(path)
+    pyplot.close(figure)
+    return True
+
+
+def _draw(axes: Any, content: SweepFile, x: str, column: str) -> None:
+    """Draw a line for each combination of the other parameters; logarithmic where x is numbers."""
+    for label, rows in _lines(content, x).items():
+        known = [row for row in rows if row.status == MEASURED and column in row.values]
+        at = [row.parameters[x] for row in known]
+        (drawn,) = axes.plot(at, [row.values[column] for row in known], marker="o", label=label)
+        unknown = [row.parameters[x] for row in rows if row not in known]
+        bottom = axes.get_xaxis_transform()
+        axes.plot(unknown, [0.02] * len(unknown), "x", color=drawn.get_color(), transform=bottom)
+    axes.set(xlabel=x, ylabel=f"{column} [{METRICS[column.partition(':')[0]].unit}]")
+    values = content.sweep.grid[x]
+    numbers = [n for n in values if isinstance(n, int | float) and n > 0]
+    if numbers == values:
+        axes.set_xscale("log", base=2)
+        if len({row.values.get(column) for row in content.rows}) > 1:
+            axes.set_yscale("log")
+        axes.set_xticks(numbers, [str(n) for n in numbers], minor=False)
+    if len(content.sweep.grid) > 1:
+        axes.legend()
+
+
+def _lines(content: SweepFile, x: str) -> dict[str, list[Row]]:
+    """Return the rows by the values of the other parameters."""
+    found: dict[str, list[Row]] = {}
+    for row in content.rows:
+        label = ", ".join(f"{name} {value}" for name, value in row.parameters.items() if name != x)
+        found.setdefault(label, []).append(row)
+    return found
