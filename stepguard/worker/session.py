@@ -29,6 +29,7 @@ from stepguard.worker.channel import Channel
 from stepguard.worker.clock import Clock
 from stepguard.worker.count import compiler
 from stepguard.worker.count.counters import count
+from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import CountedStep
 from stepguard.worker.fingerprint import fingerprint, sources
 from stepguard.worker.position import Note, Phases
@@ -82,6 +83,7 @@ class Session:
         self.channel = Channel()
         self.clock = Clock(self.device)
         self.machine = MachineSamples()
+        self.placement = Placement()
         self.workload: Any = None
         self.package = ""  # of the workload's factory
 
@@ -104,7 +106,10 @@ class Session:
         """Build the workload; return what it says of itself, and what this rank runs on."""
         device.select(self.device)  # not before: a launch on standby must not hold a GPU context
         self.package = factory.partition(":")[0].partition(".")[0]
-        self.workload = build(factory, params, self.device.type)
+        # A GPU's tensors say themselves where they are.
+        watched = contextlib.nullcontext() if self.on_gpu else self.placement.observed()
+        with watched:
+            self.workload = build(factory, params, self.device.type)
         compiler.install()  # not before: only a workload that compiles has imported the compiler
         if hasattr(self.workload, "on_phase"):
             self.workload.on_phase = self.phases
@@ -166,7 +171,13 @@ class Session:
 
         ranks, step = self.channel, self.workload.step
         counted = CountedStep(
-            step, self.device, self.phases, ranks.world_size, ranks.any, self._frozen
+            step,
+            self.device,
+            self.phases,
+            ranks.world_size,
+            ranks.any,
+            self._frozen,
+            self.placement,
         )
         return count(counted, progress)
 

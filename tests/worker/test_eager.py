@@ -2,6 +2,7 @@
 
 import importlib
 import sys
+from functools import partial
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from model import workloads
 from stepguard.allow import allow_sync, allowed_by_comment, allowed_now
 from stepguard.worker.count.eager import OperatorCounter, count_eager
+from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import CountedStep, Tally
 from stepguard.worker.position import Phases
 
@@ -25,8 +27,8 @@ def program(tmp_path, monkeypatch):
             "import torch",
             "from stepguard.allow import allow_sync",
             "DEVICE, CPU = 'cpu', torch.device('cpu')",
-            "x = torch.arange(6.0).reshape(2, 3)",
-            "w = torch.ones(6, requires_grad=True)",
+            "x = torch.arange(6.0, device=DEVICE).reshape(2, 3)",
+            "w = torch.ones(6, requires_grad=True, device=DEVICE)",
             before,
             "def step(phase):",
         ]
@@ -36,10 +38,12 @@ def program(tmp_path, monkeypatch):
         monkeypatch.syspath_prepend(tmp_path)
         sys.modules.pop("waiting", None)
         importlib.invalidate_caches()
-        module = importlib.import_module("waiting")
-        phases, tally = Phases(), Tally()
+        phases, tally, placement = Phases(), Tally(), Placement()
+        with placement.observed():  # as a factory is called
+            module = importlib.import_module("waiting")
+        step = partial(module.step, phases)
         try:
-            count_eager(tally, CountedStep(lambda: module.step(phases), CPU, phases))
+            count_eager(tally, CountedStep(step, CPU, phases, placement=placement))
         finally:
             del sys.modules["waiting"]
         assert (METRIC in tally.unstable) is not stable
@@ -75,7 +79,8 @@ def waits(program):
         ("x.cpu()", 1, "copy to the host"),
         ("x.cpu().numpy()", 1, "copy to the host"),
         ('x.to("cpu")', 1, "copy to the host"),
-        ("x.to(device='cpu', non_blocking=True)", 1, "copy to the host"),
+        ("torch.empty(2, 3).copy_(x)", 1, "copy to the host"),
+        ("x.cpu().sum().item()", 1, "copy to the host"),
         ('x.to(torch.device("cpu"))', 1, "copy to the host"),
         ("x.tolist()", 1, ".tolist()"),
         ("repr(x)", 1, "print of a tensor"),
@@ -90,10 +95,10 @@ def waits(program):
         ("torch.unique(x)", 1, "unique"),
         ("torch.unique(x, dim=0)", 1, "unique"),
         ("torch.unique_consecutive(x)", 1, "unique_consecutive"),
-        ("torch.repeat_interleave(x, torch.tensor([1, 2]), dim=0)", 1, "repeat_interleave"),
+        ("torch.repeat_interleave(x, x[0, 1:].long(), dim=0)", 1, "repeat_interleave"),
         ("torch.equal(x, x)", 1, "equal"),
         ("torch.allclose(x, x)", 1, "allclose"),
-        ("torch.bincount(torch.tensor([1, 2]))", 1, "bincount"),
+        ("torch.bincount(x[0].long())", 1, "bincount"),
     ],
 )
 def test_what_waits_is_found_where_it_stands(waits, line, count, what):
@@ -112,12 +117,14 @@ def test_what_waits_is_found_where_it_stands(waits, line, count, what):
         "x.to(device=x.device, dtype=torch.half)",
         "x.to(x.device, non_blocking=x.device.type != 'cpu')",
         "x.to(x.device)  # never 'cpu' here",
+        "x.to(device='cpu', non_blocking=True)",
+        "torch.empty(2, 3).copy_(x, non_blocking=True)",
         "x[torch.zeros(2, dtype=torch.long)]",
         "w[torch.zeros(2, dtype=torch.long)].sum().backward()",
         "x[x > 100] = 0.0",
         "x.masked_fill(x > 2, 0.0)",
         "torch.where(x > 2, x, -x)",
-        "torch.repeat_interleave(x, torch.tensor([1, 2]), dim=0, output_size=3)",
+        "torch.repeat_interleave(x, x[0, 1:].long(), dim=0, output_size=3)",
         "torch.repeat_interleave(x, 2, dim=0)",
         "torch.count_nonzero(x)",
         "torch.isfinite(x).all()",
@@ -128,7 +135,9 @@ def test_what_waits_is_found_where_it_stands(waits, line, count, what):
     ],
 )
 def test_what_does_not_wait_is_none(waits, line):
-    """Shapes, integer indices, filled masks and .to(device) of this run's CPU are no waits."""
+    """Shapes, integer indices, filled masks, .to(device) of this run's CPU and copies that do not
+    block are no waits.
+    """
     assert waits(line) == (0, "")
 
 
@@ -189,7 +198,7 @@ def test_phases_are_the_steps_own(program):
 
 def test_a_step_with_another_number_is_unstable():
     """An .item() in every other step has no count."""
-    x, tally, calls = torch.zeros(()), Tally(), []
+    x, tally, calls = torch.nn.Parameter(torch.zeros(())), Tally(), []
 
     def step():
         calls.append(0)
@@ -206,10 +215,11 @@ def test_a_step_with_another_number_is_unstable():
 def test_the_workloads_do_not_wait(factory, precision):
     """A clean nano step has no candidate: nothing is to be mended where nothing waits."""
     made = dict(size="nano", batch=2, seq=64, precision=precision, compile=False, device="cpu")
-    workload = getattr(workloads, factory)(**made)
-    phases, tally = Phases(), Tally()
+    phases, tally, placement = Phases(), Tally(), Placement()
+    with placement.observed():
+        workload = getattr(workloads, factory)(**made)
     workload.on_phase = phases
-    count_eager(tally, CountedStep(workload.step, CPU, phases))
+    count_eager(tally, CountedStep(workload.step, CPU, phases, placement=placement))
     assert tally.values[METRIC] == 0
     assert METRIC not in tally.sites
     workload.close()
@@ -298,21 +308,27 @@ def test_operators_are_counted_backward_included():
     """One product forward is one mm, and two more in its backward pass."""
     a = torch.ones(2, 2, requires_grad=True)
     b = torch.ones(2, 2, requires_grad=True)
-    with OperatorCounter(Phases()) as counter:
+    with OperatorCounter() as counter:
         product = a @ b
         assert counter.calls == {"aten.mm.default": 1}
         product.sum().backward()
     assert counter.calls["aten.mm.default"] == 3
 
 
+def _does_not_fit():
+    raise torch.OutOfMemoryError("planted")
+
+
+def test_a_rank_that_does_not_fit_among_several_ends_the_launch():
+    """The others wait in their exchange for it: it must not go on, but end what they wait for."""
+    with pytest.raises(torch.OutOfMemoryError):
+        count_eager(Tally(), CountedStep(_does_not_fit, CPU, world_size=2))
+
+
 def test_a_step_that_does_not_fit_eagerly_has_no_counts():
     """Both metrics of the eager step say so; the compiled step may well have fitted."""
-
-    def step():
-        raise torch.OutOfMemoryError("planted")
-
     tally = Tally()
-    count_eager(tally, CountedStep(step, CPU, Phases()))
+    count_eager(tally, CountedStep(_does_not_fit, CPU))
     assert tally.values == {} and set(tally.unstable) == {
         "flops_per_step",
         "operator_calls_per_step",

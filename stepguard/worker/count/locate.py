@@ -8,7 +8,7 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import NamedTuple
 
 import torch
@@ -43,15 +43,12 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
     ``stack`` goes from the innermost frame outwards. Returns an empty Place when every frame is
     torch's, the standard library's or the engine's (an autograd thread has no Python frame).
     """
-    root = Path.cwd()
+    root = os.getcwd()
     fallback = Place()
     for file, line, function in stack:
         if _is_machinery(file):
             continue
-        installed = any(part in file for part in _INSTALLED)
-        path = Path(file).resolve()
-        inside = path.is_relative_to(root) and not installed
-        shown = str(path.relative_to(root)) if inside else file
+        inside, shown = _in_tree(file, root)
         place = Place(shown, line, function, linecache.getline(file, line).strip())
         if inside:
             return place
@@ -59,6 +56,15 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
     return fallback
 
 
+@lru_cache(maxsize=4096)
+def _in_tree(file: str, root: str) -> tuple[bool, str]:
+    """Return whether a file is the measured tree's own, and how it is shown."""
+    path = Path(file).resolve()
+    inside = path.is_relative_to(root) and not any(part in file for part in _INSTALLED)
+    return inside, str(path.relative_to(root)) if inside else file
+
+
+@lru_cache(maxsize=4096)
 def _is_machinery(file: str) -> bool:
     """Return whether a frame's file is torch's, this engine's, the standard library's, or none."""
     # "<": <string>, <frozen ...> and the like, which are no files.
@@ -68,18 +74,26 @@ def _is_machinery(file: str) -> bool:
     return file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
 
 
-def call_source(innermost: FrameType | None) -> str:
-    """Return the source of the call that somebody wrote, all its lines; empty if unknown."""
-    frame = innermost
-    while frame is not None and _is_machinery(frame.f_code.co_filename):
-        frame = frame.f_back
-    if frame is None:
-        return ""
+def call_sources(innermost: FrameType | None) -> Iterator[str]:
+    """Yield the source of a call, all its lines, from a frame outwards: of torch's own calls, up to
+    the one that somebody wrote.
+    """
+    while innermost is not None:
+        file = innermost.f_code.co_filename
+        if not file.startswith(_ENGINE):
+            yield _source(innermost.f_code, innermost.f_lasti)
+        if not _is_machinery(file):
+            return
+        innermost = innermost.f_back
+
+
+@lru_cache(maxsize=4096)
+def _source(code: CodeType, instruction: int) -> str:
     # An entry is a code unit of two bytes, and f_lasti counts bytes.
-    first, last, start, end = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    first, last, start, end = list(code.co_positions())[instruction // 2]
     if first is None or last is None:
         return ""
-    lines = [linecache.getline(frame.f_code.co_filename, n) for n in range(first, last + 1)]
+    lines = [linecache.getline(code.co_filename, n) for n in range(first, last + 1)]
     if not all(lines) or start is None or end is None:
         return "".join(lines)
     # Columns are of the line's bytes.

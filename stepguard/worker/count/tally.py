@@ -12,6 +12,7 @@ import torch
 
 from stepguard.site import Site
 from stepguard.worker.clock import Step
+from stepguard.worker.count.placement import Placement
 from stepguard.worker.position import Phases
 
 ACTIVE_STEPS = 2  # a count is taken when this many steps agree
@@ -27,6 +28,7 @@ class CountedStep:
     world_size: int = 1
     any_rank: Callable[[bool], bool] = bool  # says, on all ranks alike, if it is true on any
     frozen: int = 0  # objects that gc.freeze() hid before the workload was there; no tensors
+    placement: Placement = field(default_factory=Placement)  # that saw the workload being built
 
 
 @dataclass
@@ -56,9 +58,11 @@ class Tally:
         if sites := tuple(sites):
             self.sites[metric] = sites
 
-    def add_parts(self, metric: str, by_step: Sequence[Mapping[str, int]]) -> None:
+    def add_parts(
+        self, metric: str, by_step: Sequence[Mapping[str, int]], sites: Iterable[Site] = ()
+    ) -> None:
         """Add the sum of each step's parts, and as detail the parts of the first step."""
-        self.add(metric, [sum(parts.values()) for parts in by_step], by_step[0])
+        self.add(metric, [sum(parts.values()) for parts in by_step], by_step[0], sites)
 
     def missing(self, reason: str, *metrics: str) -> None:
         """Note why none of these could be counted."""

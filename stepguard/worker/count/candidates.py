@@ -1,0 +1,119 @@
+"""Candidates for host syncs: calls of the eager step, on a CPU, that would wait for a GPU.
+
+Only what reads a tensor of the device waits; placement.py says which tensors are that.
+"""
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stepguard.site import Site
+from stepguard.worker.count.placement import Placement, target
+from stepguard.worker.count.syncs import by_place, site_here
+from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.position import Phases
+
+# Operators that hand a value of the device to the host, or need one to know their output's shape.
+_WAITING = {
+    "aten._local_scalar_dense.default": ".item()",
+    "aten.nonzero.default": "nonzero",
+    "aten.masked_select.default": "masked_select",
+    "aten._unique2.default": "unique",
+    "aten.unique_dim.default": "unique",
+    "aten.unique_consecutive.default": "unique_consecutive",
+    "aten.repeat_interleave.Tensor": "repeat_interleave",
+    "aten.equal.default": "equal",
+    "aten.allclose.default": "allclose",
+    "aten.bincount.default": "bincount",
+}
+_INDEX = "aten.index.Tensor"
+_INDEX_PUT = ("aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
+_COPY = "aten.copy_.default"
+# Methods that no operator shows on a CPU, where the copy to the host is none.
+_TO_HOST = {"cpu": "copy to the host", "tolist": ".tolist()", "__repr__": "print of a tensor"}
+SETTLING_STEPS = 2  # what a step leaves for the next one to read was made in a step that was seen
+CANDIDATE_STEPS = 10  # whoever logs every tenth step is seen, whatever step the counting begins at
+
+
+def count_candidates(tally: Tally, counted: CountedStep) -> None:
+    """Count sync_candidates_per_step over CANDIDATE_STEPS steps, without the compiler."""
+    steps: list[list[Site]] = []
+    for _ in range(SETTLING_STEPS + CANDIDATE_STEPS):
+        counted.phases.begin_step()
+        counted.placement.forget_freed()
+        waits = _Waits(counted.placement, counted.phases)
+        with counted.placement.observed(copies=True), waits, _HostCopies(waits):
+            counted.step()
+        steps.append(waits.found)
+    # Allowed candidates are kept, and do not count.
+    del steps[:SETTLING_STEPS]
+    counts = [sum(not site.allowed for site in found) for found in steps]
+    most = steps[counts.index(max(counts))]
+    sites = by_place(most, len(counted.phases.micro_steps))
+    tally.add("sync_candidates_per_step", counts, sites=sites)
+
+
+class _Waits(TorchDispatchMode):  # type: ignore[misc]
+    """Notes the operators that would wait."""
+
+    def __init__(self, placement: Placement, phases: Phases) -> None:
+        super().__init__()
+        self.found: list[Site] = []
+        self.placement, self._phases = placement, phases
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if what := self._waits(str(func), args, kwargs):
+            self.note(what)
+        return func(*args, **kwargs)
+
+    def note(self, what: str) -> None:
+        """Add a candidate: the line that is running now."""
+        self.found.append(site_here(what, self._phases))
+
+    def _waits(self, name: str, args: Any, kwargs: Any) -> str:
+        """Return what would make the host wait in a call of an operator; empty if nothing would."""
+        if name in _WAITING:  # an output_size spares repeat_interleave reading its repeats
+            spared = kwargs.get("output_size") is not None or not self.placement.on_device(args)
+            return "" if spared else _WAITING[name]
+        if name == _INDEX or name in _INDEX_PUT and not _fills(*args[2:4]):
+            tensors = [index for index in args[1] if isinstance(index, torch.Tensor)]
+            # torch takes bytes as a mask, too.
+            masks = [index for index in tensors if index.dtype in (torch.bool, torch.uint8)]
+            return "nonzero of a mask" if self.placement.on_device(masks) else ""
+        if name == _COPY and not _is_async(*args[2:3], **kwargs):
+            to_host = self.placement.on_device(args[1]) and self.placement.on_host(args[0])
+            return "copy to the host" if to_host else ""
+        return ""
+
+
+def _fills(values: Any, accumulate: bool = False) -> bool:
+    """Return whether torch makes a masked_fill of it on a GPU, as of ``x[mask] = 0.0``: no wait."""
+    return values.dim() == 0 and not accumulate
+
+
+def _is_async(non_blocking: bool = False) -> bool:
+    return non_blocking
+
+
+class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
+    """Notes the calls that bring a tensor to the host, which on a CPU dispatch nothing."""
+
+    def __init__(self, waits: _Waits) -> None:
+        super().__init__()
+        self._waits = waits
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        tensor = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if tensor is not None and self._waits.placement.on_device(tensor):
+            if name in _TO_HOST:
+                self._waits.note(_TO_HOST[name])
+            # Without blocking torch copies into pinned memory, and the host goes on.
+            elif name == "to" and target(func, args, kwargs) is False:
+                if not kwargs.get("non_blocking"):
+                    self._waits.note("copy to the host")
+        return func(*args, **kwargs)

@@ -1,0 +1,175 @@
+"""Where tensors would live on a machine with a GPU, told on a CPU, where all of them are alike.
+
+A tensor belongs to the device if it was made there (``device=`` of the workload's device), sent
+there (``.to(device)``), is a parameter, or was computed from such a tensor. It belongs to the host
+if it was made without a device, as torch.tensor(0.0) and a loaded batch are, or with "cpu" written
+in the call, or was computed from such tensors alone. So an optimizer's own counter is the host's,
+and the same counter of a fused optimizer, whose kernel writes it beside the parameters, is not.
+
+Storages are followed, since a view and what autograd saved are other tensors of the same bytes.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from stepguard.worker.count.locate import call_sources
+
+_CPU_WRITTEN = re.compile(r"""(\.to\(|device\s*=)\s*(torch\.device\(\s*)?["']cpu["']""")
+_COPIES = ("aten.copy_.default", "aten._foreach_copy_.default")  # between devices, by design
+_INDEXED = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default")
+
+
+class Placement:
+    """Remembers of each storage whether it would be the GPU's; of none that it did not see made."""
+
+    def __init__(self) -> None:
+        # The weak reference keeps the address from being given to another storage.
+        self._known: dict[int, tuple[StorageWeakRef, bool]] = {}
+
+    @contextmanager
+    def observed(self, copies: bool = False) -> Iterator[None]:
+        """Follow all that is made and computed inside the block, which runs eagerly.
+
+        With ``copies`` what moves between host and device is copied, as it would be there: else
+        both would be one tensor.
+        """
+        # A frame that torch.compile meets under a dispatch mode it never compiles again.
+        with torch.compiler.set_stance("force_eager"), _Moves(self, copies), _Follows(self):
+            yield
+
+    def on_device(self, *things: Any) -> bool:
+        """Return whether any tensor among ``things`` would live on the GPU."""
+        return any(self._is_on_device(tensor) for tensor in _tensors(things))
+
+    def on_host(self, tensor: torch.Tensor) -> bool:
+        """Return whether the tensor was seen to be made on the host."""
+        storage = _storage(tensor)
+        known = self._known.get(storage._cdata) if storage is not None else None
+        return known is not None and not self._is_on_device(tensor)
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        # Parameters, whatever an if on the device's name left out on this machine.
+        if isinstance(tensor, torch.nn.Parameter) or tensor.is_leaf and tensor.requires_grad:
+            return True
+        storage = _storage(tensor)
+        # One without a storage (sparse) cannot be followed, and must not hide a wait.
+        return storage is None or self._known.get(storage._cdata, (None, False))[1]
+
+    def put(self, things: Any, on_device: bool) -> None:
+        """Note where all tensors among ``things`` would live."""
+        for tensor in _tensors(things):
+            if (storage := _storage(tensor)) is not None:
+                self._known[storage._cdata] = StorageWeakRef(storage), on_device
+
+    def forget_freed(self) -> None:
+        """Drop what no longer exists."""
+        gone = [key for key, (storage, _) in self._known.items() if storage.expired()]
+        for key in gone:
+            del self._known[key]
+
+    def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Note where an operator's result, and what it wrote, would live."""
+        name = str(func)
+        if name in _COPIES:
+            return
+        on_device = self.on_device(args, kwargs)
+        if on_device:
+            self.put([*_joined(func, args, kwargs)], True)
+        # A view's storage is known already; what it is of counts.
+        self.put(result, on_device)
+
+
+def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors that must be where an operator's other tensors are: those that it writes,
+    and all that are more than a number, which alone may come from the host.
+    """
+    by_name = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
+    fused = "_fused_" in str(func)  # a kernel that takes no number from the host in its lists
+    for argument in func._schema.arguments:
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        if argument.name == "indices" and str(func) in _INDEXED:  # these it copies to the device
+            continue
+        given = by_name.get(argument.name)
+        whole = written or fused and isinstance(given, list | tuple)
+        yield from (tensor for tensor in _tensors(given) if whole or tensor.dim())
+
+
+class _Follows(TorchDispatchMode):  # type: ignore[misc]
+    """Follows every operator, backward included."""
+
+    def __init__(self, placement: Placement) -> None:
+        super().__init__()
+        self._placement = placement
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        self._placement.follow(func, args, kwargs, result)
+        return result
+
+
+class _Moves(TorchFunctionMode):  # type: ignore[misc]
+    """Follows calls that name a device, of which no operator shows anything on a CPU."""
+
+    def __init__(self, placement: Placement, copies: bool) -> None:
+        super().__init__()
+        self._placement, self._copies = placement, copies
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        wanted = target(func, args, kwargs)
+        if wanted is None or self._placement.on_device(result) is wanted:
+            return result
+        if self._copies and any(result is argument for argument in args):
+            result = result.clone()
+        self._placement.put(result, wanted)
+        return result
+
+
+def target(func: Any, args: Any, kwargs: Any) -> bool | None:
+    """Return whether a call names the device for its result (True) or the host (False); None if it
+    names neither.
+    """
+    name = getattr(func, "__name__", "")
+    if name == "cpu" and args:
+        return False
+    named = kwargs.get("device")
+    if name == "to" and named is None:
+        named = next((a for a in args[1:2] if isinstance(a, str | torch.device)), None)
+    if named is None:
+        return True if _made_on_default_device(name, args, kwargs) else None
+    return not _written_as_cpu(sys._getframe())
+
+
+def _made_on_default_device(name: str, args: Any, kwargs: Any) -> bool:
+    """Return whether a tensor is made where torch.set_default_device() says."""
+    makers = _device._device_constructors() if _device.CURRENT_DEVICE is not None else ()
+    return any(getattr(maker, "__name__", "") == name for maker in makers)
+
+
+def _written_as_cpu(innermost: FrameType) -> bool:
+    """Return whether "cpu" stands in the call, or in one of torch's own calls beneath it."""
+    return any(_CPU_WRITTEN.search(source) for source in call_sources(innermost))
+
+
+def _tensors(things: Any) -> Iterator[torch.Tensor]:
+    return (thing for thing in tree_iter(things) if isinstance(thing, torch.Tensor))
+
+
+def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return None
