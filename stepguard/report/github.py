@@ -13,6 +13,10 @@ from stepguard.text import markdown, printable
 MOST = 10  # annotations that GitHub shows of a step
 MARKER = "<!-- stepguard: one comment in a pull request -->"
 ARTIFACT = "perf-evidence"
+_REFUSED = (
+    "**Performance failed:** the gate did not accept what the run says of itself, below; its log: "
+    "{log}\n\n"
+)
 
 
 @dataclass(frozen=True)
@@ -64,13 +68,16 @@ def _of_results(found: RunDocument) -> Iterator[_Annotation]:
         yield _Annotation(result.case, result.verdict.headline, file, line)
 
 
-def comment(found: RunDocument, run_id: str) -> str:
+def comment(found: RunDocument, run_id: str, conclusion: str = "success") -> str:
     """Return what stepguard says in a pull request of the run with that number: the page, then the
-    commands that work from a clone.
+    commands that work from a clone. ``conclusion`` is the run's, which its gate decided.
     """
     below = _commands(found, run_id)
     shown = page(found, COMMENT_BYTES - len(below.encode()), steps=False)
-    return f"{MARKER}\n{shown}\n{below}"
+    # The document is what the measuring job says of itself.
+    refused = found.passed and conclusion != "success"
+    above = _REFUSED.format(log=_log(run_id)) if refused else ""
+    return f"{MARKER}\n{above}{shown}\n{below}"
 
 
 def no_document(problem: str, run_id: str) -> str:
@@ -78,9 +85,12 @@ def no_document(problem: str, run_id: str) -> str:
     return (
         f"{MARKER}\n**Performance failed:** nothing was measured, or its document cannot be read.\n"
         f"\n{markdown(problem)}\n\nA pull request of a fork is not measured: a maintainer who has "
-        "read it pushes it as a branch of this repository. Otherwise see the log: "
-        f"`gh run view {run_id} --log-failed`\n"
+        f"read it pushes it as a branch of this repository. Otherwise see the log: {_log(run_id)}\n"
     )
+
+
+def _log(run_id: str) -> str:
+    return f"`gh run view {run_id} --log-failed`"
 
 
 def _commands(found: RunDocument, run_id: str) -> str:

@@ -31,7 +31,7 @@ def test_an_annotation_stands_at_the_cause():
     assert line.startswith(front)
     (line,) = annotations(run_document(SLOWER))
     assert line.startswith("::error file=perf_tests/test_train_step.py,line=33,title=")
-    assert "step_ms 250.000 -> 270.000 (+8.0 %25, limit 4.0 %25)" in line
+    assert "step_ms 250.000 -> 270.000 (+8.0 %25, limit " in line
     assert annotations(run_document(SAME)) == []
 
 
@@ -69,13 +69,22 @@ def test_no_text_ends_an_annotation_or_begins_one(text, file):
 
 def test_the_comment_has_the_verdict_and_commands_that_work():
     """Marked, so that the next run finds it; the verdict, then how to look closer and to accept."""
-    text = comment(run_document(SAME, SLOWER), "4711")
+    text = comment(run_document(SAME, SLOWER), "4711", "failure")
     marker, verdict, *_ = text.split("\n")
     assert (marker, verdict) == (MARKER, "**Performance failed:** 1 SLOWER, 1 same")
     assert f"gh run download 4711 --name {ARTIFACT} --dir evidence\n" in text
     assert "python -m stepguard accept --evidence evidence/runs --reason" in text
     assert "accept --evidence" not in comment(run_document(SAME), "4711")
     assert SLOWER.steps and not any(step in text for step in SLOWER.steps)
+
+
+def test_a_document_that_the_gate_refused_is_not_believed():
+    """It is what the measuring job says of itself: the run's conclusion is the first line."""
+    text = comment(run_document(SAME), "4711", "failure")
+    assert text.startswith(f"{MARKER}\n**Performance failed:** the gate did not accept")
+    assert "**Performance passed:** 1 same" in text
+    slower = run_document(SLOWER, passed=False)
+    assert comment(slower, "4711", "failure") == comment(slower, "4711")
 
 
 def test_a_run_without_a_document_has_a_comment():

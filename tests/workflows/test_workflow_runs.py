@@ -200,6 +200,7 @@ def comment_on(hub, started, owner="OWNER"):
     ended = {
         "id": 4711,
         "event": started["event_name"],
+        "conclusion": "failure",
         "head_branch": head["ref"],
         "head_sha": head["sha"],
         "head_repository": {"full_name": f"{owner}/REPO", "owner": {"login": owner}},
