@@ -16,6 +16,7 @@ from typing import Literal
 
 from stepguard.device import is_gpu
 
+ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
 
@@ -55,7 +56,13 @@ class Metric:
     role: Role = ""  # of a counter
     digits: int = 0
     slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
+    floor: int = 0  # counters: a move of fewer units is still `same`, either way
     parts: bool = False  # counters: what it is made of is judged too, not only how much it is
+
+    @property
+    def tolerant(self) -> bool:
+        """Return whether a counter may rise and still be `same`."""
+        return bool(self.slack_pct or self.floor)
 
     @property
     def gateable(self) -> bool:
@@ -123,6 +130,7 @@ _TABLE = (
         "B",
         "peak of the bytes that live tensors asked for, within a steady step",
         _EXACT,
+        floor=ALLOCATION_BYTES,
     ),
     _cost("leaked_bytes_per_step", "B", "what a steady step leaves behind", _EXACT),
     _cost(

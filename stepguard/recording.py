@@ -15,6 +15,7 @@ import msgspec
 from stepguard.site import Site
 
 SCHEMA = 1
+OPERATORS = "operator_calls_per_step"
 KEPT_RECORDINGS = 20  # of an epoch: the first under each software, and the newest
 
 # Of a step: from a nanosecond to 30 years.
@@ -47,12 +48,18 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     # metric -> the places that its count is made of; only in the newest, too
     sites: dict[str, list[Site]] = {}
     differences_pct: dict[str, RecordedDifference] = {}
+    # line of source -> operator of the eager step -> calls; unset but in the newest
+    operators: dict[str, dict[str, Count]] | msgspec.UnsetType = msgspec.UNSET
     # metric -> what each rank counted, where ranks differ; unset for one rank, and in old files
     by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
 
     def unlike_ranks(self) -> dict[str, list[int]]:
         """Return ``by_rank``, empty where ranks were not kept apart."""
         return {} if self.by_rank is msgspec.UNSET else self.by_rank
+
+    def operator_sites(self) -> list[Site]:
+        """Return where the eager step calls its operators: of a baseline without line numbers."""
+        return self.sites.get(OPERATORS) or _read_lines(self.operators or {})
 
     def values(self) -> dict[str, float]:
         """Return one figure for each metric that it holds, by name."""
@@ -63,6 +70,24 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
             found["tokens_per_step"] = self.tokens_per_step
         found |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
         return found
+
+
+def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:
+    """Return operators by "file function: source", without line numbers, which move."""
+    found: dict[str, dict[str, int]] = {}
+    for site in sites:
+        calls = found.setdefault(f"{site.file} {site.function}: {site.text}", {})
+        calls[site.what] = calls.get(site.what, 0) + site.count
+    return found
+
+
+def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
+    found = []
+    for line, calls in lines.items():
+        place, _, text = line.partition(": ")
+        file, _, function = place.rpartition(" ")
+        found += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
+    return found
 
 
 class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -41,6 +41,11 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Return ``.item(): loss.item() in step (train.py:10), forward``."""
         return f"{self.what}: {self.location()}" if self.file else self.location()
 
+    @property
+    def place(self) -> str:
+        """Return ``model/gpt.py:88``; the file alone where the line is another revision's."""
+        return f"{self.file}:{self.line}" if self.line else self.file
+
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
     """Return equal sites as one: counts added, phases joined, the first line kept."""

@@ -209,25 +209,45 @@ class MetricVerdict:
         return next((site for site in self.sites if site.file), None)
 
 
-# Of counters that moved together: first what others follow from, last what follows from anything.
-_CAUSES = ("flops_per_step", "collectives_per_step", "collective_bytes_per_step")
-_FOLLOWS = ("operator_calls_per_step", "compiled_operator_calls_per_step")
+# Counters, each before those that follow from it: a sync is an operator, too, and an operator makes
+# launches, FLOPs and bytes.
+_CAUSES = (
+    "host_syncs_per_step",
+    "sync_candidates_per_step",
+    "graph_breaks",
+    "recompiles",
+    "collectives_per_step",
+    "operator_calls_per_step",
+    "leaked_bytes_per_step",
+    "pageable_copies_per_step",
+    "copies_per_step",
+    "copied_bytes_per_step",
+    "memsets_per_step",
+    "device_allocations_per_step",
+    "unique_graphs",
+    "generated_kernels",
+    "compiled_operator_calls_per_step",
+    "collective_bytes_per_step",
+    "launches_per_step",
+    "flops_per_step",
+    "tokens_per_step",
+    "peak_allocated_bytes",
+)
+
+
+def cause_first(found: MetricVerdict) -> tuple[float, int, bool]:
+    """Return a metric's place in the order of a report: the worst first, and of equals the one that
+    the others follow from. A time comes before any counter.
+    """
+    cause = _CAUSES.index(found.metric) if found.metric in _CAUSES else -1
+    if found.metric == "collectives_per_step" and found.old == found.new:
+        cause = _CAUSES.index("collective_bytes_per_step")  # as many, of other sizes
+    return found.rank, cause, found.place is None
 
 
 def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
-    """Return the worst gated metric; of equals the one that says most of the cause. That is another
-    amount of work or of exchange, else what names a line; operators move with all of it.
-    """
-    gated = [metric for metric in metrics if metric.gated]
-    return min(gated, key=lambda m: (m.rank, *_distance_from_cause(m)), default=None)
-
-
-def _distance_from_cause(found: MetricVerdict) -> tuple[int, bool, bool]:
-    """Order metrics by how much they say of the cause; smaller is more."""
-    if found.status is not Status.CHANGED:
-        return 0, found.place is None, False
-    cause = _CAUSES.index(found.metric) if found.metric in _CAUSES else len(_CAUSES)
-    return cause, found.place is None, found.metric in _FOLLOWS
+    """Return the worst gated metric; of equals the one that the others follow from."""
+    return min((metric for metric in metrics if metric.gated), key=cause_first, default=None)
 
 
 @dataclass(frozen=True)

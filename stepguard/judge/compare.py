@@ -4,6 +4,8 @@ Both sides have one type: ``now`` is this run's summary, ``past`` are comparable
 epoch, oldest first, or the other revision's summary alone.
 """
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,12 +13,23 @@ import msgspec
 
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
 from stepguard.metrics import METRICS
-from stepguard.recording import Recording
+from stepguard.recording import OPERATORS, Recording
 from stepguard.site import Site, added
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
 
 _UNDECIDED = (Status.INCONCLUSIVE, Reason.TOO_NOISY)  # until it is compared with its limit
-PRODUCTS = ("mm", "attention", "convolution")  # what a step is made of; its views only follow
+# Parts of a step, those first that the others follow from: a product, any other operator, what
+# autograd adds beside them, their backward passes, and views.
+OTHER_KIND = 1
+_KINDS = {
+    0: re.compile(r"attention|convolution|mm(\.|$)"),
+    2: re.compile(r"[.:](add|clone|copy|fill|mul|ones_like|sum|zeros_like)_?(\.|$)"),
+    3: re.compile(r"backward"),
+    4: re.compile(
+        r"[.:](_unsafe_view|alias|as_strided|detach|empty\w*|expand|lift_fresh|permute|reshape|"
+        r"select|slice|split|squeeze|t|transpose|unbind|unsqueeze|view)(\.|$)"
+    ),
+}
 
 
 def compare(
@@ -116,18 +129,21 @@ def _compare_count(
         found = replace(found, status=Status.CHANGED, reason=Reason.WORK_MOVED)
     # After the parts: what falls on one rank must not hide other parts that another one has.
     found = _compare_ranks(metric, now, past, found)
-    sites = _moved_sites(metric, now, past[-1], new < old)
+    if metric == OPERATORS:
+        sites = _moved_operators(moved, now, past[-1])
+    else:
+        sites = _moved_sites(metric, now, past[-1], new < old)
     if found.reason is Reason.EQUAL:  # shown all the same: one may be at another place now
         return replace(found, sites=sites)
     return replace(found, moved=moved, sites=sites)
 
 
 def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
-    """Return the newest recording's count; the epoch's lowest where a metric has slack, so that
-    small rises do not add up, one recording at a time.
+    """Return the newest recording's count; the epoch's lowest where a metric may rise a little, so
+    that small rises do not add up, one recording at a time.
     """
     newest = past[-1].counters.get(metric)
-    if newest is None or not METRICS[metric].slack_pct:
+    if newest is None or not METRICS[metric].tolerant:
         return newest
     return min(recording.counters.get(metric, newest) for recording in past)
 
@@ -138,6 +154,8 @@ def _judge_count(metric: str, old: float, new: float, gated: bool) -> MetricVerd
         return _verdict(metric, Status.SAME, Reason.EQUAL, old, new, gated=gated)
     if row.role == "work":
         return _verdict(metric, Status.CHANGED, Reason.WORK_MOVED, old, new, gated)
+    if abs(new - old) < row.floor:
+        return _verdict(metric, Status.SAME, Reason.WITHIN_LIMIT, old, new, gated)
     # Before the slack, so that a gain of less than the slack is FASTER, too.
     if new < old:
         return _verdict(metric, Status.FASTER, Reason.COUNTER_FELL, old, new, gated)
@@ -180,7 +198,7 @@ def _compare_ranks(
 
 
 def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
-    """Return the newest recording's count of each rank; the epoch's lowest where there is slack.
+    """Return the newest recording's count of each rank; the epoch's lowest where it may rise.
     None where no recording has ranks that differ.
 
     Recordings from before ranks were kept apart are left out; the newest of a file never is one.
@@ -195,7 +213,7 @@ def _recorded_ranks(metric: str, past: Sequence[Recording]) -> list[int] | None:
         for counts, recording in zip(each, known, strict=True)
     ]
     lowest = [min(counts) for counts in zip(*whole, strict=True)]
-    return lowest if METRICS[metric].slack_pct else whole[-1]
+    return lowest if METRICS[metric].tolerant else whole[-1]
 
 
 def _some(its: list[int], ranks: int) -> tuple[int, ...]:
@@ -204,7 +222,7 @@ def _some(its: list[int], ranks: int) -> tuple[int, ...]:
 
 
 def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove, ...]:
-    """Return the parts of a counter that moved, products first, then by how far."""
+    """Return the parts of a counter that moved, those first that the others follow from."""
     new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
     if not old and past.counters.get(metric):  # what it was made of is not known
         return ()
@@ -213,8 +231,46 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
         for name in sorted(old.keys() | new.keys())
         if old.get(name, 0) != new.get(name, 0)
     ]
-    moves.sort(key=lambda m: (not any(p in m.name for p in PRODUCTS), -abs(m.new - m.old)))
-    return tuple(moves)
+    return tuple(sorted(moves, key=_distance_from_cause))
+
+
+def _distance_from_cause(part: PartMove) -> tuple[int, bool, int]:
+    """Order parts: by their kind, what is new or lost, then by how far."""
+    kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
+    kind = max(kinds, default=OTHER_KIND)
+    changed_number = 0 not in (part.old, part.new)
+    return kind, changed_number, -abs(part.new - part.old)
+
+
+def _moved_operators(
+    moved: Sequence[PartMove], now: Recording, past: Recording
+) -> tuple[Site, ...]:
+    """Return where these operators are called more often, or less: then the count is negative.
+
+    A Site for each function that calls one more often, or less often if it is called less in all;
+    its line is one that the other side has not, or fewer times.
+    """
+    new, old = now.operator_sites(), past.operator_sites()
+    found = []
+    for part in moved:
+        rose = part.new > part.old
+        if not old and part.old or not new and part.new:  # where they were is not known
+            continue
+        here, there = (new, old) if rose else (old, new)
+        here, there = ([s for s in side if s.what == part.name] for side in (here, there))
+        lines = added(there, here)
+        for place, count in (_by_function(here) - _by_function(there)).items():
+            inside = [site for site in lines if (site.file, site.function) == place]
+            line = min(inside, key=lambda site: abs(site.count - count))
+            found.append(msgspec.structs.replace(line, count=count if rose else -count))
+    return tuple(found)
+
+
+def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
+    counts: Counter[tuple[str, str]] = Counter()
+    for site in sites:
+        counts[site.file, site.function] += site.count
+    return counts
 
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:

@@ -9,7 +9,13 @@ from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.noise_limits import paired
 from stepguard.metrics import METRICS
-from stepguard.recording import RecordedDifference, Recording, geometric_mean
+from stepguard.recording import (
+    OPERATORS,
+    RecordedDifference,
+    Recording,
+    geometric_mean,
+    lines_of,
+)
 
 TIMES = ("step_ms", "step_ms_median")
 
@@ -68,6 +74,8 @@ def stored(evidence: Evidence) -> Recording:
             for name, times in found.times_ms.items()
             if timed or name in evidence.gates
         },
+        sites={name: sites for name, sites in found.sites.items() if name != OPERATORS},
+        operators=lines_of(found.sites.get(OPERATORS, ())) or msgspec.UNSET,
         information={
             name: float(f"{value:.6g}") for name, value in found.information.items() if timed
         },

@@ -6,6 +6,7 @@ decide is an error of its test; a run that selected cases and measured none of t
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -114,6 +115,22 @@ def measuring(
         pytest.fail(NOTHING_MEASURED, pytrace=False)
 
 
+class Block:
+    """A verdict as pytest prints it among its failures. Of a text, or of what crashed somewhere,
+    pytest's summary would show the first words.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def toterminal(self, writer: Any) -> None:
+        """Print it; called by pytest, with its terminal writer."""
+        writer.line(self._text)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The changes to the report of a test's call."""
@@ -161,9 +178,12 @@ def pytest_runtest_makereport(
     # Strictly nothing may be expected to fail: a mark passes what a waiver would limit.
     found = outcome_of(report.outcome, xfail and not session.guard.strict, verdict, bool(refused))
     if found.overridden:
-        report.outcome, report.longrepr = "failed", session.block(result) if result else refused
+        report.outcome = "failed"
         # With it pytest would count the failure as an expected one.
         vars(report).pop("wasxfail", None)
+    block = session.block(result) if result else refused
+    if found.overridden or why == block:
+        report.longrepr = Block(block)  # type: ignore[assignment]
     if result is not None and found.names_verdict:
         report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
     if found.error:

@@ -359,6 +359,7 @@ class Session:
             self._commands,
             first,
             self._notices,
+            self._option.tbstyle != "no",
             self.selection.skips,
             problems=self.guard.missed,
         )

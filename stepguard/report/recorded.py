@@ -7,7 +7,7 @@ from stepguard.evidence import Counts
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS, format_value
-from stepguard.recording import Entry, Epoch, Recording, geometric_mean
+from stepguard.recording import OPERATORS, Entry, Epoch, Recording, geometric_mean
 from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens
@@ -29,7 +29,7 @@ def figures(result: Result) -> Iterator[str]:
 
 def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
     """Yield where a counter happens; else what it is made of, the largest first."""
-    sites = counts.sites.get(name, ()) if counts else ()
+    sites = counts.sites.get(name, ()) if counts and name != OPERATORS else ()
     for site in sites:
         yield f"    {happens(site)}" + (f" (allowed: {site.allowed})" if site.allowed else "")
     parts = counts.detail.get(name, {}) if counts and not sites else {}

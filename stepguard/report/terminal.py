@@ -23,14 +23,15 @@ class Run:
     commands: Commands
     first: Sequence[str] = ()  # what a reader has to know before the verdicts
     notices: Sequence[str] = ()  # sentences about the run as a whole
+    blocks: bool = True  # whether pytest shows a block for every case that fails
     # Reasons for which tests of cases were skipped, and how many were for each.
     skipped: Mapping[str, int] = field(default_factory=dict)
     problems: Sequence[Problem] = ()  # that fail the run, whatever its verdicts are
 
 
 def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
-    """Yield the summary, a line at a time, each with its colour; its table fits ``width`` columns,
-    if that is not 0.
+    """Yield the summary, a line at a time, each with its colour; table and headlines fit ``width``
+    columns, if that is not 0.
     """
     verdicts = [result.verdict for result in run.results]
     yield from ((text, {"yellow": True}) for text in run.first)
@@ -56,10 +57,11 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
         verdict = result.verdict
         if verdict.recorded or verdict.status is Status.SAME and not verdict.has_notice:
             continue
-        waived = {"yellow": True}
-        yield words.headline(verdict), waived if verdict.waived_until else colour(verdict.status)
+        markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
+        yield words.headline(verdict, width), markup
+        if verdict.outcome != "passed" and run.blocks:
+            continue  # its block, among pytest's failures, has it all
         yield from ((line, {}) for line in words.places(verdict))
-        # The block above has it all; here only the first thing to do.
         path = run.commands.relative(result.evidence_path)
         dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
         steps = next_steps(verdict, path, run.commands, dirty)

@@ -5,16 +5,18 @@ from collections.abc import Iterator
 
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS, format_value
+from stepguard.recording import OPERATORS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import sentences
 from stepguard.sentences import message, note
 from stepguard.site import Site
 from stepguard.text import printable
-from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
-WIDTH = 79  # pytest cuts its own summary at 80 columns
+OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
+OPERATORS_SHOWN = 5
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
-ID_WIDTH = 40  # of a headline; the verdict and what moved need the rest
+ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
 
 # Of a traceback.
 _FRAME = '  File "'
@@ -23,20 +25,61 @@ _WITHIN = ("    ", "  [Previous line repeated ")  # what belongs to the frame ab
 _OURS = re.compile(r'^  File "(.*/stepguard/worker/|.*/importlib/__init__\.py"|<frozen importlib)')
 
 
-def headline(verdict: Verdict) -> str:
-    """Return one line of at most WIDTH columns: case, verdict, metric, old -> new, limit."""
-    worst = verdict.worst
+def headline(verdict: Verdict, width: int = 0) -> str:
+    """Return a verdict as one line: case, verdict, cause. What does not fit a ``width`` other than
+    0 gives way in this order: figures, folders, the case's name, the place; and the cause last.
+    """
     waived = " (waived)" if verdict.waived_until else ""  # the day is in the lines below
-    front = f"{_cut(verdict.case_id, ID_WIDTH)}: {verdict.status.value}{waived}: "
+    causes = _causes(verdict)
+    ids = (verdict.case_id, *(_cut(verdict.case_id, shown) for shown in ID_WIDTHS))
+    fronts = [f"{name}: {verdict.status.value}{waived}: " for name in ids]
+    tries = [front + cause for front in fronts for cause in causes[:-1]]
+    tries += [front + causes[-1] for front in fronts]
+    if not width:
+        return printable(tries[0])
+    fits = (printable(line) for line in tries if len(printable(line)) <= width)
+    return next(fits, _cut(tries[-1], width))
+
+
+def _causes(verdict: Verdict) -> list[str]:
+    """Return what a verdict rests on in ever fewer words."""
+    worst = verdict.worst
     if verdict.whole or worst is None:
-        return _cut((front + (message(verdict) or verdict.reason.value)).splitlines()[0])
+        return (message(verdict) or verdict.reason.value).splitlines()[:1] or [""]
     moved = change(worst, digits=1)
+    bare = moved.partition(" (")[0]
+    if worst.metric in OPERATOR_METRICS and worst.moved:
+        part = operator_move(worst)
+        place = worst.place
+        if place is None:
+            return [f"{part}, {bare}", part]
+        where = f"{part} in {place.function}"
+        return [
+            f"{where} ({place.place})",
+            f"{where} ({_file(place)})",
+            f"{part} {_file(place)}",
+            part,
+        ]
     if worst.place is None:
-        return _cut(front + moved)
-    line, bare = f"{worst.place.file}:{worst.place.line}", moved.partition(" (")[0]
-    file_name = line.rpartition("/")[2]
-    fits = (f"{moved} {line}", f"{bare} {line}", f"{bare} {file_name}", bare)
-    return _cut(next((front + text for text in fits if len(front + text) <= WIDTH), front + bare))
+        return [moved, bare]
+    short = _file(worst.place)
+    return [f"{moved} {worst.place.place}", f"{bare} {worst.place.place}", f"{bare} {short}", bare]
+
+
+def _file(site: Site) -> str:
+    return site.place.rpartition("/")[2]
+
+
+def operator_move(found: MetricVerdict) -> str:
+    """Return the first operator that moved, and how often: "+4 aten.clone"."""
+    if found.sites:
+        return _operator(found.sites[0].what, found.sites[0].count)
+    return _operator(found.moved[0].name, found.moved[0].new - found.moved[0].old)
+
+
+def _operator(name: str, count: int) -> str:
+    """Return "+4 aten.clone" of "aten.clone.default", whose overload says nothing to a reader."""
+    return f"{count:+,d} {name.rpartition('.')[0] or name}"
 
 
 def times(verdict: Verdict) -> list[str]:
@@ -51,7 +94,19 @@ def times(verdict: Verdict) -> list[str]:
 def places(verdict: Verdict) -> list[str]:
     """Return where the metric that decided moved, a line each: site, phase, what happens there."""
     worst = verdict.worst
-    return [f"  {happens(site)}" for site in worst.sites] if worst and not verdict.whole else []
+    return [f"  {line}" for line in _where(worst)] if worst and not verdict.whole else []
+
+
+def _where(found: MetricVerdict) -> list[str]:
+    """Return where a metric moved, a line each."""
+    if found.metric not in OPERATOR_METRICS:
+        return [happens(site) for site in found.sites]
+    lines = [
+        f"{_operator(site.what, site.count)} in {site.function} ({site.place})"
+        for site in found.sites[:OPERATORS_SHOWN]
+    ]
+    rest = len(found.sites) - OPERATORS_SHOWN
+    return [*lines, f"and {rest} more"] if rest > 0 else lines
 
 
 def _short(name: str, value: float) -> str:
@@ -107,7 +162,7 @@ def _metric_lines(found: MetricVerdict, in_pairs: bool) -> list[str]:
     line = f"  {found.metric} [{row.unit}]: {change(found)[len(found.metric) + 1 :]}"
     line += f": {found.status.value}, {found.reason.value}"
     line += f" (waived until {found.waived_until})" if found.waived_until else ""
-    lines = [line, *(f"    {happens(site)}" for site in found.sites)]
+    lines = [line, *(f"    {where}" for where in _where(found))]
     text = note(found)
     if text and (row.kind == "time" or found.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
@@ -180,7 +235,7 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
         if m.gated
         and (m.status is not Status.SAME or m.reason in NOTICES or moved_machine and note(m))
     ]
-    return sorted(gated, key=lambda m: (m.rank, m.place is None))
+    return sorted(gated, key=cause_first)
 
 
 def disturbances(evidence: Evidence) -> list[str]:
@@ -203,11 +258,11 @@ def block(verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool 
     """Return everything about one failure, as pytest prints it under FAILURES or ERRORS."""
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
     head, text = headline(verdict), message(verdict)
-    # A headline is cut to one line; a message that fits is not said twice.
+    # A headline is one line; a message of several is said whole.
     full = [] if head.endswith(text) else [f"  {line}" for line in text.splitlines()]
     return "\n".join(map(printable, [head, *full, *evidence_lines(verdict), *steps]))
 
 
-def _cut(text: str, width: int = WIDTH) -> str:
+def _cut(text: str, width: int) -> str:
     shown = printable(text)
     return shown if len(shown) <= width else shown[: width - 3].rstrip() + "..."

@@ -94,7 +94,8 @@ def accept(
     guard = _guard(evidence, recording)
     guards = entry is not None and guard == {"extended": entry.extended, "gates": entry.gates}
     # Counters are exact: one more equal recording teaches nothing, and every CPU run would add one.
-    if not recording.times_ms and same and guards:
+    adds = entry is None or not guards or _adds_places(recording, entry)
+    if not recording.times_ms and same and not adds:
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     # The newest parameters: older epochs are history, only the last one is compared with.
@@ -208,10 +209,16 @@ def _other_software(recording: Recording, last: Epoch) -> str:
     return f"against the recordings of other software: {', '.join(sorted(moves))}"
 
 
+def _adds_places(recording: Recording, entry: Entry) -> bool:
+    """Tell whether it says where operators are called, and an older recording does not."""
+    known = [r for r in entry.epochs[-1].recordings if r.software == recording.software]
+    return bool(recording.operators) and not known[-1].operators
+
+
 def _same_evidence(a: Recording, b: Recording) -> bool:
     return (a.date, a.commit, a.device_uuid) == (b.date, b.commit, b.device_uuid)
 
 
 def _without_detail(recording: Recording) -> Recording:
     """Return the recording less what is read of the newest one alone."""
-    return msgspec.structs.replace(recording, detail={}, sites={})
+    return msgspec.structs.replace(recording, detail={}, sites={}, operators=msgspec.UNSET)

@@ -142,15 +142,46 @@ def test_a_work_counter_that_moves_is_changed(name, step):
 
 @pytest.mark.parametrize("name", COST)
 def test_a_cost_counter_changes_up_and_is_faster_down(name):
-    """A cost that rose (launches: by more than 2 %) is CHANGED, one that fell by one FASTER."""
-    beyond = 21 if name == "launches_per_step" else 1
+    """A cost that rose (launches: by more than 2 %) is CHANGED, one that fell by one FASTER; of
+    the peak it is a block of the allocator.
+    """
+    down = METRICS[name].floor or 1
+    beyond = 21 if name == "launches_per_step" else down
     sound = evidence_having(name)
     recorded, count = entry_of(sound), sound.counts.values[name]
     rose = judge(with_counts(sound, **{name: count + beyond}), recorded)
-    fell = judge(with_counts(sound, **{name: count - 1}), recorded)
+    fell = judge(with_counts(sound, **{name: count - down}), recorded)
     assert decided(rose) == (Status.CHANGED, Reason.COUNTER_ROSE)
     assert decided(fell) == (Status.FASTER, Reason.COUNTER_FELL)
     assert rose.worst.metric == fell.worst.metric == name
+
+
+@pytest.mark.parametrize("moved", [-511, -4, 4, 511])
+def test_less_than_a_block_of_memory_is_no_change(moved):
+    """A scalar that lives longer raises no peak on a GPU, where a request takes 512 B at least."""
+    recorded = with_counts(evidence(), peak_allocated_bytes=10_000)
+    now = with_counts(evidence(), peak_allocated_bytes=10_000 + moved)
+    found = judge(now, entry_of(recorded))
+    assert found.status is Status.SAME
+    peak = next(m for m in found.metrics if m.metric == "peak_allocated_bytes")
+    assert (peak.reason, peak.new) == (Reason.WITHIN_LIMIT, 10_000 + moved)
+
+
+def test_a_list_that_grows_by_a_scalar_is_found():
+    """The floor is the peak's alone: four bytes left behind in a step fail."""
+    now = with_counts(evidence(), peak_allocated_bytes=14, leaked_bytes_per_step=4)
+    known = entry_of(with_counts(evidence(), peak_allocated_bytes=10, leaked_bytes_per_step=0))
+    found = judge(now, known)
+    assert decided(found) == (Status.CHANGED, Reason.COUNTER_ROSE)
+    assert found.worst.metric == "leaked_bytes_per_step"
+
+
+def test_small_rises_of_the_peak_do_not_add_up():
+    """Compared is the epoch's lowest: the second rise of 300 B is 600 B."""
+    levels = [COUNTS | {"peak_allocated_bytes": n} for n in (10_000, 10_300)]
+    past = entry(epochs=[epoch(recordings=[recording(counters=one) for one in levels])])
+    found = judge(with_counts(evidence(), peak_allocated_bytes=10_600), past)
+    assert decided(found) == (Status.CHANGED, Reason.COUNTER_ROSE)
 
 
 def test_launches_have_two_percent_of_slack():
@@ -183,13 +214,15 @@ def test_only_the_last_epoch_counts():
 
 
 def test_the_note_names_what_moved():
-    """A note says which parts moved: products first, then by size, then how many more."""
+    """A note says which parts moved: products, then what is new or lost, then by size, then how
+    many more.
+    """
     now = {"aten.mm.default": 25, "aten.add.Tensor": 2366, "aten.x": 5, "aten.y": 4}
     counts = Counts(COUNTS | {"operator_calls_per_step": 2400 + 1}, {}, {WORK[1]: now})
     verdict = judge(evidence(counts=counts), entry())
     assert verdict.worst.metric == "operator_calls_per_step"
     assert note(verdict.worst) == (
-        "aten.mm.default 24 -> 25, aten.add.Tensor 2,376 -> 2,366, aten.x 0 -> 5 and 1 more"
+        "aten.mm.default 24 -> 25, aten.x 0 -> 5, aten.y 0 -> 4 and 1 more"
     )
 
 

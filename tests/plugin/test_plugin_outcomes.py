@@ -64,15 +64,15 @@ def test_faster_passes_loudly(gate, h200, change):
             "linear?124m?: CHANGED: operator_calls_per_step 100 -> 99*",
         ),
         (
-            {"counters": {"peak_allocated_bytes": 64 * 2**20 + 1}},
-            "linear?124m?: CHANGED: peak_allocated_bytes 67,108,864 -> 67,108,865 B (+1 B)",
+            {"counters": {"peak_allocated_bytes": 64 * 2**20 + 512}},
+            "linear?124m?: CHANGED: peak_allocated_bytes 67,108,864 -> 67,109,376 B (+512 B)",
         ),
         (
             {"counters": {"launches_per_step": 205}},
             "linear?124m?: CHANGED: launches_per_step 200 -> 205*",
         ),
     ],
-    ids=["time", "work rises", "work falls", "one byte", "launches"],
+    ids=["time", "work rises", "work falls", "one block of memory", "launches"],
 )
 def test_slower_and_changed_fail(gate, h200, change, line):
     """SLOWER and CHANGED are failed tests, exit 1; the line names old -> new."""

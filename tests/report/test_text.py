@@ -72,12 +72,14 @@ NO_BASELINE = judge(evidence(), None)
 
 
 @PROPERTY
-@given(VERDICTS)
-def test_a_headline_is_one_line_that_fits(verdict):
-    """However long the id, the metric or the message: one line of at most 79 columns."""
-    line = words.headline(verdict)
-    assert len(line) <= 79
+@given(VERDICTS, st.integers(60, 160))
+def test_a_headline_is_one_line_that_fits(verdict, width):
+    """However long the id, the metric or the message: one line, of at most the width if any."""
+    line = words.headline(verdict, width)
+    assert len(line) <= width
     assert len(line.splitlines()) == 1
+    whole = words.headline(verdict)
+    assert len(whole.splitlines()) == 1 and whole.startswith(f"{verdict.case_id}: ")
 
 
 @pytest.mark.parametrize("length", [30, 60, 200])
@@ -86,7 +88,7 @@ def test_a_long_id_gives_way(length, message):
     """Verdict, metric and figures, or the message's beginning, survive an id of any length."""
     case_id, facts = f"train_step[{'x' * length}]", {"fault": message} if message else None
     verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, facts, metrics=SLOWER.metrics)
-    line = words.headline(verdict)
+    line = words.headline(verdict, 79)
     assert len(line) <= 79
     assert ": SLOWER: " in line
     assert ("mmmmmm" if message else "step_ms 250.000 -> 2") in line
@@ -129,7 +131,61 @@ def test_a_headline_ends_with_the_place():
         ("g" * 60 + ".py", bare),
     ):
         far = replace(SYNCED, sites=(structs.replace(AT, file=file),))
-        assert words.headline(replace(verdict, metrics=(far,))) == shown
+        assert words.headline(replace(verdict, metrics=(far,)), 79) == shown
+
+
+CLONES = MetricVerdict(
+    "operator_calls_per_step",
+    Status.CHANGED,
+    Reason.WORK_MOVED,
+    old=719.0,
+    new=723.0,
+    moved=(PartMove("aten.clone.default", 2, 6),),
+    sites=(
+        Site("aten.clone.default", "model/gpt.py", 105, "Block.forward", "x = x.clone()", count=4),
+    ),
+)
+MOVED = Verdict("train_step[nano-cpu]", Status.CHANGED, Reason.WORK_MOVED, metrics=(CLONES,))
+
+
+def test_a_moved_operator_has_its_place():
+    """In the headline and under the figures: how many more of which operator, where."""
+    cause = "+4 aten.clone in Block.forward (model/gpt.py:105)"
+    assert words.headline(MOVED) == f"train_step[nano-cpu]: CHANGED: {cause}"
+    lines = words.evidence_lines(MOVED)
+    assert lines[0].startswith("  operator_calls_per_step [calls]: 719 -> 723 (+4 calls)")
+    assert lines[1] == f"    {cause}"
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 120, 0])
+@pytest.mark.parametrize("length", [8, 30, 200])
+def test_a_line_that_is_cut_keeps_its_cause(length, width):
+    """Prefix and path give way, never which operator moved, and how often."""
+    line = words.headline(replace(MOVED, case_id=f"f[{'x' * length}]"), width)
+    assert ": CHANGED: +4 aten.clone" in line
+    assert ("gpt.py:105" in line) is (width != 40)
+    if width is None:
+        assert (
+            line == f"f[{'x' * length}]: CHANGED: +4 aten.clone in Block.forward (model/gpt.py:105)"
+        )
+
+
+def test_a_lost_operator_has_its_former_place():
+    """What is called less is negative, and the old revision's line has no number."""
+    lost = replace(
+        CLONES,
+        moved=(PartMove("aten.clone.default", 2, 0),),
+        sites=(Site("aten.clone.default", "model/gpt.py", 0, "Block.forward", "x", count=-2),),
+    )
+    line = words.headline(replace(MOVED, metrics=(lost,)))
+    assert line.endswith(": CHANGED: -2 aten.clone in Block.forward (model/gpt.py)")
+
+
+def test_an_operator_without_a_place_is_named_all_the_same():
+    """Where the recording has no lines, or the compiler calls it."""
+    bare = replace(CLONES, sites=())
+    moved = "operator_calls_per_step 719 -> 723"
+    assert words.headline(replace(MOVED, metrics=(bare,))).endswith(f": +4 aten.clone, {moved}")
 
 
 def test_a_sync_that_is_meant_is_shown_the_way():

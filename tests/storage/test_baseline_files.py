@@ -287,6 +287,7 @@ def test_a_number_too_large_is_refused(path, key, number):
 
 
 LATER = {
+    "operators": msgspec.UNSET,
     "sites": {},
     "differences_pct": {},
     "by_rank": msgspec.UNSET,

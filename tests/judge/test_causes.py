@@ -1,0 +1,170 @@
+"""The cause first: which of the metrics that moved decides, and where an operator moved."""
+
+from dataclasses import replace
+
+import pytest
+from builders import CASE_ID, COUNTS, entry, epoch, evidence, with_counts
+
+from stepguard.evidence import Counts
+from stepguard.judge.compare import compare
+from stepguard.judge.screen import judge
+from stepguard.judge.summary import stored, summarise
+from stepguard.metrics import METRICS
+from stepguard.recording import OPERATORS
+from stepguard.site import Site
+from stepguard.verdict import MetricVerdict, Reason, Status, cause_first
+
+COUNTERS = [n for n, m in METRICS.items() if m.kind == "counter"]
+
+
+def moved(metric, old=1.0, new=2.0):
+    """A counter that rose."""
+    return MetricVerdict(metric, Status.CHANGED, Reason.COUNTER_ROSE, old=old, new=new)
+
+
+@pytest.mark.parametrize("effect", ["flops_per_step", "peak_allocated_bytes", "launches_per_step"])
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "host_syncs_per_step",
+        "sync_candidates_per_step",
+        "graph_breaks",
+        "recompiles",
+        "collectives_per_step",
+        OPERATORS,
+        "leaked_bytes_per_step",
+        "compiled_operator_calls_per_step",
+    ],
+)
+def test_a_cause_comes_before_what_follows_from_it(cause, effect):
+    """Sync, break, operator, leak and collective before FLOPs, launches and bytes, in any order."""
+    for both in ([moved(cause), moved(effect)], [moved(effect), moved(cause)]):
+        assert [m.metric for m in sorted(both, key=cause_first)] == [cause, effect]
+
+
+@pytest.mark.parametrize("cause", ["host_syncs_per_step", "graph_breaks", "collectives_per_step"])
+def test_what_is_an_operator_too_is_named_as_what_it_is(cause):
+    """An .item() is an operator, an exchange is one: the sync and the collective say more."""
+    assert min(moved(OPERATORS), moved(cause), key=cause_first).metric == cause
+
+
+def test_buckets_of_other_sizes_follow_from_an_operator():
+    """As many collectives, of other sizes: a layer was added."""
+    assert min(moved(OPERATORS), moved("collectives_per_step", 3, 3), key=cause_first) == moved(
+        OPERATORS
+    )
+
+
+def test_every_counter_has_its_place_in_the_order():
+    """Only a time, or what has no count, comes before all of them."""
+    for name in COUNTERS:
+        assert cause_first(moved(name))[1] >= 0
+    slower = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT)
+    assert min([*map(moved, COUNTERS), slower], key=cause_first) == slower
+
+
+# Places of operators
+
+STEP = "    return x.clone()"
+
+
+def counted(*sites, **parts):
+    """Evidence with these operators at these places."""
+    detail = {f"aten.{name}.default": count for name, count in parts.items()}
+    values = COUNTS | {OPERATORS: sum(detail.values())}
+    return evidence(counts=Counts(values, {}, {OPERATORS: detail}, {OPERATORS: sites}))
+
+
+def at(line, function="Block.forward", text="x = x.clone()", count=1, what="clone"):
+    """An operator at a line of model/gpt.py."""
+    return Site(f"aten.{what}.default", "model/gpt.py", line, function, text, count=count)
+
+
+def places(now, then, stored_then=True):
+    """(line, function, count) of what moved between two pieces of evidence."""
+    past = stored(then) if stored_then else summarise(then)
+    found = compare(OPERATORS, summarise(now), [past], now.gates)
+    return [(site.line, site.function, site.count) for site in found.sites]
+
+
+@pytest.mark.parametrize("stored_then", [True, False])
+def test_a_new_line_is_found_wherever_it_stands(stored_then):
+    """Four clones at a line that is new, above one that only moved: its own line is named."""
+    then = counted(at(105, text="y = x.clone()", count=4), clone=4)
+    now = counted(at(105, count=4), at(106, text="y = x.clone()", count=4), clone=8)
+    assert places(now, then, stored_then) == [(105, "Block.forward", 4)]
+
+
+def test_one_line_more_often_is_that_line():
+    """A line that is reached twice as often."""
+    then, now = counted(at(9, count=4), clone=4), counted(at(9, count=8), clone=8)
+    assert places(now, then) == [(9, "Block.forward", 4)]
+
+
+def test_a_lost_operator_is_at_its_former_place():
+    """Of a recording without its line number, and negative; what came for it comes after."""
+    then = counted(at(9, what="attention", count=3), attention=3, clone=0)
+    now = counted(at(9, what="bmm", count=6), bmm=6)
+    assert places(now, then) == [(9, "Block.forward", 6), (0, "Block.forward", -3)]
+
+
+def test_code_that_moved_to_another_function_is_no_place():
+    """Extracted into a helper, and one more clone elsewhere: the helper is not accused of more than
+    it has more.
+    """
+    then = counted(at(9, count=4), clone=4)
+    now = counted(at(20, "helper", count=4), at(30, "other", count=1), clone=5)
+    assert places(now, then) == [(20, "helper", 4), (30, "other", 1)]
+
+
+def test_an_equal_count_has_no_places():
+    """Renamed, moved, extracted: as many of the same operators are `same`, and nothing is said."""
+    then = counted(at(9, count=4), clone=4)
+    now = counted(at(20, "helper", "z = z.clone()", count=4), clone=4)
+    assert places(now, then) == []
+    assert judge(now, entry(epochs=[epoch(recordings=[stored(then)])])).status is Status.SAME
+
+
+def test_of_a_recording_without_places_only_what_is_new_has_one():
+    """An older recording does not say where it called what it has, too."""
+    then = replace(counted(clone=4), counts=replace(counted(clone=4).counts, sites={}))
+    now = counted(at(9, count=5), at(7, what="bmm"), clone=5, bmm=1)
+    assert places(now, then) == [(7, "Block.forward", 1)]
+
+
+def test_what_explains_stands_first():
+    """Attention that was lost before views and backward passes that follow from it."""
+    parts = dict(view=9, attention=3, attention_backward=3, add=2)
+    then = counted(*(at(1, what=n, count=c) for n, c in parts.items()), **parts)
+    after = dict(view=29, bmm=6, bmm_backward=9, add=3)
+    now = counted(*(at(1, what=n, count=c) for n, c in after.items()), **after)
+    found = compare(OPERATORS, summarise(now), [stored(then)], now.gates)
+    names = [part.name.split(".")[1] for part in found.moved]
+    assert names[:2] == ["bmm", "attention"] and names[-1] == "view"
+    assert [site.what for site in found.sites] == [part.name for part in found.moved]
+
+
+def test_the_places_of_a_baseline_are_lines_of_source():
+    """Operators by the line that calls them, without its number: an edit above changes nothing."""
+    recording = stored(counted(at(9), at(10, what="bmm", count=2), clone=1, bmm=2))
+    assert recording.operators == {
+        "model/gpt.py Block.forward: x = x.clone()": {
+            "aten.clone.default": 1,
+            "aten.bmm.default": 2,
+        }
+    }
+    assert OPERATORS not in recording.sites
+    assert {(s.what, s.file, s.function, s.text, s.count) for s in recording.operator_sites()} == {
+        ("aten.clone.default", "model/gpt.py", "Block.forward", "x = x.clone()", 1),
+        ("aten.bmm.default", "model/gpt.py", "Block.forward", "x = x.clone()", 2),
+    }
+
+
+def test_a_case_with_a_known_cause_is_named_by_it():
+    """One LayerNorm more: more FLOPs and bytes, too, and the verdict is the operator's."""
+    now = with_counts(
+        evidence(),
+        **{OPERATORS: 2401, "flops_per_step": 10**9, "peak_allocated_bytes": 10**9},
+    )
+    found = judge(now, entry())
+    assert (found.case_id, found.worst.metric) == (CASE_ID, OPERATORS)
