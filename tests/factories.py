@@ -178,8 +178,9 @@ class Logging:
 
     tokens_per_step = 1
 
-    def __init__(self, ranks):
-        self.value, self.logs = torch.zeros(5), int(os.environ["RANK"]) in ranks
+    def __init__(self, ranks, device):
+        self.value = torch.zeros(5, device=device)
+        self.logs = int(os.environ["RANK"]) in ranks
 
     def step(self):
         dist.all_reduce(self.value)
@@ -189,12 +190,12 @@ class Logging:
 
 def rank_0_logs(*, device):
     """See Logging."""
-    return Logging((0,))
+    return Logging((0,), device)
 
 
 def all_ranks_log(*, device):
     """See Logging: the condition was lost."""
-    return Logging((0, 1))
+    return Logging((0, 1), device)
 
 
 class Littered:

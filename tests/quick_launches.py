@@ -12,7 +12,7 @@ import pytest
 
 from stepguard.launch import diagnosis, group, torchrun
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.measure import ab, launches, warmup, workers
+from stepguard.measure import ab, warmup, workers
 from stepguard.measure.pair import PairTiming
 from stepguard.measure.warmup import Protocol
 
@@ -59,10 +59,8 @@ def launch_spec(folder: Path, **changes: Any) -> LaunchSpec:
     return replace(spec, **changes)
 
 
-def shorten_launches(monkeypatch: pytest.MonkeyPatch, one_rank: bool = True) -> None:
-    """Make the launches of this process short and patient; cases of several ranks go without the
-    launch of one rank alone where a test does not look at it.
-    """
+def shorten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the launches of this process short and patient."""
     monkeypatch.setattr(workers, "COMPILER", ())
     monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
@@ -70,11 +68,6 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, one_rank: bool = True) -> 
     monkeypatch.setattr(torchrun, "GONE_LIMIT_S", BUSY_LIMIT_S)
     monkeypatch.setattr(diagnosis, "STACKS_S", 2.0)
     monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
-    if not one_rank:
-        plan = launches.planned_launches
-        monkeypatch.setattr(
-            launches, "planned_launches", lambda case: [x for x in plan(case) if not x.alone]
-        )
 
 
 def repeat_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ def token_hex(size, plain=launch.secrets.token_hex):
 launch.secrets = types.SimpleNamespace(token_hex=token_hex)
 CLOCK = LeapingClock()
 launch.time = stepguard.launch.channel.time = CLOCK
-shorten_launches(pytest.MonkeyPatch(), one_rank=False)
+shorten_launches(pytest.MonkeyPatch())
 
 def pytest_runtest_logfinish(nodeid):
     from leftovers import leftovers

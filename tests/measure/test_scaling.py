@@ -141,3 +141,11 @@ def test_one_rank_comes_after_everything_that_is_gated():
     assert (last.alone, last.timed, last.count, last.differences) == (True, True, False, ())
     assert len(gated) == 1 + case.launches and not any(one.alone for one in gated)
     assert not any(one.alone for one in planned_launches(replace(case, world_size=1, gates=())))
+
+
+def test_noise_is_not_shown_as_a_figure():
+    """On a CPU that gates counters alone there is no efficiency, and no launch that it takes."""
+    case = Case("two", "model.workloads:train_step", device="cpu", world_size=2, launches=1)
+    assert [one.label for one in planned_launches(case)] == ["launch 1"]
+    timed = replace(case, gates=("step_ms",))
+    assert [one.alone for one in planned_launches(timed)] == [False, True]

@@ -29,7 +29,7 @@ def two_ranks(factory, **changes):
 def short():
     """Short launches, and none of one rank alone."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        shorten_launches(monkeypatch, one_rank=False)
+        shorten_launches(monkeypatch)
         yield
 
 

@@ -30,12 +30,6 @@ def short():
         yield
 
 
-@pytest.fixture
-def no_rank_alone(monkeypatch):
-    """Without the launch of one rank alone."""
-    shorten_launches(monkeypatch, one_rank=False)
-
-
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory):
     """A place to measure in, from which tests/factories.py can be imported."""
@@ -44,16 +38,21 @@ def bench(tmp_path_factory):
     return Bench(ROOT / "tests", folder / "cache", folder / "runs", (), revision, "pytest")
 
 
-def measured(bench, factory, world_size=2, wants_more=lambda evidence: False):
-    """The evidence of a CPU case of one planned launch."""
-    case = Case(factory, f"factories:{factory}", {}, "cpu", world_size, 1, ("graph_breaks",))
+def measured(bench, factory, world_size=2, wants_more=lambda evidence: False, times=()):
+    """The evidence of a CPU case of one planned launch, which gates no time unless it is said."""
+    gates = ("graph_breaks", *times)
+    case = Case(factory, f"factories:{factory}", {}, "cpu", world_size, 1, gates)
     return measure_launches(case, bench, wants_another=wants_more)
 
 
 @pytest.fixture(scope="module")
 def pair(bench):
     """Two ranks that exchange in every step, which asked for one launch more than planned."""
-    return measured(bench, "uneven", wants_more=lambda evidence: len(evidence.launches) < 2)
+
+    def wants_more(evidence):
+        return len(evidence.launches) < 2
+
+    return measured(bench, "uneven", wants_more=wants_more, times=("step_ms",))
 
 
 def test_one_rank_is_measured_and_is_none_of_the_launches(pair):
@@ -75,7 +74,7 @@ def test_the_figures_are_of_both(pair):
     assert values["tokens_per_s"] == pytest.approx(2 / values["step_ms"] * 1e3)
 
 
-def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench, no_rank_alone):
+def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench):
     """A second of garbage on rank 1: rank 0 does not wait for it in its first exchange."""
     found = measured(bench, "littered")
     assert not found.faults, found.faults
@@ -83,7 +82,7 @@ def test_what_one_rank_does_before_a_block_is_in_no_ranks_time(bench, no_rank_al
     assert min(block.step_ms[0] for block in first.blocks) < 1e3 * COLLECT_S / 2
 
 
-def test_a_cost_that_only_idle_ranks_gain_is_found(bench, no_rank_alone):
+def test_a_cost_that_only_idle_ranks_gain_is_found(bench):
     """Rank 0 alone logged, now all do: no rank counts more than rank 0 did, and the other one waits
     in every step.
     """
@@ -101,8 +100,8 @@ def test_a_cost_that_only_idle_ranks_gain_is_found(bench, no_rank_alone):
 
 def test_a_rank_that_cannot_run_alone_breaks_nothing_and_is_named(bench):
     """What it would tell informs: the case's launches stand, and why there is no figure is said."""
-    found = measured(bench, "together")
-    assert judge(found, None).status is Status.NO_BASELINE
+    found = measured(bench, "together", times=("step_ms",))
+    assert not found.faults, found.faults
     assert len(found.launches) == 1 and found.one_rank is None
     assert found.one_rank_problem == "rank 0 in prepare: ValueError: planted: alone"
     assert "scaling_efficiency_pct" not in summarise(found).values()

@@ -104,7 +104,7 @@ def root(tmp_path_factory):
 def run(root, tmp_path, monkeypatch):
     """Measures a factory of the old revision, or of the caller's tree; the evidence."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    shorten_launches(monkeypatch, one_rank=False)
+    shorten_launches(monkeypatch)
 
     def run(factory, params=None, old=True, world_size=1, root=root):
         case = Case("x", f"pkg.work:{factory}", params or {}, "cpu", world_size, launches=1)

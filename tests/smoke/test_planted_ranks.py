@@ -29,7 +29,7 @@ def measured(folder, name, where=".") -> Evidence:
     """The step of two gloo ranks in a clone with that plant."""
     tree = clone(folder / where, name, 2, 0.0)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        shorten_launches(monkeypatch, one_rank=False)
+        shorten_launches(monkeypatch)
         return measure_launches(CASE, bench_of(CASE, tree, folder, folder / "cache"))
 
 
