@@ -20,7 +20,7 @@ def test_the_summary_is_ordered_worst_first(gate, h200):
             "*= performance =*",
             "case *verdict",
             "linear?e-bad? *BROKEN",
-            "linear?c-slower? *12.000*10.000*+20.00*4.00*SLOWER",
+            "linear?c-slower? *12.000*10.000*+20.00*SLOWER",
             "linear?d-new? *NO BASELINE",
             "linear?b-faster? *FASTER",
             "linear?a-same? *same",
