@@ -6,7 +6,8 @@ import shlex
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+import pytest
 
 from stepguard.git.resolve import files_at, main_branch
 from stepguard.gpu.nvml import Gpu
@@ -57,17 +58,23 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> Base:
     return Base(rev, main.base, into, tuple(changes(into, baselines)))
 
 
-def folders_alone(arguments: Sequence[str]) -> bool:
-    """Tell whether pytest was asked for folders, and for no file or test by its name."""
-    return all(Path(argument).is_dir() for argument in arguments)
+def folders_alone(config: pytest.Config) -> bool:
+    """Tell whether pytest was asked for whole folders of tests, by no path to a part of one: one
+    below `testpaths` or, without them, below a folder of the project's.
+    """
+    root = config.rootpath.resolve()
+    folders = [root / path for path in config.getini("testpaths")] or [*root.iterdir()]
+    paths = [Path(argument).resolve() for argument in config.args]
+    return all(path.is_dir() and not set(path.parents) & set(folders) for path in paths)
 
 
-def whole_folders(option: Any, arguments: Sequence[str]) -> bool:
-    """Tell whether pytest, called with these, collects whole folders."""
+def whole_folders(config: pytest.Config) -> bool:
+    """Tell whether pytest collects whole folders, and all that is in them."""
+    option = config.option
     # `lf` is of pytest's cache plugin, which -p no:cacheprovider leaves out.
     if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
         return False
-    return folders_alone(arguments)
+    return folders_alone(config)
 
 
 def check_baselines(folder: Path, cases: Collection[str], whole: bool) -> tuple[Waiver, ...]:

@@ -142,7 +142,7 @@ class Session:
 
     def _check_folder(self, all_collected: bool) -> None:
         refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
-        self._whole = all_collected and whole_folders(self._option, self._config.args)
+        self._whole = all_collected and whole_folders(self._config)
         if rev := self._option.perf_base:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="stepguard-"))
             with _usage_errors(f"--perf-base={rev}: "):

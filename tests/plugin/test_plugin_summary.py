@@ -1,5 +1,7 @@
 """The failure block and the summary: the verdict in full and as a line, worst first, what to do."""
 
+import pytest
+
 from stepguard import Case
 from stepguard.evidence import Fault
 
@@ -145,6 +147,21 @@ def test_a_stale_baseline_is_reported(gate):
             "python -m stepguard baselines prune 'linear?gone?'"
         ]
     )
+
+
+@pytest.mark.parametrize("testpaths", ["", "perf_tests"])
+def test_a_folder_within_the_tests_is_a_part_of_them(gate, testpaths):
+    """The cases of the folders beside it are not gone; of the whole folder they would be."""
+    gone, kept = gate.cpu("gone"), gate.cpu("kept")
+    gate.record(gone, kept)
+    gate.suite(kept)
+    part = gate.path / "perf_tests" / "part"
+    part.mkdir(parents=True)
+    (gate.path / "test_perf.py").rename(part / "test_perf.py")
+    gate.pytester.makeini(f"[pytest]\ntestpaths = {testpaths}\n")
+    stale = "*linear?gone? has a baseline but no case"
+    gate.run("perf_tests/part").stdout.no_fnmatch_line(stale)
+    gate.run("perf_tests").stdout.fnmatch_lines([stale])
 
 
 def test_a_case_that_was_not_selected_is_not_stale(gate):
