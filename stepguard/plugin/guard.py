@@ -48,12 +48,15 @@ class Guard:
         self._baselines, self._commands = baselines, commands
         self._selection, self._suited = selection, suited
         self._recorded: dict[str, Recorded] = {}  # for this machine, by case
+        self._judging = self._recorded  # by the baselines that judge, which may be another branch's
 
-    def begin(self, gpus: Sequence[Gpu], written: Collection[Path]) -> None:
-        """Read what is recorded for this machine; refuse options and tree of a strict run, in which
-        its own documents are ``written``. Raises Refused, UsageError, FileError.
+    def begin(self, gpus: Sequence[Gpu], written: Collection[Path], judges: Path) -> None:
+        """Read what is recorded for this machine, here and in the baselines that are the
+        ``judges``; refuse options and tree of a strict run, in which its own documents are
+        ``written``. Raises Refused, UsageError, FileError.
         """
         self._recorded = recorded_here(self._baselines, gpus)
+        self._judging = recorded_here(judges, gpus)
         self._selection.refuse_unknown(self._recorded)
         if self.strict:
             root = self._config.rootpath
@@ -75,7 +78,7 @@ class Guard:
         known = (State.ABSENT, State.DESELECTED)
         states = [one for one in self.states() if one.state in known]
         cases = [case for item in items if (case := case_of(item))]
-        gates = [one for case in cases for one in fewer_gates(case, self._recorded.get(case.id))]
+        gates = [one for case in cases for one in fewer_gates(case, self._judging.get(case.id))]
         self._refuse([*missing_cases(states, self._files), *strict_marks(items), *gates])
 
     def refuse_case(self, own: Case | None, case: Case) -> None:
@@ -84,7 +87,7 @@ class Guard:
         """
         if not self.strict:
             return
-        problems = list(fewer_gates(case, self._recorded.get(case.id)))
+        problems = list(fewer_gates(case, self._judging.get(case.id)))
         if own is not None and own != case and not problems:
             text = "its test measures another case than it declares, though of the same id"
             problems.append(Problem(code=ProblemCode.OTHER_CASE, text=text, case=case.id))

@@ -103,7 +103,7 @@ class Selection:
         """
         core = {name for name, one in recorded.items() if not one.entry.extended}
         # Who names files or tests, means those; a folder should have all there is.
-        whole = folders_alone(self._config.args)
+        whole = folders_alone(self._config)
         found = []
         for node, test in self._collection.tests.items():
             case = self._measured.get(node, test.case)

@@ -150,7 +150,8 @@ class Session:
                 self._base = base_of(self._root, self._baselines, rev, into)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole)
-        self.guard.begin(self._gpus, [self._commands.folder / path for path in self._documents])
+        written = [self._commands.folder / path for path in self._documents]
+        self.guard.begin(self._gpus, written, judges)
         # Last: only what passed all checks lets plan() start a launcher.
         self._checked = True
 

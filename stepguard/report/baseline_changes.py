@@ -73,10 +73,18 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
         ("recordings", str(len(was.recordings)), str(len(now.recordings))),
         ("commit", was.recordings[0].commit[:12], now.recordings[0].commit[:12]),
         ("reason", repr(was.reason), repr(now.reason)),
+        ("gates", *_apart(old.required_gates, new.required_gates)),
+        ("extended", str(old.extended), str(new.extended)),
     )
     parts = [*_figures(old, new), *counted]
     moved = [f"{name} {a} -> {b}" for name, a, b in parts if a != b]
     return ", ".join(moved) or "fields that are not judged"
+
+
+def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
+    """Return what each of the two has that the other lacks."""
+    first, second = (", ".join(sorted(one)) or NONE for one in (old - new, new - old))
+    return first, second
 
 
 def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:

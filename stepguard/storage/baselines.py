@@ -91,7 +91,7 @@ def _problems(content: BaselineFile) -> Iterator[str]:
 
 def _problems_of_entry(entry: Entry) -> Iterator[str]:
     try:
-        from_dict(entry.case)
+        from_dict(entry.case, tuple(entry.gates))
     except ValueError as error:
         yield str(error)
         return

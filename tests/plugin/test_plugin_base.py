@@ -1,6 +1,7 @@
 """--perf-base: who edits baselines or waivers is judged by those of the branch it goes to."""
 
 import json
+from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -143,3 +144,20 @@ def test_what_cannot_be_done_is_refused(gate, options, why):
     result = gate.run(*options)
     assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.measured
     result.stderr.fnmatch_lines([why])
+
+
+def test_a_gate_that_is_dropped_with_its_recording_is_missed(gate):
+    """Strict: main's recording says what has to be gated, and not the one that the tree brings."""
+    case = branch(gate)
+    fewer = gate.cpu(gates=tuple(name for name in case.gates if name != "generated_kernels"))
+    gate.suite(fewer)
+    counts = gate.evidence(fewer).counts
+    values = {name: n for name, n in counts.values.items() if name != "generated_kernels"}
+    gate.will_measure(fewer, counts=replace(counts, values=values))
+    (gate.baselines / "cpu.json").unlink()
+    gate.record(fewer)
+    gate.commit()
+    gate.run("--perf-strict").assert_outcomes(passed=1)
+    result = gate.run("--perf-strict", "--perf-base=main")
+    assert result.ret != 0
+    result.stderr.fnmatch_lines(["*gates less than its recording in cpu.json has, no generated*"])
