@@ -57,6 +57,13 @@ class ProblemCode(Enum):
     NO_COMMIT = "NO_COMMIT"  # what was measured is no commit
     DIRTY = "DIRTY"  # files differ from the commit
     TREE_CHANGED = "TREE_CHANGED"  # while it was measured
+    # The gate's own, of a document:
+    FOREIGN_COMMIT = "FOREIGN_COMMIT"  # another one should have been measured
+    FEWER_GPUS = "FEWER_GPUS"  # than the machine should have
+    NOT_STRICT = "NOT_STRICT"  # the run let cases pass unguarded
+    NOT_PASSED = "NOT_PASSED"  # pytest failed, whatever the verdicts are
+    FAILED = "FAILED"  # a case's verdict is no pass
+    OTHER_BASELINE = "OTHER_BASELINE"  # judged by what the base has not recorded
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

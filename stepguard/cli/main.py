@@ -5,6 +5,7 @@
     python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
     python -m stepguard baselines list
     python -m stepguard calibrate 'train_step[124m-bf16]'
+    python -m stepguard gate perf.json --commit 4f2a91c0d3e7...
 
 Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for bad usage.
 """
@@ -19,6 +20,7 @@ from stepguard.cli import (
     calibrate,
     comment,
     doctor,
+    gate,
     init,
     judge,
     run,
@@ -33,7 +35,20 @@ from stepguard.launch.launcher import LauncherError
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
 
-COMMANDS = (init, run, doctor, accept, judge, baselines, waive, calibrate, sweep, trace, comment)
+COMMANDS = (
+    init,
+    run,
+    doctor,
+    accept,
+    judge,
+    baselines,
+    waive,
+    calibrate,
+    sweep,
+    trace,
+    comment,
+    gate,
+)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -124,6 +124,9 @@ def strict_options(option: Any) -> Iterator[Problem]:
     if option.collectonly:
         text = "--collect-only measures nothing"
         yield Problem(code=ProblemCode.ONLY_COLLECTED, text=text)
+    if option.perf_against == "HEAD":
+        text = "--perf-against=HEAD judges the tree against itself, which is always the same"
+        yield Problem(code=ProblemCode.OTHER_BASELINE, text=text)
     for name in ("--perf-update", "--perf-update-new"):
         if getattr(option, name[2:].replace("-", "_")):
             text = f"{name} passes what it records: record in a run of its own"

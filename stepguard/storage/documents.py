@@ -5,7 +5,8 @@ from pathlib import Path
 
 from stepguard.document import SCHEMA, RunDocument
 from stepguard.metrics import METRICS
-from stepguard.storage.json_file import FileError, read
+from stepguard.storage.json_file import FileError, contents
+from stepguard.strict_json import parse
 from stepguard.verdict import Reason
 
 MEASURE = "pytest perf_tests --perf-json=PATH"
@@ -16,11 +17,16 @@ def load_document(path: Path) -> RunDocument:
 
     Raises FileError where there is none, and for anything that is not exactly such a document.
     """
-    found = read(path, RunDocument, SCHEMA, MEASURE)
-    if found is None:
+    remedy = f"make it anew: {MEASURE}"
+    data = contents(path, remedy)
+    if data is None:
         raise FileError(f"{path}: no such document; make it with: {MEASURE}")
-    if problem := _problem(found):
-        raise FileError(f"{path}: {problem}; make it anew: {MEASURE}")
+    try:
+        found = parse(data.decode("utf-8"), RunDocument, SCHEMA)
+        if problem := _problem(found):
+            raise ValueError(problem)
+    except ValueError as error:
+        raise FileError(f"{path}: {error}; {remedy}") from None
     return found
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stepguard.cli.main import main
 from stepguard.document import ProblemCode, State
 from stepguard.storage.documents import load_document
 
@@ -232,6 +233,11 @@ WAYS = {
         says="*--perf-update passes what it records: record in a run of its own",
         commits=False,
     ),
+    "judged against itself": Way(
+        options=("--perf-against=HEAD",),
+        code=ProblemCode.OTHER_BASELINE,
+        says="*--perf-against=HEAD judges the tree against itself*",
+    ),
     "a dirty tree": Way(
         lambda gate: (gate.path / "model.py").write_text("x = 1\n"),
         code=ProblemCode.DIRTY,
@@ -441,3 +447,16 @@ def test_strict_elsewhere_costs_nothing(gate, monkeypatch):
     gate.tests("def test_unit():\n    pass\n")
     assert gate.run().ret == 0
     assert gate.run("--collect-only").ret == 0
+
+
+def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):
+    """What the run wrote is judged by what the commit before it has recorded."""
+    monkeypatch.chdir(project.path)
+    commit = project.git("rev-parse", "HEAD").strip()
+    measured = ("--perf-strict",), ("--perf-select=linear[a]", "--perf-strict"), ()
+    for options, status in zip(measured, (0, 1, 1), strict=True):
+        # The made-up evidence names a commit of its own.
+        project.will_measure(project.cpu("a"), commit=commit)
+        project.will_measure(project.cpu("b"), commit=commit)
+        assert project.run("--perf-json=.stepguard/run.json", *options).ret == 0
+        assert main(["gate", ".stepguard/run.json", "--commit", commit]) == status

@@ -1,0 +1,72 @@
+"""The command gate: pass or fail, by the document of a run and what the base branch has recorded.
+
+    python -m stepguard gate perf.json --commit "$(git rev-parse HEAD)" --gpus 1
+
+Run it with the code and the baselines of the base branch, where the change cannot reach.
+"""
+
+import argparse
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import UsageError, add_parser, complain, say
+from stepguard.document import RunDocument
+from stepguard.judge.gate import Base, expected, gate
+from stepguard.recording import Entry
+from stepguard.storage import baselines as baseline
+from stepguard.storage.documents import load_document
+from stepguard.storage.waivers import load_waivers, today
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser."""
+    text = "pass or fail, by a run's document and the base branch's baselines"
+    command = add_parser(commands, root, "gate", _gate, text)
+    command.add_argument("document", metavar="FILE", type=Path, help="what --perf-json wrote")
+    command.add_argument("--commit", required=True, help="that should have been measured, in full")
+    command.add_argument(
+        "--gpus", type=int, default=0, metavar="N", help="that should have measured it (0)"
+    )
+
+
+def _gate(options: argparse.Namespace) -> int:
+    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", options.commit):
+        raise UsageError(
+            f"--commit {options.commit!r}: a commit's hash in full; is a variable not set?"
+        )
+    if options.gpus < 0:
+        raise UsageError(f"--gpus {options.gpus}: 0 or more")
+    found = load_document(options.document)
+    base = Base(
+        commit=options.commit,
+        gpus=options.gpus,
+        recorded=_recorded(options.baselines),
+        waivers=load_waivers(options.baselines, today()),
+        today=today(),
+    )
+    if problems := gate(found, base):
+        complain(f"the gate fails, {len(problems)} problem{'s' if len(problems) > 1 else ''}:")
+        say(*(f"{one.code.value}: {one.sentence}" for one in problems))
+        return 1
+    say(_passed(found, len(expected(found, base))))
+    return 0
+
+
+def _recorded(folder: Path) -> dict[str, dict[str, Entry]]:
+    """Return what is recorded, by machine and case."""
+    recorded: dict[str, dict[str, Entry]] = {}
+    for path in baseline.files(folder):
+        if content := baseline.load(path):
+            recorded.setdefault(content.machine, {}).update(content.cases)
+    return recorded
+
+
+def _passed(found: RunDocument, guarded: int) -> str:
+    statuses = Counter(result.verdict.status.value for result in found.results)
+    words = ", ".join(f"{count} {status}" for status, count in statuses.items())
+    return (
+        f"the gate passes: all {guarded} cases that the base has for {found.machine} were measured "
+        f"at {found.commit[:12]}: {words}"
+    )

@@ -1,0 +1,186 @@
+"""The gate: from the document of a run and what the base branch has recorded, pass or fail. Pure.
+
+The document was written where the code of the change ran, so nothing is taken for granted that the
+base can check: which cases there are, what each has to gate, what it was compared with, what may be
+waived. What is not seen to pass fails.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from stepguard.document import (
+    End,
+    MetricDocument,
+    Problem,
+    ProblemCode,
+    ResultDocument,
+    RunDocument,
+)
+from stepguard.metrics import METRICS
+from stepguard.recording import Entry, geometric_mean
+from stepguard.waiver import Waiver
+
+AGREE = 1e-4  # of a time: recordings are rounded
+
+
+@dataclass(frozen=True)
+class Base:
+    """What the gate knows without the document."""
+
+    commit: str  # that should have been measured, in full
+    gpus: int  # of the machine that should have measured it, at the least
+    recorded: Mapping[str, Mapping[str, Entry]]  # by machine and case, as the base branch has them
+    waivers: Sequence[Waiver]
+    today: date
+
+
+def expected(found: RunDocument, base: Base) -> dict[str, Entry]:
+    """Return the cases that the run has to have measured: those that the base recorded on such a
+    machine, for as many GPUs as it has; on a new kind of GPU those of the others.
+    """
+    gpus = max(base.gpus, len(found.gpus))
+    known = dict(base.recorded.get(found.machine, {}))
+    if not known and found.gpus:
+        others = (cases for cases in base.recorded.values())
+        known = {name: one for cases in others for name, one in cases.items() if _on_gpu(one)}
+    return {
+        name: entry
+        for name, entry in known.items()
+        if not entry.extended
+        and entry.case.get("nodes", 1) == 1
+        and (not _on_gpu(entry) or entry.case.get("world_size", 1) <= gpus)
+    }
+
+
+def _on_gpu(entry: Entry) -> bool:
+    return bool(entry.case.get("device") != "cpu")
+
+
+def gate(found: RunDocument, base: Base) -> list[Problem]:
+    """Return why the run is no pass; nothing if it is one."""
+    wanted = expected(found, base)
+    problems = [*_of_run(found, base)]
+    if not wanted:
+        text = f"the base has no recording for {found.machine or 'an unknown machine'}"
+        problems.append(_problem(ProblemCode.NO_CASES, f"{text}, so that nothing is expected"))
+    for name, entry in wanted.items():
+        problems += _of_case(name, entry, found)
+    for result in found.results:
+        problems += _of_result(result, found, base)
+    return problems
+
+
+def _problem(code: ProblemCode, text: str, case: str = "") -> Problem:
+    return Problem(code=code, text=text, case=case)
+
+
+def _of_run(found: RunDocument, base: Base) -> Iterator[Problem]:
+    yield from found.problems
+    if found.commit != base.commit:
+        measured = found.commit[:12] or "no commit"
+        text = f"{measured} was measured, and not {base.commit[:12]}"
+        yield _problem(ProblemCode.FOREIGN_COMMIT, text)
+    if len(found.gpus) < base.gpus:
+        text = f"{len(found.gpus)} GPUs measured, {base.gpus} should have"
+        yield _problem(ProblemCode.FEWER_GPUS, text)
+    if found.dirty:
+        text = f"files differ from the commit: {', '.join(found.dirty[:3])}"
+        yield _problem(ProblemCode.DIRTY, text)
+    if found.end is not End.FINISHED and not found.problems:
+        yield _problem(ProblemCode.NOT_FINISHED, f"the run did not finish: {found.end.value}")
+    if found.against and found.base_commit in ("", found.commit):
+        text = f"judged against {found.against}, which is itself, so always the same"
+        yield _problem(ProblemCode.OTHER_BASELINE, text)
+    if not found.strict:
+        yield _problem(ProblemCode.NOT_STRICT, "the run was not strict: --perf-strict")
+    # Last: what else failed was a test that measures no case, or a plugin.
+    failed = any(result.verdict.outcome != "passed" for result in found.results)
+    if not (found.passed or found.problems or failed):
+        yield _problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
+
+
+def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
+    """Yield what is wrong with a case that the base expects."""
+    result = found.result_of(name)
+    if result is None:
+        state = next((one for one in found.cases if one.case == name), None)
+        why = f"{state.state.value}, {state.why}" if state and state.why else "not in the document"
+        told = any(one.case == name for one in found.problems)
+        if not told:
+            yield _problem(ProblemCode.CASE_MISSING, f"guarded, but not measured: {why}", name)
+        return
+    if result.parameters != entry.case:
+        text = "measured with other parameters than the base has recorded"
+        yield _problem(ProblemCode.OTHER_CASE, text, name)
+        return
+    device, ranks = str(entry.case["device"]), int(entry.case["world_size"])
+    missing = [
+        metric
+        for metric in METRICS
+        if metric in entry.required_gates - set(result.gates)
+        and METRICS[metric].exists(device, ranks)
+    ]
+    if missing:
+        text = f"gates less than the base's recording has, no {', '.join(missing)}"
+        yield _problem(ProblemCode.FEWER_GATES, text, name)
+    if not found.against:
+        yield from _of_baseline(result, entry)
+
+
+def _of_baseline(result: ResultDocument, entry: Entry) -> Iterator[Problem]:
+    """Yield a metric that was compared with something else than the base has recorded."""
+    recordings = entry.epochs[-1].recordings
+    for metric in result.verdict.metrics:
+        counts = [
+            one.counters[metric.metric] for one in recordings if metric.metric in one.counters
+        ]
+        times = [geometric_mean(t) for one in recordings if (t := one.times_ms.get(metric.metric))]
+        old = metric.old
+        if not metric.gated or old is None or not (counts or times):
+            continue
+        known = old in counts if counts else _between(times, old)
+        if not known:
+            shown = ", ".join(f"{value:g}" for value in dict.fromkeys(counts or times))
+            text = f"{metric.metric} was compared with {old:g}, the base has recorded {shown}"
+            yield _problem(ProblemCode.OTHER_BASELINE, text, result.case)
+
+
+def _between(times: Sequence[float], old: float) -> bool:
+    return min(times) * (1 - AGREE) <= old <= max(times) * (1 + AGREE)
+
+
+def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterator[Problem]:
+    """Yield why a case that was measured is no pass."""
+    verdict, name = result.verdict, result.case
+    if result.commit != found.commit or result.dirty or result.tree_changed:
+        text = "was not measured of the run's own commit, in a clean tree"
+        yield _problem(ProblemCode.TREE_CHANGED, text, name)
+    if verdict.recorded:
+        yield _problem(ProblemCode.RECORDS, "its verdict is that it was recorded", name)
+    judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
+    # A case that was judged as a whole, and failed, says it in its headline.
+    absent = [gate for gate in result.gates if gate not in judged]
+    if absent and verdict.status.outcome == "passed":
+        text = f"its verdict says nothing of {', '.join(absent)}"
+        yield _problem(ProblemCode.FEWER_GATES, text, name)
+    failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
+    waivers = {one.metric: one for one in base.waivers if one.case == name}
+    unwaived = [one for one in failing if not _waived(one, waivers.get(one.metric), base.today)]
+    if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
+        yield _problem(ProblemCode.FAILED, verdict.headline)  # which names the case
+    elif unwaived:
+        names = ", ".join(one.metric for one in unwaived)
+        text = f"passes though {names} does not, and the base has no such waiver"
+        yield _problem(ProblemCode.FAILED, text, name)
+
+
+def _waived(metric: MetricDocument, waiver: Waiver | None, today: date) -> bool:
+    """Tell whether a waiver of the base lets a metric pass."""
+    if waiver is None or waiver.expires < today or metric.status.outcome != "failed":
+        return False
+    if waiver.limit_pct is not None:
+        return metric.change_pct is not None and metric.change_pct <= waiver.limit_pct
+    if waiver.value is None or metric.new is None:
+        return False
+    return max([metric.new, *(new for _, new in metric.failing_ranks)]) <= waiver.value

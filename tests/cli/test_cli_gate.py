@@ -1,0 +1,110 @@
+"""python -m stepguard gate: status 0 for a pass that is seen, else a sentence for each problem."""
+
+import pytest
+from builders import baseline_file, entry, evidence
+from run_documents import COMMIT, measured, run_document
+
+from stepguard.report.documents import as_json
+from stepguard.storage import baselines
+
+SOUND = run_document(measured(entry()))
+FOR = ("--commit", COMMIT, "--gpus", "1")
+
+
+@pytest.fixture
+def base(shell, tmp_path):
+    """A clone of the base branch: one baseline."""
+    baselines.save(tmp_path / "baselines/h200x1.json", baseline_file())
+    return shell
+
+
+def gate(shell, tmp_path, document, *arguments):
+    """What the gate says of a document, or of bytes in its place."""
+    data = document if isinstance(document, bytes) else as_json(document).encode()
+    (tmp_path / "perf.json").write_bytes(data)
+    return shell("gate", "perf.json", *(arguments or FOR))
+
+
+def test_a_sound_run_passes(base, tmp_path):
+    """It says of what it is sure."""
+    told = gate(base, tmp_path, SOUND)
+    assert (told.status, told.err) == (0, "")
+    assert told.out == (
+        "the gate passes: all 1 cases that the base has for NVIDIA H200 were measured at "
+        "aaaaaaaaaaaa: 1 same\n"
+    )
+
+
+def test_each_problem_is_a_line(base, tmp_path):
+    """With its code; the log shows nothing that a document puts into it as a command."""
+    slower = measured(entry(), launch_ms=(275.0,) * 3)
+    told = gate(base, tmp_path, run_document(slower, dirty=["\n::error::x\x1b[2J"]))
+    assert told.status == 1 and told.err == "stepguard: the gate fails, 2 problems:\n"
+    dirty, failed = told.out.splitlines()
+    assert dirty == "DIRTY: files differ from the commit: \\n: :error::x\\x1b[2J"
+    assert failed.startswith(
+        "FAILED: train_step[124m-bf16]: SLOWER: step_ms 250.000 -> 275.000 (+10.0 %, "
+    )
+    assert told.out.count("SLOWER") == 1
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        as_json(SOUND).encode()[:-9],
+        b"[" * 10**5,
+        b"\xff",
+        b'{"schema": 1, "cases": []}',
+    ],
+    ids=["empty", "no schema", "truncated", "nested", "no text", "an older schema"],
+)
+def test_what_is_no_document_fails(base, tmp_path, content):
+    """With what is wrong, and how a document is made; never a traceback."""
+    told = gate(base, tmp_path, content)
+    assert (told.status, told.out) == (1, "")
+    assert told.err.startswith("stepguard: perf.json: ") and "--perf-json=PATH" in told.err
+
+
+def test_no_document_fails(base):
+    """The measuring job left none."""
+    told = base("gate", "perf.json", *FOR)
+    assert told.status == 1 and "no such document" in told.err
+
+
+def test_a_baseline_that_cannot_be_read_fails(base, tmp_path):
+    """Of the base: then nobody knows what to expect."""
+    (tmp_path / "baselines/h200x1.json").write_text("{")
+    told = gate(base, tmp_path, SOUND)
+    assert told.status == 1 and "h200x1.json" in told.err
+
+
+def test_no_baseline_fails(base, tmp_path):
+    """An empty folder expects nothing."""
+    (tmp_path / "baselines/h200x1.json").unlink()
+    told = gate(base, tmp_path, SOUND)
+    assert told.status == 1 and "NO_CASES: the base has no recording for NVIDIA H200" in told.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((), "the following arguments are required"),
+        (("--commit", ""), "a commit's hash in full"),
+        (("--commit", "aaaa"), "a commit's hash in full"),
+        (("--commit", COMMIT, "--gpus", "-1"), "0 or more"),
+    ],
+)
+def test_a_call_that_means_nothing_is_refused(base, tmp_path, arguments, says):
+    """A variable that is not set must not turn the gate off."""
+    (tmp_path / "perf.json").write_text(as_json(SOUND))
+    told = base("gate", "perf.json", *arguments)
+    assert told.status == 2 and says in told.err
+
+
+def test_a_run_on_a_cpu_instead_of_a_gpu_fails(base, tmp_path):
+    """The driver was gone, and nobody asked for a GPU."""
+    told = gate(base, tmp_path, run_document(measured(entry()), machine="CPU", gpus=[]))
+    assert told.status == 1 and "FEWER_GPUS: 0 GPUs measured, 1 should have" in told.out
+    assert evidence().commit == COMMIT  # what these documents are of

@@ -1,0 +1,214 @@
+"""The gate: a document passes that shows every guarded case to pass; else it is told why not."""
+
+from dataclasses import replace
+from datetime import date
+
+import pytest
+from builders import CASE, CASE_ID, entry, evidence, with_counts
+from msgspec import structs
+from run_documents import COMMIT, measured, run_document
+
+from stepguard.document import CaseState, End, Problem, ProblemCode, State
+from stepguard.judge.gate import Base, expected, gate
+from stepguard.metrics import default_gates
+from stepguard.waiver import Waiver
+
+OTHER = "b" * 40
+SOUND = measured(entry())
+SLOWER = measured(entry(), launch_ms=(275.0,) * 3)
+CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
+WAIVER = Waiver(
+    case=CASE_ID,
+    metric="graph_breaks",
+    value=3,
+    reason="waits for torch 2.14",
+    expires=date(2026, 12, 1),
+    who="A. Author",
+)
+
+
+def base(*waivers, cases=None, **changes):
+    """What the base branch knows: one recorded case on one H200, and these waivers."""
+    made = Base(
+        commit=COMMIT,
+        gpus=1,
+        recorded={"NVIDIA H200": {CASE_ID: entry()} if cases is None else cases},
+        waivers=waivers,
+        today=date(2026, 11, 22),
+    )
+    return replace(made, **changes)
+
+
+def codes(document, against=None):
+    """The codes of what the gate says against a document."""
+    return {problem.code for problem in gate(document, against or base())}
+
+
+def test_a_sound_document_passes():
+    """Every guarded case was measured at the commit, gates all it should, and is `same`."""
+    assert gate(run_document(SOUND), base()) == []
+
+
+def result(**changes):
+    """The document of a run with one result that has these changes."""
+    return run_document(structs.replace(SOUND, **changes))
+
+
+def verdict(**changes):
+    """The same, with changes to the result's verdict."""
+    return result(verdict=structs.replace(SOUND.verdict, **changes))
+
+
+def gated_metrics(**changes):
+    """The metrics of the sound verdict, the gated ones changed."""
+    return [structs.replace(one, **changes) if one.gated else one for one in SOUND.verdict.metrics]
+
+
+def waived(metrics):
+    """A result that says that it passes, since its moved metrics are waived."""
+    moved = [
+        structs.replace(one, waived_until="2026-12-01") if one.status.outcome == "failed" else one
+        for one in metrics.verdict.metrics
+    ]
+    passing = structs.replace(
+        metrics.verdict, metrics=moved, outcome="passed", waived_until="2026-12-01"
+    )
+    return run_document(structs.replace(metrics, verdict=passing), passed=True)
+
+
+SKIPPED = CaseState(state=State.SKIPPED, case=CASE_ID, why="later")
+TROUBLE = Problem(code=ProblemCode.DIRTY, text="x.py differs")
+FEWER = tuple(name for name in default_gates("cuda") if name != "graph_breaks")
+LOOSE = {CASE_ID: entry((200.0, 210.0))}
+NO_BREAK = {CASE_ID: structs.replace(entry(), gates=["flops_per_step"])}
+WAYS = {
+    "nothing was measured": (run_document(), None, "CASE_MISSING"),
+    "the case was skipped": (run_document(cases=[SKIPPED]), None, "CASE_MISSING"),
+    "another case was measured": (
+        run_document(structs.replace(SOUND, case="other[a]")),
+        None,
+        "CASE_MISSING",
+    ),
+    "a case is missing": (
+        run_document(SOUND),
+        base(cases={CASE_ID: entry(), "forward[a]": entry()}),
+        "CASE_MISSING",
+    ),
+    "fewer gates": (run_document(measured(entry(), gates=FEWER)), None, "FEWER_GATES"),
+    "a verdict that lacks a gate": (
+        verdict(metrics=[one for one in SOUND.verdict.metrics if one.metric != "step_ms"]),
+        None,
+        "FEWER_GATES",
+    ),
+    "another commit": (run_document(SOUND, commit=OTHER), None, "FOREIGN_COMMIT"),
+    "no commit": (run_document(SOUND, commit=""), None, "FOREIGN_COMMIT"),
+    "a result of another commit": (result(commit=OTHER), None, "TREE_CHANGED"),
+    "a dirty tree": (run_document(SOUND, dirty=["model/gpt.py"]), None, "DIRTY"),
+    "a result of a dirty tree": (result(dirty=["model/gpt.py"]), None, "TREE_CHANGED"),
+    "a tree that changed": (result(tree_changed=True), None, "TREE_CHANGED"),
+    "a run that was interrupted": (
+        run_document(SOUND, end=End.INTERRUPTED, passed=False),
+        None,
+        "NOT_FINISHED",
+    ),
+    "a run that was not strict": (run_document(SOUND, strict=False), None, "NOT_STRICT"),
+    "a problem of the run": (
+        run_document(SOUND, problems=[TROUBLE], passed=False),
+        None,
+        "DIRTY",
+    ),
+    "pytest failed": (run_document(SOUND, passed=False), None, "NOT_PASSED"),
+    "slower": (run_document(SLOWER), None, "FAILED"),
+    "slower, and the run says that it passed": (
+        run_document(SLOWER, passed=True),
+        None,
+        "FAILED",
+    ),
+    "a metric that fails in a verdict that passes": (
+        verdict(metrics=gated_metrics(status=SLOWER.verdict.status)),
+        None,
+        "FAILED",
+    ),
+    "recorded": (verdict(recorded=True), None, "RECORDS"),
+    "a waiver that the base has not": (waived(CHANGED), None, "FAILED"),
+    "a waiver that ended": (
+        waived(CHANGED),
+        base(structs.replace(WAIVER, expires=date(2026, 11, 21))),
+        "FAILED",
+    ),
+    "a waiver of less": (waived(CHANGED), base(structs.replace(WAIVER, value=2)), "FAILED"),
+    "a waiver of another case": (
+        waived(CHANGED),
+        base(structs.replace(WAIVER, case="forward[a]")),
+        "FAILED",
+    ),
+    "another machine": (run_document(SOUND, machine="CPU", gpus=[]), None, "FEWER_GPUS"),
+    "a machine without a recording": (
+        run_document(SOUND, machine="CPU", gpus=[]),
+        base(gpus=0),
+        "NO_CASES",
+    ),
+    "too few GPUs": (run_document(SOUND), base(gpus=2), "FEWER_GPUS"),
+    "a time that the base has not recorded": (
+        run_document(SOUND),
+        base(cases=LOOSE),
+        "OTHER_BASELINE",
+    ),
+    "other parameters": (result(parameters=CASE | {"params": {"batch": 1}}), None, "OTHER_CASE"),
+    "judged against itself": (
+        run_document(SOUND, against="HEAD (aaaa)", base_commit=COMMIT),
+        None,
+        "OTHER_BASELINE",
+    ),
+}
+
+
+@pytest.mark.parametrize(("document", "known", "code"), WAYS.values(), ids=WAYS)
+def test_what_is_not_seen_to_pass_fails(document, known, code):
+    """Each with the code of what is wrong."""
+    assert code in {found.value for found in codes(document, known)}
+
+
+def test_a_count_that_the_base_has_not_recorded_fails():
+    """An edited baseline made it `same`."""
+    recorded = entry().epochs[0].recordings[0]
+    other = structs.replace(recorded, counters=recorded.counters | {"graph_breaks": 0})
+    edited = entry(epochs=[structs.replace(entry().epochs[0], recordings=[other])])
+    (problem,) = gate(run_document(SOUND), base(cases={CASE_ID: edited}))
+    assert problem.code is ProblemCode.OTHER_BASELINE
+    assert problem.text == "graph_breaks was compared with 1, the base has recorded 0"
+
+
+def test_what_the_base_waives_passes():
+    """The same size, the same day; and against another revision, too."""
+    assert codes(run_document(CHANGED), base(WAIVER)) == {ProblemCode.FAILED}
+    assert gate(waived(CHANGED), base(WAIVER)) == []
+
+
+def test_what_the_base_leaves_free_is_free():
+    """An extended case need not be measured, nor be gated more than is recorded."""
+    extended = {CASE_ID: entry(), "forward[a]": structs.replace(entry(), extended=True)}
+    assert gate(run_document(SOUND), base(cases=extended)) == []
+    assert gate(run_document(measured(entry(), gates=FEWER)), base(cases=NO_BREAK)) == []
+
+
+def test_a_case_that_is_new_has_to_pass_as_well():
+    """The base does not know it; its own verdict decides."""
+    new = structs.replace(
+        SLOWER, case="new[a]", verdict=structs.replace(SLOWER.verdict, case_id="new[a]")
+    )
+    assert codes(run_document(SOUND, new)) == {ProblemCode.FAILED}
+
+
+def test_only_cases_for_as_many_gpus_are_expected():
+    """Four ranks need four; so does a case of several nodes need them."""
+    four = structs.replace(entry(), case=CASE | {"world_size": 4})
+    nodes = structs.replace(entry(), case=CASE | {"nodes": 2})
+    cpu = structs.replace(entry(), case=CASE | {"device": "cpu"})
+    cases = {"a[1]": entry(), "a[4]": four, "a[n]": nodes}
+    known = base(recorded={"NVIDIA H200": cases, "CPU": {"a[c]": cpu}})
+    assert set(expected(run_document(), known)) == {"a[1]"}
+    assert set(expected(run_document(), replace(known, gpus=4))) == {"a[1]", "a[4]"}
+    # A kind of GPU that is not recorded yet has to measure what the others have.
+    assert set(expected(run_document(machine="NVIDIA H100"), known)) == {"a[1]"}
+    assert set(expected(run_document(machine="CPU", gpus=[]), known)) == {"a[c]"}
