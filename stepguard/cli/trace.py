@@ -9,6 +9,8 @@ import csv
 import dataclasses
 import json
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,20 @@ from stepguard.explain.causes import explain
 from stepguard.profile import over_ranks
 from stepguard.report.trace import explanation
 from stepguard.report.trace.page import page
+from stepguard.report.trace.tables import ncu_page, stats_page
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import exchanges
+from stepguard.trace.columns import Trace
 from stepguard.trace.profiles import Analysis, analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.read.nsys import read_nsys
+from stepguard.trace.read.tables import read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
 from stepguard.trace.windows import STEPS
 
+_SQLITE = b"SQLite format 3\0"
 Ranks = dict[int, tuple[Path, Analysis]]  # by rank
 
 
@@ -49,6 +56,11 @@ def _trace(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     classes = _classes(options.classes)
     marks = _marks(options.step)
+    tables = [path for path in options.files if path.suffix == ".csv"]
+    if tables and (len(tables) < len(options.files) or options.against or options.json):
+        raise UsageError("tables in CSV are printed by themselves: give no other files and options")
+    if tables:
+        return _tables(options, classes)
     found = read_ranks(options.files, classes, marks)
     if options.against:
         return _explain(found, read_ranks(options.against, classes, marks), options)
@@ -110,19 +122,46 @@ def read_ranks(files: list[Path], classes: Classes, marks: tuple[str, ...]) -> R
     Raises FileError that names the file.
     """
     found: Ranks = {}
-    for place, path in enumerate(files):
+    for path in files:
         try:
-            with path.open("rb") as file:
-                trace = read_chrome(file)
-            rank = place if trace.machine.rank is None else trace.machine.rank
-            if rank in found:
-                raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is")
-            found[rank] = path, analyse(trace, classes, marks)
+            for trace in _traces(path):
+                own = trace.machine.rank
+                rank = len(found) if own is None else own
+                if rank in found:
+                    raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is")
+                found[rank] = path, analyse(trace, classes, marks)
         except OSError as error:
             raise FileError(f"{path}: {error.strerror}") from None
         except TraceError as error:
             raise FileError(f"{path}: {error}") from None
     return found
+
+
+def _traces(path: Path) -> list[Trace]:
+    """Return the traces in a file: one of torch.profiler, or one a process in an export of nsys."""
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) != _SQLITE:
+            file.seek(0)
+            return [read_chrome(file)]
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        return read_nsys(connection)
+
+
+def _tables(options: argparse.Namespace, classes: Classes) -> int:
+    """Print the tables of nsys stats and of ncu."""
+    for path in options.files:
+        try:
+            text = path.read_text(encoding="utf-8", errors="replace")
+            say(str(path))
+            if '"Kernel Name"' in text or "Kernel Name," in text:
+                say(*ncu_page(read_ncu(text), options.top))
+            else:
+                say(*stats_page(read_stats(text), classes, options.top))
+        except OSError as error:
+            raise FileError(f"{path}: {error.strerror}") from None
+        except TraceError as error:
+            raise FileError(f"{path}: {error}") from None
+    return 0
 
 
 def _write_json(document: Any, path: Path) -> None:

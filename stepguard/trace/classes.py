@@ -23,6 +23,7 @@ class Classes:
     canonical: _Rules
     phases: _Rules
 
+    @cache  # noqa: B019  # there is one table a process, and its rules are asked again and again
     def kernel(self, name: str) -> str:
         """Return the kernel's class, OTHER where no rule knows it."""
         return _first(self.kernels, name) or OTHER

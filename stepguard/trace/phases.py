@@ -14,7 +14,7 @@ from stepguard.trace.columns import NONE, Floats, Ints, Trace
 from stepguard.trace.windows import STEPS
 
 # Ranges of libraries around an exchange: their kernels have a class of their own.
-_EXCHANGES = re.compile(r"^(nccl|gloo|c10d|ucc):")
+_EXCHANGES = re.compile(r"^(nccl|gloo|c10d|ucc):|^nccl[A-Z]")
 _JOIN_US = 500.0  # between two operators of one backward pass; a forward pass takes longer
 
 

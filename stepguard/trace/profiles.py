@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -48,6 +49,11 @@ class Analysis:
         """Return the time in which at least one of these records runs."""
         return union(self.windows.gpu.start_us[rows], self.windows.gpu.end_us[rows])
 
+    @cached_property
+    def has_stack(self) -> bool:
+        """Whether the file has frames of Python (``with_stack=True``)."""
+        return bool((self.trace.host.kind == PYTHON).any())
+
     def of(self, *kinds: str) -> Bools:
         """Return the records of these classes."""
         found: Bools = np.isin(self.kind, [self.kinds.index(kind) for kind in kinds])
@@ -65,7 +71,9 @@ def analyse(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> A
     phases = ("", *dict.fromkeys(one.path for one in passes))
     of_pass = np.array([phases.index(one.path) for one in passes] + [0])  # the last: outside all
     kinds = (*classes.kernel_names, COPIES)
-    of_name = np.array([kinds.index(classes.kernel(name)) for name in trace.names], np.int64)
+    of_name = np.full(len(trace.names), len(kinds) - 1)
+    for name in np.unique(gpu.name[~is_memory(gpu)]).tolist():
+        of_name[name] = kinds.index(classes.kernel(trace.names[name]))
     return Analysis(
         trace=trace,
         classes=classes,
@@ -74,7 +82,7 @@ def analyse(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> A
         pass_of_record=passed,
         phase=of_pass[passed],
         phases=phases,
-        kind=np.where(is_memory(gpu), len(kinds) - 1, of_name[gpu.name]),
+        kind=of_name[gpu.name],
         kinds=kinds,
         gaps=find_gaps(trace, windows, passes),
     )
@@ -174,6 +182,8 @@ def source_at(found: Analysis, record: int) -> str:
 
 def source_of_call(found: Analysis, call: int) -> str:
     """Return the innermost frame outside libraries around a CUDA call, "" without a stack."""
+    if not found.has_stack:
+        return ""
     frames = [name for kind, name in _around(found, call) if kind == PYTHON]
     mine = [name for name in frames if not any(part in name for part in _LIBRARIES)]
     return mine[-1] if mine else ""

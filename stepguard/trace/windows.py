@@ -142,9 +142,11 @@ def _first_record(
 
     A copy on a stream of its own may run ahead, in the step before; the computing stream does not.
     """
-    computes = np.array([classes.kernel(name) != COMMUNICATION for name in names], bool)
-    rows = (gpu.kind == KERNEL) & computes[gpu.name]
-    rows = rows if rows.any() else gpu.kind == KERNEL
+    kernels = gpu.kind == KERNEL
+    used = np.unique(gpu.name[kernels]).tolist()
+    exchanges = [name for name in used if classes.kernel(names[name]) == COMMUNICATION]
+    rows = kernels & ~np.isin(gpu.name, exchanges)
+    rows = rows if rows.any() else kernels
     streams, index = np.unique(gpu.stream[rows], return_inverse=True)
     busy = np.bincount(index, weights=(gpu.end_us - gpu.start_us)[rows])
     on_it = (gpu.stream == streams[busy.argmax()]) & (step_of_record != NONE)

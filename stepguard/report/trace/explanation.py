@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from stepguard.explain.causes import Cause, Explanation, Kind, Side
 from stepguard.explain.comparable import LOST_AT_MOST, Refusal, Refused
+from stepguard.report.trace.page import short
 
 WIDTH = 80
 _REFUSED = {
@@ -74,22 +75,22 @@ def _what(cause: Cause) -> str:
         case Kind.IDLE:
             return _idle(cause)
         case Kind.CALLS:
-            return f"{_short(cause.what)}: {before.calls:g} -> {after.calls:g} launches"
+            return f"{short(cause.what, 48)}: {before.calls:g} -> {after.calls:g} launches"
         case Kind.TIME if before.calls and after.calls:
             old, new = before.us / before.calls, after.us / after.calls
             each = f"{old:,.1f} -> {new:,.1f} us a launch"
-            return f"{_short(cause.what)}: {each}, {after.calls:g} launches"
+            return f"{short(cause.what, 48)}: {each}, {after.calls:g} launches"
         case Kind.TIME:
             return f"{cause.what}: {_times(before, after)} as long, launched as before"
         case Kind.SHAPE:
             shapes = f"{_shape(before)} -> {_shape(after)}"
-            return f"{_short(cause.what)}: other launch shape, {shapes}"
+            return f"{short(cause.what, 48)}: other launch shape, {shapes}"
         case Kind.REPLACED:
             return f"{_names(before)} replaced by {_names(after)}"
         case Kind.ADDED:
-            return f"new: {_short(cause.what)}, {after.calls:g} launches"
+            return f"new: {short(cause.what, 48)}, {after.calls:g} launches"
         case Kind.REMOVED:
-            return f"gone: {_short(cause.what)}, {before.calls:g} launches"
+            return f"gone: {short(cause.what, 48)}, {before.calls:g} launches"
         case Kind.MOVED:
             return f"moved: {_names(before)} to {_names(after)}"
         case Kind.CLOCK:
@@ -119,14 +120,7 @@ def _names(side: Side) -> str:
     if not side.names:
         return "nothing"
     more = f" and {len(side.names) - 1} more" if len(side.names) > 1 else ""
-    return f"{_short(side.names[0])}{more} ({side.calls:g} launches)"
-
-
-def _short(name: str, width: int = 48) -> str:
-    name = name.removeprefix("void ")
-    for bracket in "<(":
-        name = name.partition(bracket)[0] or name
-    return name if len(name) <= width else f"{name[: width - 13]}...{name[-10:]}"
+    return f"{short(side.names[0], 48)}{more} ({side.calls:g} launches)"
 
 
 def _when(cause: Cause) -> str:

@@ -1,9 +1,10 @@
 """The page of a trace, at most 80 columns: where the step's time goes, for one rank or several."""
 
+import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import stdev
 
-from stepguard.profile import IdleRow, KernelRow, Series, mean
+from stepguard.profile import IdleRow, Series, mean
 from stepguard.report.table import aligned
 from stepguard.trace.collectives import Exchange
 from stepguard.trace.summary import Summary
@@ -45,7 +46,7 @@ def heading(one: Summary) -> str:
 
 def _steps(ranks: Sequence[Summary]) -> Iterator[str]:
     for one in ranks:
-        yield f"{one.source}: {heading(one)}"
+        yield from textwrap.wrap(f"{one.source}: {heading(one)}", WIDTH)
     if any(one.has_marks and one.marked_steps > 1 for one in ranks):
         yield "The last step is left out: nothing in the file ends it on the GPU."
     yield ""
@@ -162,7 +163,7 @@ def _kernels(one: Summary, top: int) -> Iterator[str]:
     header = (f"top {len(rows)} kernels, {share:.0f} %", "phase", "[ms]", "sd", "calls", "[us]")
     body = [
         (
-            short_name(row),
+            short(row.name),
             _cut(row.phase.rpartition("/")[2], 10),
             _ms(mean(row.us)),
             f"{stdev(row.us) / 1e3:.3f}" if len(row.us) > 1 else "",
@@ -174,9 +175,9 @@ def _kernels(one: Summary, top: int) -> Iterator[str]:
     yield from aligned([header, *body], left=(0, 1))
 
 
-def short_name(row: KernelRow, width: int = 36) -> str:
+def short(name: str, width: int = 36) -> str:
     """Return a kernel's name without template arguments; a long one keeps begin and end."""
-    name = row.name.removeprefix("void ")
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     for bracket in "<(":
         name = name.partition(bracket)[0] or name
     return name if len(name) <= width else f"{name[: width - 13]}...{name[-10:]}"

@@ -89,81 +89,89 @@ def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
         raise TraceError("it has a number that no profiler writes") from None
 
 
+class _Numbers(dict[Any, int]):
+    """Numbers keys in the order in which they come."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self)
+        return number
+
+
 class _Columns:
-    """The columns in the making."""
+    """The columns in the making; whole lists at a time, since a loop over events takes thrice."""
 
     def __init__(self) -> None:
-        self._names: dict[str, int] = {}
-        self._threads: dict[object, int] = {}
-        self._shapes: dict[tuple[Any, ...], int] = {}
+        self._names, self._threads, self._shapes = _Numbers(), _Numbers(), _Numbers()
         self._messages: dict[int, Message] = {}
         self._host = [array(code) for code in "biddiqq"]
         self._gpu = [array(code) for code in "biddiiqqqi"]
 
     def add(self, events: Iterable[Event]) -> None:
         """Append the events that last, of the kinds that are read."""
-        names, threads = self._names, self._threads
-        host = [column.append for column in self._host]
+        found: dict[str | None, list[Event]] = {}
         for event in events:
-            if event.ph != "X" or event.cat is None:
-                continue
-            kind = _HOST.get(event.cat)
-            if kind is None:
-                kind = _HOST.get(event.cat.lower(), NONE)
-            if kind == NONE:
-                self._add_record(event)
-                continue
-            start, us = self._times(event)
-            args = event.args or _NOTHING
-            name = names.setdefault(str(event.name), len(names))
-            thread = threads.setdefault((event.pid, event.tid), len(threads))
-            external = _number(args.external, args.external_old)
-            row = (kind, name, start, start + us, thread, _number(args.correlation), external)
-            for append, value in zip(host, row, strict=True):
-                append(value)  # type: ignore[arg-type]  # of its column's type
-            if args.collective is not None:
-                self._messages[external] = _message(args)
+            if event.ph == "X":
+                found.setdefault(event.cat, []).append(event)
+        for category, rows in found.items():
+            kind = (category or "").lower()
+            if kind in _HOST:
+                self._add_host(_HOST[kind], rows)
+            elif kind in _GPU:
+                self._add_gpu(_GPU[kind], rows)
 
-    def _add_record(self, event: Event) -> None:
-        kind = _GPU.get((event.cat or "").lower())
-        if kind is None:
-            return
-        start, us = self._times(event)
-        args = event.args or _NOTHING
-        external = _number(args.external, args.external_old)
-        row = (
-            kind,
-            self._names.setdefault(str(event.name), len(self._names)),
-            start,
-            start + us,
-            _number(args.device, event.pid),
-            _number(args.stream, event.tid),
-            _number(args.correlation),
-            external,
-            _number(args.bytes),
-            self._shape(args) if kind == KERNEL else NONE,
+    def _add_host(self, kind: int, rows: list[Event]) -> None:
+        threads = self._threads
+        args = [row.args or _NOTHING for row in rows]
+        columns = (
+            [kind] * len(rows),
+            *self._name_and_times(rows),
+            [threads[row.pid, row.tid] for row in rows],
+            _numbers([one.correlation for one in args]),
+            self._externals(args),
         )
-        for column, value in zip(self._gpu, row, strict=True):
-            column.append(value)  # type: ignore[arg-type]
-        if args.collective is not None:
-            self._messages.setdefault(external, _message(args))
+        _extend(self._host, columns)
 
-    def _times(self, event: Event) -> tuple[float, float]:
-        """Return begin and length in us."""
-        us = event.dur or 0.0
-        if event.ts is None or us < 0:
-            what = "no begin" if event.ts is None else f"a length of {us} us"
-            raise TraceError(f"the event {event.name!r} has {what}")
-        return event.ts, us
+    def _add_gpu(self, kind: int, rows: list[Event]) -> None:
+        args = [row.args or _NOTHING for row in rows]
+        pairs = list(zip(rows, args, strict=True))
+        columns = (
+            [kind] * len(rows),
+            *self._name_and_times(rows),
+            _numbers([row.pid if one.device is None else one.device for row, one in pairs]),
+            _numbers([row.tid if one.stream is None else one.stream for row, one in pairs]),
+            _numbers([one.correlation for one in args]),
+            self._externals(args),
+            _numbers([one.bytes for one in args]),
+            [self._shape(one) for one in args] if kind == KERNEL else [NONE] * len(rows),
+        )
+        _extend(self._gpu, columns)
+
+    def _name_and_times(self, rows: list[Event]) -> tuple[list[int], list[float], list[float]]:
+        """Return the columns of name, begin and length."""
+        names = self._names
+        for row in rows:
+            if row.ts is None or row.dur < 0:
+                what = "no begin" if row.ts is None else f"a length of {row.dur} us"
+                raise TraceError(f"the event {row.name!r} has {what}")
+        return (
+            [names[str(row.name)] for row in rows],
+            [row.ts for row in rows],  # type: ignore[misc]  # none is None
+            [row.dur for row in rows],
+        )
+
+    def _externals(self, args: list[Scalar]) -> list[int]:
+        """Return the column of external ids; keep the messages that are noted with them."""
+        found = _numbers(
+            [x if (x := one.external) is not None else one.external_old for one in args]
+        )
+        for one, external in zip(args, found, strict=True):
+            if one.collective is not None and external != NONE:
+                self._messages[external] = _message(one)
+        return found
 
     def _shape(self, args: Scalar) -> int:
-        key = (
-            tuple(args.grid or ()),
-            tuple(args.block or ()),
-            int(args.registers or 0),
-            int(args.shared or 0),
-        )
-        return self._shapes.setdefault(key, len(self._shapes))
+        registers, shared = int(args.registers or 0), int(args.shared or 0)
+        return self._shapes[args.grid or (), args.block or (), registers, shared]
 
     def trace(self, machine: Machine) -> Trace:
         """Return the columns in order of time, from the earliest begin."""
@@ -184,23 +192,34 @@ class _Columns:
         )
 
 
+def _extend(columns: list["array[Any]"], values: tuple[list[Any], ...]) -> None:
+    for column, new in zip(columns, values, strict=True):
+        column.fromlist(new)
+
+
 def _ordered(columns: list[Any], began: float) -> list[Any]:
-    """Return the columns sorted by begin (the longer first) and counted from ``began``."""
+    """Return the columns sorted by begin (the longer first), counted from ``began``, with ends."""
     order = np.lexsort((-columns[3], columns[2]))
     columns.reverse()
     found = [columns.pop()[order] for _ in range(len(columns))]
-    found[2], found[3] = found[2] - began, found[3] - began
+    found[2] = found[2] - began
+    found[3] = found[2] + found[3]
     return found
 
 
-def _number(*values: int | float | str | None) -> int:
-    """Return the first of the values that is a number, NONE without any."""
-    for value in values:
-        if isinstance(value, int | float):
-            return int(value)
-        if value is not None and value.lstrip("-").isdigit():
-            return int(value)
-    return NONE
+def _numbers(values: list[Any]) -> list[int]:
+    """Return whole numbers: NONE for what is missing or is no number."""
+    found = [NONE if value is None else value for value in values]
+    if set(map(type, found)) <= {int}:
+        return found
+    return [_number(value) for value in found]
+
+
+def _number(value: int | float | str | None) -> int:
+    """Return a number that may be written as another type, NONE for what is none."""
+    if isinstance(value, int | float):
+        return int(value)
+    return int(value) if value is not None and value.lstrip("-").isdigit() else NONE
 
 
 def _message(args: Scalar) -> Message:

@@ -1,0 +1,188 @@
+"""Read the tables that NVIDIA's tools print as CSV: nsys stats --format csv, ncu --csv --page raw.
+
+Both put other lines before the table, and nsys puts several tables into one stream. Numbers may
+have commas. A metric that was not collected is None, never 0.
+"""
+
+import csv
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepguard.trace.read.chunks import TraceError
+
+_NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
+
+
+class Stats(StrEnum):
+    """What a report of nsys stats is about."""
+
+    KERNELS = "kernels"
+    CALLS = "CUDA calls (host time)"
+    COPIES = "copies and fills"
+    RANGES = "NVTX ranges (host time)"
+    GPU_RANGES = "NVTX ranges (time on the GPU)"
+
+
+@dataclass(frozen=True)
+class StatsRow:
+    """One line of a report of nsys stats."""
+
+    name: str
+    calls: int
+    total_us: float
+
+
+@dataclass(frozen=True)
+class StatsTable:
+    """One report."""
+
+    kind: Stats
+    rows: tuple[StatsRow, ...]
+
+
+@dataclass(frozen=True)
+class NcuRow:
+    """One launch of a kernel under ncu. Throughputs are % of what the GPU can sustain."""
+
+    name: str
+    grid: str
+    block: str
+    us: float | None
+    occupancy_pct: float | None  # achieved: active warps / the most that fit
+    compute_pct: float | None
+    memory_pct: float | None
+    dram_pct: float | None
+    tensor_pct: float | None  # cycles in which the tensor cores are busy
+    l2_hit_pct: float | None
+    threads_per_warp: float | None  # warp execution efficiency = this / 32
+    registers: float | None  # a thread
+    shared_bytes: float | None  # a block
+
+
+# In the order of NcuRow. Of several names the first: versions of ncu and GPUs differ.
+_METRICS: dict[str, tuple[str, ...]] = {
+    "us": ("gpu__time_duration.sum",),
+    "occupancy_pct": ("sm__warps_active.avg.pct_of_peak_sustained_active",),
+    "compute_pct": ("sm__throughput.avg.pct_of_peak_sustained_elapsed",),
+    "memory_pct": (
+        "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+        "gpu__compute_memory_access_throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "dram_pct": (
+        "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+        "dram__throughput.avg.pct_of_peak_sustained_elapsed",
+    ),
+    "tensor_pct": (
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+        "sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active",
+    ),
+    "l2_hit_pct": ("lts__t_sector_hit_rate.pct",),
+    "threads_per_warp": ("smsp__thread_inst_executed_per_inst_executed.ratio",),
+    "registers": ("launch__registers_per_thread",),
+    "shared_bytes": ("launch__shared_mem_per_block", "launch__shared_mem_per_block_allocated"),
+}
+_SCALE = {
+    **{unit: 1e-3 for unit in ("ns", "nsecond")},
+    **{unit: 1.0 for unit in ("us", "usecond")},
+    **{unit: 1e3 for unit in ("ms", "msecond")},
+    **{unit: 1e6 for unit in ("s", "second")},
+    "Kbyte/block": 1e3,
+    "Mbyte/block": 1e6,
+}
+
+
+def read_stats(text: str) -> list[StatsTable]:
+    """Return the tables in the output of nsys stats. Raises TraceError where there is none."""
+    found: list[StatsTable] = []
+    header: list[str] = []
+    rows: list[StatsRow] = []
+    for cells in [*csv.reader(text.splitlines()), []]:
+        if header and len(cells) == len(header):
+            rows.append(_stats_row(header, cells))
+        elif header:
+            found.append(StatsTable(_kind(header), tuple(rows)))
+            header, rows = [], []
+        if not header and _column(cells, _TOTALS) is not None:
+            header = cells
+    if not found:
+        raise TraceError("it has no table of nsys stats: make it with nsys stats --format csv")
+    return found
+
+
+_TOTALS = ("Total Proj Time", "Total Time")
+_COUNTS = ("Instances", "Num Calls", "Count", "Range Instances")
+_NAMES = ("Name", "Operation", "Range")
+
+
+def _column(header: Sequence[str], titles: Sequence[str]) -> int | None:
+    """Return the first column of one of these titles, whatever its unit."""
+    bare = [cell.partition(" (")[0] for cell in header]
+    return next((i for i, cell in enumerate(bare) if cell in titles), None)
+
+
+def _kind(header: Sequence[str]) -> Stats:
+    if _column(header, ("Total Proj Time",)) is not None:
+        return Stats.GPU_RANGES
+    if "Range" in header:
+        return Stats.RANGES
+    if "Operation" in header:
+        return Stats.COPIES
+    return Stats.CALLS if "Num Calls" in header else Stats.KERNELS
+
+
+def _stats_row(header: Sequence[str], cells: Sequence[str]) -> StatsRow:
+    total, count, name = (_column(header, titles) for titles in (_TOTALS, _COUNTS, _NAMES))
+    if total is None or count is None or name is None:
+        raise TraceError(f"its table has no count or no name: {','.join(header)[:80]!r}")
+    unit = header[total].rpartition("(")[2].rstrip(")")
+    try:
+        us = _number(cells[total]) * _NS[unit] / 1e3
+        return StatsRow(cells[name], int(_number(cells[count])), us)
+    except (ValueError, KeyError):
+        raise TraceError(f"the line {','.join(cells)[:80]!r} is no row of nsys stats") from None
+
+
+def read_ncu(text: str) -> list[NcuRow]:
+    """Return the launches in the output of ncu --csv --page raw. Raises TraceError."""
+    rows = [cells for cells in csv.reader(text.splitlines()) if "Kernel Name" in cells or cells]
+    start = next((i for i, cells in enumerate(rows) if "Kernel Name" in cells), None)
+    if start is None:
+        raise TraceError('it has no column "Kernel Name": make it with ncu --csv --page raw')
+    header, *body = rows[start:]
+    if not body:
+        raise TraceError("it has no launch: ncu found no kernel of the asked name")
+    units = dict(zip(header, body[0], strict=False))
+    return [_ncu_row(dict(zip(header, cells, strict=True)), units)
+            for cells in _launches(header, body[1:])]  # fmt: skip
+
+
+def _launches(header: list[str], rows: list[list[str]]) -> Iterator[list[str]]:
+    for cells in rows:
+        if len(cells) == len(header):
+            yield cells
+        elif not cells[0].startswith("=="):  # ncu's own messages
+            raise TraceError(f"it is cut off in the line that begins with {cells[0]!r}")
+
+
+def _ncu_row(cells: dict[str, str], units: dict[str, str]) -> NcuRow:
+    figures = [_metric(cells, units, names) for names in _METRICS.values()]
+    return NcuRow(
+        cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), *figures
+    )
+
+
+def _metric(cells: dict[str, str], units: dict[str, str], names: tuple[str, ...]) -> float | None:
+    """Return the first of the metrics that was collected, in the unit of its field."""
+    for name in names:
+        if text := cells.get(name):
+            try:
+                return _number(text) * _SCALE.get(units.get(name, ""), 1.0)
+            except ValueError:  # "n/a"
+                continue
+    return None
+
+
+def _number(text: str) -> float:
+    return float(text.replace(",", ""))

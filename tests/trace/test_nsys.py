@@ -1,0 +1,223 @@
+"""Exports of Nsight Systems and tables of nsys stats and ncu, made by hand in their format."""
+
+import sqlite3
+from contextlib import closing
+
+import pytest
+from kineto import Kineto
+
+from stepguard.cli.main import main
+from stepguard.profile import mean
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.profiles import analyse, profile
+from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.read.nsys import read_nsys
+from stepguard.trace.read.tables import Stats, read_ncu, read_stats
+
+PID = 4321 << 24  # as nsys serializes process 4321
+WHERE = "start INT, end INT, deviceId INT, streamId INT, correlationId INT, globalPid INT"
+SHAPE = "gridX INT, gridY INT, gridZ INT, blockX INT, blockY INT, blockZ INT"
+TABLES = {
+    "StringIds": "id INT, value TEXT",
+    "TARGET_INFO_GPU": "id INT, name TEXT",
+    "CUPTI_ACTIVITY_KIND_KERNEL": f"{WHERE}, demangledName INT, shortName INT, {SHAPE},"
+    " registersPerThread INT, staticSharedMemory INT, dynamicSharedMemory INT",
+    "CUPTI_ACTIVITY_KIND_MEMCPY": f"{WHERE}, bytes INT, copyKind INT, srcKind INT, dstKind INT",
+    "CUPTI_ACTIVITY_KIND_MEMSET": f"{WHERE}, bytes INT",
+    "CUPTI_ACTIVITY_KIND_RUNTIME": "start INT, end INT, globalTid INT, correlationId INT,"
+    " nameId INT",
+    "NVTX_EVENTS": "start INT, end INT, globalTid INT, text TEXT, textId INT",
+    "PROFILER_OVERHEAD": "start INT, end INT, globalTid INT",
+}
+STRINGS = {1: "nvjet_tst_64x64", 2: "cudaLaunchKernel_v7000", 3: "cudaMemcpyAsync_v3020",
+           4: "cudaDeviceSynchronize_v3020", 5: "forward"}  # fmt: skip
+
+
+def export(*, without=(), second=False):
+    """A file of three steps of 1 ms: a kernel of 400 us, a copy of 100 us, and a sync."""
+    connection = sqlite3.connect(":memory:")
+    for table, columns in TABLES.items():
+        if table not in without:
+            kept = [c for c in columns.split(", ") if c.split()[0] not in without]
+            connection.execute(f"CREATE TABLE {table} ({', '.join(c.strip() for c in kept)})")
+
+    def add(table, **row):
+        if table not in without:
+            row = {f'"{key}"': value for key, value in row.items() if key not in without}
+            marks = ", ".join("?" * len(row))
+            connection.execute(
+                f"INSERT INTO {table} ({', '.join(row)}) VALUES ({marks})", [*row.values()]
+            )
+
+    for number, text in STRINGS.items():
+        add("StringIds", id=number, value=text)
+    add("TARGET_INFO_GPU", id=0, name="NVIDIA H100")
+    for pid in (PID, PID + (1 << 24)) if second else (PID,):
+        tid = pid + 77
+        for i in range(3):
+            t = 5_000_000_000 + 1_000_000 * i
+            add("NVTX_EVENTS", start=t, end=t + 999_000, globalTid=tid, text=f"step_{i}")
+            add("NVTX_EVENTS", start=t + 10, end=t + 90_000, globalTid=tid, textId=5)
+            add("NVTX_EVENTS", start=t + 20, end=t + 80_000, globalTid=tid,
+                text="aten::mm, seq = 3, op_id = 12")  # fmt: skip
+            add("NVTX_EVENTS", start=t + 30, end=None, globalTid=tid, text="a mark")
+            where = dict(deviceId=0, streamId=7, globalPid=pid)
+            shape = dict(gridX=2, gridY=66, gridZ=1, blockX=384, blockY=1, blockZ=1)
+            more = dict(registersPerThread=168, staticSharedMemory=100, dynamicSharedMemory=50)
+            add("CUPTI_ACTIVITY_KIND_RUNTIME", start=t + 1000, end=t + 2000, globalTid=tid,
+                correlationId=10 * i, nameId=2)  # fmt: skip
+            add("CUPTI_ACTIVITY_KIND_KERNEL", start=t + 100_000, end=t + 500_000, demangledName=1,
+                shortName=1, correlationId=10 * i, **where, **shape, **more)  # fmt: skip
+            add("CUPTI_ACTIVITY_KIND_RUNTIME", start=t + 3000, end=t + 4000, globalTid=tid,
+                correlationId=10 * i + 1, nameId=3)  # fmt: skip
+            add("CUPTI_ACTIVITY_KIND_MEMCPY", start=t + 450_000, end=t + 600_000, bytes=4096,
+                copyKind=1, srcKind=0, dstKind=2, correlationId=10 * i + 1, **where)  # fmt: skip
+            add("CUPTI_ACTIVITY_KIND_RUNTIME", start=t + 5000, end=t + 650_000, globalTid=tid,
+                correlationId=10 * i + 2, nameId=4)  # fmt: skip
+    connection.commit()
+    return connection
+
+
+def parts(trace):
+    """The parts of its steps, us."""
+    found = profile(analyse(trace, usual_classes()))
+    return {name: mean(getattr(found.parts, name)) for name in found.parts.__dataclass_fields__}
+
+
+def test_an_export_says_what_a_chrome_trace_says():
+    """The same events through both readers are the same profile."""
+    (trace,) = read_nsys(export())
+    found = profile(analyse(trace, usual_classes()))
+    other = Kineto(deviceProperties=[{"name": "NVIDIA H100"}])
+    for i in range(3):
+        t = 1000.0 * i
+        other.annotation(f"step_{i}", t, t + 999)
+        other.annotation("forward", t + 0.01, t + 90)
+        shape = {"grid": [2, 66, 1], "block": [384, 1, 1], "registers per thread": 168}
+        other.kernel(t + 1, t + 100, t + 500, STRINGS[1], **shape, **{"shared memory": 150})
+        other.copy(t + 3, t + 450, t + 600)
+        other.call("cudaDeviceSynchronize", t + 5, 645)
+    same = profile(other.analysis())
+    assert found.parts.step_us == pytest.approx(same.parts.step_us)
+    assert found.gpu == same.gpu == "NVIDIA H100"
+    assert [(row.name, row.phase, row.calls, row.grid) for row in found.kernels] == [
+        (row.name, row.phase, row.calls, row.grid) for row in same.kernels
+    ]
+    assert [(row.cause, row.call) for row in found.idle] == [("sync", "cudaDeviceSynchronize")]
+    assert found.calls == same.calls
+    assert parts(trace)["exposed_copies_us"] == pytest.approx(100)
+
+
+def test_emitted_ranges_are_operators():
+    """torch's emit_nvtx writes each operator as a range: no phase, and its name alone."""
+    (trace,) = read_nsys(export())
+    operators = {trace.names[i] for i in trace.operators.name}
+    annotations = {trace.names[i] for i in trace.annotations.name}
+    assert operators == {"aten::mm"} and "forward" in annotations and "a mark" not in annotations
+
+
+def test_processes_are_ranks():
+    """Correlation ids of two processes are the same numbers; they are kept apart."""
+    found = read_nsys(export(second=True))
+    assert len(found) == 2 and parts(found[0]) == parts(found[1])
+
+
+def test_older_versions_lack_columns_and_tables():
+    """What a version does not have is not used; what is needed is asked for by its name."""
+    old = {"globalPid", "globalTid", "staticSharedMemory", "PROFILER_OVERHEAD", "TARGET_INFO_GPU"}
+    (trace,) = read_nsys(export(without=old))
+    assert parts(trace)["compute_us"] == pytest.approx(400) and trace.machine.gpu == ""
+    with pytest.raises(TraceError, match="CUPTI_ACTIVITY_KIND_KERNEL has no column gridX"):
+        read_nsys(export(without={"gridX"}))
+
+
+@pytest.mark.parametrize(
+    "without, words",
+    [({"CUPTI_ACTIVITY_KIND_KERNEL"}, "no kernel of a GPU"), ({"StringIds"}, "no table StringIds")],
+)
+def test_no_export_of_kernels(without, words):
+    """A sentence with the command."""
+    with pytest.raises(TraceError, match=words):
+        read_nsys(export(without=without))
+
+
+KERN = """
+ ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):
+
+Time (%),Total Time (ns),Instances,Avg (ns),Med (ns),Min (ns),Max (ns),StdDev (ns),Name
+75.0,3000000,30,100000.0,1.0,1,2,3.4,"void cutlass::Kernel2<a, b>(int)"
+25.0,"1,000,000",10,100000.0,1.0,1,2,3.4,void at::native::elementwise_kernel<4>(int)
+
+Processing [report.sqlite] with [nvtx_gpu_proj_sum]...
+Range,Style,Total Proj Time (us),Total Range Time (us),Range Instances,Proj Avg (us)
+:FORWARD,PushPop,1234.5,9.0,5,246.9
+
+Time (%),Total Time (ns),Num Calls,Avg (ns),Name
+100.0,5000,2,2500,cudaStreamSynchronize
+"""
+
+
+def test_tables_of_nsys_stats():
+    """Several in one stream, other lines between them, units in the header."""
+    kernels, ranges, calls = read_stats(KERN)
+    assert (kernels.kind, ranges.kind) == (Stats.KERNELS, Stats.GPU_RANGES)
+    assert [(row.calls, row.total_us) for row in kernels.rows] == [(30, 3000), (10, 1000)]
+    assert (ranges.rows[0].name, ranges.rows[0].total_us) == (":FORWARD", 1234.5)
+    assert (calls.kind, calls.rows[0].total_us) == (Stats.CALLS, 5)
+
+
+NCU = """==PROF== Connected to process 1
+==PROF== Profiling "k" - 0: 0%....100% - 39 passes
+"ID","Process ID","Kernel Name","Block Size","Grid Size","gpu__time_duration.sum",\
+"sm__warps_active.avg.pct_of_peak_sustained_active",\
+"sm__throughput.avg.pct_of_peak_sustained_elapsed","lts__t_sector_hit_rate.pct",\
+"smsp__thread_inst_executed_per_inst_executed.ratio","launch__registers_per_thread",\
+"launch__shared_mem_per_block"
+"","","","","","usecond","%","%","%","","register/thread","Kbyte/block"
+"0","1","void flash_fwd<1>(int)","(128, 1, 1)","(8, 12, 4)","1,566.02","12.5","40.9","67.5","32",\
+"255","147.46"
+"1","1","gelu","(128, 1, 1)","(8, 1, 1)","386","91.8","n/a","72.1","31","16","0"
+"""
+
+
+def test_launches_under_ncu():
+    """Metrics in the units of their columns; what was not collected is None, not 0."""
+    flash, gelu = read_ncu(NCU)
+    assert (flash.name, flash.us, flash.occupancy_pct) == ("void flash_fwd<1>(int)", 1566.02, 12.5)
+    assert (flash.registers, flash.shared_bytes) == (255, 147460)
+    assert flash.tensor_pct is None and gelu.compute_pct is None
+    assert gelu.threads_per_warp == 31
+
+
+@pytest.mark.parametrize(
+    "reader, text, words",
+    [
+        (read_stats, "a,b\n1,2\n", "no table of nsys stats"),
+        (read_stats, KERN.replace("3000000", "many"), "no row of nsys stats"),
+        (read_ncu, "x\n", "no column"),
+        (read_ncu, NCU[: NCU.index('"0"')], None),
+        (read_ncu, NCU[: NCU.index('"","","')], "no launch"),
+        (read_ncu, NCU[:-20], "cut off"),
+    ],
+)
+def test_what_is_no_table_is_refused(reader, text, words):
+    """Never an empty page for a file that was not understood."""
+    if words is None:
+        assert reader(text) == []
+        return
+    with pytest.raises(TraceError, match=words):
+        reader(text)
+
+
+def test_the_command_reads_them_all(tmp_path, capsys):
+    """By what is in the file; 80 columns."""
+    base, head = tmp_path / "r.sqlite", "step on the GPU"
+    with closing(sqlite3.connect(base)) as file:
+        export().backup(file)
+    (tmp_path / "k.csv").write_text(KERN)
+    (tmp_path / "n.csv").write_text(NCU)
+    for name, words in (("r.sqlite", head), ("k.csv", "GEMM"), ("n.csv", "flash_fwd  1566.0")):
+        assert main(["trace", str(tmp_path / name)]) == 0
+        out = capsys.readouterr().out
+        assert words in out and all(len(line) <= 80 for line in out.splitlines()[1:])
+    assert main(["trace", str(base), str(tmp_path / "k.csv")]) == 2
