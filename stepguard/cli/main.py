@@ -19,6 +19,7 @@ from stepguard.cli import (
     baselines,
     calibrate,
     comment,
+    compare,
     doctor,
     gate,
     init,
@@ -47,6 +48,7 @@ COMMANDS = (
     sweep,
     trace,
     comment,
+    compare,
     gate,
 )
 

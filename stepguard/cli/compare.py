@@ -1,0 +1,121 @@
+"""The command compare: machines, clouds or versions side by side, from what each of them wrote.
+
+python -m stepguard compare baselines/h100-80gb-hbm3x1.json baselines/h200x1.json
+python -m stepguard compare a.json b.json --trace a-rank0.json.gz --trace b-rank0.json.gz
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import UsageError, say
+from stepguard.cli.trace import read_ranks
+from stepguard.document import RunDocument
+from stepguard.judge.summary import summarise
+from stepguard.recording import Recording
+from stepguard.report.compare import Side, observations, tables
+from stepguard.storage import baselines as baseline
+from stepguard.storage.documents import load_document
+from stepguard.storage.json_file import FileError
+from stepguard.storage.runs import read_evidence
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.summary import summary
+from stepguard.trace.windows import STEPS
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser."""
+    compare = commands.add_parser("compare", help="machines side by side, from what they wrote")
+    which = "a baseline file, what --perf-json wrote, or an evidence.json"
+    compare.add_argument("files", nargs="+", type=Path, metavar="FILE", help=which)
+    of = "of torch.profiler, one for each FILE and in their order: kernels and CUDA calls"
+    compare.add_argument("--trace", action="append", type=Path, metavar="TRACE", help=of)
+    compare.set_defaults(call=_compare, root=root)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    files, traces = options.files, options.trace or []
+    if len(files) < 2:
+        raise UsageError("compare: give two files or more")
+    if traces and len(traces) != len(files):
+        raise UsageError(f"--trace: {len(traces)} traces for {len(files)} files; one for each")
+    sides = [_side(path, label) for path, label in zip(files, _labels(files), strict=True)]
+    if traces:
+        sides = [_traced(side, path) for side, path in zip(sides, traces, strict=True)]
+    if not set.intersection(*(set(side.cases) for side in sides)):
+        found = "; ".join(f"{side.label}: {', '.join(side.cases) or 'none'}" for side in sides)
+        raise ValueError(f"no case is in all files: {found}")
+    say(*tables(sides), "", *observations(sides))
+    return 0
+
+
+def _labels(files: list[Path]) -> list[str]:
+    """Return the shortest names that tell the files apart."""
+    for parts in range(1, max(len(path.parts) for path in files) + 1):
+        labels = ["/".join(path.with_suffix("").parts[-parts:]) for path in files]
+        if len(set(labels)) == len(labels):
+            return labels
+    raise UsageError("compare: a file is there twice")
+
+
+def _side(path: Path, label: str) -> Side:
+    """Read a file of any of the three kinds. Raises FileError, naming it, for what is none."""
+    try:
+        raw = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise FileError(f"{path}: {error}") from None
+    keys = set(raw) if isinstance(raw, dict) else set()
+    if "case_id" in keys:
+        one = read_evidence(path)
+        found, declared = {one.case_id: summarise(one)}, {one.case_id: one.case}
+        return _of_recordings(label, baseline.machine_of(one), found, declared)
+    if "results" in keys:
+        return _of_document(label, load_document(path))
+    content = baseline.load(path)
+    assert content is not None, "it was read above"
+    newest = {name: entry.epochs[-1].recordings[-1] for name, entry in content.cases.items()}
+    cases = {name: entry.case for name, entry in content.cases.items()}
+    return _of_recordings(label, content.machine, newest, cases)
+
+
+def _of_document(label: str, document: RunDocument) -> Side:
+    drivers = {gpu.driver for gpu in document.gpus}
+    return Side(
+        label=label,
+        environment={
+            "machine": document.machine,
+            "driver": ", ".join(sorted(drivers)),
+            "commit": document.commit[:10],
+        },
+        cases={one.case: one.metrics for one in document.results},
+        launches_ms={one.case: [x.step_ms for x in one.launches] for one in document.results},
+        declared={one.case: one.parameters for one in document.results},
+    )
+
+
+def _of_recordings(
+    label: str, machine: str, found: dict[str, Recording], cases: dict[str, dict[str, Any]]
+) -> Side:
+    software: dict[str, str] = {}
+    for one in found.values():
+        software |= one.software | {"driver": one.driver, "commit": one.commit[:10]}
+    return Side(
+        label=label,
+        environment={"machine": machine} | software,
+        cases={name: one.values() for name, one in found.items()},
+        launches_ms={name: tuple(one.times_ms.get("step_ms", ())) for name, one in found.items()},
+        declared=cases,
+    )
+
+
+def _traced(side: Side, path: Path) -> Side:
+    (analysed,) = read_ranks([path], usual_classes(), STEPS).values()
+    found = summary(analysed[1], path.name, 0)
+    return side.with_trace(
+        kernels={row.name: 100 * row.share for row in found.classes},
+        calls={row.name: 100 * row.share for row in found.calls},
+        waits_pct=100 * sum(row.share for row in found.calls if row.waits),
+    )

@@ -1,0 +1,147 @@
+"""Machines side by side: performance, kernels, CUDA calls, environment, and what to make of it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stepguard.metrics import METRICS, format_value
+from stepguard.recording import geometric_mean
+from stepguard.report.table import aligned
+
+SHOWN = (
+    "step_ms",
+    "tokens_per_s",
+    "mfu_pct",
+    "energy_j_per_step",
+    "compile_s",
+    "sync_overhead_pct",
+    "exposed_comm_pct",
+    "sync_api_share_pct",
+    "peak_allocated_bytes",
+    "launches_per_step",
+    "host_syncs_per_step",
+)
+CALLS = 8  # rows of the table
+SHIFT_PTS = 2.0  # a class of kernels whose share differs by more is pointed out
+
+
+@dataclass(frozen=True)
+class Side:
+    """One machine's figures."""
+
+    label: str
+    environment: Mapping[str, str]
+    cases: Mapping[str, Mapping[str, float]]  # metrics by case
+    launches_ms: Mapping[str, Sequence[float]]  # step_ms of each launch, by case
+    declared: Mapping[str, Mapping[str, Any]]  # what each case runs
+    kernels: Mapping[str, float] = field(default_factory=dict)  # class -> % of kernel time
+    calls: Mapping[str, float] = field(default_factory=dict)  # CUDA call -> % of their time
+    waits_pct: float | None = None  # of the time in CUDA calls, by calls that wait
+
+    def with_trace(
+        self, kernels: Mapping[str, float], calls: Mapping[str, float], waits_pct: float
+    ) -> "Side":
+        """Return the side with what a trace says of it."""
+        return replace(self, kernels=kernels, calls=calls, waits_pct=waits_pct)
+
+
+def tables(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield the environment, each case that all sides have, and what the traces say."""
+    labels = [side.label for side in sides]
+    yield from _table("environment", labels, _rows([side.environment for side in sides]))
+    for case in _common(sides):
+        values = [
+            {name: format_value(name, side.cases[case][name]) for name in side.cases[case]}
+            for side in sides
+        ]
+        rows = [row for name in SHOWN for row in _rows(values, [name])]
+        units = {name: METRICS[name].unit for name in SHOWN if METRICS[name].unit != "B"}
+        named = [
+            [f"{name} [{units[name]}]" if name in units else name, *row] for name, *row in rows
+        ]
+        yield from ("", *_table(case, labels, named))
+    for title, shares in (
+        ("kernels [% of their time]", [side.kernels for side in sides]),
+        ("CUDA calls [% of the host's time in them]", [side.calls for side in sides]),
+    ):
+        names = sorted({name for one in shares for name in one}, key=lambda n: -_most(shares, n))
+        shown = [{name: f"{value:.1f}" for name, value in one.items()} for one in shares]
+        if rows := _rows(shown, names[:CALLS]):
+            yield from ("", *_table(title, labels, rows))
+
+
+def _table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield from aligned([[title, *labels], *rows], left=(0,))
+
+
+def _rows(columns: Sequence[Mapping[str, str]], names: Sequence[str] = ()) -> list[list[str]]:
+    """Return a row for each name, or for all that there are; none where no column has it."""
+    wanted = names or list(dict.fromkeys(name for column in columns for name in column))
+    rows = [[name, *(column.get(name, "") for column in columns)] for name in wanted]
+    return [row for row in rows if any(row[1:])]
+
+
+def _most(shares: Sequence[Mapping[str, float]], name: str) -> float:
+    return max(one.get(name, 0.0) for one in shares)
+
+
+def _common(sides: Sequence[Side]) -> list[str]:
+    return [case for case in sides[0].cases if all(case in side.cases for side in sides)]
+
+
+def observations(sides: Sequence[Side]) -> Iterator[str]:
+    """Yield what the figures say, a sentence each; every side is compared with the first."""
+    first = sides[0]
+    for other in sides[1:]:
+        for case in _common([first, other]):
+            yield from _of_case(case, first, other)
+        names = sorted(first.environment.keys() | other.environment.keys())
+        moved = [n for n in names if first.environment.get(n) != other.environment.get(n)]
+        if software := [name for name in moved if name != "machine"]:
+            yield f"{other.label}: other {', '.join(software)} than {first.label}"
+        yield from _of_kernels(first, other)
+    for side in sides:
+        if side.waits_pct is not None:
+            yield (
+                f"{side.label}: {side.waits_pct:.1f} % of the time in CUDA calls is waiting, "
+                "which a host that is ahead of its GPU does anyway; it is no lost time"
+            )
+
+
+def _of_case(case: str, first: Side, other: Side) -> Iterator[str]:
+    if first.declared[case] != other.declared[case]:
+        yield f"{case}: {other.label} ran it with other parameters; its times are not compared"
+        return
+    ours, theirs = first.launches_ms[case], other.launches_ms[case]
+    if ours and theirs:
+        ratio = geometric_mean(list(theirs)) / geometric_mean(list(ours)) - 1
+        spread = max(max(times) / min(times) - 1 for times in (ours, theirs))
+        word = "longer" if ratio > 0 else "shorter"
+        inside = "inside" if abs(ratio) <= spread else "outside"
+        yield (
+            f"{case}: a step is {abs(100 * ratio):.1f} % {word} on {other.label} than on "
+            f"{first.label}, {inside} the {100 * spread:.1f} % by which launches of one side differ"
+        )
+    counters = [
+        name
+        for name, metric in METRICS.items()
+        if metric.kind == "counter"
+        and name in first.cases[case]
+        and name in other.cases[case]
+        and first.cases[case][name] != other.cases[case][name]
+    ]
+    if counters:
+        yield f"{case}: not the same step or software: {', '.join(counters)} differ"
+
+
+def _of_kernels(first: Side, other: Side) -> Iterator[str]:
+    if not first.kernels or not other.kernels:
+        return
+    names = first.kernels.keys() | other.kernels.keys()
+    shift = {name: other.kernels.get(name, 0.0) - first.kernels.get(name, 0.0) for name in names}
+    for name in sorted(shift, key=lambda name: -abs(shift[name])):
+        if abs(shift[name]) > SHIFT_PTS:
+            yield (
+                f"{other.label}: {name} has {other.kernels.get(name, 0.0):.1f} % of the kernels' "
+                f"time, on {first.label} {first.kernels.get(name, 0.0):.1f} %"
+            )

@@ -1,0 +1,123 @@
+"""python -m stepguard compare: figures side by side, and sentences that they bear."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from builders import entry
+from kineto import steps
+from run_documents import measured, run_document
+
+from stepguard.report.documents import as_json
+
+ROOT = Path(__file__).resolve().parents[2]
+CASE = "linear[nano]"
+
+
+def kept(shell, name, factor=1.0, counters=None, case="nano", **fields):
+    """A kept evidence under a name of its own, ``factor`` times as slow."""
+    made = shell.made(case, counters=counters, **fields)
+    (launch,) = made.launches
+    (block,) = launch.blocks
+    slower = replace(
+        block, wall_ms=(40.0 * factor,), events_ms=(40.0 * factor,), step_ms=(10.0 * factor,) * 4
+    )
+    launches = [replace(launch, index=1, blocks=(slower,))]
+    again = replace(block, wall_ms=(40.0 * factor * 1.01,), step_ms=(10.1 * factor,) * 4)
+    launches.append(replace(launch, index=2, blocks=(replace(again, events_ms=again.wall_ms),)))
+    (path,) = shell.keep(replace(made, launches=tuple(launches)))
+    path = path.rename(shell.path / f"{name}.json")
+    return path.name
+
+
+def test_two_sides_and_what_differs(shell):
+    """Times, counters and software in columns; the ratio beside the scatter of launches."""
+    slow = kept(shell, "slow", 1.25, counters={"peak_allocated_bytes": 2**21})
+    done = shell("compare", kept(shell, "fast"), slow)
+    assert done.status == 0, done.err
+    assert done.out.split()[:3] == ["environment", "fast", "slow"]
+    rows = {line.split()[0]: line.split()[-2:] for line in done.out.splitlines() if line}
+    assert rows["step_ms"] == ["10.050", "12.562"]
+    assert (
+        f"{CASE}: a step is 25.0 % longer on slow than on fast, outside the 1.0 % by which "
+        "launches of one side differ"
+    ) in done.out
+    assert f"{CASE}: not the same step or software: peak_allocated_bytes differ" in done.out
+
+
+def test_a_ratio_inside_the_scatter_says_so(shell):
+    """Half a percent is less than launches differ by."""
+    done = shell("compare", kept(shell, "a"), kept(shell, "b", 0.995))
+    assert "0.5 % shorter on b than on a, inside the 1.0 %" in done.out
+    assert "not the same step" not in done.out and "other " not in done.out
+
+
+def test_other_parameters_are_not_compared(shell):
+    """One name, another step: no ratio is told."""
+    done = shell("compare", kept(shell, "a"), kept(shell, "b", 2.0, params={"k": 3}))
+    assert f"{CASE}: b ran it with other parameters; its times are not compared" in done.out
+    assert "longer" not in done.out
+
+
+def test_traces_add_kernels_and_calls(shell):
+    """A class that has another share is pointed out; waiting is named as what it is."""
+    plain, talks = steps(3), steps(3)
+    for number in range(4):
+        talks.kernel(number * 1000 + 5, number * 1000 + 30, number * 1000 + 530, "ncclDevKernel")
+        talks.call("cudaDeviceSynchronize", number * 1000 + 600, 300.0)
+    for name, trace in (("p", plain), ("t", talks)):
+        (shell.path / f"{name}.trace").write_bytes(trace.text())
+    files = [kept(shell, "a"), kept(shell, "b")]
+    done = shell("compare", *files, "--trace", "p.trace", "--trace", "t.trace")
+    assert done.status == 0, done.err
+    assert "kernels [% of their time]" in done.out
+    assert "b: communication has 33.3 % of the kernels' time, on a 0.0 %" in done.out
+    assert "b: 99." in done.out and "is waiting, which a host that is ahead" in done.out
+    done = shell("compare", *files, "--trace", "p.trace")
+    assert done.status == 2 and "--trace: 1 traces for 2 files; one for each" in done.err
+
+
+def test_the_committed_baselines_are_compared():
+    """Of an H100 and an H200: as the documentation has it."""
+    from stepguard.cli import main as cli
+
+    files = [str(ROOT / "baselines" / f"{n}.json") for n in ("h100-80gb-hbm3x1", "h200x1")]
+    assert cli.main(["compare", *files]) == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "No such file"),
+        ("{", "x.json: "),
+        ("[1]", "x.json: "),
+        ('{"case_id": 3}', "x.json"),
+        ('{"results": []}', "x.json"),
+    ],
+)
+def test_what_is_none_of_the_three_is_refused(shell, content, message):
+    """By name, in one line."""
+    if content is not None:
+        (shell.path / "x.json").write_text(content)
+    done = shell("compare", kept(shell, "a"), "x.json")
+    assert done.status == 1 and message in done.err and done.err.count("\n") == 1
+
+
+def test_files_without_a_case_in_common_are_refused(shell):
+    """Nothing is compared, and each file's cases are listed; one file is bad usage."""
+    done = shell("compare", kept(shell, "a"), kept(shell, "b", case="other"))
+    assert done.status == 1
+    assert "no case is in all files: a: linear[nano]; b: linear[other]" in done.err
+    assert shell("compare", "a.json").status == 2
+    assert shell("compare", "a.json", "a.json").status == 2
+
+
+def test_documents_of_runs_are_compared(shell):
+    """What --perf-json wrote is enough: on another machine its evidence is not there."""
+    for name, machine in (("a", "NVIDIA H100 80GB HBM3"), ("b", "NVIDIA H200")):
+        found = run_document(measured(entry()), machine=machine)
+        (shell.path / f"{name}.json").write_text(as_json(found))
+    done = shell("compare", "a.json", "b.json")
+    assert done.status == 0, done.err
+    assert "NVIDIA H100 80GB HBM3  NVIDIA H200" in done.out
+    assert "train_step[124m-bf16]: a step is 0.0 % shorter on b than on a, inside" in done.out
