@@ -31,7 +31,7 @@ help: ## what there is
 
 perf: ## measure and judge: the GPU suite, or the smoke cases where there is no GPU
 	$(call ready,perf)
-	$(python) scripts/with_args.py perf_tests
+	$(python) scripts/with_args.py --unless-named perf_tests
 
 demo: ## plant a hidden host sync into a copy, and see the gate fail at its line
 	$(call ready,perf)

@@ -1,6 +1,7 @@
 """Run pytest with its arguments and the words of $ARGS, and in place of --tests those of $TESTS.
+What --unless-named is in front of goes where $ARGS names a file or folder of tests itself.
 
-    ARGS="-k 'forward and not nano'" python scripts/with_args.py perf_tests
+    ARGS="-k 'forward and not nano'" python scripts/with_args.py --unless-named perf_tests
 
 Words are split and unquoted as a shell does, and nothing in them is run or replaced.
 """
@@ -19,5 +20,9 @@ def words(name):
 
 
 if __name__ == "__main__":
+    asked = words("ARGS")
+    if sys.argv[1:2] == ["--unless-named"]:
+        named = any(os.path.exists(word.partition("::")[0]) for word in asked)
+        sys.argv[1 : 3 if named else 2] = []
     given = [w for one in sys.argv[1:] for w in (words("TESTS") if one == "--tests" else [one])]
-    os.execv(sys.executable, [sys.executable, "-m", "pytest", *given, *words("ARGS")])
+    os.execv(sys.executable, [sys.executable, "-m", "pytest", *given, *asked])

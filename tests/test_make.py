@@ -65,6 +65,11 @@ def test_words_and_quotes(project):
     words, *_ = make(project, "perf", "ARGS=-k 'a and not b' --perf-reason=\"it is right\"")
     assert words == ["perf_tests", "-k", "a and not b", "--perf-reason=it is right"]
     assert make(project, "perf") == (["perf_tests"], 0, "")
+    (project / "perf_tests").mkdir()
+    (project / "perf_tests" / "test_a.py").touch()
+    for named in ("perf_tests/test_a.py", "perf_tests/test_a.py::test_it"):
+        assert make(project, "perf", f"ARGS={named} -x")[0] == [named, "-x"]
+    assert make(project, "perf", "ARGS=-k perf_test")[0] == ["perf_tests", "-k", "perf_test"]
     words, *_ = make(project, "test", "TESTS=tests/a tests/b", "PARALLEL=", "ARGS=-x")
     assert words == ["tests/a", "tests/b", "-x"]
 

@@ -51,8 +51,9 @@ def add_parser(
     ``commands`` is what argparse's add_subparsers() gave.
     """
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
+    usual = "folder of the baseline files (%(default)s)"
     folder = baseline.usual(root)
-    command.add_argument("--baselines", type=Path, default=folder, metavar="DIR")
+    command.add_argument("--baselines", type=Path, default=folder, metavar="DIR", help=usual)
     command.set_defaults(root=root, call=call)
     return command
 
@@ -125,7 +126,8 @@ def put_json(document: Any, target: str | None, evidence: Path | None = None) ->
     """
     text = documents.as_json(document, indent=-1)
     if target:
-        Path(target).write_text(text + "\n")
+        if problem := documents.put(Path(target), text + "\n"):
+            raise ValueError(f"--json {target}: {problem}; the evidence is kept")
     elif not sys.stdout.isatty():
         say(text)
         return

@@ -8,6 +8,8 @@ torch is imported in a process of its own, so that it finds what a worker will f
 
 import argparse
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,7 +23,7 @@ from packaging.requirements import Requirement
 
 from stepguard.cli.common import add_parser, say
 from stepguard.device import GPU
-from stepguard.git.revision import current
+from stepguard.git.revision import current, no_commit
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.launch.launcher import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.storage import baselines as baseline
@@ -45,7 +47,8 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     """Print what is found, errors last; return 1 if there is any."""
-    parts = [_packages(), _machine(options.baselines), _tree(options.root)]
+    parts = [_packages(), _machine(options.baselines), _host()]
+    parts.append(_tree(options.root, options.baselines))
     if options.launcher is not None:
         parts.append(_nodes(options.launcher, options.root))
     findings = [finding for part in parts for finding in _with_its_error(part)]
@@ -161,11 +164,29 @@ def _baseline(path: Path) -> Finding:
     return "ok", f"{path}: {len(content.cases)} cases, {content.machine}"
 
 
-def _tree(root: Path) -> Iterator[Finding]:
-    revision = current(root, root / "baselines")
-    if not revision.commit:
-        yield "note", f"{root} is no git repository: nothing can be recorded"
-    elif revision.dirty:
-        yield "note", f"{len(revision.dirty)} uncommitted changes: nothing can be recorded"
+def _host() -> Iterator[Finding]:
+    """Say what else the host does, and whether it can compile."""
+    load, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    busy = f"load {load:.1f} on {cores} cores"
+    if load > cores / 2:
+        yield "note", f"{busy}: a busy host slows a step; counters do not mind"
+    else:
+        yield "ok", busy
+    # As torch's inductor looks for one, by default.
+    wanted = os.environ.get("CXX") or "g++"
+    if found := shutil.which(wanted):
+        yield "ok", f"C++ compiler {found}"
+    else:
+        yield "note", f"no C++ compiler ({wanted}): torch.compile fails on a CPU; install g++"
+
+
+def _tree(root: Path, baselines: Path) -> Iterator[Finding]:
+    if problem := no_commit(root):
+        yield "note", f"nothing can be recorded: {problem}"
+        return
+    revision = current(root, baselines)
+    if revision.dirty:
+        changes = f"{len(revision.dirty)} uncommitted changes ({revision.dirty[0]})"
+        yield "note", f"nothing can be recorded: {changes}"
     else:
         yield "ok", f"commit {revision.commit[:10]}, clean"

@@ -70,6 +70,12 @@ def main(arguments: list[str] | None = None) -> int:
         return 130  # 128 + SIGINT, as shells give it
 
 
+def _describe(parser: argparse.ArgumentParser, text: str) -> None:
+    """Give a command's help the text and the examples of its module."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = text.partition(": ")[2].strip()
+
+
 def _parse(arguments: list[str]) -> argparse.Namespace:
     """Return the options of the command that the first argument names.
 
@@ -81,6 +87,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     root = root_of(Path.cwd())
     for command in COMMANDS:
         command.add_command(commands, root)
+        _describe(commands.choices[command.__name__.rpartition(".")[2]], command.__doc__ or "")
     if arguments and arguments[0] in commands.choices:
         found: argparse.Namespace = commands.choices[arguments[0]].parse_intermixed_args(
             arguments[1:]

@@ -94,9 +94,10 @@ def _case(options: argparse.Namespace, gpus: int) -> Case:
     # On a CPU times are not gated, so that one launch is enough for the counters.
     usual = 3 if is_gpu(device) else 1
     launches = usual if options.launches is None else options.launches
-    return Case(
-        "run", options.factory, params, device=device, world_size=options.gpus, launches=launches
-    )
+    try:
+        return Case("run", options.factory, params, device, options.gpus, launches)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def _run(options: argparse.Namespace) -> int:

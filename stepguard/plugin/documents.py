@@ -119,8 +119,6 @@ def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
         if not target or not target.strip():
             continue
         path = folder / target
-        if problem := documents.unwritable(path):
+        if problem := documents.unwritable(path) or documents.put(path, text):
             problems.append(f"--perf-{name}={target}: {problem}")
-        else:
-            path.write_text(text)
     return problems

@@ -48,7 +48,7 @@ def add_options(group: Any) -> None:
         "--perf-launcher",
         metavar="CMD",
         help="put CMD in front of every launch of several ranks: it starts its argument once on "
-        "each node; see docs/several-nodes.md",
+        "each node, as srun --nodes=2 --ntasks-per-node=1 does",
     )
     add(
         "--perf-select",

@@ -287,9 +287,11 @@ class Session:
         if not self._refused:
             self.guard.finish(states, results)
         problems = [*self._ended(exitstatus, results), *self.guard.problems]
+        unwritten: list[str] = []
         if not hasattr(self._config, "workerinput"):
-            self._write(exitstatus, results, problems, states)
-        return not problems
+            unwritten = self._write(exitstatus, results, problems, states)
+            self._notices += unwritten
+        return not problems and not unwritten  # whoever reads a document would find an older one
 
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []
@@ -320,9 +322,10 @@ class Session:
         results: list[Result],
         problems: list[Problem],
         states: list[CaseState],
-    ) -> None:
+    ) -> list[str]:
+        """Write the documents that were asked for; return why one could not be."""
         if not self._documents:
-            return
+            return []
         gpus: tuple[Gpu, ...] | None = None
         # Whatever ended the run may be just this; then the document has the rest.
         with contextlib.suppress(pytest.UsageError):
@@ -345,7 +348,7 @@ class Session:
             waivers=self._waivers,
         )
         document = run_document(self._config, exitstatus, facts, self._commands)
-        self._notices += write(self._option, self._commands.folder, document)
+        return write(self._option, self._commands.folder, document)
 
     def summary(self) -> Run | None:
         """Return the run for its summary; None where it measured nothing and was not to, or where

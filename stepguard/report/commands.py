@@ -82,7 +82,7 @@ def next_steps(
     else:
         steps = _after_screen(verdict, commands, dirty)
     if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
-        steps.append("if it is meant: `# stepguard: allow sync: why`, see docs/host-syncs.md")
+        steps.append("if it is meant: `# stepguard: allow sync: why`")
     return [*steps, f"look closer: {evidence_path}"]
 
 
@@ -121,7 +121,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
             f"after the merge, on main: {again}, then {accept}{then}",
         ]
     if verdict.reason is Reason.UNDECIDED:
-        return ["give it more time: --perf-budget=MIN, or see docs/judge.md"]
+        return ["give it more time: --perf-budget=MIN"]
     if verdict.reason is Reason.UNPROVEN:
         return ["judge it again, alone: name this one test"]
     if verdict.status is Status.NOT_COMPARABLE:

@@ -21,6 +21,7 @@ from stepguard.report import words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import described, sentences
 from stepguard.sentences import message, note
+from stepguard.storage.json_file import replace_file
 from stepguard.text import printable_document
 from stepguard.verdict import MetricVerdict, Verdict
 from stepguard.waiver import Waiver
@@ -132,6 +133,15 @@ def as_json(document: Any, indent: int = 1) -> str:
     """
     plain = printable_document(msgspec.to_builtins(document))
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
+
+
+def put(path: Path, text: str) -> str:
+    """Write a document, whole or not at all; return why that failed, or nothing."""
+    try:
+        replace_file(path, text.encode())
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def unwritable(path: Path) -> str:

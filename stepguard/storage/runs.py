@@ -3,12 +3,14 @@
 .stepguard/runs/20261121T101500Z-4711/<case>/evidence.json    one case of one run
 .stepguard/runs/.../<case>/comparison.json                    with another revision's tree
 .stepguard/runs/.../<case>/launch-1/                          its logs
-.stepguard/cache/                                             compile caches of this checkout
+.stepguard/cache/                                             compile caches, see cache_of()
 .stepguard/trees/                                             other revisions (git/worktree.py)
 """
 
 import contextlib
+import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -37,12 +39,24 @@ def root_of(folder: Path) -> Path:
     return folder
 
 
+def cache_of(folder: Path) -> Path:
+    """Return where a checkout's compile caches are: in ``folder``, where a compiler can be given
+    that path; else in the user's own cache, by a digest of it.
+    """
+    inside = folder.absolute() / "cache"
+    # The compiler's command line is not quoted: at a blank, for one, it would fall apart.
+    if re.fullmatch(r"[\w./+@,-]+", str(inside), re.ASCII):
+        return inside
+    own = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(own) / "stepguard" / hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]
+
+
 class Store:
     """The runs of one checkout."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / FOLDER
-        self.cache = self.folder / "cache"
+        self.cache = cache_of(self.folder)
         self.runs = self.folder / "runs"
 
     def new_run(self) -> Path:

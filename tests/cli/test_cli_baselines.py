@@ -2,11 +2,14 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from stepguard.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -131,3 +134,14 @@ def test_bad_usage_is_2(shell, arguments):
     done = shell(*arguments)
     assert done.status == 2
     assert "usage: python -m stepguard" in done.err
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda module: module.__name__)
+def test_the_help_of_a_command_says_what_it_does_and_gives_an_example(shell, command):
+    """A sentence, and a line that can be typed."""
+    name = command.__name__.rpartition(".")[2]
+    done = shell(name, "--help")
+    assert done.status == 0
+    text = done.out.partition("\n\n")[2]
+    assert re.match(r"[a-z].{20}", text)
+    assert re.search(rf"^ *python -m stepguard {name}\b", text, re.MULTILINE)

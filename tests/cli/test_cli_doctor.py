@@ -1,5 +1,7 @@
 """python -m stepguard doctor: what is missing is an ERROR with a remedy, and status 1."""
 
+import shutil
+import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -184,13 +186,12 @@ def test_errors_come_last(machine):
 
 
 def test_the_tree(machine):
-    """No repository, a clean and a dirty one: said in a note."""
-    assert "is no git repository: nothing can be recorded" in machine().out
+    """A clean and a dirty one: said in a note."""
     (machine.shell.path / "a.py").write_text("")
     machine.shell.commit()
     assert ", clean" in machine().out
     (machine.shell.path / "b.py").write_text("")
-    assert "1 uncommitted changes: nothing can be recorded" in machine().out
+    assert "nothing can be recorded: 1 uncommitted changes (b.py)" in machine().out
 
 
 def test_a_launchers_nodes_are_examined(machine, monkeypatch):
@@ -204,3 +205,47 @@ def test_a_launchers_nodes_are_examined(machine, monkeypatch):
     done = machine.shell("doctor", "--launcher", "env")
     assert done.status == 1
     assert errors(done) == ["ERROR  1 of 2 nodes answered; give the launcher all of them"]
+
+
+def test_the_tree_is_looked_at_beside_the_baselines_that_are_named(machine):
+    """Only files of the folder that is given are no uncommitted changes."""
+    shell = machine.shell
+    for command in (["init", "-q"], ["commit", "-q", "--allow-empty", "-m", "x"]):
+        author = ["-c", "user.name=t", "-c", "user.email=t@t"]
+        subprocess.run(["git", *author, *command], cwd=shell.path, check=True)
+    (shell.path / "elsewhere").mkdir()
+    (shell.path / "elsewhere" / "cpu.json").write_text("{}")
+    machine()
+    assert "uncommitted changes (elsewhere/cpu.json)" in shell("doctor").out
+    assert "uncommitted" not in shell("doctor", "--baselines", "elsewhere").out
+
+
+@pytest.mark.parametrize(
+    ("git", "told"), [(True, "no git repository: git init"), (False, "git is not on PATH")]
+)
+def test_why_nothing_can_be_recorded(machine, monkeypatch, git, told):
+    """Each of its reasons, with the command that mends it."""
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(machine.shell.path.parent))
+    if not git:
+        monkeypatch.setenv("PATH", "")
+    assert told in machine().out
+
+
+@pytest.mark.parametrize(
+    ("load", "compiler", "told"),
+    [
+        (0.1, "/usr/bin/g++", ["ok     load 0.1 on 8 cores", "ok     C++ compiler /usr/bin/g++"]),
+        (6.3, None, ["note   load 6.3 on 8 cores: a busy host", "note   no C++ compiler (g++): "]),
+    ],
+)
+def test_the_host(machine, monkeypatch, load, compiler, told):
+    """What else it does, and whether it can compile."""
+    which = shutil.which
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(doctor.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(doctor.os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(
+        doctor.shutil, "which", lambda name: compiler if name == "g++" else which(name)
+    )
+    out = machine().out
+    assert all(line in out for line in told), out

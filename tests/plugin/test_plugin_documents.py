@@ -1,5 +1,6 @@
 """--perf-json and --perf-report: whole, from failed runs too, refused before measuring."""
 
+import errno
 import json
 from datetime import timedelta
 
@@ -7,6 +8,7 @@ import pytest
 
 from stepguard.document import End, State
 from stepguard.evidence import Fault
+from stepguard.report import documents
 from stepguard.storage.documents import load_document
 from stepguard.storage.waivers import today
 
@@ -235,3 +237,24 @@ def test_they_are_not_written_by_collecting(mixed):
     (mixed.path / "run.json").write_text("old")
     assert mixed.run("--co", "--perf-json=run.json").ret == 0
     assert (mixed.path / "run.json").read_text() == "old"
+
+
+def test_a_document_that_cannot_be_written_loses_no_verdict(gate, monkeypatch):
+    """A disk that is full at the end of the run: the summary is shown, the other document written,
+    and the run fails and says why.
+    """
+    case = gate.cpu()
+    gate.suite(case)
+    gate.record(case)
+    real = documents.replace_file
+
+    def replace_file(path, data):
+        if path.name == "run.json":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(documents, "replace_file", replace_file)
+    result = gate.run("--perf-json=run.json", "--perf-report=run.md")
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["linear?nano? *same", "*--perf-json=run.json: No space left*"])
+    assert "same" in (gate.path / "run.md").read_text()

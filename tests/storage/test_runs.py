@@ -3,6 +3,8 @@
 import errno
 import json
 import os
+import re
+from pathlib import Path
 
 import pytest
 from builders import CASE_ID, evidence
@@ -130,3 +132,17 @@ def test_evidence_does_not_dirty_the_tree(tmp_path):
     """The folder ignores itself, in whatever repository it is made."""
     Store(tmp_path).new_run()
     assert (tmp_path / ".stepguard" / ".gitignore").read_text() == "*\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "inside"),
+    [("plain-1.0_a", True), ("my models", False), ("modèles", False), ("a'b", False)],
+)
+def test_the_compile_caches_have_a_path_that_a_compiler_takes(tmp_path, monkeypatch, name, inside):
+    """torch's compiler does not quote it: at a blank g++ would be given two files."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache")
+    cache = Store(Path("/srv") / name).cache
+    assert (cache == Path("/srv") / name / ".stepguard" / "cache") == inside
+    assert re.fullmatch(r"[\w./-]+", str(cache), re.ASCII)
+    assert cache == Store(Path("/srv") / name).cache, "the same one the next time"
+    assert cache != Store(Path("/srv") / "other models").cache
