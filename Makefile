@@ -12,9 +12,9 @@ TESTS ?= tests
 override ARGS := $(value ARGS)
 override TESTS := $(value TESTS)
 export ARGS TESTS
-# Files of tests in parallel, in the order of tests/conftest.py. Each may run several launches of its
-# own, of half a GB a process: more than two ask for memory that small machines do not have.
-PARALLEL = -n 2 --dist loadfile --no-loadscope-reorder
+# Files of tests in parallel, in the order of tests/conftest.py: three, since they wait as much as they
+# compute. Each may run several launches, of half a GB: more ask for memory that small machines lack.
+PARALLEL = -n 3 --dist loadfile --no-loadscope-reorder
 
 # Only from the command line: a PYTHON that happens to be in the environment means something else.
 ifeq ($(origin PYTHON),command line)

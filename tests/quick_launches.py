@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepguard.launch import diagnosis, group, torchrun
+from stepguard.launch import diagnosis, group, supervisor, torchrun
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.measure import ab, warmup, workers
 from stepguard.measure.pair import PairTiming
@@ -59,15 +59,22 @@ def launch_spec(folder: Path, **changes: Any) -> LaunchSpec:
     return replace(spec, **changes)
 
 
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up nothing early, however slow the machine is."""
+    monkeypatch.setattr(group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
+    for module in (group, torchrun):
+        monkeypatch.setattr(module, "GONE_LIMIT_S", BUSY_LIMIT_S)
+    monkeypatch.setattr(supervisor, "ASK_LIMIT_S", BUSY_LIMIT_S)
+    monkeypatch.setattr(diagnosis, "STACKS_S", 60.0)
+    monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
+
+
 def shorten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the launches of this process short and patient."""
     monkeypatch.setattr(workers, "COMPILER", ())
     monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
-    monkeypatch.setattr(group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
-    monkeypatch.setattr(torchrun, "GONE_LIMIT_S", BUSY_LIMIT_S)
-    monkeypatch.setattr(diagnosis, "STACKS_S", 2.0)
-    monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
+    be_patient(monkeypatch)
 
 
 def repeat_pairs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,7 +27,8 @@ from stepguard.worker.position import read_position
 SHOWN_STACKS = 2  # ranks; the others are where one of these is, as a rule
 _WAITS = re.compile(r'/worker/channel\.py", line \d+ in gather')  # as faulthandler writes it
 STDERR_TAIL_LINES = 40
-STACKS_S = 0.5  # for faulthandler to write every stack
+STACKS_S = 5.0  # for faulthandler to write every stack
+_LOOK_S = 0.1
 _LOST_PEER = re.compile(
     r"Connection (closed|reset|refused)|Broken pipe|remote process exited|DistBackendError"
     r"|DistNetworkError|ncclRemoteError"
@@ -93,13 +94,32 @@ class Scene:
 
 def no_answer(scene: Scene) -> Fault:
     """Return the fault of a deadline that passed: where every rank is, and telling stacks."""
-    for pid in scene.pids_here.values() or pids_by_token(scene.token):
+    pids = list(scene.pids_here.values()) or pids_by_token(scene.token)
+    logs = [scene.folder / f"stderr-{rank}.log" for rank in scene.spec.ranks_here]
+    logs = [log for log in logs if log.exists()] or [scene.folder / "agent.log"]
+    before = _sizes(logs)
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
-    time.sleep(STACKS_S)
+    _wait_until_written(logs, before, pids)
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
     message = f"no answer {scene.waited_s:.0f} s into the launch: {positions(scene)}"
     return Fault(code.name, message, _stacks(scene) or scene.agent_log(), scene.during)
+
+
+def _sizes(logs: Sequence[Path]) -> list[int]:
+    return [log.stat().st_size if log.exists() else 0 for log in logs]
+
+
+def _wait_until_written(logs: Sequence[Path], before: Sequence[int], pids: Sequence[int]) -> None:
+    """Wait until each log has grown and grows no more, or nobody writes; STACKS_S at most."""
+    until, last = time.monotonic() + STACKS_S, list(before)
+    while time.monotonic() < until and any(map(alive, pids)):
+        time.sleep(_LOOK_S)
+        now = _sizes(logs)
+        if now == last and all(size > was for size, was in zip(now, before, strict=True)):
+            return
+        last = now
 
 
 def _stacks(scene: Scene) -> str:

@@ -5,9 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.launch.group import WorkerGroup
-from stepguard.launch.torchrun import LaunchSpec
 from stepguard.worker.lifeline import pids_by_token
 
 TESTS = Path(__file__).resolve().parents[1]
@@ -55,16 +55,8 @@ def test_a_launch_listens_on_loopback_alone(tmp_path, monkeypatch, ranks, factor
     One rank listens nowhere.
     """
     monkeypatch.setenv("PYTHONPATH", str(TESTS))
-    spec = LaunchSpec(
-        device="cpu",
-        preload=("factories",),
-        world_size=ranks,
-        root=tmp_path,
-        folder=tmp_path / "launch",
-        cache=tmp_path / "cache",
-        label="launch 1",
-        time_limit_s=300.0,
-    )
+    be_patient(monkeypatch)
+    spec = launch_spec(tmp_path, preload=("factories",), world_size=ranks)
     seen = set()
 
     def look():
@@ -80,7 +72,9 @@ def test_a_launch_listens_on_loopback_alone(tmp_path, monkeypatch, ranks, factor
             ("prepare", {"factory": f"factories:{factory}", "params": params}),
             ("first_step", {}),
         ):
-            group.request(command, limit_s=120, poll=look, progress=lambda text: None, **arguments)
+            group.request(
+                command, limit_s=BUSY_LIMIT_S, poll=look, progress=lambda text: None, **arguments
+            )
             look()
     assert all(address.is_loopback for address in seen), seen
     assert bool(seen) is (ranks > 1)  # gloo's, or the test would have seen nothing at all

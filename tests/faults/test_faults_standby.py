@@ -7,19 +7,18 @@ import sys
 import time
 
 import pytest
-from quick_launches import launch_spec
+from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.launch import group as launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
 from stepguard.worker.lifeline import pids_by_token
 
-LIMIT_S = 900.0
-
 
 @pytest.fixture
-def standby(tmp_path):
+def standby(tmp_path, monkeypatch):
     """A launch on standby."""
+    be_patient(monkeypatch)
     spec = launch_spec(tmp_path, standby=True)
     with WorkerGroup(spec) as group:
         yield group
@@ -28,7 +27,7 @@ def standby(tmp_path):
 
 def until(condition):
     """Wait for it."""
-    end = time.monotonic() + LIMIT_S
+    end = time.monotonic() + BUSY_LIMIT_S
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.02)
@@ -78,12 +77,12 @@ def test_an_agent_that_dies_is_a_lost_worker(standby):
 @pytest.mark.parametrize("released", [False, True])
 def test_nobody_waits_for_ever(standby, released, monkeypatch):
     """Past the limit it is NOT_STARTED; a launch that is released has the limit from then on."""
-    monkeypatch.setattr(launch, "HELLO_LIMIT_S", 60.0)
-    standby.began -= 60.0
+    monkeypatch.setattr(launch, "HELLO_LIMIT_S", BUSY_LIMIT_S)
+    standby.began -= BUSY_LIMIT_S
     if released:
         standby.release()
         assert not standby.ready()
-        standby.began -= 60.0
+        standby.began -= BUSY_LIMIT_S
     with pytest.raises(LaunchFailed) as caught:
         standby.ready() if released else standby.imported()
     assert caught.value.fault.code == "NOT_STARTED"
@@ -98,7 +97,7 @@ from stepguard.launch.group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec
 folder = Path({str(tmp_path)!r})
 where = folder, folder / "launch", folder
-spec = LaunchSpec("cpu", (), 1, *where, "launch 1", {LIMIT_S}, standby=True)
+spec = LaunchSpec("cpu", (), 1, *where, "launch 1", {BUSY_LIMIT_S}, standby=True)
 group = WorkerGroup(spec)
 while not group.imported():
     time.sleep(0.02)

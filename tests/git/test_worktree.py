@@ -18,7 +18,7 @@ from stepguard.git.resolve import TreeError
 from stepguard.git.worktree import tree_of
 
 ENGINE_ROOT = Path(__file__).resolve().parents[2]
-LIMIT_S = 60.0
+LIMIT_S = 900.0
 HOLD = """
 import sys, time
 from pathlib import Path

@@ -26,7 +26,7 @@ from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
 UUID = "GPU-1234"
-LIMIT_S = 60.0  # of waits that end by themselves
+LIMIT_S = 900.0  # of waits that end by themselves
 HOLD = """
 import sys, pathlib
 from stepguard.gpu.lock import exclusive

@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from quick_launches import BUSY_LIMIT_S
 
 from stepguard import Case
 from stepguard.gpu.nvml import Gpu, MachineError
@@ -165,11 +167,23 @@ def test_a_command_that_is_no_launcher_is_refused(command, words, tmp_path, monk
 
 def test_a_launcher_that_does_not_end_is_ended(tmp_path, monkeypatch):
     """Asked first, so that it can end what it has started; then the user hears of it."""
-    monkeypatch.setattr(module, "SURVEY_LIMIT_S", 0.3)
-    script = f"trap 'echo asked > {tmp_path}/asked; exit 1' TERM; sleep 600 & wait"
+    ready, asked = tmp_path / "ready", tmp_path / "asked"
+
+    class Waiting(subprocess.Popen):
+        """The limit counts from when the launcher heeds signals."""
+
+        def communicate(self, *args, **kwargs):
+            while not ready.exists():
+                time.sleep(0.01)
+            return super().communicate(*args, **kwargs)
+
+    monkeypatch.setattr(subprocess, "Popen", Waiting)
+    monkeypatch.setattr(module, "SURVEY_LIMIT_S", 0.1)
+    monkeypatch.setattr(module, "END_LIMIT_S", BUSY_LIMIT_S)
+    script = f"trap 'echo asked > {asked}; kill $!; exit 1' TERM; sleep 600 & touch {ready}; wait"
     with pytest.raises(LauncherError, match="has not ended after 0 s: does the job have"):
         describe_nodes(f'sh -c "{script}"', tmp_path)
-    assert (tmp_path / "asked").read_text() == "asked\n"
+    assert asked.read_text() == "asked\n"
 
 
 def test_a_launch_is_told_to_all_nodes(tmp_path):

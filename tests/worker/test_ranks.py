@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, launch_spec
+from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.launch import group as launch
 from stepguard.launch.diagnosis import LaunchFailed
@@ -36,6 +36,12 @@ print(f"rank {rank} writes")
 print(f"rank {rank} complains", file=sys.stderr)
 Path(f"facts-{rank}.json").write_text(json.dumps(facts))
 """
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """However slow the machine is."""
+    be_patient(monkeypatch)
 
 
 def test_a_rank_is_a_process_of_its_own(tmp_path):
