@@ -17,7 +17,7 @@ LONG = {"width": 64, "seq": 4096, "batch": 8}
 SHORT = {"width": 64, "seq": 256, "batch": 2}
 TOKEN = {"size": "124m", "batch": 1, "room": 256}
 EAGER = SEED | {"compile": False, "batch": 16}
-INPUT = {"size": "124m", "batch": 32, "seq": 512}
+INPUT, WORKERS = {"size": "124m", "batch": 32, "seq": 512}, {"workers": 8, "pin": True}
 
 
 def gpu(name, workload, params, **fields):
@@ -37,24 +37,60 @@ def cpu(name, workload, params):
     gpu("efficient", ATTENTION, LONG | {"kind": "efficient"}),
     cpu("naive-cpu", ATTENTION, SHORT),
     cpu("flash-cpu", ATTENTION, SHORT | {"kind": "flash"}),
-    gpu("124m", CHECKPOINTED, EAGER),
-    cpu("nano-cpu", CHECKPOINTED, NANO),
+)
+def test_attention(perf, case):
+    """One head of attention, forward and backward: what it takes, and what it keeps."""
+    perf(case)
+
+
+@cases(gpu("124m", CHECKPOINTED, EAGER), cpu("nano-cpu", CHECKPOINTED, NANO))
+def test_checkpointed(perf, case):
+    """Forward and backward with layers computed twice: memory against time."""
+    perf(case)
+
+
+@cases(
     gpu("124m-eager", DECODE, TOKEN),
     gpu("124m-compiled", DECODE, TOKEN | {"mode": "compile"}),
     gpu("124m-reduce-overhead", DECODE, TOKEN | {"mode": "reduce-overhead"}),
     gpu("124m-cuda-graph", DECODE, TOKEN | {"mode": "cuda-graph"}),
     cpu("nano-cpu", DECODE, {"size": "nano", "room": 64, "precision": "fp32"}),
+)
+def test_decode(perf, case):
+    """A token of generation at batch 1, where launches cost more than products."""
+    perf(case)
+
+
+@cases(
     gpu("every-step", READING, SEED_STEP | {"every": 1}),
     gpu("every-100", READING, SEED_STEP | {"every": 100}),
     cpu("every-step-cpu", READING, NANO_STEP | {"every": 1}),
-    gpu("workers-0", LOADING, INPUT),
-    gpu("workers-8", LOADING, INPUT | {"workers": 8, "pin": True}),
+)
+def test_reading(perf, case):
+    """A training step that reads its loss: each time, or now and then."""
+    perf(case)
+
+
+@cases(gpu("workers-0", LOADING, INPUT), gpu("workers-8", LOADING, INPUT | WORKERS))
+def test_loading(perf, case):
+    """A forward pass that waits for its input, and one that need not."""
+    perf(case)
+
+
+@cases(
     cpu("single-cpu", TOKENIZATION, {"how": "single"}),
     cpu("batch-cpu", TOKENIZATION, {"how": "batch"}),
     cpu("cached-cpu", TOKENIZATION, {"how": "cached"}),
+)
+def test_tokenization(perf, case):
+    """Text to ids on the host, by three means."""
+    perf(case)
+
+
+@cases(
     gpu("contiguous", CONVOLUTION, {"channels_last": False}),
     gpu("channels-last", CONVOLUTION, {"channels_last": True}),
 )
-def test_part(perf, case):
-    """The part is as fast, and does the same work, as its baseline."""
+def test_convolution(perf, case):
+    """A convolution in either memory layout."""
     perf(case)
