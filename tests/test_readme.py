@@ -16,6 +16,7 @@ from quick_launches import BUSY_LIMIT_S, CONFTEST
 
 from stepguard import Case
 from stepguard.cli.main import main as stepguard_main
+from stepguard.document import ProblemCode
 from stepguard.metrics import METRICS
 from stepguard.verdict import Reason, Status
 
@@ -52,7 +53,7 @@ def blocks(language, text=README):
     return [block for found, block in fences if found == language]
 
 
-@pytest.mark.parametrize("reason", [reason.name for reason in Reason])
+@pytest.mark.parametrize("reason", [one.name for one in (*Reason, *ProblemCode)])
 def test_every_reason_is_documented(reason):
     """A code in the JSON can be looked up, in a row of its own."""
     assert f"| `{reason}` |" in (ROOT / "docs" / "reason-codes.md").read_text()

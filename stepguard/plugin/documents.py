@@ -1,5 +1,6 @@
 """The document of one pytest run: put together at its end, however that came, and written."""
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -108,6 +109,16 @@ def _options(config: pytest.Config) -> Options:
             if name.startswith("perf_") and value not in _UNSET
         },
     )
+
+
+def forget_documents(config: pytest.Config) -> None:
+    """Remove the documents of the run before: one that is killed must not leave them as its own."""
+    option = config.option
+    if option.collectonly or hasattr(config, "workerinput"):
+        return
+    for name in filter(None, (option.perf_json, option.perf_report)):
+        with contextlib.suppress(OSError):  # a path that is refused in a moment
+            Path(config.invocation_params.dir, name).unlink()
 
 
 def write(option: Any, folder: Path, document: RunDocument) -> list[str]:

@@ -15,6 +15,7 @@ from stepguard.git.resolve import TreeError
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.plugin.benchmark import Bridge, Sink
+from stepguard.plugin.documents import forget_documents
 from stepguard.plugin.items import (
     NOTHING_MEASURED,
     Collected,
@@ -40,6 +41,7 @@ def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     """Begin the run's session."""
     session = config.stash[_SESSION] = Session(config, bridge, collection)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
+    forget_documents(config)
 
 
 def check(config: pytest.Config, items: list[pytest.Item], all_collected: bool) -> None:

@@ -185,6 +185,21 @@ def test_a_waiver_is_in_the_document(mixed):
         assert (found.case, found.metric, found.effect) == (*list(waiver.values())[:2], effect)
 
 
+def test_a_run_that_is_killed_leaves_no_older_document(mixed, monkeypatch):
+    """Whoever looks for one at its end must not find the one of the run before."""
+    path = mixed.path / "run.json"
+    path.write_text("old")
+    seen = []
+    monkeypatch.setattr(
+        "stepguard.measure.suite.measure_launches",
+        lambda case, *arguments, **options: (
+            seen.append(path.exists()) or mixed.measure(case, *arguments, **options)
+        ),
+    )
+    mixed.run("--perf-json=run.json", "-k", "same")
+    assert seen == [False] and path.exists()
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
