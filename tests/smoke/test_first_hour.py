@@ -1,0 +1,117 @@
+"""docs/first-hour.md: every command of it is typed, on a small model of the test's own."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from quick_launches import BUSY_LIMIT_S, CONFTEST
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "first-hour.md").read_text()
+# What the page takes of nanoGPT's model.py.
+MODEL = """
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class GPTConfig:
+    block_size: int
+    vocab_size: int
+    n_layer: int
+    n_head: int
+    n_embd: int
+
+
+class MLP(torch.nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.fc, self.gelu = torch.nn.Linear(width, width), torch.nn.GELU()
+
+    def forward(self, x):
+        x = self.fc(x)
+        x = self.gelu(x)
+        return x
+
+
+class GPT(torch.nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(config.vocab_size, config.n_embd)
+        self.head = torch.nn.Linear(config.n_embd, config.vocab_size)
+        self.blocks = torch.nn.Sequential(*(MLP(config.n_embd) for _ in range(config.n_layer)))
+
+    def configure_optimizers(self, weight_decay, learning_rate, betas, device_type):
+        return torch.optim.SGD(self.parameters(), lr=learning_rate)
+
+    def forward(self, idx, targets):
+        logits = self.head(self.blocks(self.embedding(idx)))
+        return logits, torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory):
+    """The repository, and what each block of commands answered, in the page's order."""
+    folder = tmp_path_factory.mktemp("first-hour")
+    (folder / "model.py").write_text(MODEL)
+    (folder / "conftest.py").write_text(CONFTEST)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    env |= {f"GIT_{who}_{of}": "t@t" for who in ("AUTHOR", "COMMITTER") for of in ("NAME", "EMAIL")}
+    env |= {
+        "GIT_CONFIG_GLOBAL": "/dev/null",
+        "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "TORCHINDUCTOR_VEC_ISA_OK": "1",
+    }
+
+    def typed(commands):
+        done = subprocess.run(
+            ["bash", "-c", commands],
+            cwd=folder,
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=BUSY_LIMIT_S,
+        )
+        return done.returncode, done.stdout
+
+    assert typed("git init -q && git add . && git commit -q -m Begin")[0] == 0
+    found = []
+    for language, block in re.findall(r"^```(sh|python)\n(.*?)^```$", PAGE, re.M | re.S):
+        if language == "python":
+            (folder / re.match(r"# (\S+)", block)[1]).write_text(block)
+        else:
+            found.append(typed("set -e\n" + block))
+    return folder, found
+
+
+def test_each_command_does_what_the_page_says(answers):
+    """The first of each pair of lines stands in the page's own answers, too."""
+    folder, found = answers
+    said = [
+        (0, "wrote perf_workload.py: a factory, which runs as it is"),
+        (0, "train_step[cpu]: first recording in baselines/cpu.json"),
+        (0, ""),
+        (1, "2 x .item(): x = self.gelu(x); self.last = x.norm().item() in MLP.forward (model.py:"),
+        (0, "train_step[cpu]: epoch 2 opened (the norm is wanted) in baselines/cpu.json"),
+    ]
+    assert [status for status, _ in found] == [status for status, _ in said], found
+    for (_, out), (_, words) in zip(found, said, strict=True):
+        assert words in out and words in PAGE
+
+
+def test_the_files_that_init_wrote_are_as_the_page_says(answers):
+    """What it committed, under the name that the page gives, and nothing else was left over."""
+    folder, found = answers
+    for line in ("wrote perf_tests/test_train_step.py: ", "wrote pytest.ini: ", "committed "):
+        assert line in found[1][1] and line in PAGE
+    left = subprocess.run(
+        ["git", "status", "--porcelain"], cwd=folder, capture_output=True, text=True
+    ).stdout
+    assert left.split() == ["M", "baselines/cpu.json"]
