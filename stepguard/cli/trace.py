@@ -20,6 +20,7 @@ from stepguard.profile import over_ranks
 from stepguard.report.trace import explanation
 from stepguard.report.trace.page import page
 from stepguard.report.trace.tables import ncu_page, stats_page
+from stepguard.report.trace.timeline import timeline
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import exchanges
@@ -48,6 +49,7 @@ def add_command(commands: Any, root: Path) -> None:
     trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
     trace.add_argument("--top", type=int, default=12, metavar="N", help="rows (%(default)s)")
     trace.add_argument("--json", metavar="PATH", help="write all figures as one JSON document")
+    trace.add_argument("--svg", type=Path, metavar="PATH", help="draw one step: host and GPU")
     trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
     trace.set_defaults(call=_trace, root=root)
 
@@ -76,13 +78,15 @@ def _trace(options: argparse.Namespace) -> int:
         _write_json(document, Path(options.json))
     if options.csv:
         _write_csv(ranks, options.csv)
+    if options.svg:
+        options.svg.write_text(timeline(found[order[0]][1], ranks[0].source))
     return 0
 
 
 def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     """Print why ``after`` takes longer; return 1 if the two cannot be compared."""
-    if options.csv or options.rank is not None:
-        raise UsageError("--against: it takes neither --csv nor --rank; it compares all ranks")
+    if options.csv or options.svg or options.rank is not None:
+        raise UsageError("--against: it takes no --csv, --svg or --rank; it compares all ranks")
     if before.keys() != after.keys():
         ranks = [", ".join(map(str, sorted(side))) for side in (after, before)]
         raise UsageError(f"--against: ranks {ranks[0]} against {ranks[1]}; give the same ones")

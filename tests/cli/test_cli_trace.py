@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from xml.etree import ElementTree
 
 import pytest
 from kineto import COMMS, Kineto
@@ -130,3 +131,22 @@ def test_what_cannot_be_compared_is_an_error(tmp_path, capsys):
     one = write(tmp_path / "c.json", rank=1)
     status, _, err = run(capsys, write(tmp_path / "a.json"), "--against", one)
     assert status == 2 and "ranks 0 against 1" in err
+
+
+def test_the_picture_of_a_step(tmp_path, capsys):
+    """Well-formed; bars are where their times are, on one axis; every lane has its title."""
+    picture = tmp_path / "step.svg"
+    assert run(capsys, write(tmp_path / "a<b.json", sync=True), "--svg", picture)[0] == 0
+    root = ElementTree.fromstring(picture.read_text())
+    texts = [node.text for node in root.iterfind(".//{*}text")]
+    assert texts[0].startswith("a<b.json: step 1 of 2, 1.00 ms")
+    lanes = {"CPU: phases", "CPU: waits", "GPU: phases", "GPU: compute", "GPU: idle"}
+    assert lanes <= set(texts)
+    bars = {}
+    for node in root.iterfind(".//{*}rect"):
+        for title in node.iterfind("{*}title"):
+            bars[title.text] = float(node.get("x")), float(node.get("width"))
+    x, width = bars["cudaDeviceSynchronize: 0.505 ms, from 0.300 ms"]
+    per_us = width / 505
+    (idle,) = [at for text, at in bars.items() if text.startswith("sync: cudaDeviceSynchronize")]
+    assert idle == pytest.approx((x + 500 * per_us, 30 * per_us), abs=0.2)

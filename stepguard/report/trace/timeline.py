@@ -1,0 +1,210 @@
+"""A picture of one step as SVG: phases on the host and on the GPU, exchanges, copies, idle time.
+
+Time runs to the right and is the same in all lanes, so that a phase's work on the GPU stands right
+of its pass on the host by as much as the GPU is late. Hover over a bar for its name and times.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from xml.sax.saxutils import escape
+
+import numpy as np
+
+from stepguard.trace.calls import SYNC_CALLS
+from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.columns import NONE, Bools
+from stepguard.trace.idle import CAUSES, Idle
+from stepguard.trace.profiles import COPIES, Analysis
+
+_LEFT, _WIDTH, _ROW, _GAP = 140, 1080, 26, 12
+_COLOURS = ("#4878a8", "#d98032", "#5a9e5a", "#8d6bb0", "#b5566d", "#7b8c3a", "#3f9a9a", "#a07855")
+_WAIT, _IDLE = "#e3b8b8", "#d62728"
+_SHORTEST_PX = 0.4  # a bar that nobody sees is not drawn
+
+
+@dataclass(frozen=True)
+class _Bar:
+    start_us: float
+    end_us: float
+    label: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class _Lane:
+    title: str
+    bars: tuple[_Bar, ...]
+
+
+def timeline(found: Analysis, title: str) -> str:
+    """Return the SVG of the step whose length is the median's."""
+    windows = found.windows
+    step = int(np.argsort(windows.step_us)[(windows.steps - 1) // 2])
+    begin = min(float(windows.mark_us[step]), float(windows.begin_us[step]))
+    end = max(float(windows.mark_end_us[step]), float(windows.end_us[step]))
+    lanes = [lane for lane in _lanes(found, step, begin, end) if lane.bars]
+    length = float(windows.step_us[step]) / 1e3
+    heading = f"{title}: step {step + 1} of {windows.steps}, {length:.2f} ms on the GPU"
+    edges = float(windows.begin_us[step]), float(windows.end_us[step])
+    picture = [*_svg(lanes, begin, end, heading), *_edges(edges, begin, end, len(lanes))]
+    picture += _legend(_phase_colours(found), _bottom(len(lanes)) + 34)
+    return "\n".join([*picture, "</svg>"]) + "\n"
+
+
+def _bottom(lanes: int) -> int:
+    return 40 + lanes * (_ROW + _GAP)
+
+
+def _lanes(found: Analysis, step: int, begin: float, end: float) -> Iterator[_Lane]:
+    colours = _phase_colours(found)
+    yield from _host_lanes(found, colours, begin, end)
+    windows = found.windows
+    exchanges, copies = found.of(COMMUNICATION), found.of(COPIES)
+    computes = ~exchanges & ~copies
+    yield _Lane("GPU: phases", tuple(_projected(found, colours, computes, begin, end)))
+    for name, rows in (("compute", computes), ("communication", exchanges), ("copies", copies)):
+        union = found.busy(rows)
+        inside = (union.end_us > begin) & (union.start_us < end)
+        pairs = zip(union.start_us[inside].tolist(), union.end_us[inside].tolist(), strict=True)
+        bars = (_Bar(start, stop, f"GPU {name}", "#55688a") for start, stop in pairs)
+        yield _Lane(f"GPU: {name}", tuple(_joined(bars, (end - begin) / _WIDTH)))
+    yield _Lane("GPU: idle", tuple(_idle(found, windows.begin_us[step], windows.end_us[step])))
+
+
+def _phase_colours(found: Analysis) -> dict[str, str]:
+    names = dict.fromkeys(_leaf(path) for path in found.phases if path)
+    return {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(names)}
+
+
+def _leaf(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _host_lanes(
+    found: Analysis, colours: dict[str, str], begin: float, end: float
+) -> Iterator[_Lane]:
+    """Yield the passes on the host, a lane for each depth, and the calls that wait."""
+    passes = [one for one in found.passes if one.end_us > begin and one.start_us < end]
+    for depth in range(max((one.path.count("/") for one in passes), default=-1) + 1):
+        mine = [one for one in passes if one.path.count("/") == depth]
+        bars = [_Bar(p.start_us, p.end_us, _leaf(p.path), colours[_leaf(p.path)]) for p in mine]
+        yield _Lane("CPU: phases" if depth == 0 else "CPU: inside", tuple(bars))
+    calls, names = found.windows.calls, found.trace.names
+    waits = np.isin(calls.name, found.trace.named(frozenset(SYNC_CALLS)))
+    rows = np.flatnonzero(waits & (calls.end_us > begin) & (calls.start_us < end)).tolist()
+    yield _Lane(
+        "CPU: waits",
+        tuple(
+            _Bar(float(calls.start_us[i]), float(calls.end_us[i]), names[calls.name[i]], _WAIT)
+            for i in rows
+        ),
+    )
+
+
+def _projected(
+    found: Analysis, colours: dict[str, str], computes: Bools, begin: float, end: float
+) -> Iterator[_Bar]:
+    """Yield each pass on the GPU: from the first of the kernels launched in it to the last one."""
+    gpu = found.windows.gpu
+    rows = computes & (found.pass_of_record != NONE) & (gpu.end_us > begin) & (gpu.start_us < end)
+    for number in np.unique(found.pass_of_record[rows]).tolist():
+        mine = rows & (found.pass_of_record == number)
+        name = _leaf(found.passes[number].path)
+        first, last = float(gpu.start_us[mine].min()), float(gpu.end_us[mine].max())
+        yield _Bar(first, last, name, colours[name])
+
+
+def _joined(bars: Iterator[_Bar], pixel_us: float) -> Iterator[_Bar]:
+    """Yield the bars; those that are nearer than a pixel are one."""
+    last: _Bar | None = None
+    for bar in bars:
+        if last is not None and bar.start_us - last.end_us < pixel_us:
+            last = _Bar(last.start_us, bar.end_us, last.label, last.colour)
+            continue
+        if last is not None:
+            yield last
+        last = bar
+    if last is not None:
+        yield last
+
+
+def _idle(found: Analysis, begin: float, end: float) -> Iterator[_Bar]:
+    gaps = found.gaps
+    for i in np.flatnonzero((gaps.begin_us >= begin) & (gaps.begin_us < end)).tolist():
+        cause = CAUSES[gaps.cause[i]]
+        if cause == Idle.GAP:  # thousands, a microsecond each
+            continue
+        sync = int(gaps.sync[i])
+        call = "" if sync == NONE else f": {found.trace.names[found.windows.calls.name[sync]]}"
+        start = float(gaps.begin_us[i])
+        yield _Bar(start, start + float(gaps.us[i]), f"{cause}{call}", _IDLE)
+
+
+def _svg(lanes: Sequence[_Lane], begin: float, end: float, heading: str) -> Iterator[str]:
+    height = _bottom(len(lanes)) + 50
+    scale = _WIDTH / (end - begin)
+    yield (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" height="{height}" '
+        'font-family="sans-serif" font-size="12">'
+    )
+    yield '<rect width="100%" height="100%" fill="white"/>'
+    yield f'<text x="10" y="22" font-size="14">{escape(heading)}</text>'
+    yield from _axis(begin, end, scale, _bottom(len(lanes)))
+    for row, lane in enumerate(lanes):
+        y = 40 + row * (_ROW + _GAP)
+        yield f'<text x="10" y="{y + 17}">{escape(lane.title)}</text>'
+        for bar in lane.bars:
+            yield from _bar(bar, max(bar.start_us, begin), min(bar.end_us, end), begin, scale, y)
+
+
+def _edges(edges: tuple[float, float], begin: float, end: float, lanes: int) -> Iterator[str]:
+    """Yield the two lines between which the step is on the GPU."""
+    for edge in edges:
+        x = _LEFT + (edge - begin) * _WIDTH / (end - begin)
+        yield (
+            f'<line x1="{x:.1f}" y1="30" x2="{x:.1f}" y2="{_bottom(lanes)}" stroke="black" '
+            'stroke-dasharray="5 4"><title>begin or end of the step on the GPU</title></line>'
+        )
+
+
+def _legend(colours: dict[str, str], y: int) -> Iterator[str]:
+    x = _LEFT
+    for name, colour in [*list(colours.items())[:8], ("idle GPU", _IDLE), ("host waits", _WAIT)]:
+        yield f'<rect x="{x}" y="{y - 11}" width="12" height="12" fill="{colour}"/>'
+        yield f'<text x="{x + 17}" y="{y}">{escape(name[:24])}</text>'
+        x += 40 + 7 * min(24, len(name))
+
+
+def _bar(bar: _Bar, start: float, end: float, begin: float, scale: float, y: int) -> Iterator[str]:
+    x, width = _LEFT + (start - begin) * scale, (end - start) * scale
+    if width < _SHORTEST_PX and bar.colour != _IDLE:
+        return
+    width = max(width, 1.0)
+    ms = (bar.end_us - bar.start_us) / 1e3
+    at = (bar.start_us - begin) / 1e3
+    text = f"{bar.label}: {ms:.3f} ms, from {at:.3f} ms"
+    yield (
+        f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_ROW}" fill="{bar.colour}">'
+        f"<title>{escape(text)}</title></rect>"
+    )
+    label = f"{bar.label} {ms:.1f} ms"
+    if width > 6.6 * len(label):
+        colour = "#222" if bar.colour == _WAIT else "white"
+        yield (
+            f'<text x="{x + width / 2:.1f}" y="{y + 17}" fill="{colour}" text-anchor="middle" '
+            f'pointer-events="none">{escape(label)}</text>'
+        )
+
+
+def _axis(begin: float, end: float, scale: float, bottom: int) -> Iterator[str]:
+    """Yield ticks at round milliseconds, about ten."""
+    rough = (end - begin) / 1e3 / 10
+    power = 10.0 ** np.floor(np.log10(rough))
+    tick = float(power * next(n for n in (1, 2, 5, 10) if n * power >= rough))
+    for number in range(int((end - begin) / 1e3 / tick) + 1):
+        x = _LEFT + number * tick * 1e3 * scale
+        yield f'<line x1="{x:.1f}" y1="34" x2="{x:.1f}" y2="{bottom}" stroke="#ddd"/>'
+        yield (
+            f'<text x="{x:.1f}" y="{bottom + 14}" text-anchor="middle" fill="#555">'
+            f"{number * tick:g} ms</text>"
+        )
