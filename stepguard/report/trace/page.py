@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from statistics import stdev
 
+from stepguard.explain.bottleneck import Bottleneck, Bound, bottleneck
 from stepguard.profile import IdleRow, Series, mean
 from stepguard.report.table import aligned
 from stepguard.trace.collectives import Exchange
@@ -24,6 +25,8 @@ def page(ranks: Sequence[Summary], exchanges: Sequence[Exchange], top: int) -> I
     one = ranks[0]
     if len(ranks) > 1:
         yield from ("", f"Below: rank {one.rank}. Others: --rank N")
+    yield ""
+    yield from textwrap.wrap(bound(bottleneck(one.profile)), WIDTH)
     yield from _idle(one)
     yield from _communication(one, exchanges)
     yield from _classes(one)
@@ -74,6 +77,29 @@ def _beside(ranks: Sequence[Summary]) -> Iterator[str]:
         body.append((f"rank {one.rank}", *(_ms(mean(series)) for series in values), overlap))
     yield from aligned([header, *body], left=(0,))
     yield "overlap: of communication, the part with compute beside it"
+
+
+_LOSSES = {
+    Bound.GPU: "none",
+    Bound.SYNC: "the host waits for the GPU and launches too late",
+    Bound.LAUNCH: "the host launches more slowly than the GPU computes",
+    Bound.INPUT: "the host waits for data",
+    Bound.COMMUNICATION: "exposed communication",
+    Bound.COPIES: "exposed copies",
+    Bound.KERNELS: "pauses between queued kernels",
+    Bound.PROFILER: "the profiler itself",
+}
+
+
+def bound(found: Bottleneck) -> str:
+    """Return what bounds a step, in words, with its evidence."""
+    loss = f"{_LOSSES[found.loss]}, {100 * found.loss_share:.1f} % of the step"
+    if found.rows and (where := _where(found.rows[0])):
+        loss += f" ({where})"
+    if found.bound == Bound.GPU:
+        share = f"kernels compute in {100 * found.compute_share:.1f} % of the step"
+        return f"GPU-bound: {share}. The largest loss: {loss}."
+    return f"{found.bound}-bound: {loss}."
 
 
 def _each(series: Series) -> str:
