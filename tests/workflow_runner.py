@@ -70,6 +70,7 @@ class GitHub:
         file = yaml.safe_load(git(self.repository, "show", f"{at}:{path}"))
         jobs: dict[str, Job] = {}
         for name, job in file["jobs"].items():
+            job["env"] = file.get("env", {}) | job.get("env", {})
             needs = [job["needs"]] if "needs" in job else []
             known = {one: {"result": jobs[one].result} for one in needs}
             ready = all(jobs[one].result == "success" for one in needs)

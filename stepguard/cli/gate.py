@@ -2,12 +2,16 @@
 
     python -m stepguard gate perf.json --commit "$(git rev-parse HEAD)" --gpus 1
 
-Run it with the code and the baselines of the base branch, where the change cannot reach.
+Run it with the code and the baselines of the base branch, where the change cannot reach. In GitHub
+Actions it annotates the lines of code that are the cause.
 """
 
 import argparse
+import os
 import re
+import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +19,10 @@ from stepguard.cli.common import UsageError, add_parser, complain, say
 from stepguard.document import RunDocument
 from stepguard.judge.gate import Base, expected, gate
 from stepguard.recording import Entry
+from stepguard.report import github
 from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document
+from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today
 
 
@@ -38,7 +44,11 @@ def _gate(options: argparse.Namespace) -> int:
         )
     if options.gpus < 0:
         raise UsageError(f"--gpus {options.gpus}: 0 or more")
-    found = load_document(options.document)
+    try:
+        found = load_document(options.document)
+    except FileError as error:
+        _annotate([github.error("no document", str(error))])
+        raise
     base = Base(
         commit=options.commit,
         gpus=options.gpus,
@@ -49,9 +59,16 @@ def _gate(options: argparse.Namespace) -> int:
     if problems := gate(found, base):
         complain(f"the gate fails, {len(problems)} problem{'s' if len(problems) > 1 else ''}:")
         say(*(f"{one.code.value}: {one.sentence}" for one in problems))
+        _annotate(github.annotations(found, problems))
         return 1
     say(_passed(found, len(expected(found, base))))
     return 0
+
+
+def _annotate(lines: Sequence[str]) -> None:
+    # Not by say(), which takes such lines apart.
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        sys.stdout.writelines(f"{line}\n" for line in lines)
 
 
 def _recorded(folder: Path) -> dict[str, dict[str, Entry]]:

@@ -3,16 +3,17 @@
 https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """
 
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from stepguard.document import ResultDocument, RunDocument
+from stepguard.document import Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.report.page import COMMENT_BYTES, page
 from stepguard.text import markdown, printable
 
 MOST = 10  # annotations that GitHub shows of a step
 MARKER = "<!-- stepguard: one comment in a pull request -->"
 ARTIFACT = "perf-evidence"
+Tests = Mapping[str, tuple[str, int]]  # file and line of each case's test
 _REFUSED = (
     "**Performance failed:** the gate did not accept what the run says of itself, below; its log: "
     "{log}\n\n"
@@ -43,29 +44,41 @@ def _property(text: str) -> str:
     return _data(text).replace(":", "%3A").replace(",", "%2C")
 
 
-def annotations(found: RunDocument) -> list[str]:
-    """Return MOST lines at most for a log of GitHub Actions, the run's own problems first, then
-    failing cases, worst first. Each stands where the cause is, or else at the case's test.
+def annotations(found: RunDocument, problems: Sequence[Problem]) -> list[str]:
+    """Return MOST lines at most for a log of GitHub Actions: first the ``problems`` that a gate has
+    with the run, then failing cases, worst first. Each stands where the cause is, or else at the
+    case's test.
     """
-    told = [*_of_problems(found), *_of_results(found)]
+    # A verdict that fails stands at its cause, below.
+    others = [one for one in problems if one.case or one.code is not ProblemCode.FAILED]
+    tests = {one.case: (one.file, one.line) for one in found.cases}
+    told = [_of_problem(one, tests) for one in others]
+    told += [_of_result(one, tests) for one in _failing(found)]
     if len(told) > MOST:
         more = f"and {len(told) - MOST + 1} more: see the summary"
         told = [*told[: MOST - 1], _Annotation("stepguard", more)]
     return [one.command() for one in told]
 
 
-def _of_problems(found: RunDocument) -> Iterator[_Annotation]:
-    for one in found.problems:
-        yield _Annotation(one.code.value, one.sentence, one.file, one.line)
+def error(title: str, text: str) -> str:
+    """Return a line for a log of GitHub Actions that stands nowhere in the code."""
+    return _Annotation(title, text).command()
 
 
-def _of_results(found: RunDocument) -> Iterator[_Annotation]:
-    tests = {one.case: (one.file, one.line) for one in found.cases}
+def _of_problem(one: Problem, tests: Tests) -> _Annotation:
+    place = (one.file, one.line) if one.file else tests.get(one.case, ("", 0))
+    return _Annotation(one.code.value, one.sentence, *place)
+
+
+def _failing(found: RunDocument) -> list[ResultDocument]:
     failing = [one for one in found.results if one.verdict.outcome != "passed"]
-    for result in sorted(failing, key=lambda one: (one.verdict.status.rank, one.case)):
-        place = result.verdict.place
-        file, line = (place.file, place.line) if place else tests.get(result.case, ("", 0))
-        yield _Annotation(result.case, result.verdict.headline, file, line)
+    return sorted(failing, key=lambda one: (one.verdict.status.rank, one.case))
+
+
+def _of_result(result: ResultDocument, tests: Tests) -> _Annotation:
+    place = result.verdict.place
+    where = (place.file, place.line) if place else tests.get(result.case, ("", 0))
+    return _Annotation(result.case, result.verdict.headline, *where)
 
 
 def comment(found: RunDocument, run_id: str, conclusion: str = "success") -> str:

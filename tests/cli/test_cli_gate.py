@@ -48,6 +48,17 @@ def test_each_problem_is_a_line(base, tmp_path):
     assert told.out.count("SLOWER") == 1
 
 
+def test_github_gets_annotations(base, tmp_path, monkeypatch):
+    """There alone, and of a document that cannot be read, too."""
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)
+    slower = run_document(measured(entry(), launch_ms=(275.0,) * 3))
+    assert "::error" not in gate(base, tmp_path, slower).out
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    line = gate(base, tmp_path, slower).out.splitlines()[-1]
+    assert line.startswith("::error file=perf_tests/test_train_step.py,line=33,title=train_step")
+    assert gate(base, tmp_path, b"{}").out.startswith("::error title=no document::perf.json: ")
+
+
 @pytest.mark.parametrize(
     "content",
     [

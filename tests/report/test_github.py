@@ -24,15 +24,25 @@ def placed(result, file, line):
     return replace(result, verdict=replace(result.verdict, place=place))
 
 
+def shown(run):
+    """What a gate that only reads the run would annotate."""
+    failed = [
+        Problem(code=ProblemCode.FAILED, text=one.verdict.headline)
+        for one in run.results
+        if one.verdict.outcome != "passed"
+    ]
+    return annotations(run, [*run.problems, *failed])
+
+
 def test_an_annotation_stands_at_the_cause():
     """At the line that made the metric move; a case whose cause has none at its test."""
-    (line,) = annotations(run_document(SAME, placed(CHANGED, "model/gpt.py", 88)))
+    (line,) = shown(run_document(SAME, placed(CHANGED, "model/gpt.py", 88)))
     front = f"::error file=model/gpt.py,line=88,title={CASE_ID}::{CASE_ID}: CHANGED: graph_breaks"
     assert line.startswith(front)
-    (line,) = annotations(run_document(SLOWER))
+    (line,) = shown(run_document(SLOWER))
     assert line.startswith("::error file=perf_tests/test_train_step.py,line=33,title=")
     assert "step_ms 250.000 -> 270.000 (+8.0 %25, limit " in line
-    assert annotations(run_document(SAME)) == []
+    assert shown(run_document(SAME)) == []
 
 
 def test_problems_of_the_run_come_first():
@@ -41,20 +51,23 @@ def test_problems_of_the_run_come_first():
         Problem(code=ProblemCode.CASE_MISSING, text="c was skipped", file="a.py", line=2),
         Problem(code=ProblemCode.DIRTY, text="a.py differs"),
     ]
-    told = annotations(run_document(SLOWER, problems=problems))
+    told = shown(run_document(SLOWER, problems=problems))
     assert told[:2] == [
         "::error file=a.py,line=2,title=CASE_MISSING::c was skipped",
         "::error title=DIRTY::a.py differs",
     ]
     assert len(told) == 3
+    fewer = Problem(code=ProblemCode.FEWER_GATES, text="gates less", case=CASE_ID)
+    (line,) = annotations(run_document(SAME), [fewer])
+    assert line.startswith("::error file=perf_tests/test_train_step.py,line=33,title=FEWER_GATES::")
 
 
 def test_there_are_ten_at_most():
     """GitHub shows no more of a step; the last one says how many there are."""
     problems = [Problem(code=ProblemCode.DIRTY, text=f"{n} differs") for n in range(25)]
-    told = annotations(run_document(problems=problems))
+    told = shown(run_document(problems=problems))
     assert len(told) == MOST and told[-1].endswith("::and 16 more: see the summary")
-    assert len(annotations(run_document(problems=problems[:MOST]))) == MOST
+    assert len(shown(run_document(problems=problems[:MOST]))) == MOST
 
 
 @PROPERTY
@@ -63,7 +76,7 @@ def test_no_text_ends_an_annotation_or_begins_one(text, file):
     """One line each, of the form that GitHub reads, whatever the document says."""
     problem = Problem(code=ProblemCode.DIRTY, text=text, file=file, line=1)
     result = placed(replace(SLOWER, verdict=replace(SLOWER.verdict, headline=text)), file, 7)
-    for line in annotations(run_document(result, problems=[problem])):
+    for line in shown(run_document(result, problems=[problem])):
         assert GRAMMAR.fullmatch(line), line
 
 

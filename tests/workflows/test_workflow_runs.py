@@ -220,6 +220,7 @@ def test_a_pull_request_that_adds_a_sync(hub, api):
     assert (measure.result, gate.result) == ("failure", "failure"), measure.log + gate.log
     assert measure.summary.startswith("**Performance failed:** 1 CHANGED"), measure.log
     assert "keep it" not in measure.ran and not hub.caches
+    assert "\n::error file=tiny.py,line=12,title=step[tiny]::step[tiny]: CHANGED" in gate.log
     for _ in range(2):
         (job,) = comment_on(hub, started).values()
         assert job.result == "success", job.log
@@ -249,6 +250,7 @@ def test_a_commit_of_main(hub):
         "perf / gate": "success",
     }, logs
     assert jobs["perf / measure"].summary.startswith("**Performance passed:** 1 same")
+    assert "the gate passes: all 1 cases that the base has" in jobs["perf / gate"].log
     assert set(hub.caches) == {f"compile-{main}"}
     accept = "gh run download 4711 --name perf-evidence --dir evidence\n" + ACCEPT
     done = in_a_clone(hub, accept)
