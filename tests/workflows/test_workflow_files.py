@@ -118,3 +118,41 @@ def test_owners_have_files():
     for path in owned:
         assert (ROOT / path.strip("/")).is_dir() == path.endswith("/"), path
         assert (ROOT / path.strip("/")).exists(), path
+
+
+ALONE = """
+import importlib.metadata, sys
+from importlib.abc import MetaPathFinder
+
+packages = importlib.metadata.packages_distributions()
+allowed = {name.lower() for name in sys.argv.pop(1).split(",")}
+
+
+class Missing(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        homes = {home.lower() for home in packages.get(name.partition(".")[0], ())}
+        if homes and not homes & allowed:
+            raise ModuleNotFoundError(f"{name} is not installed", name=name)
+
+
+sys.meta_path.insert(0, Missing())
+from stepguard.cli.main import main
+sys.exit(main())
+"""
+
+
+@pytest.mark.parametrize("command", ["gate", "comment"])
+def test_what_is_installed_for_the_gate_is_enough(command):
+    """The hosted jobs install no torch and no pytest, only what requirements.py lists for them."""
+    listed = subprocess.check_output(
+        [sys.executable, "scripts/requirements.py", "list", "gate"], cwd=ROOT, text=True
+    )
+    names = ",".join(line.partition(">=")[0] for line in listed.splitlines())
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, names, command, "--help"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0 and f"stepguard {command}" in done.stdout, done.stderr
