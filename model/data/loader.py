@@ -100,11 +100,12 @@ class BatchLoader:
             (2, batch, seq), dtype=torch.int64, pin_memory=self._device.type == "cuda"
         )
         rows, columns = (batch, seq) if self._jump else (1, batch * seq)
+        # By numpy, row for row: operators of torch would count as work of the step.
+        inputs, targets = (host[half].view(-1).numpy().reshape(rows, columns) for half in (0, 1))
         for row in range(rows):
             at = (start // seq + row) * self._jump % self._length if self._jump else start
             tokens = self._tokens.read(at, columns + 1)
-            host[0].view(rows, columns)[row].numpy()[:] = tokens[:-1]
-            host[1].view(rows, columns)[row].numpy()[:] = tokens[1:]
+            inputs[row], targets[row] = tokens[:-1], tokens[1:]
         # Two copies into two tensors rather than two views of one: a view can start at an address
         # that is not aligned for vector loads, and compiled code would then copy it again.
         if self._device.type == "cpu":
