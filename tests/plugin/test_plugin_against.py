@@ -379,7 +379,7 @@ def test_the_documents_have_it_too(gate, h200):
     assert 0 <= found["verdict"]["p_value"] <= 0.001
     assert len(found["launches"]) == 6
     text = (gate.path / "run.md").read_text()
-    assert "**Performance:** 1 SLOWER" in text
+    assert "**Performance failed:** 1 SLOWER" in text
     assert f"compared with {old(gate)}, measured in pairs with it" in text
 
 

@@ -124,6 +124,7 @@ def test_a_broken_file_stops_the_run(recorded, broken, options):
     assert damaged != text
     path.write_bytes(damaged.encode("utf-8", "surrogateescape"))
     before = path.read_bytes()
+    recorded.commit()  # without one nothing could be recorded anyway
     result = recorded.run(*options)
     assert result.ret == 4
     assert recorded.measured == []

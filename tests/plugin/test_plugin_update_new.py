@@ -15,7 +15,7 @@ def test_only_new_cases_are_recorded(gate):
     assert result.ret == 1
     result.stdout.fnmatch_lines(["recorded *", "1 CHANGED, 1 recorded"])
     report = (gate.path / "report.md").read_text()
-    assert report.startswith("**Performance:** 1 CHANGED, 1 recorded\n")
+    assert report.startswith("**Performance failed:** 1 CHANGED, 1 recorded\n")
     assert "linear[new]: NO BASELINE" not in report, "nothing is left to do there"
     entries = json.loads(path.read_text())["cases"]
     assert set(entries) == {"linear[new]", "linear[old]"}
