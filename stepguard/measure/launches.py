@@ -15,7 +15,7 @@ from stepguard.evidence import Difference, Evidence
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import DIFFERENCES, measure_difference
 from stepguard.measure.running_launch import RunningLaunch, block_steps
-from stepguard.measure.warmup import PROTOCOLS
+from stepguard.measure.warmup import judged_by_time, protocol_of
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import METRICS
 
@@ -56,8 +56,7 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
         counts = counted and not own_launch and index == 0
         planned.append(PlannedLaunch(f"launch {index + 1}", True, counts))
     # On a CPU that nobody judges by time, ranks get in each other's way by 200 % or 50 %.
-    timed = own_launch or any(METRICS[name].kind == "time" for name in case.gates)
-    if case.world_size > 1 and timed:
+    if case.world_size > 1 and judged_by_time(case):
         planned.append(PlannedLaunch("one-rank launch", True, False, alone=True))
     return planned
 
@@ -86,7 +85,7 @@ class _CaseRun:
     def __init__(self, workers: CaseWorkers, more_launches: int) -> None:
         self.case, self.workers = workers.case, workers
         self.most_launches = self.case.launches + more_launches
-        self.protocol = PROTOCOLS[self.case.device]
+        self.protocol = protocol_of(self.case)
         self.differences: list[Difference] = []
         self.one_rank: dict[str, Any] = {}  # fields of the evidence
 

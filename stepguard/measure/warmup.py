@@ -7,11 +7,13 @@ H200 gets 4 % slower within three seconds and stays so.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from stepguard.device import CPU, GPU
+from stepguard.case import Case
+from stepguard.device import CPU, GPU, is_gpu
+from stepguard.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,28 @@ PROTOCOLS = {
     GPU: Protocol(5.0, 60.0, 1.0, 0.003, blocks=3, block_s=2.0),
     CPU: Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3, settling_segments=1),
 }
+
+
+# Of times that a CPU only shows: 0.9 s a launch less in blocks, up to 2 s less in the warm-up.
+GLANCE_S = 0.2  # a block
+GLANCE_CAP_S = 1.0  # the warm-up
+
+
+def judged_by_time(case: Case) -> bool:
+    """Tell whether a case's times decide anything: on a CPU only those that it gates by name."""
+    return is_gpu(case.device) or any(METRICS[name].kind == "time" for name in case.gates)
+
+
+def protocol_of(case: Case) -> Protocol:
+    """Return the durations of a case's launches; shorter ones where its times only inform."""
+    usual = PROTOCOLS[case.device]
+    if judged_by_time(case) or any(METRICS[name].kind == "difference" for name in case.gates):
+        return usual
+    return replace(
+        usual,
+        warmup_cap_s=min(usual.warmup_cap_s, GLANCE_CAP_S),
+        block_s=min(usual.block_s, GLANCE_S),
+    )
 
 
 class WarmUp:

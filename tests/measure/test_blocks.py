@@ -5,11 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from stepguard import Case
 from stepguard.evidence import Disturbance
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import measure_difference
 from stepguard.measure.running_launch import RunningLaunch
-from stepguard.measure.warmup import PROTOCOLS
+from stepguard.measure.warmup import PROTOCOLS, protocol_of
 
 GPU = PROTOCOLS["cuda"]
 
@@ -77,7 +78,7 @@ def test_a_disturbed_block_is_discarded_and_kept_for_the_record():
     assert (len(found.blocks), len(found.discarded)) == (GPU.blocks, 1)
     assert machine.asked == GPU.blocks + 1
     assert not any(block.disturbance for block in found.blocks)
-    assert launch.shown[-1] == f"launch 2: block {GPU.blocks}/{GPU.blocks} of 20 steps"
+    assert launch.shown[-1] == f"launch 2: block {GPU.blocks} of {GPU.blocks}"
     assert [block.ran for block in found.blocks] == [20, 40, 60]
 
 
@@ -165,3 +166,22 @@ def test_a_machine_that_stays_disturbed_is_a_fault(how, measured):
     fault = raised.value.fault
     assert (fault.code, fault.during) == (how.reason, f"launch 2, {measured}")
     assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how.text}"
+
+
+@pytest.mark.parametrize(
+    ("device", "gates", "short"),
+    [
+        ("cpu", (), True),
+        ("cpu", ("graph_breaks", "step_ms"), False),
+        ("cuda", (), False),
+        ("cuda", ("graph_breaks",), False),
+    ],
+)
+def test_only_times_that_decide_nothing_are_taken_in_a_glance(device, gates, short):
+    """On a CPU without a gated time: three blocks all the same, each shorter, and no long wait for
+    a steadiness that nobody asks for.
+    """
+    case = Case("a", "m:f", {}, device, gates=gates)
+    found, usual = protocol_of(case), PROTOCOLS[device]
+    assert (found != usual) == short and found.blocks == usual.blocks
+    assert found.block_s <= usual.block_s and found.warmup_cap_s <= usual.warmup_cap_s
