@@ -8,7 +8,6 @@ agent, and so these, of its own: launches differ from each other as processes do
 """
 
 import faulthandler
-import gc
 import json
 import os
 import signal
@@ -55,9 +54,6 @@ def run(*, ranks: int, node: int, nodes: int, address: str, port: int) -> int:
         monitor_interval=MONITOR_INTERVAL_S,
     )
     folder = Path(os.environ["STEPGUARD_RUN_DIR"])
-    # What was imported stays: ranks need not look through it, nor copy its pages, to collect.
-    gc.collect()
-    gc.freeze()
     return int(Ranks(spec, folder, Endings(folder, node)).run().is_failed())
 
 

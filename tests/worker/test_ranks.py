@@ -12,12 +12,15 @@ from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
 
 FACTS = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 from pathlib import Path
 
 import torch
 
 rank = os.environ["RANK"]
+frozen = gc.get_freeze_count()
+gc.unfreeze()
+frozen_tensors = sum(type(thing) is torch.Tensor for thing in gc.get_objects())
 handlers = {signum: signal.getsignal(signum) for signum in signal.valid_signals()}
 facts = {
     "sid": os.getsid(0),
@@ -31,6 +34,9 @@ facts = {
     "omp": os.environ["OMP_NUM_THREADS"],
     "agent_threads": len(os.listdir(f"/proc/{os.getppid()}/task")),
     "cuda": torch.cuda.is_initialized(),
+    "collects": gc.isenabled(),
+    "frozen": frozen,
+    "frozen_tensors": frozen_tensors,
 }
 print(f"rank {rank} writes")
 print(f"rank {rank} complains", file=sys.stderr)
@@ -62,6 +68,8 @@ def test_a_rank_is_a_process_of_its_own(tmp_path):
         assert Path(facts["main"]).name == "ranks.py"
         assert facts["path"][1] == str(tmp_path)
         assert (facts["omp"], facts["agent_threads"], facts["cuda"]) == ("1", 1, False)
+        assert facts["collects"] and facts["frozen"] > 100_000, "of torch's own"
+        assert facts["frozen_tensors"] == 0, "else the counting pass would miss them"
         for stream, word in (("stdout", "writes"), ("stderr", "complains")):
             assert (
                 f"rank {rank} {word}\n" in (group.spec.folder / f"{stream}-{rank}.log").read_text()
