@@ -645,7 +645,7 @@ def test_progress_names_the_pair_and_the_side(world, measure):
         "counting launch: build and first step",
         "pair 1: build and first step",
         "pair 1 head: warm-up",
-        "pair 1 base: block 2/2 of 4 steps",
+        "pair 1 base: block 2 of 2",
     ):
         assert part in told
 
