@@ -64,8 +64,9 @@ def _base(found: RunDocument) -> Iterator[str]:
 
 
 def _problems(found: RunDocument) -> Iterator[str]:
-    lines = [f"* {markdown(one.sentence)}" for one in found.problems]
-    yield from _cut(lines, "problems")
+    if found.problems:
+        yield "**The run itself is no pass:**"
+    yield from _cut([f"* {markdown(one.sentence)}" for one in found.problems], "problems")
 
 
 def _facts(found: RunDocument) -> str:
