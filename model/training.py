@@ -183,9 +183,11 @@ class Run:
         """Run to the end, or until ``stop``; return the last validation loss in nats."""
         options = self._options
         self._begin_log()
-        val_loss = math.nan
+        val_loss, compiles = math.nan, options.compile
         while self.step < options.steps:
-            self._steps(options.border(self.step))
+            # The step that compiles has a line of its own: it is no speed.
+            self._steps(self.step + 1 if compiles else options.border(self.step))
+            compiles = False
             ended = self._agreed_stop() or self.step == options.steps
             if ended or self.step % options.eval_every == 0:
                 val_loss = self._validate()

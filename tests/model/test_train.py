@@ -338,6 +338,21 @@ def test_a_run_killed_at_random_moments_goes_on(tmp_path: Path, monkeypatch: pyt
     assert losses(parts) == losses(whole)
 
 
+def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """SIGTERM: the line under way is finished, what it did is saved, and the status is 0."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    arguments = ["--out", str(tmp_path), *NANO, "--steps", "100000", "--save-every", "100000"]
+    process = context.Process(target=main, args=(arguments,))
+    process.start()
+    while process.is_alive() and len(losses(tmp_path)) < 2:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
+    assert process.exitcode == 0
+    assert load(Checkpoints(tmp_path).paths()[-1])["step"] == losses(tmp_path)[-1][0] >= 2
+
+
 def test_torchrun_trains_with_two_ranks(tmp_path: Path):
     """The command as it stands in the documentation; one log, one checkpoint, both ranks' data."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
