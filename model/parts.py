@@ -166,6 +166,9 @@ def decode(
             return chunk_logits(model, ids, positions, cache)[:, -1].argmax(dim=-1)
 
     call: Callable[[], object] = token
+    if mode == "reduce-overhead":
+        for tensor in (tensor for layer in cache for tensor in layer):
+            torch._dynamo.mark_static_address(tensor)  # else what is written to has no CUDA graph
     if mode in ("compile", "reduce-overhead"):
         options = {"mode": mode} if mode == "reduce-overhead" else {}
         call = torch.compile(token, dynamic=False, **options)
@@ -183,8 +186,13 @@ def _captured(function: Callable[[], object]) -> Callable[[], object]:
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        function()
-    return graph.replay
+        result = function()
+
+    def replayed() -> object:
+        graph.replay()
+        return result
+
+    return replayed
 
 
 class _Recomputed(nn.Module):
