@@ -129,6 +129,11 @@ def launched_by(calls: Host, correlation: Ints) -> Ints:
     return look_up(calls.correlation[order], order, correlation)
 
 
+def taken(values: Floats, rows: Ints, missing: float) -> Floats:
+    """Return ``values[rows]``, ``missing`` where a row is NONE; there may be no values at all."""
+    return np.append(values, missing)[rows]  # NONE is the last
+
+
 def look_up(keys: Ints, values: Ints, wanted: Ints) -> Ints:
     """Return the value of each wanted key among sorted ``keys``, NONE where it is not there."""
     if not len(keys):

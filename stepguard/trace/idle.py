@@ -11,7 +11,7 @@ import numpy as np
 
 from stepguard.trace.calls import SYNC_CALLS
 from stepguard.trace.classes import INPUT
-from stepguard.trace.columns import NONE, OVERHEAD, Bools, Floats, Host, Ints, Trace
+from stepguard.trace.columns import NONE, OVERHEAD, Bools, Floats, Host, Ints, Trace, taken
 from stepguard.trace.intervals import Union, union
 from stepguard.trace.phases import Pass
 from stepguard.trace.windows import Windows, queue_depth
@@ -54,7 +54,7 @@ def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
     begin, end, step = begin[inside], end[inside], step[inside]
     record = np.searchsorted(gpu.start_us, end, side="left")
     call = windows.call_of_record[record]
-    launch = np.where(call == NONE, -np.inf, windows.calls.start_us[call])
+    launch = taken(windows.calls.start_us, call, -np.inf)
     late = launch > begin
     sync = np.where(late, _sync_before(trace, windows.calls, begin, launch), NONE)
     waits = _union([one for one in passes if one.path.rpartition("/")[2] == INPUT])

@@ -20,6 +20,7 @@ from stepguard.trace.columns import (
     LaunchShape,
     Trace,
     look_up,
+    taken,
 )
 from stepguard.trace.idle import CAUSES, Gaps, Idle, find_gaps
 from stepguard.trace.intervals import Union, union
@@ -64,10 +65,9 @@ def analyse(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> A
     """Take a trace apart. Raises TraceError where it has no complete step."""
     windows = find_windows(trace, classes, marks)
     passes = find_passes(trace, classes, marks)
-    gpu, call = windows.gpu, windows.call_of_record
-    # A record without its call in the file was launched before it began.
-    launched = windows.calls.start_us[call] if len(windows.calls.kind) else gpu.start_us
-    passed = pass_at(passes, np.where(call == NONE, -1.0, launched))
+    gpu = windows.gpu
+    # A record without its call in the file was launched before the file begins.
+    passed = pass_at(passes, taken(windows.calls.start_us, windows.call_of_record, -1.0))
     phases = ("", *dict.fromkeys(one.path for one in passes))
     of_pass = np.array([phases.index(one.path) for one in passes] + [0])  # the last: outside all
     kinds = (*classes.kernel_names, COPIES)

@@ -63,8 +63,10 @@ def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS)
     begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
     if not len(steps):
         return _whole(gpu, calls, call_of_record)
+    if not len(calls.kind):
+        raise TraceError("it has marked steps and no CUDA call: no kernel can be put into a step")
     launched = _step_at(calls.start_us, begin, end)
-    step_of_record = np.where(call_of_record == NONE, NONE, launched[call_of_record])
+    step_of_record = np.append(launched, NONE)[call_of_record]  # NONE is the last
     launches, lost = _lost(trace, calls, launched, gpu.correlation, len(steps))
     first = _first_record(gpu, trace.names, classes, step_of_record, len(steps))
     window_end = np.append(first[1:], np.nan)

@@ -26,7 +26,9 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     options = parser.parse_args()
     rows = [compare(path.resolve(), options.hta, options.turns) for path in options.files]
-    options.out.write_text(json.dumps({"command": sys.argv, "files": rows}, indent=1) + "\n")
+    options.out.write_text(
+        json.dumps({"command": "python -m studies.traces.compare", "files": rows}, indent=1) + "\n"
+    )
 
 
 def compare(path: Path, hta: str, turns: int) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def compare(path: Path, hta: str, turns: int) -> dict[str, Any]:
         "mib": path.stat().st_size / 2**20,
         "ours": {key: both[0][key] for key in FIGURES} | took[0],
         "theirs": {key: both[1][key] for key in FIGURES} | took[1],
-        "worst_difference_pct": {key: _pct(both[0][key], both[1][key]) for key in FIGURES},
+        "difference_pct": {key: _pct(both[0][key], both[1][key]) for key in FIGURES},
         "worst_kernel_difference_pct": _kernels(both[0]["kernels_us"], both[1]["kernels_us"]),
         "times_faster": took[1]["cpu_s"] / took[0]["cpu_s"],
         "times_less_memory": took[1]["peak_mib"] / took[0]["peak_mib"],

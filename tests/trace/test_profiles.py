@@ -89,6 +89,18 @@ def test_without_a_gpu_there_is_nothing_to_say():
         trace.analysis()
 
 
+def test_without_cuda_calls():
+    """Records alone are one step whose gaps lie between kernels; marks could not be told."""
+    trace = Kineto()
+    trace.event("kernel", "gemm", 10, 5, 7, 0, device=0, stream=7)
+    trace.event("kernel", "gemm", 20, 5, 7, 0, device=0, stream=7)
+    assert idle(trace) == {("between kernels", ""): 5}
+    assert summary(trace.analysis(), "x", 0).queue.depth_max == 0
+    trace.step(0, 0, 30)
+    with pytest.raises(TraceError, match="no CUDA call"):
+        trace.analysis()
+
+
 # The identity
 
 

@@ -1,0 +1,68 @@
+"""A trace of a small loop, recorded on this GPU and read back. Skipped without a GPU."""
+
+import re
+
+import pytest
+import torch
+from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+from stepguard.explain.causes import Kind, explain
+from stepguard.profile import mean
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.profiles import analyse
+from stepguard.trace.profiles import profile as profile_of
+from stepguard.trace.read.chrome import read_chrome
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+STEPS, LAYERS = 6, 12
+
+
+def recorded(folder, *, sync=False, extra=False):
+    """The profile of a loop of matrix products, by way of the file that the profiler writes."""
+    a = torch.randn(4096, 4096, device="cuda", dtype=torch.bfloat16)
+    path = folder / f"trace_{sync}_{extra}.json"
+
+    def step():
+        with record_function("forward"):
+            x = a
+            for _ in range(LAYERS):
+                x = torch.nn.functional.gelu(a @ x)
+                x = x.clone() if extra else x
+        return x.sum().item() if sync else None
+
+    plan = schedule(wait=2, warmup=2, active=STEPS)
+    kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=kinds, schedule=plan, with_stack=True) as profiler:
+        for _ in range(4 + STEPS):
+            step()
+            profiler.step()
+        torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(path))
+    with path.open("rb") as file:
+        return profile_of(analyse(read_chrome(file), usual_classes()))
+
+
+def test_every_launch_is_found(tmp_path):
+    """As many products and activations as were launched, in their phase; the identity closes."""
+    found = recorded(tmp_path)
+    assert found.steps == STEPS - 1 and found.lost_share == 0
+    calls = {row.kind: 0.0 for row in found.kernels}
+    for row in found.kernels:
+        assert set(row.calls) == {row.calls[0]}
+        assert row.phase == "forward"
+        calls[row.kind] += row.calls[0]
+    assert calls["GEMM"] == calls["elementwise"] == LAYERS
+    parts = found.parts
+    whole = (parts.compute_us, parts.exposed_communication_us, parts.exposed_copies_us)
+    assert sum(map(mean, (*whole, parts.idle_us))) == pytest.approx(mean(parts.step_us))
+
+
+def test_a_sync_is_named_with_its_line(tmp_path):
+    """The first cause is the wait in this file; so is the first cause of an extra copy."""
+    base = recorded(tmp_path)
+    found = explain(base, recorded(tmp_path, sync=True))
+    cause = next(cause for cause in found.causes if cause.kind == Kind.IDLE)
+    assert re.search(r"test_trace\.py\(\d+\): step", cause.place)
+    assert found.explained_us + found.scatter_us == pytest.approx(found.change_us)
+    extra = explain(base, recorded(tmp_path, extra=True)).causes[0]
+    assert extra.kind in (Kind.ADDED, Kind.REPLACED, Kind.CALLS) and extra.phase == "forward"
