@@ -355,7 +355,8 @@ class Session:
         a usage error says more.
         """
         results = self._results()
-        if self._option.collectonly or not self._ran or not (self.selection.asked or results):
+        began = self._ran or self.guard.missed
+        if self._option.collectonly or not began or not (self.selection.asked or results):
             return None
         first = self._base.lines() if self._base else ()
         return Run(

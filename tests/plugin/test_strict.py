@@ -21,9 +21,10 @@ DECLARED = (
     "{body}"
 )
 BODY = "    perf(case)\n"
+PLUGIN = 'import pytest\n\npytest_plugins = ["stepguard.plugin"]\n\n\n'
 HOOK = (
-    'import pytest\n\npytest_plugins = ["stepguard.plugin"]\n\n\n'
-    "@pytest.hookimpl({order})\ndef pytest_collection_modifyitems(items):\n    del items[1]\n"
+    PLUGIN
+    + "@pytest.hookimpl({order})\ndef pytest_collection_modifyitems(items):\n    del items[1]\n"
 )
 
 
@@ -207,6 +208,17 @@ WAYS = {
         says=DESELECTED.format("*").replace(
             "deselected by *", "a conftest or a plugin took it out"
         ),
+    ),
+    "a plugin runs no test": Way(
+        conftest(PLUGIN + "def pytest_runtestloop():\n    return True\n"),
+        says="linear?a?, linear?b?: guarded, but not measured: the run ended before its turn; *",
+        was=1,
+    ),
+    "a plugin runs it itself": Way(
+        conftest(
+            PLUGIN + "def pytest_runtest_protocol(item):\n    return '[b]' in item.name or None\n"
+        ),
+        says="linear?b?: guarded, but not measured: the run ended before its turn; *",
     ),
     "--collect-only": Way(
         options=("--collect-only", "-q"),
@@ -460,3 +472,15 @@ def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):
         project.will_measure(project.cpu("b"), commit=commit)
         assert project.run("--perf-json=.stepguard/run.json", *options).ret == 0
         assert main(["gate", ".stepguard/run.json", "--commit", commit]) == status
+
+
+def test_an_exit_status_that_is_swallowed_is_no_pass(project, monkeypatch):
+    """By a conftest, or by `|| true`: the gate reads the document."""
+    changed(project)
+    swallow = "@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish(session):\n"
+    conftest(PLUGIN + swallow + "    session.exitstatus = 0\n")(project)
+    project.commit()
+    assert project.run("--perf-strict", "--perf-json=.stepguard/run.json").ret == 0
+    monkeypatch.chdir(project.path)
+    commit = project.git("rev-parse", "HEAD").strip()
+    assert main(["gate", ".stepguard/run.json", "--commit", commit]) == 1
