@@ -17,7 +17,7 @@ from stepguard.recording import Recording
 from stepguard.report.compare import Side, observations, tables
 from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document
-from stepguard.storage.json_file import FileError
+from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.runs import read_evidence
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.summary import summary
@@ -61,11 +61,12 @@ def _labels(files: list[Path]) -> list[str]:
 
 def _side(path: Path, label: str) -> Side:
     """Read a file of any of the three kinds. Raises FileError, naming it, for what is none."""
+    data = contents(path, "give a file that can be")
+    if data is None:
+        raise FileError(f"{path}: No such file or directory")
     try:
-        raw = json.loads(path.read_bytes())
-    except OSError as error:
-        raise FileError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
+        raw = json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: {error}") from None
     keys = set(raw) if isinstance(raw, dict) else set()
     if "case_id" in keys:

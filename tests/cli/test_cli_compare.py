@@ -93,6 +93,7 @@ def test_the_committed_baselines_are_compared():
         ("[1]", "x.json: "),
         ('{"case_id": 3}', "x.json"),
         ('{"results": []}', "x.json"),
+        ("[" * 100_000, "x.json: maximum recursion"),
     ],
 )
 def test_what_is_none_of_the_three_is_refused(shell, content, message):
@@ -101,6 +102,13 @@ def test_what_is_none_of_the_three_is_refused(shell, content, message):
         (shell.path / "x.json").write_text(content)
     done = shell("compare", kept(shell, "a"), "x.json")
     assert done.status == 1 and message in done.err and done.err.count("\n") == 1
+
+
+def test_a_device_is_no_file_to_compare(shell):
+    """It might never end."""
+    (shell.path / "x.json").symlink_to("/dev/zero")
+    done = shell("compare", kept(shell, "a"), "x.json")
+    assert done.status == 1 and "x.json: cannot be read: it is not a regular file" in done.err
 
 
 def test_files_without_a_case_in_common_are_refused(shell):
