@@ -110,7 +110,7 @@ class Collected:
         if report.skipped and isinstance(report.longrepr, tuple):
             self.modules.append(f"{report.nodeid} was skipped: {report.longrepr[2]}")
         elif not report.passed:
-            self.modules.append(f"{report.nodeid} was {report.outcome}")
+            self.modules.append(f"{report.nodeid} could not be collected")
 
     def deselect(self, items: Sequence[pytest.Item]) -> None:
         """Take what pytest was told that it is deselected."""

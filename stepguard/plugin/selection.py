@@ -55,6 +55,11 @@ class Selection:
         return not self._collection.tests
 
     @property
+    def undeclared(self) -> bool:
+        """Tell whether a test is left that declares no case, and may measure any."""
+        return any(self._collection.tests[node].case is None for node in self._kept)
+
+    @property
     def modules(self) -> list[str]:
         """Return the modules that gave no tests, and why."""
         return self._collection.modules

@@ -437,6 +437,21 @@ def test_another_case_of_the_same_id_is_refused(project):
     assert codes == {ProblemCode.OTHER_CASE, ProblemCode.NOTHING_MEASURED}
 
 
+@pytest.mark.parametrize(
+    ("body", "ret"), [(BODY, 0), ("    pytest.skip('later')\n", 1)], ids=["measured", "skipped"]
+)
+def test_a_case_that_a_test_makes_itself_is_guarded_as_well(gate, body, ret):
+    """Which one it is nobody knows before it ran; at the end it was measured, or is missed."""
+    gate.record(gate.cpu("a"))
+    made = 'case = Case("a", "factories:linear", device="cpu", launches=1)'
+    gate.tests(f"def test_step(perf):\n    {made}\n{body}")
+    gate.commit()
+    result = gate.run("--perf-strict")
+    assert result.ret == ret
+    missed = [line for line in result.outlines if "guarded, but not measured" in line]
+    assert len(missed) == ret
+
+
 def test_one_problem_of_many_cases_is_one_line(gate):
     """What -x left is not told sixty times."""
     cases = [gate.cpu(f"c{number:02}") for number in range(12)]
