@@ -141,6 +141,24 @@ def test_no_export_of_kernels(without, words):
         read_nsys(export(without=without))
 
 
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        ("CUPTI_ACTIVITY_KIND_KERNEL SET start = NULL", "has None in the column start"),
+        ("CUPTI_ACTIVITY_KIND_KERNEL SET end = 'x'", "has 'x' in the column end"),
+        ("CUPTI_ACTIVITY_KIND_RUNTIME SET globalTid = X'FF'", "in the column globalTid"),
+        ("NVTX_EVENTS SET text = X'FF'", "in the column text"),
+        ("CUPTI_ACTIVITY_KIND_MEMCPY SET end = start - 1", "ends before it begins"),
+    ],
+)
+def test_values_that_cannot_be_right_are_refused(change, words):
+    """SQLite keeps any type in any column."""
+    connection = export()
+    connection.execute(f"UPDATE {change}")
+    with pytest.raises(TraceError, match=words):
+        read_nsys(connection)
+
+
 KERN = """
  ** CUDA GPU Kernel Summary (cuda_gpu_kern_sum):
 

@@ -78,7 +78,8 @@ class _Export:
 
     def __init__(self, connection: sqlite3.Connection, tables: set[str]) -> None:
         self._connection, self._tables = connection, tables
-        self._strings = dict(connection.execute("SELECT id, value FROM StringIds"))
+        strings = connection.execute("SELECT id, value FROM StringIds")
+        self._strings = {number: str(text) for number, text in strings}
         self._names: dict[str, int] = {}
         self._shapes: dict[tuple[int, ...], int] = {}
 
@@ -145,7 +146,7 @@ class _Export:
                 "of nsys 2021 to 2026; export the report again with one of those"
             )
         asked = ", ".join(f'"{name}"' if name in there else "NULL" for name in columns)
-        return self._connection.execute(f"SELECT {asked} FROM {table}")
+        return _checked(self._connection.execute(f"SELECT {asked} FROM {table}"), table, columns)
 
     def trace(self, host: list[tuple[Any, ...]], gpu: list[tuple[Any, ...]]) -> Trace:
         """Return one process's rows as columns, in us from the earliest begin."""
@@ -170,6 +171,22 @@ class _Export:
         return str(row[0]) if row else ""
 
 
+def _checked(
+    rows: Iterable[tuple[Any, ...]], table: str, columns: tuple[str, ...]
+) -> Iterable[tuple[Any, ...]]:
+    """Yield the rows; SQLite keeps any type in any column, so raise TraceError for a wrong one."""
+    known: set[tuple[type, ...]] = set()
+    for row in rows:
+        if (kinds := tuple(map(type, row))) not in known:
+            for name, value in zip(columns, row, strict=True):
+                wanted = str if name == "text" else int
+                empty = value is None and name != "start" and (name, table) != ("end", _KERNELS)
+                if type(value) is not wanted and not empty:
+                    raise TraceError(f"its table {table} has {value!r} in the column {name}")
+            known.add(kinds)
+        yield row
+
+
 def _process(serialized: int | None) -> int:
     """Return the process id in nsys's global process or thread id."""
     return 0 if serialized is None else serialized // 0x1000000 % 0x1000000
@@ -179,6 +196,8 @@ def _columns(rows: Sequence[tuple[Any, ...]], width: int, began: int) -> list[An
     """Return columns in order of begin, the longer first; begin and end, in ns, become us."""
     table = [[NONE if x is None else x for x in column] for column in zip(*rows, strict=True)]
     found: list[Any] = [np.array(column, np.int64) for column in table or [[]] * width]
+    if (found[3] < found[2]).any():
+        raise TraceError("an event in it ends before it begins")
     order = np.lexsort((-found[3], found[2]))
     found = [column[order] for column in found]
     found[2], found[3] = (found[2] - began) / 1e3, (found[3] - began) / 1e3
