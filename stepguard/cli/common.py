@@ -3,10 +3,11 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepguard.case import Case
 from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
 from stepguard.report import documents
@@ -33,15 +34,17 @@ def complain(problem: object) -> None:
     print(printable(f"stepguard: {problem}"), file=sys.stderr)
 
 
-def progress_line(root: Path) -> ProgressLine:
-    """Return a line on standard error for the cases of a command in the project ``root``."""
+def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
+    """Return a line on standard error for these cases of a command in the project ``root``."""
 
     def write(text: str) -> None:
         sys.stderr.write(text)
         sys.stderr.flush()
 
     screen = Screen(write, has_cursor(sys.stderr), lambda: columns(sys.stderr))
-    return ProgressLine(screen, True, Store(root).last_wall_s())
+    line = ProgressLine(screen, True, Store(root).last_wall_s(cases))
+    line.plan([(case.id, case.device) for case in cases])
+    return line
 
 
 def add_parser(

@@ -114,8 +114,7 @@ def _run(options: argparse.Namespace) -> int:
         launcher.per_node(case)
     typed = ["python", "-m", "stepguard", *sys.argv[1:]]
     suite = Suite(options.root, baseline.usual(options.root), gpus, typed, launcher=launcher)
-    line = progress_line(options.root)
-    line.plan([(case.id, case.device)])
+    line = progress_line(options.root, [case])
     line.begin(case.id)
     try:
         result = suite.run(case, line.stage)

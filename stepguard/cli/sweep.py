@@ -65,8 +65,7 @@ def _sweep(options: argparse.Namespace) -> int:
     left = [(values, case) for values, case in sweep.cases() if values not in done]
     if done:
         say(f"{len(done)} of {len(done) + len(left)} rows are in {folder / ROWS}")
-    line = progress_line(options.root)
-    line.plan([(case.id, case.device) for _, case in left])
+    line = progress_line(options.root, [case for _, case in left])
     for values, case in left:
         line.begin(case.id)
         try:

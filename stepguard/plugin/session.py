@@ -236,7 +236,7 @@ class Session:
                 base=option.perf_base or "",
                 base_baselines=self._base.folder if self._base else None,
             )
-            self._line = _progress_line(self._config, Store(self._root).last_wall_s())
+            self._line = _progress_line(self._config, Store(self._root).last_wall_s(self._cases))
             self._line.plan([(case.id, case.device) for case in self._cases])
         return self._suite, self._line
 

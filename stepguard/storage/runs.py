@@ -12,11 +12,12 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
+from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.comparison import from_json as comparison_from_json
 from stepguard.comparison import to_json as comparison_json
@@ -143,11 +144,18 @@ class Store:
             return ""
         return next((found.against for found in _readable_comparisons(runs[-1])), "")
 
-    def last_wall_s(self) -> dict[str, float]:
-        """Return the seconds that each case took the last time, for the progress line."""
-        newest = [evidence for _, evidence in self._newest()]
-        # A run that failed ended early, or waited for a deadline.
-        return {found.case_id: found.wall_s for found in newest if not found.faults}
+    def last_wall_s(self, cases: Iterable[Case]) -> dict[str, float]:
+        """Return the seconds that each of these cases took the last time, for the progress line."""
+        asked = {case.id: case.as_dict().items() for case in cases}
+        # A run that failed ended early, or waited for a deadline. One with other parameters, under
+        # the same id, says nothing either.
+        return {
+            found.case_id: found.wall_s
+            for _, found in self._newest()
+            if not found.faults
+            and found.case_id in asked
+            and asked[found.case_id] <= found.case.items()
+        }
 
 
 def _evidence_files(run: Path) -> list[Path]:

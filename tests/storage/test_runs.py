@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from builders import CASE_ID, evidence
 
+from stepguard import Case
 from stepguard.evidence import Fault, from_json
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import KEPT_RUNS, Store
@@ -29,7 +30,7 @@ def a_run(store, name):
 
 def test_an_empty_checkout_has_nothing(store):
     """Without any run nothing is found and nothing raises, and nothing is made on disk."""
-    assert (store.newest(), store.last_run(), store.last_wall_s()) == ({}, [], {})
+    assert (store.newest(), store.last_run(), store.last_wall_s([])) == ({}, [], {})
     assert not store.folder.exists()
 
 
@@ -79,7 +80,6 @@ def test_damaged_evidence_is_no_newest(store, damage):
     broken = store.keep(a_run(store, "20261121T1-1"), "a", evidence())
     broken.write_text(damage)
     assert store.newest() == {CASE_ID: sound}
-    assert store.last_wall_s() == {CASE_ID: 200.0}
 
 
 def test_twenty_runs_are_kept(store):
@@ -101,10 +101,13 @@ def test_runs_sort_by_time(store):
 
 def test_faulty_runs_do_not_time_the_progress_line(store):
     """How long a case takes is told by its last run, unless that one failed."""
-    store.keep(a_run(store, "20261120T1-1"), "a", evidence(case_id="a", wall_s=77.0))
-    faulty = evidence(case_id="b", faults=(Fault("RAISED", "x"),))
-    store.keep(a_run(store, "20261121T1-1"), "b", faulty)
-    assert store.last_wall_s() == {"a": 77.0}
+    sound, faulty = Case("a", "m:f", {"n": 1}), Case("b", "m:f", {"n": 1})
+    for case, fields in ((sound, {}), (faulty, {"faults": (Fault("RAISED", "x"),)})):
+        made = evidence(case_id=case.id, case=case.as_dict(), wall_s=77.0, **fields)
+        store.keep(a_run(store, f"20261120T1-{case.name}"), case.slug, made)
+    assert store.last_wall_s([sound, faulty]) == {sound.id: 77.0}
+    other = Case("a", "m:f", {"n": 2})
+    assert store.last_wall_s([other]) == {}, "of other parameters, under the same id"
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
