@@ -201,6 +201,21 @@ def test_a_sync_that_did_not_cause_the_gap_is_not_blamed(begin, dur):
     assert ("sync", "cudaStreamSynchronize") not in idle(trace)
 
 
+@pytest.mark.parametrize(
+    "queued, expected",
+    [(20, {"sync": 20, "host late": 830}), (5, {"sync": 15, "host late": 5 + 845})],
+)
+def test_a_host_that_catches_up_is_late_because_of_the_sync(queued, expected):
+    """Until 16 launches wait again; one that does not get ahead is late for its own reasons."""
+    trace = two_steps()
+    trace.call("cudaStreamSynchronize", 152, 55)
+    trace.kernel(210, 215, 220)
+    trace.kernel(222, 225, 250)  # after a gap of 5: the host is still behind
+    for i in range(queued):
+        trace.kernel(226 + i, 250 + i, 251 + i)
+    assert {row.cause: row.us[0] for row in profile(trace.analysis()).idle} == expected
+
+
 def test_the_source_line_is_the_innermost_of_the_user():
     """Frames of torch inside it are not the user's line."""
     trace = two_steps()
