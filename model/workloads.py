@@ -85,15 +85,8 @@ class Workload:
 
     def close(self) -> None:
         """Let go of the model and everything that holds device memory; no step may follow."""
-        for name in (
-            "model",
-            "optimizer",
-            "_network",
-            "_replicas",
-            "_loader",
-            "_scaler",
-            "grad_norm",
-        ):
+        held = ("model", "optimizer", "grad_norm", "_network", "_replicas", "_loader", "_scaler")
+        for name in held:
             vars(self).pop(name, None)
 
     def _phase(self, name: str) -> AbstractContextManager[object]:
