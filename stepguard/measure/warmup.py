@@ -110,6 +110,7 @@ class WarmUp:
         if self.seconds >= self.protocol.warmup_min_s and steady(
             self._window_ms, self._window_s, self.protocol.tolerance
         ):
+            self.problem = ""  # it may go on after its time, until another launch's import is over
             return True
         if self.seconds < self.protocol.warmup_cap_s:
             return False

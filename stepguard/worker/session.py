@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable
+from difflib import get_close_matches
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
@@ -211,7 +212,10 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         inspect.signature(function).bind(device=device, **params)
     except TypeError as error:
         possible = [n for n in inspect.signature(function).parameters if n != "device"]
-        raise BadWorkload(f"{factory}: {error}; its parameters: {', '.join(possible)}") from None
+        meant = [close for name in params for close in _misspelt(name, possible)]
+        hint = f" (did you mean {' and '.join(meant)}?)" if meant else ""
+        parameters = f"its parameters: {', '.join(possible)}"
+        raise BadWorkload(f"{factory}: {error}{hint}; {parameters}") from None
     workload = function(device=device, **params)
     missing = [name for name in REQUIRED if not hasattr(workload, name)]
     if missing or not callable(workload.step):
@@ -220,6 +224,11 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
     if int(workload.tokens_per_step) < 1:
         raise BadWorkload(f"{factory}: tokens_per_step is {workload.tokens_per_step}, not positive")
     return workload
+
+
+def _misspelt(name: str, possible: list[str]) -> list[str]:
+    """Return the parameter that a name was meant to be, if it is none but looks like one."""
+    return [] if name in possible else get_close_matches(name, possible, n=1)
 
 
 def preload() -> None:

@@ -26,6 +26,18 @@ def test_a_workload_is_what_the_factory_returns():
             "factories:linear: got an unexpected keyword argument 'm'; its parameters: n, k, "
             "backward, compile",
         ),
+        (
+            "factories:linear",
+            {"bachward": True, "m": 3},
+            "factories:linear: got an unexpected keyword argument 'bachward' (did you mean "
+            "backward?); its parameters: n, k, ",
+        ),
+        (
+            "model.workloads:forward",
+            {"bach": 4},
+            "model.workloads:forward: got an unexpected keyword argument 'bach' (did you mean "
+            "batch?); its parameters: size, batch, ",
+        ),
         ("factories:returns_none", {}, "factories:returns_none returned NoneType without "),
         ("factories:without_tokens", {}, "factories:without_tokens returned Bare without tokens_"),
         ("factories:no_tokens", {}, "factories:no_tokens: tokens_per_step is 0, not positive"),
