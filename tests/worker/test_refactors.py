@@ -1,0 +1,543 @@
+"""Twenty refactors, of our own model and of a step in nanoGPT's manner: every one is `same`.
+
+Counted in this process, as a launch counts, and judged against the step as it was. A text that is
+no longer there once is an error: then a refactor has to be written anew.
+"""
+
+import gc
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from builders import cpu_evidence, entry, epoch
+
+from stepguard.evidence import Counts
+from stepguard.judge.screen import judge
+from stepguard.judge.summary import stored
+from stepguard.report.words import evidence_lines, headline
+from stepguard.verdict import Status
+from stepguard.worker.count import candidates
+from stepguard.worker.count.counters import count
+from stepguard.worker.count.placement import Placement
+from stepguard.worker.count.tally import CountedStep
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = dict(size="nano", batch=1, seq=16, precision="fp32", compile=False, micro_steps=2)
+Edits = tuple[tuple[str, str], ...]  # what stands once in the source, and what comes for it
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick():
+    """Three steps in which nothing waits are as good as ten; what the tests hold is put aside."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(candidates, "CANDIDATE_STEPS", 3)
+        gc.collect()
+        gc.freeze()
+        monkeypatch.setattr(gc, "unfreeze", lambda: None)
+        monkeypatch.setattr(gc, "freeze", lambda: None)
+        yield
+    gc.unfreeze()
+
+
+def counted(folder, factory, **params):
+    """The evidence of a factory that is imported from ``folder``; it leaves no module behind."""
+    before = set(sys.modules)
+    module, _, name = factory.partition(":")
+    sys.path.insert(0, str(folder))
+    importlib.invalidate_caches()
+    placement, torch_state = Placement(), torch.get_rng_state()
+    try:
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.chdir(folder)
+            for known in [
+                n for n in sys.modules if n.partition(".")[0] == module.partition(".")[0]
+            ]:
+                monkeypatch.delitem(sys.modules, known)
+            with placement.observed():
+                workload = getattr(importlib.import_module(module), name)(device="cpu", **params)
+            workload.step()
+            step = CountedStep(workload.step, torch.device("cpu"), placement=placement)
+            found = msgspec.convert(count(step, lambda text: None), Counts)
+            del workload, step
+    finally:
+        sys.path.remove(str(folder))
+        torch.set_rng_state(torch_state)
+        for new in set(sys.modules) - before:
+            if new.partition(".")[0] == module.partition(".")[0]:
+                del sys.modules[new]
+        gc.collect()
+    assert not found.unstable, found.unstable
+    return cpu_evidence(counts=found)
+
+
+def rewritten(text, edits):
+    """The source with what the edits say."""
+    for old, new in edits:
+        assert text.count(old) == 1, f"not once there: {old!r}"
+        text = text.replace(old, new)
+    return text
+
+
+def baseline(base):
+    """A recording of the step as it was."""
+    return entry(case=base.case, epochs=[epoch(recordings=[stored(base)])])
+
+
+def assert_same(found, base):
+    """The gate stays green, and has nothing to say."""
+    verdict = judge(found, baseline(base))
+    assert verdict.status is Status.SAME, "\n".join([headline(verdict), *evidence_lines(verdict)])
+
+
+SMALL: dict[str, Edits] = {
+    "a local variable is renamed": (
+        ("tok_emb = self.parts.wte(idx)", "tokens = self.parts.wte(idx)"),
+        ("tok_emb + pos_emb", "tokens + pos_emb"),
+    ),
+    "a method is renamed": (
+        ("def get_num_params(self)", "def count_params(self)"),
+        ("self.get_num_params()", "self.count_params()"),
+    ),
+    "a class is renamed": (
+        ("class Feed(", "class MLP("),
+        ("self.mlp = Feed(config)", "self.mlp = MLP(config)"),
+    ),
+    "a comment and a docstring": (
+        (
+            "        x = self.up(x)\n",
+            "        # Four times as wide inside.\n        x = self.up(x)\n",
+        ),
+        (
+            "def train_step(*, device):\n",
+            'def train_step(*, device):\n    """Return a workload."""\n',
+        ),
+    ),
+    "an expression is inlined": (
+        ("        tok_emb = self.parts.wte(idx)\n", ""),
+        ("self.parts.drop(tok_emb + pos_emb)", "self.parts.drop(self.parts.wte(idx) + pos_emb)"),
+    ),
+    "a helper is extracted": (
+        (
+            "        k = k.view(b, t, self.n_head, c // self.n_head).transpose(1, 2)\n"
+            "        q = q.view(b, t, self.n_head, c // self.n_head).transpose(1, 2)\n"
+            "        v = v.view(b, t, self.n_head, c // self.n_head).transpose(1, 2)\n",
+            "        q, k, v = self.heads(q), self.heads(k), self.heads(v)\n",
+        ),
+        (
+            "        return self.resid_dropout(self.proj(y))\n",
+            "        return self.resid_dropout(self.proj(y))\n\n    def heads(self, x):\n"
+            "        b, t, c = x.size()\n"
+            "        return x.view(b, t, self.n_head, c // self.n_head).transpose(1, 2)\n",
+        ),
+    ),
+    "independent lines are reordered": (
+        (
+            "        tok_emb = self.parts.wte(idx)\n        pos_emb = self.parts.wpe(pos)\n",
+            "        pos_emb = self.parts.wpe(pos)\n        tok_emb = self.parts.wte(idx)\n",
+        ),
+    ),
+    "a frozen dataclass": (
+        ("@dataclass\n", "@dataclass(frozen=True, slots=True, kw_only=True)\n"),
+    ),
+    "type hints": (
+        (
+            "def forward(self, idx, targets=None):",
+            "def forward(self, idx: torch.Tensor, targets=None):",
+        ),
+        ("def get_lr(self, it):", "def get_lr(self, it: int) -> float:"),
+    ),
+    "another form of the loop": (
+        (
+            "        for block in self.parts.h:\n            x = block(x)\n",
+            "        for index in range(len(self.parts.h)):\n"
+            "            x = self.parts.h[index](x)\n",
+        ),
+    ),
+    "a while loop": (
+        (
+            "        for _ in range(self.accumulation):\n",
+            "        left = self.accumulation\n        while left:\n            left -= 1\n",
+        ),
+    ),
+    "a comprehension is a loop": (
+        (
+            "h=nn.ModuleList([Layer(config) for _ in range(config.n_layer)])",
+            "h=nn.ModuleList(map(Layer, [config] * config.n_layer))",
+        ),
+    ),
+    "f-strings": (
+        (
+            '"number of parameters: " + str(self.get_num_params())',
+            'f"number of parameters: {self.get_num_params()}"',
+        ),
+    ),
+    "logging in place of print": (
+        ("import math\n", "import logging\nimport math\n"),
+        ('        print("number', '        logging.getLogger(__name__).info("number'),
+    ),
+    "logging outside the step": (
+        (
+            "        self.iteration = 0\n",
+            "        self.iteration = 0\n"
+            "        norms = [p.norm().item() for p in self.model.parameters()]\n"
+            '        print(f"largest norm {max(norms):.3f}")\n',
+        ),
+    ),
+    "a check of shapes": (
+        (
+            "        b, t = idx.size()\n",
+            "        b, t = idx.size()\n        assert t <= self.config.block_size\n",
+        ),
+    ),
+    "branches are turned round": (
+        (
+            """        if targets is not None:
+            logits = self.head(x)
+            loss = F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+        else:
+            logits = self.head(x[:, [-1], :])
+            loss = None
+        return logits, loss
+""",
+            """        if targets is None:
+            return self.head(x[:, [-1], :]), None
+        logits = self.head(x)
+        return logits, F.cross_entropy(logits.view(-1, logits.size(-1)), targets.view(-1))
+""",
+        ),
+    ),
+    "a constant has a name": (
+        ("self.bias, 1e-5)", "self.bias, EPSILON)"),
+        ("class Norm(", "EPSILON = 1e-5\n\n\nclass Norm("),
+    ),
+    "positional arguments are named": (
+        (
+            "self.model.optimizer(0.1, 0.0)",
+            "self.model.optimizer(weight_decay=0.1, learning_rate=0.0)",
+        ),
+        ("self.model.parameters(), 1.0)", "parameters=self.model.parameters(), max_norm=1.0)"),
+    ),
+    "a scalar lives longer": (
+        ("        torch.nn.utils.clip_grad", "        self.norm = torch.nn.utils.clip_grad"),
+    ),
+}
+
+GPT, STEP = "model/gpt.py", "model/workloads.py"
+OURS: dict[str, tuple[str, Edits]] = {
+    "a local variable is renamed": (GPT, (("mixed = F.", "y = F."), ("(mixed.trans", "(y.trans"))),
+    "a method is renamed": (
+        GPT,
+        (
+            (
+                "            return self._blocks_in_order(x)\n        # E",
+                "            return self._all(x)\n        # E",
+            ),
+            (
+                "            return self._blocks_in_order(x)\n\n",
+                "            return self._all(x)\n\n",
+            ),
+            ("def _blocks_in_order(", "def _all("),
+        ),
+    ),
+    "a class is renamed": (
+        GPT,
+        (("class MLP(", "class Feed("), ("self.mlp = MLP(", "self.mlp = Feed(")),
+    ),
+    "a comment": (
+        GPT,
+        (("        x = self.ln_f(", "        # The norm comes last.\n        x = self.ln_f("),),
+    ),
+    "an expression is a variable": (
+        GPT,
+        (
+            (
+                "        return x + self.mlp(self.ln_2(x))\n",
+                "        normed = self.ln_2(x)\n"
+                "        branch = self.mlp(normed)\n"
+                "        return x + branch\n",
+            ),
+        ),
+    ),
+    "an expression is inlined": (
+        GPT,
+        (
+            (
+                "        x = x + self.attn(self.ln_1(x))\n"
+                "        return x + self.mlp(self.ln_2(x))\n",
+                "        return (x := x + self.attn(self.ln_1(x))) + self.mlp(self.ln_2(x))\n",
+            ),
+        ),
+    ),
+    "a helper is extracted": (
+        GPT,
+        (
+            ("        x = self.ln_f(self._blocks(x))\n", "        x = self._stream(x)\n"),
+            (
+                "    def _blocks(self,",
+                "    def _stream(self, x: Tensor) -> Tensor:\n"
+                "        return self.ln_f(self._blocks(x))\n"
+                "\n"
+                "    def _blocks(self,",
+            ),
+        ),
+    ),
+    "a helper in another module": (
+        GPT,
+        (
+            (
+                "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n",
+                "        return loss_of(logits, targets)\n",
+            ),
+            (
+                "from model.config import GPTConfig\n",
+                "from model.config import GPTConfig\nfrom model.losses import loss_of\n",
+            ),
+        ),
+    ),
+    "independent lines are reordered": (
+        GPT,
+        (
+            (
+                "        x = self.wte(idx) + self.wpe(positions)\n",
+                "        x = self.wpe(positions) + self.wte(idx)\n",
+            ),
+        ),
+    ),
+    "a loop is a fold": (
+        GPT,
+        (
+            (
+                "        for block in self.h:\n            x = block(x)\n        return x\n",
+                "        return functools.reduce(lambda y, block: block(y), self.h, x)\n",
+            ),
+            ("import math\n", "import functools\nimport math\n"),
+        ),
+    ),
+    "a generator is a list": (
+        GPT,
+        (
+            (
+                "        query, key, value = (\n            part.view(",
+                "        query, key, value = (lambda parts: [*parts])(\n            part.view(",
+            ),
+        ),
+    ),
+    "a conditional is another one": (
+        GPT,
+        (
+            (
+                "        if targets is None:\n"
+                "            return logits\n"
+                "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n",
+                "        if targets is not None:\n"
+                "            return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n"
+                "        return logits\n",
+            ),
+        ),
+    ),
+    "keyword arguments": (
+        GPT,
+        (("F.linear(x, self.wte.weight)", "F.linear(input=x, weight=self.wte.weight)"),),
+    ),
+    "logging where the model is made": (
+        GPT,
+        (
+            (
+                "            self.init_weights(seed)\n",
+                "            self.init_weights(seed)\n"
+                "            print(f'{self.wte.weight.norm().item():.1f}')\n",
+            ),
+        ),
+    ),
+    "a check of shapes": (
+        GPT,
+        (
+            (
+                "        positions = torch.arange(",
+                "        if idx.shape[1] > self.config.block_size:\n"
+                "            raise ValueError(idx.shape)\n"
+                "        positions = torch.arange(",
+            ),
+        ),
+    ),
+    "a loop over names": (
+        STEP,
+        (
+            (
+                "        for index in range(1, len(self._micro_names)):\n"
+                "            total = total + self._micro_step(index)\n",
+                "        for index, _ in enumerate(self._micro_names[1:], start=1):\n"
+                "            total = total + self._micro_step(index)\n",
+            ),
+        ),
+    ),
+    "a module is named": (
+        STEP,
+        (
+            (
+                "            loss = self._forward(*self._loader.next()) / count\n",
+                "            inputs, targets = self._loader.next()\n"
+                "            loss = self._forward(inputs, targets) / count\n"
+                "            del inputs, targets\n",
+            ),
+        ),
+    ),
+    "two contexts in two lines": (
+        STEP,
+        (
+            (
+                '        with self._phase("forward"), self._autocast, attention_context('
+                "self._attention):\n"
+                "            return self._network(inputs, targets)\n",
+                '        with self._phase("forward"), self._autocast:\n'
+                "            with attention_context(self._attention):\n"
+                "                return self._network(inputs, targets)\n",
+            ),
+        ),
+    ),
+    "type hints go": (
+        STEP,
+        (
+            (
+                "def _forward(self, inputs: Tensor, targets: Tensor) -> Tensor:",
+                "def _forward(self, inputs, targets):",
+            ),
+        ),
+    ),
+    "a parameter has a default": (
+        STEP,
+        (("def _micro_step(self, index: int)", "def _micro_step(self, index: int = 0)"),),
+    ),
+}
+LOSSES = """import torch.nn.functional as F
+
+
+def loss_of(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+"""
+
+
+def small(folder, edits=()):
+    """The small step with these edits, counted."""
+    text = (ROOT / "tests/worker/small_gpt.py").read_text()
+    (folder / "small_gpt.py").write_text(rewritten(text, edits))
+    return counted(folder, "small_gpt:train_step")
+
+
+def ours(folder, refactors=()):
+    """Our own train step with these refactors, counted."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.bin")
+    shutil.copytree(ROOT / "model", folder / "model", ignore=ignored)
+    for tokens in (ROOT / "model").rglob("*.bin"):
+        (folder / tokens.relative_to(ROOT)).symlink_to(tokens)
+    (folder / "model/losses.py").write_text(LOSSES)
+    for name, edits in refactors:
+        (folder / name).write_text(rewritten((folder / name).read_text(), edits))
+    return counted(folder, "model.workloads:train_step", **TINY)
+
+
+@pytest.fixture(scope="module")
+def small_base(tmp_path_factory):
+    """The small step as it is."""
+    return small(tmp_path_factory.mktemp("small"))
+
+
+@pytest.fixture(scope="module")
+def our_base(tmp_path_factory):
+    """Our train step as it is."""
+    return ours(tmp_path_factory.mktemp("ours"))
+
+
+def test_there_are_twenty_of_each():
+    """None is left out."""
+    assert len(SMALL) == len(OURS) == 20
+
+
+def fifths(refactors):
+    """Their names in five groups, each counted at once; those of a group touch other lines."""
+    return [[*refactors][start::5] for start in range(5)]
+
+
+@pytest.mark.parametrize("names", fifths(SMALL), ids=", ".join)
+def test_a_refactor_of_a_small_gpt_is_the_same(names, small_base, tmp_path):
+    """Other lines that do the same work change no counter, and no verdict."""
+    edits = [edit for name in names for edit in SMALL[name]]
+    assert_same(small(tmp_path, edits), small_base)
+
+
+@pytest.mark.parametrize("names", fifths(OURS), ids=", ".join)
+def test_a_refactor_of_our_model_is_the_same(names, our_base, tmp_path):
+    """Other lines that do the same work change no counter, and no verdict."""
+    assert_same(ours(tmp_path, [OURS[name] for name in names]), our_base)
+
+
+@pytest.mark.parametrize(
+    ("edit", "cause"),
+    [
+        (
+            (
+                "        x = x + self.mlp(self.ln_2(x))\n",
+                "        x = x + self.mlp(self.ln_2(self.ln_2(x)))\n",
+            ),
+            "+4 aten.native_layer_norm in Norm.forward (small_gpt.py:",
+        ),
+        (
+            (
+                "        x = x + self.mlp(self.ln_2(x))\n",
+                "        x = (x + self.mlp(self.ln_2(x))).clone()\n",
+            ),
+            "+4 aten.clone in Layer.forward (small_gpt.py:",
+        ),
+        (
+            (
+                "            self.scaler.scale(loss).backward()\n",
+                "            self.scaler.scale(loss).backward()\n"
+                "            self.last = loss.item()\n",
+            ),
+            "sync_candidates_per_step 0 -> 2 (+2 calls) small_gpt.py:",
+        ),
+        (
+            (
+                "        self.iteration += 1\n",
+                "        self.iteration += 1\n"
+                "        self.__dict__.setdefault('losses', []).append(torch.ones(()))\n",
+            ),
+            "+1 aten.ones in Training.step (small_gpt.py:",
+        ),
+        (
+            (
+                "            loss = loss / self.accumulation\n",
+                "            loss = loss / self.accumulation\n"
+                "            self.__dict__.setdefault('all', []).append(loss)\n",
+            ),
+            "leaked_bytes_per_step 0 B -> ",
+        ),
+    ],
+)
+def test_what_is_no_refactor_is_named_by_its_cause(edit, cause, small_base, tmp_path):
+    """The same way finds a LayerNorm, a clone, a sync and lists that grow, each by what it is."""
+    verdict = judge(small(tmp_path, (edit,)), baseline(small_base))
+    assert verdict.status is Status.CHANGED
+    assert f": CHANGED: {cause}" in headline(verdict)
+
+
+def test_attention_that_is_no_longer_fused_is_named(small_base, tmp_path):
+    """Products in its place, which is fewer FLOPs by the formulas: the lost operator is named."""
+    old = """        y = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=self.dropout if self.training else 0, is_causal=True
+        )
+"""
+    new = """        scores = (q @ k.transpose(-2, -1)) / math.sqrt(k.size(-1))
+        mask = torch.ones(t, t, dtype=torch.bool, device=x.device).tril()
+        y = F.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1) @ v
+"""
+    verdict = judge(small(tmp_path, ((old, new),)), baseline(small_base))
+    text = headline(verdict)
+    assert ": CHANGED: " in text and "in Attention.forward (small_gpt.py" in text
+    assert "-4 aten._scaled_dot_product_flash_attention_for_cpu" in "\n".join(
+        evidence_lines(verdict)
+    )
