@@ -10,7 +10,7 @@ from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import table, words
 from stepguard.report.commands import Commands, next_steps
-from stepguard.verdict import Status, Verdict
+from stepguard.verdict import Reason, Status, Verdict
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
 
@@ -59,8 +59,9 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
             continue
         markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
         yield words.headline(verdict, width), markup
-        if verdict.outcome != "passed" and run.blocks:
-            continue  # its block, among pytest's failures, has it all
+        # Its block, among pytest's failures, has it all, unless the verdict is another one by now.
+        if verdict.outcome != "passed" and run.blocks and verdict.reason is not Reason.UNPROVEN:
+            continue
         yield from ((line, {}) for line in words.places(verdict))
         path = run.commands.relative(result.evidence_path)
         dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
