@@ -168,7 +168,8 @@ def begin(life: Life) -> None:
     life.say(
         "Made by `python scripts/baseline_life.py`: the commands ran in a repository made for this "
         "page, and the diffs are git's. The measurements are made up, so no figure here says "
-        "anything about a GPU; the case gates four metrics, so that a diff fits a page. How to "
+        "anything about a GPU; the case gates four metrics, so that a diff fits a page, and fewer "
+        "than are recorded, so that its baseline lists them. How to "
         "read such a diff: [baselines/README.md](../baselines/README.md)."
     )
     life.say("## The first recording")
