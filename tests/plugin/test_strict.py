@@ -3,6 +3,7 @@
 Each way is one in which a run was green although a case that has a recording was not guarded.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -499,3 +500,14 @@ def test_an_exit_status_that_is_swallowed_is_no_pass(project, monkeypatch):
     monkeypatch.chdir(project.path)
     commit = project.git("rev-parse", "HEAD").strip()
     assert main(["gate", ".stepguard/run.json", "--commit", commit]) == 1
+
+
+@pytest.mark.parametrize("extended", [False, True])
+def test_evidence_says_whether_its_case_is_an_extended_one(gate, extended):
+    """What is accepted from it says so in the baseline."""
+    made = f'Case("a", "factories:linear", launches=2, extended={extended})'
+    gate.tests(f"def test_step(perf):\n    perf({made})\n")
+    gate.measure_really()
+    assert gate.run().ret == 1  # there is no GPU
+    (path,) = gate.path.glob(".stepguard/runs/*/*/evidence.json")
+    assert json.loads(path.read_text())["extended"] is extended
