@@ -65,7 +65,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plot = self.report.plot
         for column in (*self.report.columns, *(plot.y if plot else ())):
             if column.partition(":")[0] not in METRICS:
-                raise ValueError(f"report: {column!r} is no metric; see docs/method.md")
+                raise ValueError(f"report: {column!r} is no metric; known: {', '.join(METRICS)}")
         if plot and plot.x not in self.grid:
             raise ValueError(f"report.plot.x {plot.x!r}: one of {', '.join(self.grid)}")
         self.cases()

@@ -118,7 +118,7 @@ def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
     names = ", ".join(f"{size} and {rank}" for size, rank in SIZE_AND_RANK[:3])
     raise LauncherError(
         f"the launcher sets none of {names} on {socket.gethostname()}: "
-        "see docs/several-nodes.md for one that does"
+        "srun and mpirun set them, for each process that they start"
     )
 
 

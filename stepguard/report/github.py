@@ -113,7 +113,7 @@ def _commands(found: RunDocument, run_id: str) -> str:
     if any(_acceptable(one) for one in found.results):
         lines += [
             "",
-            "If it is meant: a waiver lets it pass until a day (docs/ci.md), and after the merge a "
+            "If it is meant: a waiver lets it pass until a day, and after the merge a "
             "maintainer accepts what the run of main has measured:",
             "",
             "```sh",
