@@ -299,11 +299,13 @@ OURS: dict[str, tuple[str, Edits]] = {
         ),
     ),
     "independent lines are reordered": (
-        GPT,
+        STEP,
         (
             (
-                "        x = self.wte(idx) + self.wpe(positions)\n",
-                "        x = self.wpe(positions) + self.wte(idx)\n",
+                "            self._scaler.update()\n"
+                "            self.optimizer.zero_grad(set_to_none=True)\n",
+                "            self.optimizer.zero_grad(set_to_none=True)\n"
+                "            self._scaler.update()\n",
             ),
         ),
     ),
