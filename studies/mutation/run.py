@@ -5,7 +5,7 @@
 
 A fault is committed in a temporary clone, its test files run there with the interpreter of this
 process until one test fails, and the clone is set back. First of all the test files must pass
-without a fault. ``before`` is the commit that faults.json names, ``after`` this checkout's HEAD. A
+without a fault. Both trees are commits that faults.json names. A
 run that was interrupted goes on where it stopped if it is given the same --out.
 
 Do not run it beside a measurement. Prints a line per fault; the result is one JSON document.
@@ -87,8 +87,7 @@ def main() -> None:
         parser.error(f"no fault {options.only!r}; there are: {', '.join(faults)}")
     with tempfile.TemporaryDirectory() as folder:
         tree = clone_head(Path(folder) / "tree")
-        if options.tree == "before":
-            git(tree, "checkout", "-q", listed["before_commit"])
+        git(tree, "checkout", "-q", listed[f"{options.tree}_commit"])
         commit = git(tree, "rev-parse", "HEAD")
         known = json.loads(options.out.read_text()) if options.out.exists() else {}
         if known and known["commit"] != commit:

@@ -1,4 +1,4 @@
-"""The list of planted faults is of this code, and its results are of the whole list."""
+"""The results of the planted faults are of the whole list."""
 
 import ast
 import json
@@ -29,16 +29,6 @@ def test_thirty_faults_of_three_folders():
         folder = fault["id"].partition("-")[0]
         assert fault["after"]["file"].startswith(f"stepguard/{folder}/")
         assert fault["broken"] and fault["kind"] in gather.KINDS
-
-
-@pytest.mark.parametrize("fault", [fault["after"] for fault in FAULTS], ids=lambda f: f["line"])
-def test_each_line_is_there_once_and_its_fault_is_another_program(fault):
-    """Who changes the line changes the list."""
-    source = (ROOT / fault["file"]).read_text()
-    assert source.split("\n").count(fault["line"]) == 1
-    planted = source.replace(f"{fault['line']}\n", f"{fault['replacement']}\n")
-    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(source))
-    assert all((ROOT / name).is_file() for name in fault["tests"])
 
 
 @pytest.mark.parametrize("tree", ["before", "after"])
