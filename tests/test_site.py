@@ -173,7 +173,7 @@ def test_a_failure_without_a_place_names_none():
     The lines under it say what is known.
     """
     nowhere = Site(".item() in IndexBackward0", count=3)
-    assert headline(rise(nowhere)).endswith("host_syncs_per_step 0 -> 1 (+1 syncs)")
+    assert headline(rise(nowhere)).endswith("host_syncs_per_step 0 -> 1 (+1 sync)")
     assert "    3 x .item() in IndexBackward0" in evidence_lines(rise(nowhere))
     assert headline(rise(nowhere, ITEM)).endswith(" model/gpt.py:88")
 

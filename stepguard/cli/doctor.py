@@ -161,7 +161,8 @@ def _baseline(path: Path) -> Finding:
     content = baseline.load(path)
     if content is None:
         return "note", f"{path}: none yet; record it with: pytest perf_tests --perf-update-new"
-    return "ok", f"{path}: {len(content.cases)} cases, {content.machine}"
+    count = len(content.cases)
+    return "ok", f"{path}: {count} case{'' if count == 1 else 's'}, {content.machine}"
 
 
 def _host() -> Iterator[Finding]:

@@ -7,6 +7,7 @@ it is, so that the command can be given again after whatever it stopped at.
 """
 
 import argparse
+import json
 import os
 import shlex
 import subprocess
@@ -19,7 +20,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from stepguard.case import Case
+from stepguard.case import Case, Scalar
 from stepguard.cli.common import UsageError, say
 from stepguard.cli.run import missing, parse_params
 from stepguard.device import CPU, DEVICES, GPU
@@ -84,6 +85,7 @@ jobs:
       - uses: actions/checkout@3d3c42e5aac5ba805825da76410c181273ba90b1 # v7.0.1
         with:
           persist-credentials: false
+          fetch-depth: 0 # recordings name commits
       - uses: actions/setup-python@5fda3b95a4ea91299a34e894583c3862153e4b97 # v7.0.0
         with:
           python-version: "{python}"
@@ -92,6 +94,8 @@ jobs:
       - run: pip install torch=={torch}
       - run: python -m pytest perf_tests{options}
 """
+PLUGIN = "stepguard.plugin"
+PYTEST_USAGE = 4  # pytest's exit status for options that it does not know, among others
 # What pytest takes its settings from, even empty, before any file that others read, too.
 OWN_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
@@ -161,7 +165,8 @@ def _test_file(case: Case) -> str:
 def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
     """Yield the files that guard the case."""
     function = case.workload.rpartition(":")[2]
-    params = f", {dict(case.params)!r}" if case.params else ""
+    pairs = ", ".join(f"{_quoted(key)}: {_quoted(value)}" for key, value in case.params.items())
+    params = f", {{{pairs}}}" if pairs else ""
     launches = ", launches=1" if case.device == CPU else ""
     line = f'Case("{case.name}", "{case.workload}"{params}, device="{case.device}"{launches})'
     text = TEST_TEXT.format(workload=case.workload, function=function, case=line)
@@ -171,6 +176,13 @@ def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
     ignored = Wanted(root / ".gitignore", "__pycache__/\n", "a recording needs a clean tree")
     if ignored.alone or git(root, "check-ignore", "-q", "__pycache__/x.pyc") is None:
         yield ignored
+
+
+def _quoted(value: Scalar) -> str:
+    """Return a value as Python source, a text in double quotes, as formatters want it."""
+    if isinstance(value, str) and value.isprintable():
+        return json.dumps(value, ensure_ascii=False)
+    return repr(value)
 
 
 def settings_of(root: Path) -> Wanted | None:
@@ -254,7 +266,12 @@ def _commit(root: Path, paths: list[Path]) -> str:
 def _record(root: Path, python: str, test: str) -> int:
     """Measure the cases of a test file once, and record them."""
     command = [sys.executable, "-m", "pytest", test, "--perf-update-new", "--perf-no-strict"]
-    if subprocess.run(command, cwd=root, check=False).returncode:
+    status = subprocess.run(command, cwd=root, check=False).returncode
+    if status == PYTEST_USAGE and not metadata.entry_points(group="pytest11", name=PLUGIN):
+        clone = shlex.quote(str(Path(__file__).resolve().parents[2]))
+        say("", "pytest does not know these options where stepguard is not installed:")
+        say(f"  {python} -m pip install {clone}", "then init again")
+    if status:
         return 1
     say("", "Commit the recording, so that everybody is compared with it:")
     say("  git add baselines && git commit -m 'The first recording'")

@@ -141,8 +141,10 @@ def _of_baseline(result: ResultDocument, entry: Entry) -> Iterator[Problem]:
             continue
         known = old in counts if counts else _between(times, old)
         if not known:
-            shown = ", ".join(f"{value:g}" for value in dict.fromkeys(counts or times))
-            text = f"{metric.metric} was compared with {old:g}, the base has recorded {shown}"
+            digits = ",.0f" if counts else "g"  # of a count all: else two may look equal
+            shown = "; ".join(f"{value:{digits}}" for value in dict.fromkeys(counts or times))
+            compared = f"{metric.metric} was compared with {old:{digits}}"
+            text = f"{compared}, the base has recorded {shown}"
             yield _problem(ProblemCode.OTHER_BASELINE, text, result.case)
 
 

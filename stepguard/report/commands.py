@@ -44,10 +44,11 @@ class Commands:
         if verdict.whole or not all(sizes):
             return []
         start = f"{self.python} -m stepguard waive {shlex.quote(verdict.case_id)}"
+        # A count is typed in full: a million bytes are no 1e+06, which the command would refuse.
         return [
-            f"{start} {metric.metric} {size[0]} {size[1]:g}{self.in_folder()}{NEW_LEVEL} --days N"
-            for metric, size in zip(unwaived, sizes, strict=True)
-            if size is not None
+            f"{start} {metric.metric} {option} {size if isinstance(size, int) else f'{size:g}'}"
+            f"{self.in_folder()}{NEW_LEVEL} --days N"
+            for metric, (option, size) in zip(unwaived, filter(None, sizes), strict=True)
         ]
 
     @property

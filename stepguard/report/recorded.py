@@ -65,9 +65,10 @@ def line(path: Path, case_id: str, entry: Entry) -> str:
     last = entry.epochs[-1]
     newest = last.recordings[-1]
     times = ", ".join(f"{ms:.3f}" for ms in newest.times_ms.get("step_ms", []))
+    count = len(last.recordings)
     return (
         f"{path.name}  {case_id}  epoch {len(entry.epochs)}, "
-        f"{len(last.recordings)} recordings, newest {newest.date} {newest.commit[:10]}"
+        f"{count} recording{'' if count == 1 else 's'}, newest {newest.date} {newest.commit[:10]}"
         + (f", step_ms {times}" if times else "")
     )
 

@@ -16,6 +16,7 @@ from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, c
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
 OPERATORS_SHOWN = 5
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
+_ONE = {"copies": "copy"}  # of a unit that is a word; the others lose their s
 ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
 
 # Of a traceback.
@@ -136,7 +137,10 @@ def change(found: MetricVerdict, digits: int = 2) -> str:
     if found.new == found.old:
         return text
     if found.change_pct is None or abs(found.change_pct) < 10**-digits or abs(found.new) < 1000:
-        return f"{text} ({found.new - found.old:+,.0f} {unit})"
+        moved = f"{found.new - found.old:+,.0f}"
+        if METRICS[name].kind == "counter" and moved in ("+1", "-1"):
+            unit = _ONE.get(unit, unit.removesuffix("s"))
+        return f"{text} ({moved} {unit})"
     return f"{text} ({found.change_pct:+.{digits}f} %)"
 
 

@@ -27,7 +27,7 @@ def test_list(recorded):
     done = recorded("baselines", "list")
     assert done.status == 0
     assert done.out.splitlines() == [
-        f"cpu.json  linear[{name}]  epoch 1, 1 recordings, newest 2030-01-01T00:00:00+00:00 "
+        f"cpu.json  linear[{name}]  epoch 1, 1 recording, newest 2030-01-01T00:00:00+00:00 "
         "aaaaaaaaaa"
         for name in "ab"
     ]
@@ -73,7 +73,7 @@ def test_show_is_a_table_on_a_terminal(recorded, monkeypatch):
     assert recorded("accept", "--reason", "a break, on purpose").status == 0
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     lines = recorded("baselines", "show", "linear[a]").out.splitlines()
-    assert lines[0].startswith("cpu.json  linear[a]  epoch 2, 1 recordings")
+    assert lines[0].startswith("cpu.json  linear[a]  epoch 2, 1 recording")
     assert lines[1:7] == [
         "  epoch 1: first recording",
         "    recorded          commit      torch",

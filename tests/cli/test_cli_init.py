@@ -1,8 +1,10 @@
 """The command init: what it writes into projects of every kind, and when it stops."""
 
+import ast
 import configparser
 import subprocess
 import tomllib
+from types import SimpleNamespace
 
 import pytest
 from _pytest.config.findpaths import locate_config
@@ -62,10 +64,29 @@ def test_a_project_is_guarded_with_one_command(project):
     assert project.git("status", "--porcelain") == ""
     text = project.test.read_text()
     compile(text, "test", "exec")
-    line = 'Case("cpu", "my_model:train_step", {\'width\': 64}, device="cpu", launches=1),'
+    line = 'Case("cpu", "my_model:train_step", {"width": 64}, device="cpu", launches=1),'
     assert line in text
     assert (project.path / "pytest.ini").read_text() == "[pytest]\n"
     assert "__pycache__/\n" in (project.path / ".gitignore").read_text()
+
+
+def test_parameters_are_written_as_they_were_given(project):
+    """As Python source: a text keeps its quotes."""
+    project.commit()
+    assert project.init("compile=false", 'name=it\'s "é"') == 0
+    (params,) = (n for n in ast.walk(ast.parse(project.test.read_text())) if type(n) is ast.Dict)
+    assert ast.literal_eval(params) == {"width": 64, "compile": False, "name": 'it\'s "é"'}
+
+
+@pytest.mark.parametrize("plugins", [(), ("stepguard.plugin",)])
+def test_without_the_plugin_it_says_what_to_install(project, capsys, monkeypatch, plugins):
+    """pytest names options alone that it does not know; it may refuse others, too."""
+    monkeypatch.undo()
+    status = SimpleNamespace(returncode=4)
+    monkeypatch.setattr(init.subprocess, "run", lambda *command, **options: status)
+    monkeypatch.setattr(init.metadata, "entry_points", lambda **wanted: plugins)
+    assert init._record(project.path, "python", "perf_tests/test_train_step.py") == 1
+    assert ("-m pip install " in capsys.readouterr().out) is (not plugins)
 
 
 def test_again_it_writes_nothing(project, capsys):

@@ -51,9 +51,9 @@ def test_a_verdict_stands_once_in_full_and_once_as_a_line(gate):
     opening = next(n for n, line in enumerate(result.outlines) if "= performance =" in line)
     text = "\n".join(result.outlines)
     for line in (
-        f"linear[{long_name}]: CHANGED: compiled_operator_calls_per_step 50 -> 51 (+1 calls)",
+        f"linear[{long_name}]: CHANGED: compiled_operator_calls_per_step 50 -> 51 (+1 call)",
         f"linear[talkative]: BROKEN: launch 1: {('word ' * 100).strip()}",
-        "linear[nano]: CHANGED: compiled_operator_calls_per_step 50 -> 51 (+1 calls)",
+        "linear[nano]: CHANGED: compiled_operator_calls_per_step 50 -> 51 (+1 call)",
     ):
         at = [n for n, shown in enumerate(result.outlines) if shown.strip() == line]
         assert len(at) == 2 and at[0] < opening < at[1], line

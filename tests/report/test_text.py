@@ -308,6 +308,10 @@ def test_what_can_be_waived_is_said_second():
         "or let it pass for some days: python -m stepguard waive 'train_step[124m-bf16]' "
         "operator_calls_per_step --value 2401 --reason '...' --days N"
     ]
+    more = COUNTS["peak_allocated_bytes"] + 12_345_679
+    risen = judge(with_counts(evidence(), peak_allocated_bytes=more), entry())
+    (command,) = Commands().waive(risen)
+    assert f" --value {more} " in command, "in full, as the command takes it"
     beyond = judge(evidence((1000.0,) * 3), entry())
     assert len(next_steps(beyond, "x", Commands())) == 2
 
