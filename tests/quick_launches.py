@@ -26,7 +26,7 @@ PROTOCOL = Protocol(
     segment_s=0.05,
     settling_segments=1,
 )
-PAIR_TIMING = PairTiming(0.02, 0.2, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.2), ahead=1)
+PAIR_TIMING = PairTiming(0.02, 0.1, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.1), ahead=1)
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
 # First lines of the conftest.py of a repository that a test makes.
@@ -41,6 +41,22 @@ REPEATED = """
 from quick_launches import repeat_pairs
 
 repeat_pairs(pytest.MonkeyPatch())
+"""
+# Lines of a module of a workload, after its class Clock: ranks time by Clock.now_s. In the engine's
+# modules, since a workload that replaces time.perf_counter_ns has no effect; what blocks claim
+# stays below what the host's clock, which looks on, would call a disagreement.
+CLOCK_OF_STEPS = """
+from stepguard.worker import clock, session, variants
+
+MACHINES = session.perf_counter, session.perf_counter_ns
+
+
+def time_by(seconds, nanoseconds):
+    session.perf_counter = seconds
+    session.perf_counter_ns = clock.perf_counter_ns = variants.perf_counter_ns = nanoseconds
+
+
+time_by(lambda: Clock.now_s, lambda: round(1e9 * Clock.now_s))
 """
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
-from quick_launches import BUSY_LIMIT_S, CONFTEST, REPEATED, shorten_launches
+from quick_launches import BUSY_LIMIT_S, CLOCK_OF_STEPS, CONFTEST, REPEATED, shorten_launches
 
 from stepguard import Case
 from stepguard.evidence import Block, Evidence, Launch
@@ -46,9 +46,7 @@ class Clock:  # of this rank: nothing takes time but a step, and that to the nan
     now_s = 0.0
 
 
-MACHINES = time.perf_counter, time.perf_counter_ns
-time.perf_counter = lambda: Clock.now_s
-time.perf_counter_ns = lambda: round(1e9 * Clock.now_s)
+{CLOCK_OF_STEPS}
 
 
 class Work:
@@ -95,7 +93,7 @@ def timed(*, device):
 class Slept(Work):  # by the machine's clock
     def __init__(self):
         super().__init__()
-        time.perf_counter, time.perf_counter_ns = MACHINES
+        time_by(*MACHINES)
 
     def step(self):
         super().step()

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from git_repositories import commit, git, repository
-from quick_launches import PAIR_TIMING, repeat_pairs, shorten_launches
+from quick_launches import CLOCK_OF_STEPS, PAIR_TIMING, repeat_pairs, shorten_launches
 
 import stepguard.measure.ab
 from stepguard import Case
@@ -15,9 +15,8 @@ from stepguard.measure.suite import Suite
 from stepguard.storage import calibrations
 from stepguard.verdict import Status
 
-WORK = """
+WORK = f"""
 import os
-import time
 
 import torch
 
@@ -27,8 +26,7 @@ class Clock:  # of this rank: only steps take time, in one launch 0.1 % more
     step_s = 0.01001 if os.environ["STEPGUARD_RUN_DIR"].endswith("pair-1-head") else 0.01
 
 
-time.perf_counter = lambda: Clock.now_s
-time.perf_counter_ns = lambda: round(1e9 * Clock.now_s)
+{CLOCK_OF_STEPS}
 
 
 class Work:
