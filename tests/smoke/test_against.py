@@ -310,7 +310,7 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     seen = Evidence(case.id, {}, "", "", (), "", 1, GATES, launches=(ran_later(),))
     moved = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT, 10.0, 50.0, 400.0, 4.0)
     verdict = Verdict(case.id, Status.SLOWER, Reason.BEYOND_LIMIT, metrics=(moved,), recordings=5)
-    recorded = "f" * 40
+    recorded = ("f" * 40,)
     after, found = confirm(case, here, verdict, seen, recorded, lambda text: None, 0.0)
     (ratio,) = found.log_ratios()
     assert ratio > math.log(4 / 3)  # the factors are 5 and 3
@@ -319,7 +319,7 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     assert found.pairs == 1 and found.out_of_time
     (text,) = (note(metric) for metric in after.metrics)
     assert after.status is Status.SLOWER and text.startswith("unconfirmed: the pairs do not decide")
-    assert f"commit {recorded[:12]} is not in this repository" in text
+    assert f"commit {recorded[0][:12]} is not in this repository" in text
     assert f"the merge base with origin/HEAD, {base[:12]}" in text
     assert_nothing_left(work)
 
