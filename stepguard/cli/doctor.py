@@ -109,7 +109,8 @@ def _machine(baselines: Path) -> Iterator[Finding]:
     if not torch["usable"] or torch["gpus"] != len(gpus):
         mine = f"torch {torch['version']} (CUDA {torch['cuda']}) can use {torch['gpus']}"
         mend = f"install a torch built for driver {gpus[0].driver}"
-        yield "ERROR", f"the driver shows {len(gpus)} GPU(s), {mine}; {mend}"
+        shown = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
+        yield "ERROR", f"the driver shows {shown}, {mine}; {mend}"
     yield from _gpus(gpus, baselines)
 
 

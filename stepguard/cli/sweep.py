@@ -44,7 +44,9 @@ def read_declaration(path: Path) -> Sweep:
     """Return a sweep. Raises UsageError, naming the file, for what is none."""
     try:
         return parse(tomllib.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:  # TOMLDecodeError and ValidationError are ValueErrors
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except ValueError as error:  # TOMLDecodeError and ValidationError are some
         raise UsageError(f"{path}: {error}") from None
 
 

@@ -140,13 +140,13 @@ def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = No
     """Say why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty if
     they are. ``markers`` is the expression that tests were chosen by.
     """
+    need = f"needs {case.world_size} GPU{'' if case.world_size == 1 else 's'}"
     if case.device == GPU and (nodes := spread(case, launcher)):
         each, count = nodes.fewest_gpus, len(nodes.nodes)
         few = each * count < case.world_size
-        need = f"needs {case.world_size} GPU(s), {count} nodes have {each} each"
-        return need if few else ""
+        return f"{need}, {count} nodes have {each} each" if few else ""
     if case.device == GPU and gpus < case.world_size:
-        return f"needs {case.world_size} GPU(s), this machine shows {gpus}"
+        return f"{need}, this machine shows {gpus}"
     if case.device == CPU and gpus and "smoke" not in markers:
         return "a GPU is here, its cases run instead (or say: -m smoke)"
     return ""

@@ -122,7 +122,7 @@ def test_a_gpu_that_torch_cannot_use(machine, torch):
     done = machine([H200], torch)
     assert done.status == 1
     (line,) = errors(done)
-    assert "the driver shows 1 GPU(s), torch" in line
+    assert "the driver shows 1 GPU, torch" in line
     assert f"can use {torch['gpus']}; install a torch built for driver 580.65.06" in line
 
 

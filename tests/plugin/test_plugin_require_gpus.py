@@ -76,7 +76,7 @@ def test_gpu_cases_are_skipped_without_a_gpu(gate):
     result = gate.run("-rs")
     result.assert_outcomes(passed=1, skipped=1)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["SKIPPED*linear?124m?: needs 1 GPU(s), this machine shows 0"])
+    result.stdout.fnmatch_lines(["SKIPPED*linear?124m?: needs 1 GPU, this machine shows 0"])
 
 
 def test_a_suite_that_was_skipped_whole_is_not_green(gate):
@@ -89,8 +89,8 @@ def test_a_suite_that_was_skipped_whole_is_not_green(gate):
         [
             "*= performance =*",
             "NOTHING WAS MEASURED*",
-            "  2 skipped: needs 1 GPU(s), this machine shows 0",
-            "  1 skipped: needs 2 GPU(s), this machine shows 0",
+            "  2 skipped: needs 1 GPU, this machine shows 0",
+            "  1 skipped: needs 2 GPUs, this machine shows 0",
         ],
         consecutive=True,
     )
