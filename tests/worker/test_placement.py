@@ -216,6 +216,45 @@ def test_a_metric_is_where_it_was_made_or_sent(start, add, read, found):
     assert candidates(make) == found
 
 
+@pytest.mark.parametrize(
+    ("read", "found"),
+    [
+        (lambda loss, host: torch.tensor([loss, loss]), {".item()": 2}),
+        (lambda loss, host: torch.as_tensor((loss, 1.0)), {".item()": 1}),
+        (lambda loss, host: host.new_tensor([loss]), {".item()": 1}),
+        (lambda loss, host: torch.tensor([host, 1.0]), {}),
+        (lambda loss, host: torch.as_tensor(loss), {}),
+    ],
+)
+def test_a_list_of_numbers_is_read_one_by_one(read, found):
+    """torch.tensor(losses) reads each of them, without an operator that shows it."""
+
+    def make(device):
+        weight = torch.nn.Parameter(torch.ones(3, device=device))
+        host = torch.tensor(2.0)
+        return lambda: read(weight.detach().square().mean(), host)
+
+    assert candidates(make) == found
+
+
+@pytest.mark.parametrize(
+    ("read", "found"),
+    [
+        (lambda device: torch.zeros(1, device="cpu" if device is None else device), 1),
+        (lambda device: torch.zeros(1).to("cpu" if device is None else device), 1),
+        (lambda device: torch.zeros(1).to(torch.device("cpu" if device is None else device)), 1),
+        (lambda device: torch.zeros(1, device="cpu"), 0),
+    ],
+)
+def test_the_host_if_there_is_no_gpu_is_the_device_otherwise(read, found):
+    """`"cpu" if ... else device`, as scripts say it."""
+
+    def make(device):
+        return lambda: read(device).item()
+
+    assert sum(candidates(make).values()) == found
+
+
 def test_what_the_last_step_left_is_known():
     """A loss that is read one step later is the device's from the first counted step on."""
 

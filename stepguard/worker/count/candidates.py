@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from stepguard.site import Site
 from stepguard.worker.count.placement import Placement, target
@@ -33,6 +34,8 @@ _INDEX_PUT = ("aten.index_put.default", "aten.index_put_.default", "aten._index_
 _COPY = "aten.copy_.default"
 # Methods that no operator shows on a CPU, where the copy to the host is none.
 _TO_HOST = {"cpu": "copy to the host", "tolist": ".tolist()", "__repr__": "print of a tensor"}
+# Calls that read the numbers in a list of tensors without an operator that a dispatch mode sees.
+_FROM_NUMBERS = ("tensor", "as_tensor", "new_tensor")
 SETTLING_STEPS = 2  # what a step leaves for the next one to read was made in a step that was seen
 CANDIDATE_STEPS = 10  # whoever logs every tenth step is seen, whatever step the counting begins at
 
@@ -116,4 +119,9 @@ class _HostCopies(TorchFunctionMode):  # type: ignore[misc]
             elif name == "to" and target(func, args, kwargs) is False:
                 if not kwargs.get("non_blocking"):
                     self._waits.note("copy to the host")
+        if name in _FROM_NUMBERS:
+            given = (*args[name == "new_tensor" :], kwargs.get("data"))[0]
+            for one in tree_iter(given) if isinstance(given, list | tuple) else ():
+                if self._waits.placement.on_device(one):
+                    self._waits.note(".item()")
         return func(*args, **kwargs)

@@ -25,7 +25,8 @@ from torch.utils._pytree import tree_iter
 
 from stepguard.worker.count.locate import call_sources
 
-_CPU_WRITTEN = re.compile(r"""(\.to\(|device\s*=)\s*(torch\.device\(\s*)?["']cpu["']""")
+# Not `"cpu" if ... else device`, which on a machine with a GPU is the device.
+_CPU_WRITTEN = re.compile(r"""(\.to\(|device\s*=)\s*(torch\.device\(\s*)?["']cpu["'](?!\s+if\b)""")
 _COPIES = ("aten.copy_.default", "aten._foreach_copy_.default")  # between devices, by design
 _INDEXED = ("aten.index.Tensor", "aten.index_put.default", "aten.index_put_.default")
 
