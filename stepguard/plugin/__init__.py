@@ -47,6 +47,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_COLLECTION] = Collected()
 
 
+# First: what another hook ends here leaves no document, not the one of the run before.
+@pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Begin at once if even a run that is refused, or has no case, leaves a document."""
     if begins_at_once(session.config.option):

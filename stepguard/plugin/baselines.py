@@ -58,13 +58,16 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> Base:
     return Base(rev, main.base, into, tuple(changes(into, baselines)))
 
 
-def folders_alone(config: pytest.Config) -> bool:
+def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:
     """Tell whether pytest was asked for whole folders of tests, by no path to a part of one: one
-    below `testpaths` or, without them, below a folder of the project's.
+    below `testpaths` or, without them, below a folder of the project's. ``arguments``: some of
+    those that it was asked by, instead of all.
     """
     root = config.rootpath.resolve()
     folders = [root / path for path in config.getini("testpaths")] or [*root.iterdir()]
-    paths = [Path(argument).resolve() for argument in config.args]
+    paths = [
+        Path(argument).resolve() for argument in (config.args if arguments is None else arguments)
+    ]
     return all(path.is_dir() and not set(path.parents) & set(folders) for path in paths)
 
 

@@ -61,7 +61,8 @@ class Guard:
         if self.strict:
             root = self._config.rootpath
             tree = strict_tree(root, self._baselines, written)
-            self._refuse([*strict_options(self._option), *tree])
+            arguments = self._config.invocation_params.args
+            self._refuse([*strict_options(self._option, arguments), *tree])
 
     def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
         """Refuse a strict run that would leave a case unguarded, as far as is known before it
@@ -95,10 +96,18 @@ class Guard:
         self._refused += problems
         self._refuse(problems)
 
-    def finish(self, states: Sequence[CaseState], results: Sequence[Result]) -> None:
-        """Add what a strict run missed: cases, or the tree that it began with."""
+    def finish(
+        self, states: Sequence[CaseState], results: Sequence[Result], collected: bool
+    ) -> None:
+        """Add what a strict run missed: cases, or the tree that it began with. ``collected`` tells
+        whether it came to know its cases.
+        """
         if not self.strict:
             return
+        if not collected:
+            text = "no case was collected in this process, so that nothing is guarded: run without "
+            text += "-n (xdist), and let nothing end the run before its tests (pytest.exit)"
+            self.missed.append(Problem(code=ProblemCode.NO_CASES, text=text))
         told = {problem.case for problem in self._refused}
         missing = missing_cases(states, self._files)
         self.missed += [one for one in missing if one.case not in told]

@@ -119,18 +119,28 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         )
 
 
-def strict_options(option: Any) -> Iterator[Problem]:
-    """Yield options with which no run is a gate."""
+def strict_options(option: Any, arguments: Sequence[Any]) -> Iterator[Problem]:
+    """Yield options with which no run is a gate; ``arguments`` are those of the command."""
     if option.collectonly:
         text = "--collect-only measures nothing"
         yield Problem(code=ProblemCode.ONLY_COLLECTED, text=text)
     if option.perf_against == "HEAD":
         text = "--perf-against=HEAD judges the tree against itself, which is always the same"
         yield Problem(code=ProblemCode.OTHER_BASELINE, text=text)
+    elif (rev := option.perf_against) and not _said("--perf-against", arguments):
+        text = (
+            f"--perf-against={rev} comes from settings or PYTEST_ADDOPTS, and may be a commit of "
+        )
+        text += "this branch, as slow as HEAD: what judges is said by the command"
+        yield Problem(code=ProblemCode.OTHER_BASELINE, text=text)
     for name in ("--perf-update", "--perf-update-new"):
         if getattr(option, name[2:].replace("-", "_")):
             text = f"{name} passes what it records: record in a run of its own"
             yield Problem(code=ProblemCode.RECORDS, text=text)
+
+
+def _said(option: str, arguments: Sequence[Any]) -> bool:
+    return any(str(argument).partition("=")[0] == option for argument in arguments)
 
 
 def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Iterator[Problem]:

@@ -108,7 +108,7 @@ class Selection:
         """
         core = {name for name, one in recorded.items() if not one.entry.extended}
         # Who names files or tests, means those; a folder should have all there is.
-        whole = folders_alone(self._config)
+        whole = folders_alone(self._config, self._typed())
         found = []
         for node, test in self._collection.tests.items():
             case = self._measured.get(node, test.case)
@@ -118,7 +118,8 @@ class Selection:
             guarded = named if self.wanted.text is not None else core_case
             found.append(self._state(node, test, case, guarded))
         modules = self._collection.modules
-        missing = "; ".join(["no test of it was collected", *modules])
+        unsaid = [] if folders_alone(self._config) else [self._unsaid()]
+        missing = "; ".join(["no test of it was collected", *unsaid, *modules])
         for case_id in sorted(set(recorded) - {one.case for one in found}):
             absent = whole and case_id in self.wanted
             found.append(
@@ -130,6 +131,19 @@ class Selection:
                 )
             )
         return found
+
+    def _typed(self) -> list[str]:
+        """Return the paths of the command itself. Those of `addopts`, `testpaths` and
+        PYTEST_ADDOPTS are meant by nobody who runs it.
+        """
+        if self._config.args_source is pytest.Config.ArgsSource.INVOCATION_DIR:
+            return self._config.args
+        typed = {str(argument) for argument in self._config.invocation_params.args}
+        return [argument for argument in self._config.args if argument in typed]
+
+    def _unsaid(self) -> str:
+        named = sorted({*self._config.args} - {*self._typed()})
+        return f"settings or PYTEST_ADDOPTS name {', '.join(named)}, and not the command"
 
     def _left_out_by(self) -> str:
         if self.wanted.text is not None:

@@ -285,7 +285,9 @@ class Session:
             states = self.guard.states()
         self._notices += left_out_line(states)
         if not self._refused:
-            self.guard.finish(states, results)
+            # Of another status pytest says itself why it is no pass.
+            collected = self._checked or exitstatus != pytest.ExitCode.OK
+            self.guard.finish(states, results, collected)
         problems = [*self._ended(exitstatus, results), *self.guard.problems]
         unwritten: list[str] = []
         if not hasattr(self._config, "workerinput"):
@@ -356,7 +358,8 @@ class Session:
         """
         results = self._results()
         began = self._ran or self.guard.missed
-        if self._option.collectonly or not began or not (self.selection.asked or results):
+        known = self.selection.asked or results or self.guard.missed
+        if self._option.collectonly or not began or not known:
             return None
         first = self._base.lines() if self._base else ()
         return Run(

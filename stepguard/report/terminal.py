@@ -76,7 +76,7 @@ def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
         cases.setdefault(problem.text, []).append(problem.case)
     for text, ids in cases.items():
         shown = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
-        yield f"{shown}: {text}", {"red": True}
+        yield f"{shown}: {text}" if shown else text, {"red": True}
 
 
 def _beside(verdict: Verdict) -> Iterator[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from quick_launches import BUSY_LIMIT_S
 
 from stepguard.cli.main import main
 from stepguard.document import ProblemCode, State
@@ -365,6 +366,26 @@ def test_a_path_is_a_selection_that_is_meant(project):
     result.stdout.fnmatch_lines(["left out by the arguments *test_step[[]a]: 1 of 2 cases (*"])
 
 
+@pytest.mark.parametrize("setting", ["testpaths", "addopts", "PYTEST_ADDOPTS"])
+def test_a_path_of_the_settings_is_meant_by_nobody(gate, monkeypatch, setting):
+    """It would leave the cases of other files unmeasured in every run, and none would be red."""
+    (gate.path / "perf").mkdir()
+    for name in "ab":
+        gate.suite(gate.cpu(name))
+        (gate.path / "test_perf.py").rename(gate.path / f"perf/test_{name}.py")
+    gate.record(gate.cpu("a"), gate.cpu("b"))
+    if setting == "PYTEST_ADDOPTS":
+        monkeypatch.setenv(setting, "perf/test_a.py")
+    else:
+        gate.pytester.makeini(f"[pytest]\n{setting} = perf/test_a.py\n")
+    gate.commit()
+    result = gate.run("--perf-strict")
+    assert result.ret == 4 and gate.measured == []
+    text = "*linear[[]b]: guarded, but not measured: *PYTEST_ADDOPTS name perf/test_a.py, and not *"
+    result.stderr.fnmatch_lines([text])
+    assert gate.run("--perf-strict", "perf/test_a.py").ret == 0
+
+
 def test_what_a_selection_names_has_to_be_measured(project):
     """Also an extended case; and a name that is none is refused."""
     result = project.run("--perf-strict", "--perf-select=linear*", "-k", "step[a]")
@@ -511,3 +532,47 @@ def test_evidence_says_whether_its_case_is_an_extended_one(gate, extended):
     assert gate.run().ret == 1  # there is no GPU
     (path,) = gate.path.glob(".stepguard/runs/*/*/evidence.json")
     assert json.loads(path.read_text())["extended"] is extended
+
+
+@pytest.mark.parametrize(("hook", "begun"), [("sessionstart", False), ("collection", True)])
+def test_a_run_that_ends_before_its_cases_are_known_is_no_gate(project, hook, begun):
+    """A conftest that calls pytest.exit() with status 0, where it finds no GPU maybe. Before the
+    session begins pytest asks nobody for its status, but no older document passes for its own.
+    """
+    (project.path / ".stepguard").mkdir(exist_ok=True)
+    path = project.path / ".stepguard/run.json"
+    path.write_text("of the run before")
+    text = f"def pytest_{hook}(session):\n    pytest.exit('nothing to do', returncode=0)\n"
+    (project.path / "conftest.py").write_text(PLUGIN + text)
+    project.commit()
+    result = project.run("--perf-strict", "--perf-json=.stepguard/run.json")
+    assert path.exists() == begun
+    if begun:
+        assert result.ret == 1
+        result.stdout.fnmatch_lines(["no case was collected in this process*"])
+        found = load_document(path)
+        assert not found.passed and [one.code for one in found.problems] == [ProblemCode.NO_CASES]
+
+
+@pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
+def test_what_judges_is_said_by_the_command(project, monkeypatch, setting):
+    """An earlier commit of the branch, left in the settings, has the same slowdown."""
+    if setting == "addopts":
+        project.pytester.makeini("[pytest]\naddopts = --perf-against=HEAD~1\n")
+    else:
+        monkeypatch.setenv(setting, "--perf-against=HEAD~1")
+    project.commit()
+    result = project.run("--perf-strict", "--perf-base=main")
+    assert result.ret == 4 and project.paired == []
+    result.stderr.fnmatch_lines(["*--perf-against=HEAD~1 *settings or PYTEST_ADDOPTS*"])
+    assert project.run("--perf-strict", "--perf-against=HEAD~1").ret == 0
+
+
+def test_xdist_does_not_hide_what_is_deselected(project):
+    """Cases that are left are refused by themselves; those that are not were green."""
+    (project.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
+    project.commit()
+    arguments = ("--perf-strict", "-n", "1", "-k", "unit")
+    result = project.pytester.runpytest_subprocess(*arguments, timeout=BUSY_LIMIT_S)
+    assert result.ret == 1
+    result.stdout.fnmatch_lines(["*no case was collected in this process*run without -n*"])
