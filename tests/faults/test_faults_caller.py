@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_nothing(gate_run, waiting, interrupt):
     interrupt(run)
     status = run.finish()
     took = time.monotonic() - began
-    assert status not in (0, 1, 5)
+    assert status not in (0, 5)  # 1: the second one may come while Python itself ends
     print(f"Ctrl-C {interrupt.__name__}: ended after {took:.2f} s, gone {run.gone(tokens):.2f} s")
     if interrupt is once:
         assert status == 2
