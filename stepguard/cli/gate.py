@@ -35,13 +35,18 @@ def add_command(commands: Any, root: Path) -> None:
     command.add_argument(
         "--gpus", type=int, default=0, metavar="N", help="that should have measured it (0)"
     )
+    command.add_argument(
+        "--against",
+        default="",
+        metavar="COMMIT",
+        help="that a run with --perf-against may have been compared with, in full",
+    )
 
 
 def _gate(options: argparse.Namespace) -> int:
-    if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", options.commit):
-        raise UsageError(
-            f"--commit {options.commit!r}: a commit's hash in full; is a variable not set?"
-        )
+    for name, commit in (("--commit", options.commit), ("--against", options.against or "0" * 40)):
+        if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
+            raise UsageError(f"{name} {commit!r}: a commit's hash in full; is a variable not set?")
     if options.gpus < 0:
         raise UsageError(f"--gpus {options.gpus}: 0 or more")
     try:
@@ -55,6 +60,7 @@ def _gate(options: argparse.Namespace) -> int:
         recorded=_recorded(options.baselines),
         waivers=load_waivers(options.baselines, today()),
         today=today(),
+        against=options.against,
     )
     if problems := gate(found, base):
         complain(f"the gate fails, {len(problems)} problem{'s' if len(problems) > 1 else ''}:")

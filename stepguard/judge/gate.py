@@ -33,6 +33,7 @@ class Base:
     recorded: Mapping[str, Mapping[str, Entry]]  # by machine and case, as the base branch has them
     waivers: Sequence[Waiver]
     today: date
+    against: str = ""  # the commit, in full, that a run may have been measured in pairs with
 
 
 def expected(found: RunDocument, base: Base) -> dict[str, Entry]:
@@ -91,6 +92,10 @@ def _of_run(found: RunDocument, base: Base) -> Iterator[Problem]:
         yield _problem(ProblemCode.NOT_FINISHED, f"the run did not finish: {found.end.value}")
     if found.against and found.base_commit in ("", found.commit):
         text = f"judged against {found.against}, which is itself, so always the same"
+        yield _problem(ProblemCode.OTHER_BASELINE, text)
+    elif found.against and found.base_commit != base.against:
+        text = f"judged against {found.against} ({found.base_commit[:12]}), which may be of the "
+        text += "branch itself: if it is the base, say so by gate --against COMMIT"
         yield _problem(ProblemCode.OTHER_BASELINE, text)
     if not found.strict:
         yield _problem(ProblemCode.NOT_STRICT, "the run was not strict: --perf-strict")

@@ -41,7 +41,7 @@ class Guard:
         selection: Selection,
         suited: Callable[[Case], bool],
     ) -> None:
-        self.strict = is_strict(config.option)
+        self.strict = is_strict(config)
         self.missed: list[Problem] = []  # found at the run's end
         self._refused: list[Problem] = []  # the failures of tests that tell them
         self._config, self._option = config, config.option
@@ -61,8 +61,7 @@ class Guard:
         if self.strict:
             root = self._config.rootpath
             tree = strict_tree(root, self._baselines, written)
-            arguments = self._config.invocation_params.args
-            self._refuse([*strict_options(self._option, arguments), *tree])
+            self._refuse([*strict_options(self._config), *tree])
 
     def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
         """Refuse a strict run that would leave a case unguarded, as far as is known before it

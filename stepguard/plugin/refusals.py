@@ -8,7 +8,6 @@ import os
 import shlex
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -21,6 +20,7 @@ from stepguard.judge.acceptance import has_words
 from stepguard.metrics import METRICS
 from stepguard.plugin.baselines import Recorded
 from stepguard.plugin.items import case_of
+from stepguard.plugin.options import is_typed
 from stepguard.report import documents
 from stepguard.storage.baselines import files
 from stepguard.text import printable
@@ -119,28 +119,29 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         )
 
 
-def strict_options(option: Any, arguments: Sequence[Any]) -> Iterator[Problem]:
-    """Yield options with which no run is a gate; ``arguments`` are those of the command."""
+def strict_options(config: pytest.Config) -> Iterator[Problem]:
+    """Yield options with which no run is a gate."""
+    option = config.option
     if option.collectonly:
         text = "--collect-only measures nothing"
         yield Problem(code=ProblemCode.ONLY_COLLECTED, text=text)
     if option.perf_against == "HEAD":
         text = "--perf-against=HEAD judges the tree against itself, which is always the same"
         yield Problem(code=ProblemCode.OTHER_BASELINE, text=text)
-    elif (rev := option.perf_against) and not _said("--perf-against", arguments):
+    elif (rev := option.perf_against) and not is_typed("--perf-against", config):
         text = (
             f"--perf-against={rev} comes from settings or PYTEST_ADDOPTS, and may be a commit of "
         )
         text += "this branch, as slow as HEAD: what judges is said by the command"
         yield Problem(code=ProblemCode.OTHER_BASELINE, text=text)
+    if option.perf_select and not is_typed("--perf-select", config):
+        text = f"--perf-select={option.perf_select} comes from settings or PYTEST_ADDOPTS: a "
+        text += "selection that is meant is said by the command"
+        yield Problem(code=ProblemCode.CASE_MISSING, text=text)
     for name in ("--perf-update", "--perf-update-new"):
         if getattr(option, name[2:].replace("-", "_")):
             text = f"{name} passes what it records: record in a run of its own"
             yield Problem(code=ProblemCode.RECORDS, text=text)
-
-
-def _said(option: str, arguments: Sequence[Any]) -> bool:
-    return any(str(argument).partition("=")[0] == option for argument in arguments)
 
 
 def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Iterator[Problem]:

@@ -160,6 +160,16 @@ WAYS = {
         None,
         "OTHER_BASELINE",
     ),
+    "judged against who knows what": (
+        run_document(SOUND, against="HEAD~1 (bbbb)", base_commit="b" * 40),
+        None,
+        "OTHER_BASELINE",
+    ),
+    "judged against another one than the base": (
+        run_document(SOUND, against="HEAD~1 (bbbb)", base_commit="b" * 40),
+        base(against="c" * 40),
+        "OTHER_BASELINE",
+    ),
 }
 
 
@@ -167,6 +177,12 @@ WAYS = {
 def test_what_is_not_seen_to_pass_fails(document, known, code):
     """Each with the code of what is wrong."""
     assert code in {found.value for found in codes(document, known)}
+
+
+def test_a_run_beside_the_base_itself_passes():
+    """It was measured in pairs with the very commit that the gate was told."""
+    document = run_document(SOUND, against="main (bbbb)", base_commit="b" * 40)
+    assert gate(document, base(against="b" * 40)) == []
 
 
 def test_a_count_that_the_base_has_not_recorded_fails():

@@ -340,6 +340,17 @@ def test_ci_is_strict_unless_it_says_otherwise(project, monkeypatch, ci, options
         result.stderr.fnmatch_lines(["*strict since CI=true*--perf-no-strict*"])
 
 
+@pytest.mark.parametrize("option", ["--perf-no-strict", "--perf-select=linear[a]"])
+def test_what_a_run_leaves_out_is_said_by_the_command(project, monkeypatch, option):
+    """Left in PYTEST_ADDOPTS, it would turn the gate off for all that follows."""
+    monkeypatch.setenv("CI", "true")
+    monkeypatch.setenv("PYTEST_ADDOPTS", option)
+    result = project.run() if "select" in option else project.run("-k", "step[a]")
+    assert result.ret == 4 and project.paired == []
+    monkeypatch.delenv("PYTEST_ADDOPTS")
+    assert project.run(option).ret == 0
+
+
 def test_where_an_option_comes_from_is_said(project, monkeypatch):
     """PYTEST_ADDOPTS is easily forgotten."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'step[a]'")
