@@ -24,7 +24,7 @@ STARTED_EARLY = [*KILLS[1:], ("block", "once"), ("block", "twice")]  # side by s
 @pytest.fixture(scope="module")
 def waiting(gate_run):
     """Runs whose ranks hang in the state that they were started for, by state and what comes."""
-    return {key: gate_run(STATES[key[0]][0]) for key in STARTED_EARLY}
+    return {key: gate_run(STATES[key[0]][0], HANGS_ON="1") for key in STARTED_EARLY}
 
 
 def reach(run, state):
@@ -42,7 +42,7 @@ def reach(run, state):
 
 def test_a_pytest_killed_while_workers_import(gate_run):
     """As below, while the ranks import torch and have not said hello."""
-    run = gate_run(BUILD)
+    run = gate_run(BUILD, HANGS_ON="1")
     killed(run, "import", signal.SIGKILL)
 
 
@@ -85,7 +85,7 @@ def many(run):
 @pytest.mark.parametrize("interrupt", [once, twice, many], ids=lambda f: f.__name__)
 def test_ctrl_c_leaves_nothing(gate_run, waiting, interrupt):
     """Interrupted while a rank hangs that ignores TERM and INT: pytest ends, nothing is left."""
-    run = waiting.get(("block", interrupt.__name__)) or gate_run(BLOCK)
+    run = waiting.get(("block", interrupt.__name__)) or gate_run(BLOCK, HANGS_ON="1")
     tokens = reach(run, "block")
     began = time.monotonic()
     interrupt(run)
