@@ -18,8 +18,7 @@ from stepguard.cli.common import (
     verdict_today,
     wanted_evidence,
 )
-from stepguard.judge.confirm import settled
-from stepguard.judge.waivers import waive
+from stepguard.judge.waivers import waive_or_settle
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.progress_line import columns
@@ -50,10 +49,7 @@ def _judge(options: argparse.Namespace) -> int:
     for _, evidence in wanted:
         path = baseline.path_of(options.baselines, evidence)
         found = verdict_today(evidence, options.baselines)
-        waived = waive(found, evidence, waivers, today())
-        if not waived.waived_until:
-            waived = waive(settled(found), evidence, waivers, today())
-        verdicts.append(waived)
+        verdicts.append(waive_or_settle(found, evidence, waivers, today()))
         commit = evidence.commit[:10] or "no commit"
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     _say(verdicts)

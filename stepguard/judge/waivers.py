@@ -11,6 +11,7 @@ from datetime import date
 
 from stepguard.evidence import Evidence
 from stepguard.judge.acceptance import has_words
+from stepguard.judge.confirm import settled
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import METRICS
 from stepguard.verdict import MetricVerdict, Status, Verdict
@@ -47,6 +48,16 @@ def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today
             )
         )
     return replace(verdict, waivers=outcomes)
+
+
+def waive_or_settle(
+    verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date
+) -> Verdict:
+    """Return the screen's verdict as it may leave a run: waived, or else without alarms that
+    nothing confirmed. What is waived stays as the screen saw it.
+    """
+    waived = waive(verdict, evidence, waivers, today)
+    return waived if waived.waived_until else waive(settled(verdict), evidence, waivers, today)
 
 
 def _effect(waiver: Waiver, found: MetricVerdict | None, today: date) -> WaiverEffect:

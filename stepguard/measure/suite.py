@@ -24,7 +24,7 @@ from stepguard.judge.ab import (
 from stepguard.judge.calibration import RuleFor, decision_rule
 from stepguard.judge.confirm import settled
 from stepguard.judge.screen import comparable, judge, wants_another_launch
-from stepguard.judge.waivers import waive
+from stepguard.judge.waivers import waive, waive_or_settle
 from stepguard.launch.launcher import Launcher, spread
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
@@ -112,11 +112,9 @@ class Suite:
         evidence = self._checked(found)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
         screened = self._naming(path, judge(evidence, entry))
-        verdict, comparison = waive(screened, evidence, self.waivers, today()), None
+        verdict, comparison = waive_or_settle(screened, evidence, self.waivers, today()), None
         # What is waived passes, be it the code's doing or the machine's.
         confirms = self.confirms and not verdict.waived_until
-        if not verdict.waived_until:
-            verdict = waive(settled(screened), evidence, self.waivers, today())
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
             if confirms and entry is not None and evidence.fingerprint is not None:
