@@ -21,7 +21,7 @@ Scalar = str | int | float | bool | None
 
 
 class State(Enum):
-    """What became of a case."""
+    """Describe what became of a case."""
 
     MEASURED = "measured"
     SKIPPED = "skipped"  # by a mark, by its own test, or since this machine is not for it
@@ -32,7 +32,7 @@ class State(Enum):
 
 
 class End(Enum):
-    """How a run ended."""
+    """Describe how a run ended."""
 
     FINISHED = "finished"
     INTERRUPTED = "interrupted"
@@ -41,7 +41,7 @@ class End(Enum):
 
 
 class ProblemCode(Enum):
-    """Why a run is no pass, apart from its verdicts."""
+    """Say why a run is no pass, apart from its verdicts."""
 
     REFUSED = "REFUSED"  # a usage error
     NOT_FINISHED = "NOT_FINISHED"  # interrupted, or an internal error
@@ -71,7 +71,7 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Problem(_Part, frozen=True, kw_only=True):
-    """Why the run is no pass, with what mends it."""
+    """Say why the run is no pass, with what mends it."""
 
     code: ProblemCode
     text: Text
@@ -86,7 +86,7 @@ class Problem(_Part, frozen=True, kw_only=True):
 
 
 class CaseState(_Part, frozen=True, kw_only=True):
-    """What became of a case, or of a test that takes ``perf`` and declares none."""
+    """Describe what became of a case, or of a test that takes ``perf`` and declares none."""
 
     state: State
     case: str  # its id; empty for a test that declares none and was not measured
@@ -194,7 +194,7 @@ class GpuDocument(_Part, frozen=True, kw_only=True):
 
 
 class Options(_Part, frozen=True, kw_only=True):
-    """What was asked, and where: on the command line, in PYTEST_ADDOPTS, in the settings."""
+    """Hold what was asked, and where: on the command line, in PYTEST_ADDOPTS, in the settings."""
 
     arguments: list[str] = []
     environment: str = ""

@@ -43,7 +43,7 @@ class IdleRow:
 
 @dataclass(frozen=True)
 class Parts:
-    """What the step's time on the GPU is made of, us for each step; they sum up to ``step_us``."""
+    """Split the step's time on the GPU, us for each step; the parts sum up to ``step_us``."""
 
     step_us: Series
     compute_us: Series  # at least one kernel that is no communication

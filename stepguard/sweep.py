@@ -36,7 +36,7 @@ class Plot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What is shown of the rows."""
+    """Describe what is shown of the rows."""
 
     columns: tuple[str, ...] = ("step_ms", "tokens_per_s", "peak_allocated_bytes")
     plot: Plot | None = None
@@ -91,7 +91,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Row(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What came of one combination. ``status`` is MEASURED or the name of a Reason."""
+    """Describe what came of one combination. ``status`` is MEASURED or the name of a Reason."""
 
     parameters: dict[str, Scalar]
     status: str

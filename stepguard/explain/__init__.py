@@ -1,1 +1,1 @@
-"""Why one profile's step takes longer than another's. Pure: no files, no clock, no GPU."""
+"""Say why one profile's step takes longer than another's. Pure: no files, no clock, no GPU."""

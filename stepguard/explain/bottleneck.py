@@ -1,4 +1,4 @@
-"""What a step waits for most: the largest part in which the GPU does not compute."""
+"""Describe what a step waits for most: the largest part in which the GPU does not compute."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -10,7 +10,7 @@ BOUND_SHARE = 0.05  # of the step; a smaller loss is a detail of a step that the
 
 
 class Bound(StrEnum):
-    """What the step is bound by."""
+    """Describe what the step is bound by."""
 
     GPU = "GPU"
     SYNC = "sync"

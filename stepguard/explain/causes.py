@@ -21,7 +21,7 @@ _MOVED_SHARE = 0.2  # of what came and went in a phase: a net change below it is
 
 
 class Kind(StrEnum):
-    """What a cause is."""
+    """Describe what a cause is."""
 
     IDLE = "idle"
     CALLS = "calls"  # a kernel is launched more or less often
@@ -39,7 +39,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Side:
-    """What a cause is made of on one side."""
+    """Describe what a cause is made of on one side."""
 
     names: tuple[str, ...]  # kernels, the longest first
     calls: float  # a step
@@ -63,7 +63,7 @@ class Cause:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Why ``after`` takes longer than ``before``; the causes are in order of their time."""
+    """Say why ``after`` takes longer than ``before``; the causes are in order of their time."""
 
     refused: tuple[Refused, ...]
     before_us: float = 0.0  # a step

@@ -1,4 +1,4 @@
-"""Which two profiles cannot be explained by each other, and why."""
+"""Tell which two profiles cannot be explained by each other, and why."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ COMMON_AT_LEAST = 0.3  # of the time of kernels, by class: below it these are tw
 
 
 class Refusal(StrEnum):
-    """Why nothing is explained."""
+    """Say why nothing is explained."""
 
     GPU = "gpu"
     RANKS = "ranks"

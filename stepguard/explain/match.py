@@ -12,7 +12,7 @@ from stepguard.profile import KernelRow
 
 
 class How(StrEnum):
-    """How rows were found to belong together."""
+    """Describe how rows were found to belong together."""
 
     SAME = "same"  # name, launch shape and phase
     SHAPE = "shape"  # name and phase, in another launch shape

@@ -44,7 +44,7 @@ class Term:
 
     @property
     def level_us(self) -> float:
-        """What its scatter is a share of."""
+        """Return what its scatter is a share of."""
         return max(self.size, abs(mean(self.before)), abs(mean(self.after)))
 
 

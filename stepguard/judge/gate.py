@@ -26,7 +26,7 @@ AGREE = 1e-4  # of a time: recordings are rounded
 
 @dataclass(frozen=True)
 class Base:
-    """What the gate knows without the document."""
+    """Describe what the gate knows without the document."""
 
     commit: str  # that should have been measured, in full
     gpus: int  # of the machine that should have measured it, at the least

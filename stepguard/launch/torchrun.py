@@ -21,7 +21,7 @@ CPU_THREADS = 1  # fixed: what a CPU step allocates depends on it, and more only
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """Where and with what a launch runs."""
+    """Say where and with what a launch runs."""
 
     device: str
     preload: tuple[str, ...]  # modules imported before the ranks say hello

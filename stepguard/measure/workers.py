@@ -62,7 +62,7 @@ class Ticker:
 
 @dataclass(frozen=True)
 class Bench:
-    """Where cases are measured: the tree, the machine, the folder that keeps what happened."""
+    """Say where cases are measured: the tree, the machine, the folder that keeps what happened."""
 
     root: Path
     cache: Path

@@ -39,7 +39,7 @@ _UNSET = (None, False, "", 0, BUDGET_MIN)
 
 @dataclass(frozen=True)
 class Facts:
-    """What a document holds of a run; ``gpus`` is None where the machine cannot be read."""
+    """Hold what a document says of a run; ``gpus`` is None where the machine cannot be read."""
 
     began: datetime
     root: Path

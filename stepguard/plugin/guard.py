@@ -1,4 +1,4 @@
-"""What a pytest run has to measure, and the problems of a strict one that does not."""
+"""Describe what a pytest run has to measure, and the problems of a strict one that does not."""
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path

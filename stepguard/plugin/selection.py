@@ -1,4 +1,4 @@
-"""What a pytest run selects, and what became of every case: measured, or why not."""
+"""Describe what a pytest run selects, and what became of every case: measured, or why not."""
 
 import os
 import re

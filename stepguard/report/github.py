@@ -1,4 +1,4 @@
-"""What GitHub shows of a run beside its page: annotations at lines of code, and a comment.
+"""Describe what GitHub shows of a run beside its page: annotations at lines of code, and a comment.
 
 https://docs.github.com/actions/reference/workflows-and-actions/workflow-commands
 """

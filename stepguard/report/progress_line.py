@@ -23,7 +23,7 @@ UP, RIGHT = "\x1b[A", "\x1b[{}C"
 
 @dataclass(frozen=True)
 class Screen:
-    """Where progress is shown. ``width`` is asked each time: a window may be resized."""
+    """Say where progress is shown. ``width`` is asked each time: a window may be resized."""
 
     write: Callable[[str], None]  # past any capturing
     terminal: bool = False  # and one whose cursor can be moved

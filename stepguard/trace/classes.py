@@ -1,4 +1,4 @@
-"""What kernels and ranges are, by name: the table kernel_classes.toml and what users add to it."""
+"""Classify kernels and ranges by name: the table kernel_classes.toml and what users add to it."""
 
 import re
 import tomllib

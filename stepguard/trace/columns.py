@@ -23,7 +23,7 @@ NONE = -1  # no correlation, no operator, no stream
 
 @dataclass(frozen=True)
 class Host:
-    """What the host did, in order of its begin: operators, annotations, CUDA calls."""
+    """Describe what the host did, in order of its begin: operators, annotations, CUDA calls."""
 
     kind: Ints
     name: Ints
@@ -40,7 +40,7 @@ class Host:
 
 @dataclass(frozen=True)
 class Gpu:
-    """What the GPU did, in order of its begin."""
+    """Describe what the GPU did, in order of its begin."""
 
     kind: Ints
     name: Ints
@@ -60,7 +60,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class LaunchShape:
-    """How a kernel is launched."""
+    """Describe how a kernel is launched."""
 
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class LaunchShape:
 
 @dataclass(frozen=True)
 class Message:
-    """What a collective exchanges, as the process group noted it."""
+    """Describe what a collective exchanges, as the process group noted it."""
 
     name: str
     elements_in: int
@@ -81,7 +81,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Machine:
-    """What the file says of where it was recorded."""
+    """Describe what the file says of where it was recorded."""
 
     gpu: str = ""
     rank: int | None = None

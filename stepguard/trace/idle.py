@@ -1,4 +1,4 @@
-"""Why the GPU was idle: the cause of every gap between two records.
+"""Say why the GPU was idle: the cause of every gap between two records.
 
 A gap ends with a record. If that record's launch began before the gap, the GPU had work and waited
 between kernels. If not, the host was late, and what the host did at that moment says why.
@@ -18,7 +18,7 @@ from stepguard.trace.windows import Windows, queue_depth
 
 
 class Idle(StrEnum):
-    """Why the GPU had nothing to do."""
+    """Say why the GPU had nothing to do."""
 
     SYNC = "sync"  # the host waited for the GPU, and only then launched again
     INPUT = "input wait"  # the host waited for data

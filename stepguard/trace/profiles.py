@@ -52,7 +52,7 @@ class Analysis:
 
     @cached_property
     def has_stack(self) -> bool:
-        """Whether the file has frames of Python (``with_stack=True``)."""
+        """Tell whether the file has frames of Python (``with_stack=True``)."""
         return bool((self.trace.host.kind == PYTHON).any())
 
     def of(self, *kinds: str) -> Bools:

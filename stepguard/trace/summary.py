@@ -1,4 +1,4 @@
-"""What is said of one rank's trace: figures for each step, as pages and JSON show them."""
+"""Describe what is said of one rank's trace: figures for each step, as pages and JSON show them."""
 
 from dataclasses import dataclass
 
@@ -46,7 +46,7 @@ class CallRow:
 
 @dataclass(frozen=True)
 class Queue:
-    """How far the host is ahead of the GPU."""
+    """Describe how far the host is ahead of the GPU."""
 
     delay_median_us: float  # from the end of the launch call to the kernel's begin
     delay_p90_us: float

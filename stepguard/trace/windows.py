@@ -46,7 +46,7 @@ class Windows:
 
     @property
     def step_us(self) -> Floats:
-        """How long each step takes the GPU."""
+        """Return how long each step takes the GPU."""
         return self.end_us - self.begin_us
 
 

@@ -14,7 +14,7 @@ _FOLLOWING = (SIGABRT, SIGTERM)  # NCCL aborts, workloads and schedulers termina
 
 @dataclass(frozen=True)
 class Ending:
-    """How one rank ended."""
+    """Describe how one rank ended."""
 
     pid: int
     status: int  # of its exit; negative: the signal that ended it

@@ -63,7 +63,7 @@ class _Ranks(msgspec.Struct):
 
 
 class _Head(msgspec.Struct):
-    """What a trace says beside its events, as far as it is used."""
+    """Describe what a trace says beside its events, as far as it is used."""
 
     devices: list[_Device] | None = msgspec.field(name="deviceProperties", default=None)
     ranks: _Ranks | None = msgspec.field(name="distributedInfo", default=None)

@@ -15,7 +15,7 @@ _NS = {"ns": 1.0, "us": 1e3, "ms": 1e6, "s": 1e9}
 
 
 class Stats(StrEnum):
-    """What a report of nsys stats is about."""
+    """Describe what a report of nsys stats is about."""
 
     KERNELS = "kernels"
     CALLS = "CUDA calls (host time)"

@@ -1,4 +1,4 @@
-"""Where tensors would live on a machine with a GPU, told on a CPU, where all of them are alike.
+"""Say where tensors would live on a machine with a GPU, told on a CPU, where all of them are alike.
 
 A tensor belongs to the device if it was made there (``device=`` of the workload's device), sent
 there (``.to(device)``), is a parameter, or was computed from such a tensor. It belongs to the host
