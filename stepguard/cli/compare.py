@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, say
-from stepguard.cli.trace import read_ranks
+from stepguard.cli.profilers.trace import read_ranks
 from stepguard.document import RunDocument
 from stepguard.judge.summary import summarise
 from stepguard.recording import Recording

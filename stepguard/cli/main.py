@@ -26,10 +26,10 @@ from stepguard.cli import (
     judge,
     run,
     sweep,
-    trace,
     waive,
 )
 from stepguard.cli.common import UsageError, complain
+from stepguard.cli.profilers import trace
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
 from stepguard.launch.launcher import LauncherError

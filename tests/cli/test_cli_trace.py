@@ -150,3 +150,15 @@ def test_the_picture_of_a_step(tmp_path, capsys):
     per_us = width / 505
     (idle,) = [at for text, at in bars.items() if text.startswith("sync: cudaDeviceSynchronize")]
     assert idle == pytest.approx((x + 500 * per_us, 30 * per_us), abs=0.2)
+
+
+def test_a_folder_is_the_traces_in_it(tmp_path, capsys):
+    """All ranks of a folder; one without a trace is refused."""
+    for rank in (0, 1):
+        write(tmp_path / f"rank{rank}.json", rank)
+    (tmp_path / "notes.txt").write_text("no trace")
+    status, out, _ = run(capsys, tmp_path)
+    assert status == 0 and re.search(r"\nrank 0 +1\.000 .*\nrank 1 +1\.000 ", out)
+    (tmp_path / "empty").mkdir()
+    status, _, err = run(capsys, tmp_path / "empty")
+    assert status == 1 and "no trace in it" in err

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from kineto import steps
 from mutated import FUZZ, FUZZED, mutated
 
-from stepguard.cli.trace import read_ranks
+from stepguard.cli.profilers.trace import read_ranks
 from stepguard.explain.causes import explain
 from stepguard.profile import over_ranks
 from stepguard.report.trace import explanation

@@ -33,6 +33,7 @@ from stepguard.trace.read.tables import read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
 from stepguard.trace.windows import STEPS
 
+_TRACES = (".json", ".json.gz", ".sqlite")
 _SQLITE = b"SQLite format 3\0"
 Ranks = dict[int, tuple[Path, Analysis]]  # by rank
 
@@ -40,7 +41,8 @@ Ranks = dict[int, tuple[Path, Analysis]]  # by rank
 def add_command(commands: Any, root: Path) -> None:
     """Add its parser."""
     trace = commands.add_parser("trace", help="where a step's time goes, from profiler traces")
-    trace.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a trace of each rank")
+    each = "a trace of each rank, or a folder of them"
+    trace.add_argument("files", nargs="+", type=Path, metavar="FILE", help=each)
     trace.add_argument(
         "--against", nargs="+", type=Path, metavar="FILE", help="explain the difference from these"
     )
@@ -126,7 +128,7 @@ def read_ranks(files: list[Path], classes: Classes, marks: tuple[str, ...]) -> R
     Raises FileError that names the file.
     """
     found: Ranks = {}
-    for path in files:
+    for path in in_folders(files):
         try:
             for trace in _traces(path):
                 own = trace.machine.rank
@@ -138,6 +140,17 @@ def read_ranks(files: list[Path], classes: Classes, marks: tuple[str, ...]) -> R
             raise FileError(f"{path}: {error.strerror}") from None
         except TraceError as error:
             raise FileError(f"{path}: {error}") from None
+    return found
+
+
+def in_folders(paths: list[Path]) -> list[Path]:
+    """Return the paths, and for a folder the traces in it. Raises FileError for one without."""
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(one for one in path.glob("*") if one.name.endswith(_TRACES))
+        if path.is_dir() and not inside:
+            raise FileError(f"{path}: no trace in it, that is no file {', '.join(_TRACES)}")
+        found += inside if path.is_dir() else [path]
     return found
 
 

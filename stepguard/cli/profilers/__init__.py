@@ -1,0 +1,1 @@
+"""Commands around profilers: traces of runs and of others, memory, Nsight Systems and Compute."""
