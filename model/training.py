@@ -7,7 +7,6 @@ run.train()
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import time
@@ -36,8 +35,8 @@ class TrainingError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Options:
-    """All that a run is started with; the first eight are ``Settings``, which checks them.
+class Options(Settings):
+    """All that a run is started with: the settings of its step, and the following.
 
     Attributes:
         data: a token shard or a folder of them.
@@ -51,17 +50,9 @@ class Options:
         peak_tflops: of one device, for MFU; 0: unknown.
 
     Raises:
-        ValueError: a number is out of range.
+        ValueError: a value is impossible, at all or on this machine.
     """
 
-    size: str
-    batch: int
-    seq: int
-    precision: str
-    compile: bool
-    attention: str
-    seed: int
-    device: str
     data: str
     val_fraction: float
     micro_steps: int
@@ -79,6 +70,7 @@ class Options:
     peak_tflops: float
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("micro_steps", "steps", "log_every", "eval_every", "eval_batches"):
             check_int(name, getattr(self, name))
         check_int("save_every", self.save_every)
@@ -89,12 +81,6 @@ class Options:
         check_number("grad_clip", self.grad_clip)
         if not 0 < self.val_fraction < 1:
             raise ValueError(f"val_fraction is {self.val_fraction}; possible: between 0 and 1")
-
-    @property
-    def settings(self) -> Settings:
-        """Return the part that the step is built of, checked on this machine."""
-        names = (field.name for field in dataclasses.fields(Settings))
-        return Settings(**{name: getattr(self, name) for name in names})
 
     def learning_rate(self, step: int) -> float:
         """Return the rate of ``step``, counted from 0: up to ``lr`` by equal steps in
@@ -134,9 +120,8 @@ class Run:
         self._options, self._folder = options, folder
         self._rank, self._world_size = rank_and_world_size()
         self._say = say if self._rank == 0 else lambda text: None
-        self._settings = options.settings
         tokens = Tokens.open(Path(options.data))
-        vocab = self._settings.config.vocab_size
+        vocab = options.config.vocab_size
         if tokens.vocab > vocab:
             raise ValueError(
                 f"{options.data} has {tokens.vocab} ids (encoding {tokens.encoding}), size "
@@ -144,7 +129,7 @@ class Run:
             )
         self._tokens, held_out = tokens.split(options.val_fraction)
         self.workload = TrainStep(
-            self._settings,
+            options,
             DdpSettings(),
             micro_steps=options.micro_steps,
             grad_clip=options.grad_clip,
@@ -153,9 +138,7 @@ class Run:
             tokens=self._tokens,
         )
         shape, ranks = (options.batch, options.seq), (self._rank, self._world_size)
-        self._held_out = BatchLoader(
-            held_out, *shape, *ranks, self._settings.torch_device, scatter=True
-        )
+        self._held_out = BatchLoader(held_out, *shape, *ranks, options.torch_device, scatter=True)
         self._checkpoints = Checkpoints(folder)
         self._encoding = self._sampling_encoding() if options.sample_tokens else None
 
@@ -165,7 +148,7 @@ class Run:
         Raises CheckpointError where it is of another model, other data or another number of ranks.
         """
         for name, found, wanted in (
-            ("the model's shape", content["config"], asdict(self._settings.config)),
+            ("the model's shape", content["config"], asdict(self._options.config)),
             ("the encoding", content["encoding"], self._tokens.encoding),
             ("tokens to learn from", content["tokens"], len(self._tokens)),
             ("the number of ranks", len(content["rng"]), self._world_size),
@@ -175,7 +158,7 @@ class Run:
         self.workload.load_state_dict(content["state"])
         states = content["rng"][self._rank]
         torch.set_rng_state(states["cpu"])
-        if self._settings.device == "cuda" and "cuda" in states:
+        if self._options.device == "cuda" and "cuda" in states:
             torch.cuda.set_rng_state(states["cuda"])
         self.step = content["step"]
 
@@ -242,8 +225,8 @@ class Run:
     def _validate(self) -> float:
         """Return the mean loss over the first batches held out, of all ranks."""
         self._held_out.seek(0)
-        total = torch.zeros((), device=self._settings.torch_device)
-        with self._settings.autocast(), attention_context(self._options.attention):
+        total = torch.zeros((), device=self._options.torch_device)
+        with self._options.autocast(), attention_context(self._options.attention):
             for _ in range(self._options.eval_batches):
                 total += self.workload.model(*self._held_out.next())
         total /= self._options.eval_batches * self._world_size
@@ -271,7 +254,7 @@ class Run:
         from model.data.tokenizer import END_OF_TEXT
 
         start = self._encoding.encode(END_OF_TEXT, allowed_special="all")
-        tokens = min(self._options.sample_tokens, self._settings.config.block_size - len(start))
+        tokens = min(self._options.sample_tokens, self._options.config.block_size - len(start))
         sampling = Sampling(temperature=0.8, top_k=50, seed=self.step)
         ids = generate(self.workload.model, [start], tokens, sampling)[0]
         text = self._encoding.decode([i for i in ids if i < self._encoding.n_vocab])
@@ -289,7 +272,7 @@ class Run:
     def _save(self) -> None:
         """Write a checkpoint; every rank takes part."""
         states = {"cpu": torch.get_rng_state()}
-        if self._settings.device == "cuda":
+        if self._options.device == "cuda":
             states["cuda"] = torch.cuda.get_rng_state()
         rng: list[Any] = [states]
         if self._world_size > 1:
@@ -298,7 +281,7 @@ class Run:
         if self._rank:
             return
         content = {
-            "config": asdict(self._settings.config),
+            "config": asdict(self._options.config),
             "encoding": self._tokens.encoding,
             "tokens": len(self._tokens),
             "options": asdict(self._options),

@@ -7,44 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from training_runs import short_run
 
 from model.checkpoint import Checkpoints, load
 from model.config import SIZES
-from model.data.shards import STDLIB_SHARD
 from model.generate import Sampling, generate
 from model.gpt import GPT
 from model.parts import attention, decode
-from model.training import Options, Run, read_log
+from model.training import Run, read_log
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
 ]
-OPTIONS = Options(
-    size="nano",
-    batch=8,
-    seq=128,
-    precision="bf16",
-    compile=True,
-    attention="default",
-    seed=1337,
-    device="cuda",
-    data=str(STDLIB_SHARD),
-    val_fraction=0.05,
-    micro_steps=2,
-    grad_clip=1.0,
-    weight_decay=0.1,
-    steps=40,
-    lr=1e-3,
-    min_lr_share=0.1,
-    warm_up_steps=5,
-    log_every=10,
-    eval_every=20,
-    eval_batches=2,
-    save_every=20,
-    sample_tokens=0,
-    peak_tflops=0.0,
-)
+RUN = {"size": "nano", "batch": 8, "seq": 128, "precision": "bf16", "compile": True}
+RUN |= {"device": "cuda", "steps": 40, "lr": 1e-3, "warm_up_steps": 5}
+RUN |= {"log_every": 10, "eval_every": 20, "save_every": 20}
 RESUME_RTOL = 2e-3  # of the loss, 20 steps behind the restart: some kernels add in no fixed order
 
 
@@ -55,10 +33,12 @@ def losses(folder: Path) -> list[float]:
 
 def test_a_resumed_run_has_the_same_losses(tmp_path: Path):
     """Compiled, in bf16: those of a run that was not stopped, within RESUME_RTOL."""
-    Run(OPTIONS, tmp_path / "whole").train()
-    first = Run(OPTIONS, tmp_path / "parts", lambda _: setattr(first, "stop", first.step >= 20))
+    Run(short_run(**RUN), tmp_path / "whole").train()
+    first = Run(
+        short_run(**RUN), tmp_path / "parts", lambda _: setattr(first, "stop", first.step >= 20)
+    )
     first.train()
-    second = Run(OPTIONS, tmp_path / "parts")
+    second = Run(short_run(**RUN), tmp_path / "parts")
     second.resume(load(Checkpoints(tmp_path / "parts").paths()[-1]))
     second.train()
     assert second.step == 40

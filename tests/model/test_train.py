@@ -22,40 +22,15 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from training_runs import TINY, short_run
 
 from model.checkpoint import CheckpointError, Checkpoints, load
-from model.config import SIZES, GPTConfig
+from model.config import SIZES
 from model.data.loader import BatchLoader
 from model.data.shards import STDLIB_SHARD, Tokens
 from model.train import main, plot
-from model.training import LOG, Options, Run, TrainingError, read_log
+from model.training import LOG, Run, TrainingError, read_log
 
-TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=8256)
-OPTIONS = Options(
-    size="tiny",
-    batch=2,
-    seq=16,
-    precision="fp32",
-    compile=False,
-    attention="default",
-    seed=1337,
-    device="cpu",
-    data=str(STDLIB_SHARD),
-    val_fraction=0.05,
-    micro_steps=2,
-    grad_clip=1.0,
-    weight_decay=0.1,
-    steps=8,
-    lr=1e-2,
-    min_lr_share=0.1,
-    warm_up_steps=3,
-    log_every=2,
-    eval_every=4,
-    eval_batches=2,
-    save_every=4,
-    sample_tokens=0,
-    peak_tflops=0.5,
-)
 KILLS = int(os.environ.get("MODEL_TRAIN_KILLS", "4"))
 
 
@@ -95,10 +70,10 @@ def losses(folder: Path) -> list[tuple[int, float]]:
 
 def in_two(folder: Path, at: int) -> dict[str, Any]:
     """A run that ends after ``at`` steps, gone on with by another object; its last checkpoint."""
-    first = Run(OPTIONS, folder, lambda _: setattr(first, "stop", first.step >= at))
+    first = Run(short_run(), folder, lambda _: setattr(first, "stop", first.step >= at))
     first.train()
     assert first.step == at
-    second = Run(OPTIONS, folder)
+    second = Run(short_run(), folder)
     second.resume(load(Checkpoints(folder).paths()[-1]))
     second.train()
     return load(Checkpoints(folder).paths()[-1])
@@ -107,7 +82,7 @@ def in_two(folder: Path, at: int) -> dict[str, Any]:
 @pytest.mark.parametrize("at", [2, 4, 6])
 def test_a_resumed_run_ends_bit_for_bit_as_one_that_was_not_stopped(tmp_path: Path, at: int):
     """Parameters, optimizer, position, random numbers; and the log has each step once, equal."""
-    Run(OPTIONS, tmp_path / "whole").train()
+    Run(short_run(), tmp_path / "whole").train()
     found = in_two(tmp_path / "parts", at)
     expected = load(Checkpoints(tmp_path / "whole").paths()[-1])
     assert (found["step"], expected["step"]) == (8, 8)
@@ -122,11 +97,11 @@ def one_rank(rank: int, folder: str) -> None:
     SIZES["tiny"] = TINY
     rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
-    Run(OPTIONS, Path(folder, "whole")).train()
-    first = Run(OPTIONS, Path(folder, "parts"))
+    Run(short_run(), Path(folder, "whole")).train()
+    first = Run(short_run(), Path(folder, "parts"))
     first.stop = rank == 1  # one is asked: both stop, after the first line
     first.train()
-    second = Run(OPTIONS, Path(folder, "parts"))
+    second = Run(short_run(), Path(folder, "parts"))
     second.resume(load(Checkpoints(Path(folder, "parts")).paths()[-1]))
     second.train()
     dist.destroy_process_group()
@@ -141,7 +116,7 @@ def test_two_ranks_resume_bit_for_bit(tmp_path: Path):
     assert found["step"] == 8 and len(found["rng"]) == 2
     assert_same_bits(found, expected)
     assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    alone = Run(OPTIONS, tmp_path / "alone")
+    alone = Run(short_run(), tmp_path / "alone")
     with pytest.raises(CheckpointError, match="number of ranks is 1 here, the checkpoint has 2"):
         alone.resume(found)
 
@@ -151,7 +126,7 @@ def test_the_step_is_the_guarded_one(tmp_path: Path, monkeypatch: pytest.MonkeyP
     measures, to the last bit."""
     from model import workloads
 
-    options = replace(OPTIONS, warm_up_steps=0, min_lr_share=1.0)
+    options = short_run(warm_up_steps=0, min_lr_share=1.0)
     run = Run(options, tmp_path)
     assert type(run.workload) is workloads.TrainStep
     run.train()
@@ -176,15 +151,15 @@ def test_the_host_waits_once_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             return _real(tensor, *args)
 
         monkeypatch.setattr(torch.Tensor, name, counted)
-    Run(replace(OPTIONS, save_every=8), tmp_path).train()
+    Run(short_run(save_every=8), tmp_path).train()
     assert [name for name in reads if name != "item"].count("tolist") == 4
     assert reads.count("__float__") == 2 and "cpu" not in reads
 
 
 def test_validation_does_not_train(tmp_path: Path):
     """However often it happens, the run is the same; its loss is that of the bare model."""
-    Run(replace(OPTIONS, eval_every=8), tmp_path / "a").train()
-    Run(replace(OPTIONS, eval_every=1, sample_tokens=5), tmp_path / "b").train()
+    Run(short_run(eval_every=8), tmp_path / "a").train()
+    Run(short_run(eval_every=1, sample_tokens=5), tmp_path / "b").train()
     assert losses(tmp_path / "a") == losses(tmp_path / "b")
     log = read_log(tmp_path / "b")
     assert len([line for line in log if "val_loss" in line]) == 8
@@ -193,7 +168,7 @@ def test_validation_does_not_train(tmp_path: Path):
 
 def test_the_schedule():
     """Up by equal steps, down along half a cosine, never below its share."""
-    options = replace(OPTIONS, steps=103, warm_up_steps=3, lr=1.0)
+    options = short_run(steps=103, warm_up_steps=3, lr=1.0)
     rates = [options.learning_rate(step) for step in range(104)]
     assert rates[:4] == pytest.approx([1 / 3, 2 / 3, 1, 1])
     assert rates[53] == pytest.approx(0.55)
@@ -203,7 +178,7 @@ def test_the_schedule():
 
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path):
     """The step and the rate are named, and no checkpoint of it is written."""
-    run = Run(replace(OPTIONS, lr=1e30, warm_up_steps=0, grad_clip=1e30), tmp_path)
+    run = Run(short_run(lr=1e30, warm_up_steps=0, grad_clip=1e30), tmp_path)
     with pytest.raises(TrainingError, match=r"step \d: loss (nan|inf).*lower --lr \(now"):
         run.train()
     assert not Checkpoints(tmp_path).paths()
@@ -212,7 +187,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path):
 @pytest.fixture
 def trained(tmp_path: Path) -> Path:
     """The folder of a finished run with two checkpoints."""
-    Run(OPTIONS, tmp_path / "run").train()
+    Run(short_run(), tmp_path / "run").train()
     return tmp_path / "run"
 
 
@@ -255,7 +230,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path):
 def test_other_data_are_not_gone_on_with(trained: Path):
     """A position says nothing in another stream."""
     content = load(Checkpoints(trained).paths()[-1])
-    run = Run(replace(OPTIONS, val_fraction=0.1), trained)
+    run = Run(short_run(val_fraction=0.1), trained)
     with pytest.raises(CheckpointError, match="tokens to learn from is 943718 here"):
         run.resume(content)
 
@@ -264,7 +239,7 @@ def test_tokens_without_a_place_are_refused(tmp_path: Path, monkeypatch: pytest.
     """A vocabulary larger than the model's would index out of its table."""
     monkeypatch.setitem(SIZES, "tiny", replace(TINY, vocab_size=8192))
     with pytest.raises(ValueError, match="has 8193 ids .*size tiny only 8192"):
-        Run(OPTIONS, tmp_path)
+        Run(short_run(), tmp_path)
 
 
 def test_only_the_newest_checkpoints_stay(tmp_path: Path):

@@ -1,0 +1,20 @@
+"""Options of short training runs, for the tests of training on a CPU and on a GPU."""
+
+from typing import Any
+
+from model.config import GPTConfig
+from model.data.shards import STDLIB_SHARD
+from model.training import Options
+
+TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=8256)
+
+
+def short_run(**changed: Any) -> Options:
+    """Eight steps of the size "tiny", which the caller has to offer in ``model.config.SIZES``."""
+    shape = {"size": "tiny", "batch": 2, "seq": 16, "precision": "fp32", "compile": False}
+    step = {"attention": "default", "seed": 1337, "device": "cpu", "micro_steps": 2}
+    learning = {"grad_clip": 1.0, "weight_decay": 0.1, "lr": 1e-2, "min_lr_share": 0.1}
+    run = {"data": str(STDLIB_SHARD), "val_fraction": 0.05, "steps": 8, "warm_up_steps": 3}
+    every = {"log_every": 2, "eval_every": 4, "eval_batches": 2, "save_every": 4}
+    last = {"sample_tokens": 0, "peak_tflops": 0.5}
+    return Options(**{**shape, **step, **learning, **run, **every, **last, **changed})
