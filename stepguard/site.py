@@ -12,7 +12,9 @@ from msgspec.structs import replace
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One place and what happens there, so often per step (or in all, for the compiler's)."""
+    """One place and what happens there, so often per step (in all, for the compiler's), or so many
+    bytes.
+    """
 
     what: str  # ".item()", "graph break: ...", "recompile: ..."
     file: str = ""  # relative to the tree that was measured where it lies in it; empty if unknown

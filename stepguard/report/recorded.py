@@ -31,7 +31,8 @@ def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
     """Yield where a counter happens; else what it is made of, the largest first."""
     sites = counts.sites.get(name, ()) if counts and name != OPERATORS else ()
     for site in sites:
-        yield f"    {happens(site)}" + (f" (allowed: {site.allowed})" if site.allowed else "")
+        text = happens(site, METRICS[name].unit)
+        yield f"    {text}" + (f" (allowed: {site.allowed})" if site.allowed else "")
     parts = counts.detail.get(name, {}) if counts and not sites else {}
     shown = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
     if 1 < len(shown) <= PARTS:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from stepguard.evidence import Evidence
-from stepguard.metrics import METRICS, format_value
+from stepguard.metrics import METRICS, format_bytes, format_value
 from stepguard.recording import OPERATORS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import sentences
@@ -101,7 +101,7 @@ def places(verdict: Verdict) -> list[str]:
 def _where(found: MetricVerdict) -> list[str]:
     """Return where a metric moved, a line each."""
     if found.metric not in OPERATOR_METRICS:
-        return [happens(site) for site in found.sites]
+        return [happens(site, METRICS[found.metric].unit) for site in found.sites]
     lines = [
         f"{_operator(site.what, site.count)} in {site.function} ({site.place})"
         for site in found.sites[:OPERATORS_SHOWN]
@@ -222,10 +222,13 @@ def _parts(traceback: str) -> Iterator[list[str]]:
         yield part
 
 
-def happens(site: Site) -> str:
-    """Return "2 x .item(): loss.item() in step (model/workloads.py:88), forward"."""
-    times = f"{site.count} x " if site.count > 1 else ""
-    return times + site.described()
+def happens(site: Site, unit: str = "") -> str:
+    """Return "2 x .item(): loss.item() in step (model/workloads.py:88), forward"; of bytes how many
+    were allocated there.
+    """
+    if unit == "B":
+        return f"{format_bytes(site.count)} of {site.described()}"
+    return (f"{site.count} x " if site.count > 1 else "") + site.described()
 
 
 def _moved(verdict: Verdict) -> list[MetricVerdict]:

@@ -158,7 +158,9 @@ def test_device_allocations():
 
 
 def test_peak_and_leak():
-    """The peak is what tensors ask for, to the byte; what a step keeps is a leak, to the byte."""
+    """The peak is what tensors ask for, to the byte; what a step keeps is a leak, to the byte, with
+    the line that made it.
+    """
     kept: list[torch.Tensor] = []
 
     def body() -> None:
@@ -167,6 +169,9 @@ def test_peak_and_leak():
 
     told = Program(body, 1).counted()
     assert told["values"]["leaked_bytes_per_step"] == 5_003
+    (site,) = told["sites"]["leaked_bytes_per_step"]
+    assert (site["count"], site["phase"]) == (5_003, "forward")
+    assert site["text"].startswith("kept.append(")
     x = torch.empty(1_000, dtype=torch.uint8, device="cuda")
     before = torch.cuda.memory_stats()["requested_bytes.all.current"]
     program = Program(lambda: torch.empty(3_000_001, dtype=torch.uint8, device="cuda"), 1)

@@ -217,6 +217,21 @@ def test_a_block_says_where_and_how_often():
     assert line in words.block(verdict, "x", Commands())
 
 
+def test_a_leak_says_how_many_bytes_of_which_line():
+    """Bytes are no calls: each line has its size, and the headline the first place."""
+    sites = tuple(structs.replace(AT, what="aten.div", line=n, count=n << 10) for n in (88, 9))
+    leak = replace(SYNCED, metric="leaked_bytes_per_step", old=0.0, new=97 << 10, sites=sites)
+    text = words.block(
+        Verdict("f[x]", Status.CHANGED, Reason.COUNTER_ROSE, metrics=(leak,)), "x", Commands()
+    )
+    assert text.startswith("f[x]: CHANGED: leaked_bytes_per_step 0 B -> 99,328 B")
+    assert text.splitlines()[0].endswith(" model/gpt.py:88")
+    assert (
+        "\n    90,112 B of aten.div: loss.item() in GPT.forward (model/gpt.py:88), forward\n"
+        in text
+    )
+
+
 def test_a_move_that_rounding_hides_is_shown():
     """Two counts that print alike are told apart by their difference."""
     moved = MetricVerdict(

@@ -516,12 +516,12 @@ def test_a_refactor_of_our_model_is_the_same(names, our_base, tmp_path):
                 "            loss = loss / self.accumulation\n"
                 "            self.__dict__.setdefault('all', []).append(loss)\n",
             ),
-            "leaked_bytes_per_step 0 B -> ",
+            "leaked_bytes_per_step 0 B -> 8 B (+8 B) small_gpt.py:",
         ),
     ],
 )
 def test_what_is_no_refactor_is_named_by_its_cause(edit, cause, small_base, tmp_path):
-    """The same way finds a LayerNorm, a clone, a sync and lists that grow, each by what it is."""
+    """The same way finds a LayerNorm, a clone, a sync and lists that grow, each by its line."""
     verdict = judge(small(tmp_path, (edit,)), baseline(small_base))
     assert verdict.status is Status.CHANGED
     assert f": CHANGED: {cause}" in headline(verdict)

@@ -169,6 +169,12 @@ def _tensors(things: Any) -> Iterator[torch.Tensor]:
     return (thing for thing in tree_iter(things) if isinstance(thing, torch.Tensor))
 
 
+def storages(*things: Any) -> dict[int, torch.UntypedStorage]:
+    """Return the storages of all tensors among ``things``, by address."""
+    found = filter(None, (_storage(tensor) for tensor in _tensors(things)))
+    return {storage._cdata: storage for storage in found}
+
+
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     try:
         return tensor.untyped_storage()

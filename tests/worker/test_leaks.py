@@ -1,0 +1,129 @@
+"""Lines of a leak: programs that keep known bytes of known lines."""
+
+from collections import deque
+
+import pytest
+import torch
+
+from stepguard.worker.count.leaks import LEAK, locate_leak
+from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.position import Phases
+
+N = 1 << 10  # a tensor of it has 4 KiB
+
+
+def places(make, leaked=1):
+    """The places of a leak in a step that ``make(phases)`` returns: bytes, source, phase."""
+    phases, tally = Phases(), Tally(values={LEAK: leaked})
+    step = make(phases)
+    step()
+    locate_leak(tally, CountedStep(step, torch.device("cpu"), phases))
+    return [(site.count, site.text, site.phase) for site in tally.sites.get(LEAK, ())]
+
+
+def test_each_line_has_its_bytes_and_the_largest_comes_first():
+    """4 and 12 KiB a step of two lines; what the step frees, replaces or fills in has none."""
+
+    def make(phases):
+        kept, state = [], {}
+
+        def step():
+            phases("forward")
+            kept.append(torch.ones(N))
+            weight = torch.ones(N, requires_grad=True)
+            phases("backward")
+            kept.append((weight * 2).repeat(3).detach())
+            state["last"] = torch.zeros(9 * N).add_(1)
+
+        return step
+
+    assert places(make) == [
+        (12 * N, "kept.append((weight * 2).repeat(3).detach())", "backward"),
+        (4 * N, "kept.append(torch.ones(N))", "forward"),
+    ]
+
+
+def test_what_only_a_graph_holds_has_its_line():
+    """A loss that is kept keeps what its backward pass would read."""
+
+    def make(phases):
+        losses, weight = [], torch.ones(N, requires_grad=True)
+
+        def step():
+            activation = weight.exp()
+            losses.append(activation.sum())
+
+        return step
+
+    assert places(make) == [
+        (4 * N, "activation = weight.exp()", ""),
+        (4, "losses.append(activation.sum())", ""),
+    ]
+
+
+def test_numbers_of_the_host_have_their_line():
+    """torch.tensor() shows no operator that allocates."""
+
+    def make(phases):
+        kept = []
+        return lambda: kept.append(torch.tensor([1.0] * 100))
+
+    assert places(make) == [(400, "return lambda: kept.append(torch.tensor([1.0] * 100))", "")]
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_buffers_that_are_replaced_in_turns_are_no_place(length):
+    """What is there until the next but one step is freed is not left behind."""
+
+    def make(phases):
+        buffers = deque(maxlen=length)
+        return lambda: buffers.append(torch.ones(N))
+
+    assert places(make) == []
+
+
+def test_a_line_every_other_step_has_half_its_bytes():
+    """As the count of the leak has it."""
+
+    def make(phases):
+        kept, steps = [], []
+
+        def step():
+            steps.append(0)
+            if len(steps) % 2:
+                kept.append(torch.ones(N))
+
+        return step
+
+    assert places(make) == [(2 * N, "kept.append(torch.ones(N))", "")]
+
+
+def test_without_a_leak_no_step_is_run():
+    """It costs nothing where nothing was left behind."""
+
+    def make(phases):
+        steps = []
+
+        def step():
+            steps.append(0)
+            assert len(steps) == 1
+
+        return step
+
+    assert places(make, leaked=0) == []
+
+
+def test_a_leak_that_does_not_fit_eagerly_has_no_lines():
+    """Out of memory after the count: the leak is said without its places."""
+
+    def make(phases):
+        steps = []
+
+        def step():
+            steps.append(0)
+            if len(steps) > 1:
+                raise torch.OutOfMemoryError
+
+        return step
+
+    assert places(make) == []
