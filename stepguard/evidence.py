@@ -17,6 +17,7 @@ import msgspec
 from stepguard.case import from_dict
 from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS
+from stepguard.profile import Parts, Profile
 from stepguard.site import Site
 from stepguard.strict_json import OtherSchema, parse
 from stepguard.verdict import Reason
@@ -130,6 +131,9 @@ class Counts:
     sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)  # metric -> where
     by_rank: dict[str, tuple[int, ...]] = field(default_factory=dict)  # where the ranks differ
     information: dict[str, float] = field(default_factory=dict)  # beside the counts, never judged
+    profile: Profile | None = None  # the mean over ranks; None on a CPU
+    profile_problem: str = ""  # why a GPU's step has none
+    parts_by_rank: tuple[Parts, ...] = ()  # ... of the step, where there are several ranks
     wall_s: float = 0.0
 
 
@@ -303,5 +307,7 @@ def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
     for name, each in counts.by_rank.items():
         if len(each) != ranks or name not in counts.values:
             yield f"{name} has {len(each)} counts by rank for {ranks} ranks"
+    if counts.profile and (problem := counts.profile.problem()):
+        yield problem
     if any(site.count < 1 for sites in counts.sites.values() for site in sites):
         yield "a place is there less than once"

@@ -4,10 +4,11 @@ Every figure is given for each profiled step, so that two profiles are compared 
 The identity closes for each step: compute + exposed communication + exposed copies + idle = step.
 """
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 
 Series = tuple[float, ...]  # one item a step
+LONGEST_US = 1e12  # of a step: eleven days
 
 
 @dataclass(frozen=True)
@@ -24,9 +25,15 @@ class KernelRow:
     block: tuple[int, ...] = ()
     operator: str = ""  # that launched it
     source: str = ""  # "model/gpt.py(166): forward", where the stack was recorded
+    code: str = ""  # hash of the source that the compiler generated for it; "" for others
     order: float = 0.0  # mean place of its launches in a step, 0 to 1
     begin_us: float = 0.0  # of the first one, in the file
     stream: int = -1
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Return what tells it from the other rows of a profile."""
+        return self.name, self.grid, self.block, self.phase
 
 
 @dataclass(frozen=True)
@@ -62,13 +69,27 @@ class Profile:
     kernels: tuple[KernelRow, ...]
     idle: tuple[IdleRow, ...]
     calls: dict[str, Series] = field(default_factory=dict)  # CUDA calls a step, by name
-    lost_share: float = 0.0  # launches without a record
+    lost_share: float = 0.0  # of the launches of these steps, those without a record
+    incomplete: int = 0  # steps that were left out since launches of theirs lack records
     software: tuple[tuple[str, str], ...] = ()
 
     @property
     def steps(self) -> int:
         """The number of profiled steps."""
         return len(self.parts.step_us)
+
+    def problem(self) -> str:
+        """Return what is wrong with it although every field has its type, "" if nothing."""
+        series = [getattr(self.parts, name) for name in _PARTS] + [*self.calls.values()]
+        for row in self.kernels:
+            series += [row.calls, row.us]
+        for gap in self.idle:
+            series += [gap.count, gap.us]
+        if any(len(one) != self.steps for one in series):
+            return f"not every figure of its profile is of {self.steps} steps"
+        if not all(-1 <= value <= LONGEST_US for one in series for value in one):
+            return "its profile has a time that no profiler measures"
+        return ""
 
 
 def over_ranks(profiles: Sequence[Profile]) -> Profile:
@@ -83,7 +104,7 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
     idle: dict[object, list[IdleRow]] = {}
     for one in profiles:
         for row in one.kernels:
-            kernels.setdefault((row.name, row.grid, row.block, row.phase), []).append(row)
+            kernels.setdefault(row.key, []).append(row)
         for gap in one.idle:
             idle.setdefault((gap.cause, gap.call, gap.place), []).append(gap)
     zeros = (0.0,) * steps
@@ -111,6 +132,33 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
     )
 
 
+def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profile:
+    """Return a profile of the ``most`` longest kernels and those whose keys are ``kept``; the other
+    kernels are a row for each class and phase, other idle time a row for each cause.
+    """
+    alone: list[KernelRow] = []
+    classes: dict[tuple[str, str], list[KernelRow]] = {}
+    for i, row in enumerate(sorted(profile.kernels, key=lambda row: -sum(row.us))):
+        if (i < most or row.key in kept) and not row.name.startswith(OTHERS):
+            alone.append(row)
+        else:
+            classes.setdefault((row.kind, row.phase), []).append(row)
+    for (kind, phase), rows in classes.items():
+        calls, us = added([row.calls for row in rows]), added([row.us for row in rows])
+        name = f"{OTHERS}{kind}"
+        alone.append(KernelRow(name, name, kind, phase, calls, us, begin_us=rows[0].begin_us))
+    gaps = sorted(profile.idle, key=lambda row: -sum(row.us))
+    causes: dict[str, list[IdleRow]] = {}
+    for gap in gaps[most:]:
+        causes.setdefault(gap.cause, []).append(gap)
+    idle = gaps[:most] + [
+        IdleRow(cause, "", "", added([gap.count for gap in rows]), added([gap.us for gap in rows]))
+        for cause, rows in causes.items()
+    ]
+    return replace(profile, kernels=tuple(alone), idle=tuple(idle))
+
+
+OTHERS = "other kernels of the class "  # a row of all that a bounded profile does not name
 _PARTS = tuple(one.name for one in fields(Parts))
 
 

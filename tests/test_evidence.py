@@ -21,6 +21,7 @@ from stepguard.evidence import (
 )
 from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS, default_gates
+from stepguard.profile import KernelRow, Parts, Profile
 from stepguard.recording import geometric_mean
 from stepguard.strict_json import LARGEST
 from stepguard.verdict import Reason
@@ -134,6 +135,27 @@ def test_wrong_types_are_refused():
     text = to_json(evidence()).replace(b"2500.0", b'"2500.0"', 1)
     with pytest.raises(ValueError, match="source: no evidence"):
         from_json(text, "source")
+
+
+@pytest.mark.parametrize(
+    ("us", "words"), [((1.0,), "not every figure"), ((1.0, -9.0), "that no profiler measures")]
+)
+def test_a_profile_that_cannot_be_is_refused(us, words):
+    """Every figure is of all steps, and a time; evidence of before has no profile and is read."""
+    both = (1.0, 2.0)
+    row = KernelRow("gemm", "gemm", "GEMM", "forward", both, both)
+    whole = Profile("H200", 1, Parts(*(both,) * 5), (row,), (), {"cudaLaunchKernel": both})
+    found = evidence()
+    counts = replace(found.counts, profile=whole)
+    sound = to_json(replace(found, counts=counts))
+    assert from_json(sound, "x").counts == counts
+    wrong = replace(counts, profile=replace(whole, kernels=(replace(row, us=us),)))
+    with pytest.raises(ValueError, match=words):
+        from_json(to_json(replace(found, counts=wrong)), "x")
+    old = json.loads(sound)
+    for name in ("profile", "profile_problem", "parts_by_rank"):
+        del old["counts"][name]
+    assert from_json(json.dumps(old).encode(), "x").counts.profile is None
 
 
 def test_another_schema_is_refused():

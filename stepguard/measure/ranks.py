@@ -15,6 +15,7 @@ from stepguard.fingerprint import Fingerprint, steers
 from stepguard.gpu.nvml import Gpu
 from stepguard.gpu.peaks import nominal_peak_flops, physical_peak_flops
 from stepguard.launch.diagnosis import LaunchFailed
+from stepguard.profile import over_ranks
 from stepguard.site import Site, merge
 from stepguard.verdict import Reason
 
@@ -70,7 +71,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
     """Return one Counts for every rank's answer to ``count``; it took ``wall_s`` seconds.
 
     Values and parts are those of the rank that counted most, sites those of all ranks. What is
-    unstable on one rank is unstable. Information is rank 0's.
+    unstable on one rank is unstable. Information is rank 0's, the profile the mean over ranks.
     """
     counted = [msgspec.convert(rank, Counts) for rank in ranks]
     unstable: dict[str, str] = {}
@@ -91,8 +92,22 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         },
         by_rank={name: values for name, values in each.items() if len({*values}) > 1},
         information=counted[0].information,
+        **_profile_of(counted),
         wall_s=wall_s,
     )
+
+
+def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
+    """Return the fields of the ranks' profiles: their mean, if each rank has one."""
+    profiles = [counts.profile for counts in counted if counts.profile is not None]
+    if len(profiles) < len(counted):
+        problems = (counts.profile_problem for counts in counted if counts.profile is None)
+        return {"profile_problem": next(filter(None, problems), "")}
+    several = len(profiles) > 1
+    return {
+        "profile": over_ranks(profiles),
+        "parts_by_rank": tuple(one.parts for one in profiles) if several else (),
+    }
 
 
 def _of_all_ranks(sites: Iterable[Iterable[Site]]) -> tuple[Site, ...]:

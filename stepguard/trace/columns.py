@@ -99,6 +99,7 @@ class Trace:
     gpu: Gpu
     shapes: tuple[LaunchShape, ...] = ()
     messages: dict[int, Message] = field(default_factory=dict)  # by the operator's external id
+    codes: dict[int, str] = field(default_factory=dict)  # hash of generated source, by the same
     machine: Machine = Machine()
     began_us: float = 0.0  # the file's time at which the columns begin
 

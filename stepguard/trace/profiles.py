@@ -100,6 +100,7 @@ def profile(found: Analysis) -> Profile:
         idle=tuple(idle_rows(found)),
         calls=call_counts(found),
         lost_share=windows.lost / max(1, windows.launches),
+        incomplete=windows.incomplete,
         software=machine.software,
     )
 
@@ -150,6 +151,7 @@ def kernel_rows(found: Analysis) -> list[KernelRow]:
             block=shapes[groups[1, i]].block,
             operator=operators[i],
             source=source_at(found, int(rows[first[i]])),
+            code=found.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
             order=float(place[i]),
             begin_us=float(gpu.start_us[rows[first[i]]]),
             stream=int(gpu.stream[rows[first[i]]]),

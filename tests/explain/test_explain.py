@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from stepguard.explain.causes import Kind, explain
 from stepguard.explain.comparable import Refusal
 from stepguard.explain.match import How, match
-from stepguard.profile import IdleRow, KernelRow, Parts, Profile, added, over_ranks
+from stepguard.profile import (
+    OTHERS,
+    IdleRow,
+    KernelRow,
+    Parts,
+    Profile,
+    added,
+    bounded,
+    over_ranks,
+)
 
 STEPS = 3
 # class, phase, kernels, launches of each a step, us of each launch
@@ -267,6 +276,27 @@ def test_calls_and_software_that_changed_are_said():
     found = explain(profile(software=(("cuda", "12"),)), after)
     assert found.calls == (("cudaDeviceSynchronize", 0.0, 1.0),)
     assert found.software == (("cuda", "12", "13"),)
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+@PROPERTY
+def test_a_bounded_profile_has_all_time(most, again):
+    """Each class in each phase has the time that it had, and a kernel that is named stands alone;
+    bounded twice it is as bounded once, by the smaller number.
+    """
+    whole = profile(rows())
+    found = bounded(whole, most)
+    for one in (found, bounded(found, again)):
+        for kind, phase in {(row.kind, row.phase) for row in whole.kernels}:
+            alike = [
+                sum(sum(row.us) for row in side.kernels if (row.kind, row.phase) == (kind, phase))
+                for side in (whole, one)
+            ]
+            assert alike[1] == pytest.approx(alike[0])
+    named = {row.name for row in found.kernels if not row.name.startswith(OTHERS)}
+    assert len(named) == min(most, len(whole.kernels))
+    smallest = min(whole.kernels, key=lambda row: sum(row.us))
+    assert smallest in bounded(whole, 0, {smallest.key}).kernels
 
 
 def test_the_mean_over_ranks():

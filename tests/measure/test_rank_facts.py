@@ -1,9 +1,12 @@
 """What ranks say of themselves: they must agree, and each must run on the GPU that is watched."""
 
+import msgspec
 import pytest
 
+from stepguard.evidence import Counts
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.ranks import refuse_unlike_ranks
+from stepguard.measure.ranks import counts_of, refuse_unlike_ranks
+from stepguard.profile import Parts, Profile
 
 
 def rank(**changes):
@@ -27,3 +30,17 @@ def test_a_rank_on_other_software_stops_the_launch(odd, words):
     with pytest.raises(LaunchFailed) as raised:
         refuse_unlike_ranks([rank(), rank(**odd)])
     assert raised.value.fault.code == "RANKS_DIFFER" and words in raised.value.fault.message
+
+
+def test_profiles_of_all_ranks_become_one():
+    """Their mean, and the parts of each rank's step; a rank without one leaves none, with why."""
+    steps = (2.0, 2.0)
+    ranks = [Profile("H200", 2, Parts(steps, (us, us), *(steps,) * 3), (), ()) for us in (1.0, 3.0)]
+    answers = [msgspec.to_builtins(Counts({}, profile=one)) for one in ranks]
+    found = counts_of(answers, 1.0)
+    assert found.profile.parts.compute_us == steps
+    assert [parts.compute_us for parts in found.parts_by_rank] == [(1.0, 1.0), (3.0, 3.0)]
+    broken = msgspec.to_builtins(Counts({}, profile_problem="no step is complete"))
+    found = counts_of([answers[0], broken], 1.0)
+    assert found.profile is None and found.profile_problem == "no step is complete"
+    assert counts_of(answers[:1], 1.0).parts_by_rank == ()

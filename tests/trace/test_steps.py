@@ -399,10 +399,10 @@ def test_a_real_trace_has_its_operators(count):
         for _ in range(count):
             x.add_(y)
 
-    steps, seen = profiled.profile_steps(CountedStep(step, torch.device("cpu")))
-    assert [calls.operators["aten::add_"] for calls in steps] == [count] * ACTIVE_STEPS
-    assert [calls.operators.total() for calls in steps] == [count] * ACTIVE_STEPS
-    assert seen == [[]] * ACTIVE_STEPS
+    found = profiled.profile_steps(CountedStep(step, torch.device("cpu")))
+    assert [calls.operators["aten::add_"] for calls in found.calls] == [count] * ACTIVE_STEPS
+    assert [calls.operators.total() for calls in found.calls] == [count] * ACTIVE_STEPS
+    assert found.seen == [[]] * ACTIVE_STEPS and found.profile is None
 
 
 GLOO_RUN = """
@@ -448,8 +448,8 @@ for step in (plain, data_parallel, two_types, training):
         step()
     tally = Tally()
     counted = CountedStep(step, torch.device("cpu"), world_size=2)
-    steps, _ = profiled.profile_steps(counted)
-    profiled.count_collectives(tally, steps)
+    found_steps = profiled.profile_steps(counted)
+    profiled.count_collectives(tally, found_steps.calls)
     found[step.__name__] = tally.as_dict()
 with open(os.path.join(sys.argv[1], f"rank-{dist.get_rank()}"), "w") as file:
     json.dump(found, file)

@@ -7,7 +7,7 @@ import torch
 
 from stepguard.trace.steps import read_steps
 from stepguard.worker.count import profiled
-from stepguard.worker.count.profiled import MARK
+from stepguard.worker.count.profiled import MARK, ProfiledSteps
 from stepguard.worker.count.tally import CountedStep, Tally
 
 
@@ -23,8 +23,8 @@ from stepguard.worker.count.tally import CountedStep, Tally
 def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, profiles):
     """A rank whose own trace is whole takes part: its steps have the others' exchanges."""
     found = read_steps([{"name": MARK, "cat": "user_annotation", "ts": 0, "dur": 1}], MARK, 1)
-    taken = iter([[replace(found[0], lost_copies=count)] for count in lost])
-    monkeypatch.setattr(profiled, "profile_steps", lambda *rest: (next(taken), []))
+    taken = iter([ProfiledSteps([replace(found[0], lost_copies=count)], []) for count in lost])
+    monkeypatch.setattr(profiled, "profile_steps", lambda *rest: next(taken))
     others = iter(others_lost)
     asked = []
 

@@ -103,6 +103,7 @@ class _Columns:
     def __init__(self) -> None:
         self._names, self._threads, self._shapes = _Numbers(), _Numbers(), _Numbers()
         self._messages: dict[int, Message] = {}
+        self._codes: dict[int, str] = {}
         self._host = [array(code) for code in "biddiqq"]
         self._gpu = [array(code) for code in "biddiiqqqi"]
 
@@ -160,13 +161,17 @@ class _Columns:
         )
 
     def _externals(self, args: list[Scalar]) -> list[int]:
-        """Return the column of external ids; keep the messages that are noted with them."""
+        """Return the column of external ids; keep the messages and the hashes of generated code
+        that are noted with them.
+        """
         found = _numbers(
             [x if (x := one.external) is not None else one.external_old for one in args]
         )
         for one, external in zip(args, found, strict=True):
             if one.collective is not None and external != NONE:
                 self._messages[external] = _message(one)
+            if one.code and external != NONE:
+                self._codes[external] = one.code
         return found
 
     def _shape(self, args: Scalar) -> int:
@@ -187,6 +192,7 @@ class _Columns:
             gpu=Gpu(*_ordered(gpu, began)),
             shapes=tuple(LaunchShape(*key) for key in self._shapes),
             messages=self._messages,
+            codes=self._codes,
             machine=machine,
             began_us=began,
         )

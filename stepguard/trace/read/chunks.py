@@ -50,6 +50,7 @@ class Scalar(msgspec.Struct, gc=False):
     group: int | float | None = msgspec.field(name="Group size", default=None)
     dtype: str | None = None
     sequence: int | float | None = msgspec.field(name="Sequence number", default=None)
+    code: str | None = msgspec.field(name="kernel_hash", default=None)
 
 
 class Event(msgspec.Struct, gc=False):

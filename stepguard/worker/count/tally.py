@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from stepguard.profile import Profile
 from stepguard.site import Site
 from stepguard.worker.clock import Step
 from stepguard.worker.count.placement import Placement
@@ -40,6 +41,8 @@ class Tally:
     detail: dict[str, dict[str, int]] = field(default_factory=dict)
     sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)
     information: dict[str, float] = field(default_factory=dict)
+    profile: Profile | None = None
+    profile_problem: str = ""
 
     def add(
         self,
