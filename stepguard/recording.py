@@ -1,22 +1,17 @@
-"""Recordings, and what a baseline file holds of them, as frozen types.
+"""A recording: one evidence, summarised (judge/summary.py), so that like is compared with like.
 
-A recording is an evidence, summarised (judge/summary.py): this run's figures and a baseline's have
-one type, so that like is compared with like. A file holds cases; a case holds epochs, oldest first;
-an epoch holds the recordings of one level. An accepted change of level opens an epoch, and only the
-last one is compared with.
+This run's figures and those of a baseline file (baseline_file.py) have this one type.
 """
 
 import math
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 
 from stepguard.site import Site
 
-SCHEMA = 1
 OPERATORS = "operator_calls_per_step"
-KEPT_RECORDINGS = 20  # of an epoch: the first under each software, and the newest
 
 # Of a step: from a nanosecond to 30 years.
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]
@@ -88,39 +83,6 @@ def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
         file, _, function = place.rpartition(" ")
         found += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
     return found
-
-
-class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Recordings at one level, oldest first."""
-
-    reason: Text
-    recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
-
-
-class Entry(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """A case's baseline: the parameters that it was measured with, and its epochs."""
-
-    case: dict[str, Any]
-    epochs: Annotated[list[Epoch], msgspec.Meta(min_length=1)]
-    extended: bool = False  # beyond the core suite: a run may leave it out
-    gates: list[str] = []  # where they are fewer than what is recorded; else empty
-
-    @property
-    def required_gates(self) -> frozenset[str]:
-        """Return the metrics that the case has to gate, so that it guards what it did."""
-        newest = self.epochs[-1].recordings[-1]
-        found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
-        return frozenset(self.gates or found)
-
-
-class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A whole file: one kind of machine."""
-
-    schema: int
-    machine: Text  # "NVIDIA H200", or "CPU"
-    cases: dict[str, Entry]
 
 
 def geometric_mean(values: Sequence[float]) -> float:

@@ -25,7 +25,7 @@ from stepguard.cli.common import add_parser, say
 from stepguard.device import GPU
 from stepguard.git.revision import current, no_commit
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
-from stepguard.launch.launcher import LauncherError, describe_nodes, machine_id, unfit
+from stepguard.launch.scheduler import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.storage import baselines as baseline
 from stepguard.storage.json_file import FileError
 

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stepguard.baseline_file import Entry
 from stepguard.cli.common import UsageError, add_parser, complain, say
 from stepguard.document import RunDocument
 from stepguard.judge.gate import Base, expected, gate
-from stepguard.recording import Entry
 from stepguard.report import github
 from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document

@@ -32,7 +32,7 @@ from stepguard.cli.common import UsageError, complain
 from stepguard.cli.profilers import trace
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
-from stepguard.launch.launcher import LauncherError
+from stepguard.launch.scheduler import LauncherError
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
 

@@ -16,7 +16,7 @@ from stepguard.cli.common import UsageError, progress_line, put_json, refuse_tar
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
-from stepguard.launch.launcher import survey
+from stepguard.launch.scheduler import survey
 from stepguard.measure.suite import Suite
 from stepguard.report import words
 from stepguard.report.commands import Commands

@@ -5,6 +5,7 @@ Pure: no I/O. Each rule says what it found, in values, and what to do; the empty
 
 from collections.abc import Sequence
 
+from stepguard.baseline_file import Entry
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.noise_limits import (
@@ -16,7 +17,6 @@ from stepguard.judge.noise_limits import (
 from stepguard.judge.screen import comparable
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import METRICS
-from stepguard.recording import Entry
 from stepguard.sentences import sentence
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 

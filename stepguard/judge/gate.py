@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
+from stepguard.baseline_file import Entry
 from stepguard.document import (
     End,
     MetricDocument,
@@ -18,7 +19,7 @@ from stepguard.document import (
     RunDocument,
 )
 from stepguard.metrics import METRICS
-from stepguard.recording import Entry, geometric_mean
+from stepguard.recording import geometric_mean
 from stepguard.waiver import Waiver
 
 AGREE = 1e-4  # of a time: recordings are rounded

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare, screen_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import notes, summarise
 from stepguard.metrics import METRICS
-from stepguard.recording import Entry, Epoch, Recording
+from stepguard.recording import Recording
 from stepguard.verdict import Facts, MetricVerdict, Reason, Status, Verdict, worst_of
 
 DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move in an epoch

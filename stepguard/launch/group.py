@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.evidence import Fault
-from stepguard.launch import launcher, torchrun
+from stepguard.launch import scheduler, torchrun
 from stepguard.launch.channel import Control, LostWorker, Message, NoAnswer, Poll
 from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
 from stepguard.launch.supervisor import end_launcher
@@ -41,7 +41,7 @@ class WorkerGroup:
         self._scratch = Path(tempfile.mkdtemp(prefix="stepguard-"))
         self._control = Control(self.token)
         try:
-            start = launcher.start if spec.launcher else torchrun.start
+            start = scheduler.start if spec.launcher else torchrun.start
             self._agent = start(spec, self.token, self._control.name, self._scratch)
         except BaseException:
             self._control.close()
@@ -170,6 +170,6 @@ class WorkerGroup:
             self._control.close()
             # First: it alone can end the parts on other nodes; a token finds this host's processes.
             if self.spec.launcher:
-                end_launcher(launcher.launcher_token(self.token))
+                end_launcher(scheduler.launcher_token(self.token))
             torchrun.end(self._agent, self.token, self._scratch)
             self._closed = True

@@ -31,7 +31,7 @@ import stepguard
 from stepguard.fingerprint import steers
 from stepguard.gpu.nvml import MachineError, Sampler, visible_gpus
 from stepguard.launch import torchrun
-from stepguard.launch.launcher import MARK, LauncherError, Node, SharedLaunch, machine_id, node_of
+from stepguard.launch.scheduler import MARK, LauncherError, Node, SharedLaunch, machine_id, node_of
 from stepguard.launch.torchrun import Part
 
 PACKAGES = ("torch", "triton", "numpy", "nvidia-nccl-cu12", "nvidia-nccl-cu13")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepguard.ab_margins import BUDGET_MIN
+from stepguard.baseline_file import Entry
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, judged
 from stepguard.device import is_gpu
@@ -25,12 +26,11 @@ from stepguard.judge.calibration import RuleFor, decision_rule
 from stepguard.judge.confirm import settled
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import waive, waive_or_settle
-from stepguard.launch.launcher import Launcher, spread
+from stepguard.launch.scheduler import Launcher, spread
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench, Progress
-from stepguard.recording import Entry
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.runs import Store

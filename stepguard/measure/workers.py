@@ -20,7 +20,7 @@ from stepguard.git.revision import Revision
 from stepguard.gpu.lock import GpuLocked, exclusive
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.launch.group import WorkerGroup
-from stepguard.launch.launcher import Launcher, identity, spread
+from stepguard.launch.scheduler import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources
 from stepguard.launch.sources import tree_of_root
 from stepguard.launch.torchrun import LaunchSpec

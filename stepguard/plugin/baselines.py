@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from stepguard.baseline_file import Entry
 from stepguard.git.resolve import files_at, main_branch
 from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
-from stepguard.recording import Entry
 from stepguard.report.baseline_changes import changes
 from stepguard.report.waivers import described, removal, sentences
 from stepguard.storage import calibrations

@@ -9,7 +9,7 @@ from stepguard.case import Case
 from stepguard.device import CPU, GPU
 from stepguard.document import CaseState, Problem, ProblemCode, State
 from stepguard.gpu.nvml import Gpu
-from stepguard.launch.launcher import Launcher, spread
+from stepguard.launch.scheduler import Launcher, spread
 from stepguard.measure.suite import Result
 from stepguard.plugin.baselines import Recorded, recorded_here
 from stepguard.plugin.items import case_of

@@ -21,7 +21,7 @@ from stepguard.git.resolve import TreeError
 from stepguard.git.revision import current
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
-from stepguard.launch.launcher import Launcher, LauncherError, spread, survey
+from stepguard.launch.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import Result, Suite
 from stepguard.plugin.baselines import (

@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
+from stepguard.baseline_file import Entry
 from stepguard.git.revision import CALIBRATION
 from stepguard.judge.calibration import CalibratedCase
 from stepguard.metrics import METRICS, format_value
-from stepguard.recording import Entry
 from stepguard.report.waivers import described
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.waivers import load_waivers, today

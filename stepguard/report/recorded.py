@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Counts
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS, format_value
-from stepguard.recording import OPERATORS, Entry, Epoch, Recording, geometric_mean
+from stepguard.recording import OPERATORS, Recording, geometric_mean
 from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from stepguard.baseline_file import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
 from stepguard.judge.confirm import same_code
@@ -18,14 +19,7 @@ from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.judge.summary import stored
 from stepguard.metrics import METRICS
-from stepguard.recording import (
-    KEPT_RECORDINGS,
-    SCHEMA,
-    BaselineFile,
-    Entry,
-    Epoch,
-    Recording,
-)
+from stepguard.recording import Recording
 from stepguard.storage.baselines import load_for, machine_of, save
 from stepguard.storage.json_file import FileError
 from stepguard.verdict import MetricVerdict, Status, Verdict

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import msgspec
 
+from stepguard.baseline_file import SCHEMA, BaselineFile, Entry
 from stepguard.case import from_dict
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS
-from stepguard.recording import SCHEMA, BaselineFile, Entry, Recording
+from stepguard.recording import Recording
 from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
 

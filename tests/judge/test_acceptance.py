@@ -75,7 +75,7 @@ def test_a_quiet_machine_is_reported_by_its_recordings():
 
 def replace_epoch(found, recordings):
     """The baseline with these recordings in its epoch."""
-    from stepguard.recording import Entry, Epoch
+    from stepguard.baseline_file import Entry, Epoch
 
     return Entry(case=found.case, epochs=[Epoch(reason="first", recordings=recordings)])
 

@@ -6,7 +6,7 @@ import pytest
 
 import stepguard.plugin.session
 from stepguard.gpu.nvml import Gpu
-from stepguard.launch.launcher import Launcher, LauncherError, Node
+from stepguard.launch.scheduler import Launcher, LauncherError, Node
 
 SRUN = "--perf-launcher=srun --nodes=2"
 

@@ -10,12 +10,12 @@ from factories import COLLECT_S
 from quick_launches import shorten_launches
 
 from stepguard import Case
+from stepguard.baseline_file import Entry, Epoch
 from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
-from stepguard.recording import Entry, Epoch
 from stepguard.sentences import note
 from stepguard.verdict import Reason, Status
 

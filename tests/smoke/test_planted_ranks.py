@@ -9,10 +9,10 @@ from functools import partial
 import pytest
 from quick_launches import shorten_launches
 
+from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import measure_launches
-from stepguard.recording import Entry, Epoch
 from stepguard.report.commands import Commands
 from stepguard.report.words import block
 from stepguard.sentences import note

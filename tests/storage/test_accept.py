@@ -19,9 +19,9 @@ from builders import (
     with_counts,
 )
 
+from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
-from stepguard.recording import KEPT_RECORDINGS
 from stepguard.sentences import note
 from stepguard.storage.accept import Accepted, Action, Refused, accept, recording_of
 from stepguard.storage.baselines import load, save

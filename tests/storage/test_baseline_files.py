@@ -24,15 +24,9 @@ from builders import (
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from stepguard.baseline_file import SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.metrics import METRICS
-from stepguard.recording import (
-    SCHEMA,
-    BaselineFile,
-    Entry,
-    Epoch,
-    RecordedDifference,
-    Recording,
-)
+from stepguard.recording import RecordedDifference, Recording
 from stepguard.site import Site
 from stepguard.storage import json_file
 from stepguard.storage.baselines import file_name, load, save

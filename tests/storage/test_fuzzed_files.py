@@ -28,6 +28,7 @@ from mutated import FUZZ, FUZZED, mutated
 from run_documents import measured, run_document
 
 from stepguard import comparison as comparisons
+from stepguard.baseline_file import BaselineFile
 from stepguard.case import Case
 from stepguard.cli import calibrate
 from stepguard.evidence import Difference, Disturbance, Fault, to_json
@@ -39,7 +40,6 @@ from stepguard.judge.confirm import confirmed, to_confirm
 from stepguard.judge.screen import judge, wants_another_launch
 from stepguard.judge.waivers import waive
 from stepguard.measure.suite import Result
-from stepguard.recording import BaselineFile
 from stepguard.report import recorded, words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import as_json, result_document

@@ -11,8 +11,8 @@ from quick_launches import BUSY_LIMIT_S
 
 from stepguard import Case
 from stepguard.gpu.nvml import Gpu, MachineError
-from stepguard.launch import launcher as module
-from stepguard.launch.launcher import (
+from stepguard.launch import scheduler as module
+from stepguard.launch.scheduler import (
     Launcher,
     LauncherError,
     Node,

@@ -1,0 +1,47 @@
+"""The layout of a baseline file, as frozen types; storage/baselines.py reads and writes it.
+
+A file holds cases; a case holds epochs, oldest first; an epoch holds the recordings of one level.
+An accepted change of level opens an epoch, and only the last one is compared with.
+"""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from stepguard.recording import Recording, Text
+
+SCHEMA = 1
+KEPT_RECORDINGS = 20  # of an epoch: the first under each software, and the newest
+
+
+class Epoch(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Recordings at one level, oldest first."""
+
+    reason: Text
+    recordings: Annotated[list[Recording], msgspec.Meta(min_length=1)]
+
+
+class Entry(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """A case's baseline: the parameters that it was measured with, and its epochs."""
+
+    case: dict[str, Any]
+    epochs: Annotated[list[Epoch], msgspec.Meta(min_length=1)]
+    extended: bool = False  # beyond the core suite: a run may leave it out
+    gates: list[str] = []  # where they are fewer than what is recorded; else empty
+
+    @property
+    def required_gates(self) -> frozenset[str]:
+        """Return the metrics that the case has to gate, so that it guards what it did."""
+        newest = self.epochs[-1].recordings[-1]
+        found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
+        return frozenset(self.gates or found)
+
+
+class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole file: one kind of machine."""
+
+    schema: int
+    machine: Text  # "NVIDIA H200", or "CPU"
+    cases: dict[str, Entry]
