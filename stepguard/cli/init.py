@@ -22,7 +22,7 @@ from typing import Any
 
 from stepguard.case import Case, Scalar
 from stepguard.cli.common import UsageError, say
-from stepguard.cli.run import missing, parse_params
+from stepguard.cli.workload import missing, parse_params
 from stepguard.device import CPU, DEVICES, GPU
 from stepguard.git.revision import current, git, no_commit, run_git
 from stepguard.gpu.nvml import visible_gpus

@@ -14,7 +14,8 @@ from stepguard.device import is_gpu
 from stepguard.evidence import Difference, Evidence
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import DIFFERENCES, measure_difference
-from stepguard.measure.running_launch import RunningLaunch, block_steps
+from stepguard.measure.ranks import Answers
+from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
 from stepguard.measure.warmup import judged_by_time, protocol_of
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import METRICS
@@ -79,6 +80,28 @@ def measure_launches(
         else:
             run.measure(wants_another)
     return run.evidence()
+
+
+def ask_ranks(
+    case: Case, bench: Bench, progress: Progress, command: str, **arguments: Any
+) -> Answers:
+    """Return every rank's answer to one command, in a launch of its own, after the first step.
+
+    Raises LaunchFailed with what went wrong.
+    """
+    ticker = Ticker(progress)
+    with contextlib.ExitStack() as stack:
+        monitor, unfit = watch(case, bench, stack, ticker)
+        if unfit:
+            raise LaunchFailed(unfit)
+        workers = CaseWorkers(case, bench, ticker, monitor, stack)
+        launch = RunningLaunch(workers, f"{command} launch", protocol_of(case))
+        launch.hello()
+        RunningLaunch.expect(launch)
+        launch.build()
+        answers = launch.ask(command, limit_s=COMPILE_LIMIT_S, **arguments)
+        launch.leave()
+    return answers
 
 
 class _CaseRun:

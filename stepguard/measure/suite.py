@@ -6,6 +6,7 @@ Both the pytest plugin and the command line drive this; neither measures nor jud
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from stepguard.ab_margins import BUDGET_MIN
 from stepguard.baseline_file import Entry
@@ -29,7 +30,8 @@ from stepguard.judge.waivers import waive, waive_or_settle
 from stepguard.launch.scheduler import Launcher, spread
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
-from stepguard.measure.launches import measure_launches
+from stepguard.measure.launches import ask_ranks, measure_launches
+from stepguard.measure.ranks import Answers
 from stepguard.measure.workers import Bench, Progress
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
@@ -95,6 +97,12 @@ class Suite:
             result = self._compare(case, self.tree, progress)
         self.results.append(result)
         return result
+
+    def ask(self, case: Case, progress: Progress, command: str, **arguments: Any) -> Answers:
+        """Return what the case's ranks answer to a command (measure/launches.py); it measures
+        nothing that is judged.
+        """
+        return ask_ranks(case, self._bench, progress, command, **arguments)
 
     def longest_s(self, case: Case) -> float | None:
         """Return how long a case may take, where that is a matter of the budget: pairs go on until

@@ -5,6 +5,7 @@
     block       run n timed steps
     alternate   run segments of variants of the step
     count       the counting pass
+    trace       write a trace of a few steps
     sources     the files that the modules came from, those imported late included
     park        give cached memory back, so that another group can use the card
     exit
@@ -20,6 +21,7 @@ import json
 import os
 from collections.abc import Callable
 from difflib import get_close_matches
+from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
@@ -34,6 +36,7 @@ from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import CountedStep
 from stepguard.worker.fingerprint import fingerprint, sources
 from stepguard.worker.position import Note, Phases
+from stepguard.worker.profilers.traces import record_trace
 from stepguard.worker.variants import VARIANTS, alternate
 
 REQUIRED = ("step", "tokens_per_step")
@@ -166,10 +169,6 @@ class Session:
     def do_count(self) -> dict[str, Any]:
         """Run the counting pass; return its counts."""
 
-        def progress(text: str) -> None:
-            self.note.command(text)
-            self.channel.reply({"progress": text})
-
         ranks, step = self.channel, self.workload.step
         counted = CountedStep(
             step,
@@ -180,7 +179,25 @@ class Session:
             self._frozen,
             self.placement,
         )
-        return count(counted, progress)
+        return count(counted, self._progress)
+
+    def _progress(self, text: str) -> None:
+        self.note.command(text)
+        self.channel.reply({"progress": text})
+
+    def do_trace(self, folder: str, plan: list[int], **wanted: bool) -> dict[str, Any]:
+        """Write a trace of this rank's steps into the folder; return its path and size."""
+        path = Path(folder) / f"rank{self.channel.rank}.json.gz"
+        wait, warmup, active = plan
+        return record_trace(
+            self.workload.step,
+            self.device,
+            self.phases,
+            path,
+            plan=(wait, warmup, active),
+            progress=self._progress,
+            **wanted,
+        )
 
     def do_park(self) -> dict[str, Any]:
         """Hand cached memory back to the driver; return the bytes that the allocator keeps."""

@@ -11,7 +11,7 @@ from _pytest.config.findpaths import locate_config
 
 from stepguard.cli import init
 from stepguard.cli.main import main
-from stepguard.cli.run import missing
+from stepguard.cli.workload import missing
 
 FACTORY = "import torch\n\n\ndef train_step(width, device):\n    ...\n"
 AUTHOR = {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t"}

@@ -10,7 +10,8 @@ import dataclasses
 import json
 import re
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from stepguard.cli.common import UsageError, refuse_target, say
 from stepguard.explain.causes import explain
 from stepguard.profile import over_ranks
 from stepguard.report.trace import explanation
+from stepguard.report.trace.host import host_page
 from stepguard.report.trace.page import page
 from stepguard.report.trace.tables import ncu_page, stats_page
 from stepguard.report.trace.timeline import timeline
@@ -25,6 +27,7 @@ from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import exchanges
 from stepguard.trace.columns import Trace
+from stepguard.trace.host import host_summary
 from stepguard.trace.profiles import Analysis, analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
@@ -35,7 +38,8 @@ from stepguard.trace.windows import STEPS
 
 _TRACES = (".json", ".json.gz", ".sqlite")
 _SQLITE = b"SQLite format 3\0"
-Ranks = dict[int, tuple[Path, Analysis]]  # by rank
+Files = dict[int, tuple[Path, Trace]]  # by rank
+Ranks = dict[int, tuple[Path, Analysis]]
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -65,7 +69,10 @@ def _trace(options: argparse.Namespace) -> int:
         raise UsageError("tables in CSV are printed by themselves: give no other files and options")
     if tables:
         return _tables(options, classes)
-    found = read_ranks(options.files, classes, marks)
+    traces = read_files(options.files)
+    if not any(len(trace.gpu.kind) for _, trace in traces.values()):
+        return _on_cpu(traces, classes, marks, options)
+    found = analysed(traces, classes, marks)
     if options.against:
         return _explain(found, read_ranks(options.against, classes, marks), options)
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
@@ -123,24 +130,62 @@ def _marks(pattern: str | None) -> tuple[str, ...]:
 
 
 def read_ranks(files: list[Path], classes: Classes, marks: tuple[str, ...]) -> Ranks:
-    """Return the analysed trace of each file by rank: the file's own, or its place in the list.
+    """Return the analysed trace of each file by rank. Raises FileError that names the file."""
+    return analysed(read_files(files), classes, marks)
+
+
+def read_files(files: list[Path]) -> Files:
+    """Return the trace of each file by rank: the file's own, or its place in the list.
 
     Raises FileError that names the file.
     """
-    found: Ranks = {}
+    found: Files = {}
     for path in in_folders(files):
-        try:
+        with _named(path):
             for trace in _traces(path):
                 own = trace.machine.rank
                 rank = len(found) if own is None else own
                 if rank in found:
                     raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is")
-                found[rank] = path, analyse(trace, classes, marks)
-        except OSError as error:
-            raise FileError(f"{path}: {error.strerror}") from None
-        except TraceError as error:
-            raise FileError(f"{path}: {error}") from None
+                found[rank] = path, trace
     return found
+
+
+def analysed(traces: Files, classes: Classes, marks: tuple[str, ...]) -> Ranks:
+    """Return the traces taken apart. Raises FileError that names the file."""
+    found: Ranks = {}
+    for rank, (path, trace) in traces.items():
+        with _named(path):
+            found[rank] = path, analyse(trace, classes, marks)
+    return found
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Name the file in what is wrong with it."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(f"{path}: {error.strerror}") from None
+    except TraceError as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def _on_cpu(
+    traces: Files, classes: Classes, marks: tuple[str, ...], options: argparse.Namespace
+) -> int:
+    """Print where the host's time goes, which computes."""
+    if options.against or options.csv or options.svg:
+        raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
+    ranks = []
+    for rank in sorted(traces, key=lambda rank: (rank != options.rank, rank)):
+        path, trace = traces[rank]
+        with _named(path):
+            ranks.append(host_summary(trace, classes, path.name, rank, marks))
+    say(*host_page(ranks, options.top))
+    if options.json:
+        _write_json({"ranks": ranks}, Path(options.json))
+    return 0
 
 
 def in_folders(paths: list[Path]) -> list[Path]:
@@ -167,17 +212,13 @@ def _traces(path: Path) -> list[Trace]:
 def _tables(options: argparse.Namespace, classes: Classes) -> int:
     """Print the tables of nsys stats and of ncu."""
     for path in options.files:
-        try:
+        with _named(path):
             text = path.read_text(encoding="utf-8", errors="replace")
             say(str(path))
             if '"Kernel Name"' in text or "Kernel Name," in text:
                 say(*ncu_page(read_ncu(text), options.top))
             else:
                 say(*stats_page(read_stats(text), classes, options.top))
-        except OSError as error:
-            raise FileError(f"{path}: {error.strerror}") from None
-        except TraceError as error:
-            raise FileError(f"{path}: {error}") from None
     return 0
 
 

@@ -1,0 +1,46 @@
+"""Makes ranges for a profiler of phases, which a workload only enters and never leaves."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+from stepguard.worker.position import MICRO_STEP
+
+Open = Callable[[str], AbstractContextManager[object]]
+
+
+class Ranges:
+    """Opens a range at each phase, and closes it at the next one or at the step's end.
+
+    A micro-step's range lies around those of its phases. What comes once after several micro-steps
+    (clipping, the optimizer) is in none of them, which is known from the second step on.
+    """
+
+    def __init__(self, open_range: Open) -> None:
+        self._open = open_range
+        self._ranges: list[AbstractContextManager[object]] = []
+        self._micro_step = ""
+        self._seen_in: dict[str, set[str]] = {}  # this step's micro-steps, by phase
+        self._after: set[str] = set()  # phases that are in no micro-step
+
+    def __call__(self, name: str) -> None:
+        """Enter a phase."""
+        if name.startswith(MICRO_STEP):
+            self._close(0)
+            self._micro_step = name
+        else:
+            self._close(1 if self._micro_step and name not in self._after else 0)
+            self._seen_in.setdefault(name, set()).add(self._micro_step)
+        opened = self._open(name)
+        opened.__enter__()
+        self._ranges.append(opened)
+
+    def _close(self, kept: int) -> None:
+        while len(self._ranges) > kept:
+            self._ranges.pop().__exit__(None, None, None)
+
+    def end_step(self) -> None:
+        """Close what is open."""
+        self._close(0)
+        if len({one for found in self._seen_in.values() for one in found}) > 1:
+            self._after = {name for name, found in self._seen_in.items() if len(found) == 1}
+        self._seen_in, self._micro_step = {}, ""

@@ -1,0 +1,67 @@
+"""python -m stepguard run CASE --trace DIR: files that the command trace and Perfetto read."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from stepguard.cli.main import main
+from stepguard.cli.profilers.record import plan
+from stepguard.worker.profilers.traces import counters
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_two_ranks_on_a_cpu(tmp_path, capsys, monkeypatch):
+    """A file a rank, with phases, flows, a counter of memory, lines and shapes; trace reads it."""
+    (tmp_path / "factories.py").write_text((ROOT / "tests" / "factories.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    command = "run factories:linear k=2 backward=true device=cpu --gpus 2 --trace traces"
+    status = main([*command.split(), "--schedule", "1,1,3", "--with-stack", "--shapes"])
+    out, err = capsys.readouterr()
+    assert status == 0, err
+    assert "rank1.json.gz: 3 steps" in out and "profiler: recorded steps" in err
+    events = json.loads(gzip.decompress(Path("traces/rank1.json.gz").read_bytes()))["traceEvents"]
+    names = {event["name"] for event in events}
+    assert {"ProfilerStep#2", "ProfilerStep#4", "forward", "backward", "aten::mm"} <= names
+    assert "ProfilerStep#1" not in names  # the profiler's warm-up
+    assert {"X", "C", "s", "f"} <= {event["ph"] for event in events}
+    assert any(event.get("cat") == "python_function" for event in events)
+    (dims, *_) = [e["args"]["Input Dims"] for e in events if e["name"] == "aten::mm"]
+    assert dims == [[32, 32], [32, 32]]
+    assert main(["trace", "traces", "--rank", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "0 of 2" in out and "aten::mm" in out and "backward" in out
+
+
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        (["--with-stack"], "add --trace DIR"),
+        (["--trace", "x", "--launches", "3"], "leave out --json and --launches"),
+        (["--trace", "x", "--schedule", "1,1"], "write three numbers"),
+        (["--trace", "x", "--schedule", "1,1,1"], "the last step has no end"),
+    ],
+)
+def test_options_that_do_not_go_together(options, problem, shell):
+    """Refused before anything runs."""
+    done = shell("run", "factories:linear", *options)
+    assert done.status == 2 and problem in done.err
+
+
+def test_the_plan():
+    """Steps before the profiler, its warm-up, recorded ones."""
+    assert plan("5,5,4") == (5, 5, 4)
+
+
+def test_a_counter_of_the_gpu_s_memory():
+    """Allocations of the GPU alone, in MiB, with what the allocator has reserved."""
+    at = {"ph": "i", "name": "[memory]", "pid": 7, "ts": 1.5}
+    used = {"Total Allocated": 2**20, "Total Reserved": 2**21}
+    events = [at | {"args": used | {"Device Type": kind}} for kind in (0, 1)]
+    (gpu,) = counters([*events, {"name": "aten::mm"}], gpu=True)
+    assert (gpu["ph"], gpu["ts"], gpu["args"]) == ("C", 1.5, {"allocated": 1, "reserved": 2})
+    (cpu,) = counters(events, gpu=False)
+    assert cpu["args"] == {"allocated": 1}

@@ -1,0 +1,59 @@
+"""A trace of a CPU: every figure follows from how it is made."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kineto import AUTOGRAD, Kineto
+
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.host import host_summary, own_us
+from stepguard.trace.read.chunks import TraceError
+
+
+def summary(trace):
+    """The figures of a trace by the usual rules."""
+    return host_summary(trace.read(), usual_classes(), "a.json", 0)
+
+
+def test_own_time_by_operator_and_phase():
+    """An operator's own time leaves out those inside it; calls and times are a step's."""
+    trace = Kineto()
+    for number in range(2):
+        began = 1000 * number
+        trace.step(number, began, began + 900)
+        trace.annotation("forward", began + 10, began + 400)
+        trace.event("cpu_op", "aten::linear", began + 20, 100)
+        trace.event("cpu_op", "aten::addmm", began + 30, 60)
+        trace.event("cpu_op", "aten::mm", began + 500, 50, AUTOGRAD)
+    trace.event("cpu_op", "aten::mm", 5000, 50)  # in no step
+    found = summary(trace)
+    rows = {(row.name, row.phase): (row.calls, row.us) for row in found.operators}
+    assert rows == {
+        ("aten::linear", "forward"): (1, 40),
+        ("aten::addmm", "forward"): (1, 60),
+        ("aten::mm", ""): (1, 50),
+    }
+    assert found.step_us == (900, 900)
+    assert [(row.path, row.us) for row in found.phases] == [("forward", 390)]
+
+
+def test_a_file_without_steps_is_refused():
+    """Nothing can be said a step."""
+    trace = Kineto()
+    trace.event("cpu_op", "aten::mm", 0, 50)
+    with pytest.raises(TraceError, match="marked step"):
+        summary(trace)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 20)), min_size=1, max_size=6))
+def test_own_times_sum_up_to_the_outermost(calls):
+    """However operators lie in each other, no time is counted twice or lost."""
+    trace, began = Kineto(), 0
+    outermost = 0
+    for gap, depth in calls:
+        began += gap
+        for level in range(depth):
+            trace.event("cpu_op", f"op{level}", began + level, 2 * (depth - level))
+        outermost += 2 * depth
+        began += 2 * depth
+    assert own_us(trace.read().operators).sum() == pytest.approx(outermost)

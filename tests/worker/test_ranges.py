@@ -1,0 +1,39 @@
+"""Ranges of phases that are entered and never left."""
+
+from contextlib import contextmanager
+
+from stepguard.worker.profilers.ranges import Ranges
+
+STEP = "micro_step_0 forward backward micro_step_1 forward backward clip_grad optimizer".split()
+
+
+def paths(step, steps):
+    """Every range of the last of some steps, with those that lie around it."""
+    found, opened = [], []
+
+    @contextmanager
+    def entered(name):
+        opened.append(name)
+        found.append("/".join(opened))
+        yield
+        assert opened.pop() == name  # in order: a profiler's ranges are a stack
+
+    ranges = Ranges(entered)
+    for _ in range(steps):
+        found.clear()
+        for name in step:
+            ranges(name)
+        ranges.end_step()
+        assert not opened
+    return found
+
+
+def test_micro_steps_lie_around_their_phases():
+    """What comes once, after them, is in none: from the second step on."""
+    inside = [f"micro_step_{n}{part}" for n in (0, 1) for part in ("", "/forward", "/backward")]
+    assert paths(STEP, 2) == [*inside, "clip_grad", "optimizer"]
+
+
+def test_phases_without_micro_steps():
+    """One after the other."""
+    assert paths(["load", "forward", "load", "forward"], 3) == ["load", "forward"] * 2
