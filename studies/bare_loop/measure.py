@@ -21,7 +21,7 @@ import torch
 from scipy.special import stdtrit
 
 from model.workloads import train_step
-from stepguard.cli.run import parse_params
+from stepguard.cli.workload import parse_params
 from stepguard.worker.clock import Clock
 from studies.common.results import command_line
 

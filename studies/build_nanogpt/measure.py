@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from model.data.manifest import verify
-from stepguard.cli.run import parse_params
+from stepguard.cli.workload import parse_params
 from stepguard.git.revision import current
 from studies.build_nanogpt.comparison import COMPARISONS, DATA, Comparison, result_table
 from studies.build_nanogpt.groups import GroupError

@@ -22,7 +22,7 @@ import torch
 
 from model.workloads import train_step
 from perf_tests.parameters import NANO_STEP, SEED_STEP
-from stepguard.cli.run import parse_params
+from stepguard.cli.workload import parse_params
 from stepguard.worker.clock import Clock
 from studies.common.results import Document, command_line
 from studies.common.series import half_width, mirrored, table

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError
-from stepguard.cli.run import parse_params
+from stepguard.cli.workload import parse_params
 from stepguard.git.revision import current
 from studies.common import ranks
 from studies.common.results import ROOT, Document, command_line, default_path, machine
