@@ -25,7 +25,7 @@ from model.data.shards import STDLIB_SHARD, Tokens
 from model.generate import CHUNK, chunk_logits, empty_cache
 from model.gpt import ATTENTION_BACKENDS, GPT
 from model.phases import OnPhase, phase
-from model.settings import check_choice, check_int
+from model.settings import DTYPES, PRECISIONS, check_choice, check_int
 from model.workloads import TrainStep, Workload, forward_backward, train_step
 
 MODES = ("eager", "compile", "reduce-overhead", "cuda-graph")
@@ -63,32 +63,36 @@ def attention(
     kind: str = "naive",
     passes: str = "forward_backward",
     compile: bool = False,
-    tf32: bool = False,
+    precision: str = "fp32",
     seed: int = 1337,
     device: str = "cuda",
 ) -> Part:
-    """One head of attention without a mask in single precision, as CS336's table has it.
+    """One head of attention without a mask, as CS336's table has it.
 
     Args:
         width: of the head; ``seq``: tokens; ``batch``: how many of them.
         kind: "naive" is softmax(Q K^T / sqrt(width)) V in three steps; else the name of one of
             PyTorch's backends, ``model.gpt.ATTENTION_BACKENDS``.
         passes: "forward" keeps what the backward pass needs, and drops it; or "forward_backward".
-        compile: through torch.compile; ``tf32``: products in TF32.
+        compile: through torch.compile.
+        precision: "fp32"; "tf32", single with TF32 products; "bf16" or "fp16", of the inputs, which
+            the kernels "flash" and "cudnn" want on a GPU.
 
     Raises:
         ValueError: an impossible parameter.
     """
     check_choice("kind", kind, ("naive", *ATTENTION_BACKENDS))
     check_choice("passes", passes, PASSES)
+    check_choice("precision", precision, PRECISIONS)
     for name, value in (("width", width), ("seq", seq), ("batch", batch)):
         check_int(name, value)
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     where = _on(device)
     generator = torch.Generator(where).manual_seed(seed)
     shape = (batch, 1, seq, width)
     query, key, value, gradient = (
-        torch.randn(shape, generator=generator, device=where) for _ in range(4)
+        torch.randn(shape, generator=generator, device=where, dtype=DTYPES[precision])
+        for _ in range(4)
     )
     inputs = [one.requires_grad_() for one in (query, key, value)]
     call: Any = _naive if kind == "naive" else _fused(kind)
@@ -204,11 +208,12 @@ class _Recomputed(nn.Module):
         return checkpoint(self.block, x, use_reentrant=False)
 
 
-def checkpointed(**params: Any) -> Workload:
-    """``forward_backward`` whose layers keep their inputs alone and compute the rest again."""
+def checkpointed(*, again: bool = True, **params: Any) -> Workload:
+    """``forward_backward`` whose layers keep their inputs alone and compute the rest ``again``."""
     compile = params.pop("compile", False)
     workload = forward_backward(**params, compile=False)
-    workload.model.h = nn.ModuleList(_Recomputed(block) for block in workload.model.h)
+    if again:
+        workload.model.h = nn.ModuleList(_Recomputed(block) for block in workload.model.h)
     if compile:
         workload._network = torch.compile(workload.model, dynamic=False)
     return workload

@@ -26,13 +26,13 @@ from torch.nn.attention import sdpa_kernel
 from model.config import SIZES, GPTConfig
 from model.gpt import ATTENTION_BACKENDS
 
-_DTYPES = {
+DTYPES = {
     "fp32": torch.float32,
     "tf32": torch.float32,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
-PRECISIONS = tuple(_DTYPES)
+PRECISIONS = tuple(DTYPES)
 DEVICES = ("cpu", "cuda")
 
 
@@ -102,7 +102,7 @@ class Settings:
         """A context for the forward pass, to be entered any number of times."""
         if self.precision in ("fp32", "tf32"):
             return nullcontext()
-        return torch.autocast(self.device, dtype=_DTYPES[self.precision])
+        return torch.autocast(self.device, dtype=DTYPES[self.precision])
 
 
 def check_choice(name: str, value: object, possible: Iterable[object]) -> None:
@@ -157,7 +157,7 @@ def _attends(settings: Settings, precision: str, attention: str = "math") -> boo
     width = settings.config.n_embd // settings.config.n_head
     query = torch.zeros(
         (1, 1, 16, width),
-        dtype=_DTYPES[precision],
+        dtype=DTYPES[precision],
         device=settings.torch_device,
         requires_grad=True,
     )

@@ -32,7 +32,7 @@ def cpu(name, workload, params):
 
 @cases(
     gpu("naive", ATTENTION, LONG),
-    gpu("naive-tf32", ATTENTION, LONG | {"tf32": True}),
+    gpu("naive-tf32", ATTENTION, LONG | {"precision": "tf32"}),
     gpu("naive-compiled", ATTENTION, LONG | {"compile": True}),
     gpu("efficient", ATTENTION, LONG | {"kind": "efficient"}),
     cpu("naive-cpu", ATTENTION, SHORT),

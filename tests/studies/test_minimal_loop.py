@@ -1,0 +1,59 @@
+"""The plain loop is the same model, the same schedule, and code of its own."""
+
+import ast
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from training_runs import TINY, short_run
+
+from model import config
+from model.gpt import GPT
+from studies.minimal_loop import loop
+
+SHAPE = Namespace(layers=2, heads=2, width=16, seq=32, vocab=8256, lr=1.0, warm_up_steps=3)
+PARTS = {"norms.0": "ln_1", "norms.1": "ln_2", "qkv": "attn.c_attn", "mixed": "attn.c_proj"}
+PARTS |= {"wide": "mlp.c_fc", "narrow": "mlp.c_proj"}
+
+
+def test_it_imports_nothing_of_the_model():
+    """Else it would be no second opinion."""
+    imported = [n for n in ast.walk(ast.parse(Path(loop.__file__).read_text()))]
+    names = [n.module or "" for n in imported if isinstance(n, ast.ImportFrom)]
+    names += [alias.name for n in imported if isinstance(n, ast.Import) for alias in n.names]
+    assert names and not [name for name in names if name.startswith(("model", "stepguard"))]
+
+
+def test_it_is_the_same_function():
+    """With our parameters its network has our loss."""
+    torch.manual_seed(0)
+    ours, theirs = GPT(TINY, seed=3), loop.Network(SHAPE)
+    state = {"tokens.weight": ours.wte.weight, "places.weight": ours.wpe.weight}
+    state |= {f"norm.{end}": getattr(ours.ln_f, end) for end in ("weight", "bias")}
+    for at, block in enumerate(ours.h):
+        for mine, name in PARTS.items():
+            for end in ("weight", "bias"):
+                state[f"layers.{at}.{mine}.{end}"] = block.get_parameter(f"{name}.{end}")
+    theirs.load_state_dict(state)
+    ids, targets = torch.randint(TINY.vocab_size, (2, 3, 20)).unbind()
+    torch.testing.assert_close(theirs(ids, targets), ours(ids, targets))
+
+
+def test_it_begins_as_ours_does():
+    """Parameters have our deviations, to within what drawing them leaves open."""
+    torch.manual_seed(0)
+    ours, theirs = GPT(TINY, seed=3), loop.Network(SHAPE)
+    for at, block in enumerate(ours.h):
+        for mine, name in PARTS.items():
+            expected = block.get_submodule(name).weight.std()
+            found = theirs.get_parameter(f"layers.{at}.{mine}.weight").std()
+            torch.testing.assert_close(found, expected, rtol=0.2, atol=1e-9)
+
+
+def test_it_has_our_schedule(monkeypatch: pytest.MonkeyPatch):
+    """Step for step."""
+    monkeypatch.setitem(config.SIZES, "tiny", TINY)
+    options = short_run(steps=20, lr=1.0)
+    rates = [loop.rate_at(step, Namespace(horizon=20, **vars(SHAPE))) for step in range(20)]
+    assert rates == pytest.approx([options.learning_rate(step) for step in range(20)])
