@@ -29,7 +29,7 @@ from stepguard.cli import (
     waive,
 )
 from stepguard.cli.common import UsageError, complain
-from stepguard.cli.profilers import trace
+from stepguard.cli.profilers import memory, trace
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
 from stepguard.launch.scheduler import LauncherError
@@ -47,6 +47,7 @@ COMMANDS = (
     calibrate,
     sweep,
     trace,
+    memory,
     comment,
     compare,
     gate,

@@ -59,6 +59,23 @@ class Gpu:
 
 
 @dataclass(frozen=True)
+class Allocations:
+    """Describe what was allocated and freed (``profile_memory=True``), in order of time."""
+
+    when_us: Floats
+    thread: Ints  # as in Host
+    on_gpu: Ints  # 1, or 0 for the CPU
+    address: Ints
+    bytes: Ints  # less than 0: freed
+    allocated: Ints  # bytes in use after it; on a CPU since the profiler began
+    reserved: Ints  # ... that the GPU's caching allocator holds
+
+    def where(self, rows: Bools) -> "Allocations":
+        """Return only these rows."""
+        return Allocations(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
 class LaunchShape:
     """Describe how a kernel is launched."""
 
@@ -102,6 +119,7 @@ class Trace:
     codes: dict[int, str] = field(default_factory=dict)  # hash of generated source, by the same
     machine: Machine = Machine()
     began_us: float = 0.0  # the file's time at which the columns begin
+    allocations: Allocations | None = None
 
     @cached_property
     def calls(self) -> Host:

@@ -27,7 +27,7 @@ from stepguard.trace.intervals import Union, union
 from stepguard.trace.phases import Pass, find_passes, pass_at
 from stepguard.trace.windows import STEPS, Windows, find_windows, is_memory
 
-_LIBRARIES = ("/torch/", "site-packages", "<frozen", "<built-in", "threading.py")
+_LIBRARIES = ("/torch/", "/nn.Module: ", "site-packages", "<frozen", "<built-in", "threading.py")
 COPIES = "copies and fills"
 
 
@@ -186,8 +186,12 @@ def source_of_call(found: Analysis, call: int) -> str:
     """Return the innermost frame outside libraries around a CUDA call, "" without a stack."""
     if not found.has_stack:
         return ""
-    frames = [name for kind, name in _around(found, call) if kind == PYTHON]
-    mine = [name for name in frames if not any(part in name for part in _LIBRARIES)]
+    return own_line([name for kind, name in _around(found, call) if kind == PYTHON])
+
+
+def own_line(frames: Sequence[str]) -> str:
+    """Return the innermost of frames, the outermost first, that is of no library; "" without."""
+    mine = [name for name in frames if not any(part in f"/{name}" for part in _LIBRARIES)]
     return mine[-1] if mine else ""
 
 

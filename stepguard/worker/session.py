@@ -6,6 +6,7 @@
     alternate   run segments of variants of the step
     count       the counting pass
     trace       write a trace of a few steps
+    memory      write what allocates in a step
     sources     the files that the modules came from, those imported late included
     park        give cached memory back, so that another group can use the card
     exit
@@ -36,6 +37,7 @@ from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import CountedStep
 from stepguard.worker.fingerprint import fingerprint, sources
 from stepguard.worker.position import Note, Phases
+from stepguard.worker.profilers.memory import record_memory
 from stepguard.worker.profilers.traces import record_trace
 from stepguard.worker.variants import VARIANTS, alternate
 
@@ -198,6 +200,12 @@ class Session:
             progress=self._progress,
             **wanted,
         )
+
+    def do_memory(self, folder: str) -> dict[str, Any]:
+        """Write what allocates in a step of this rank into the folder; return paths and bytes."""
+        path = Path(folder) / f"rank{self.channel.rank}.json.gz"
+        step, progress = self.workload.step, self._progress
+        return record_memory(step, self.device, self.phases, path, progress, self._frozen)
 
     def do_park(self) -> dict[str, Any]:
         """Hand cached memory back to the driver; return the bytes that the allocator keeps."""

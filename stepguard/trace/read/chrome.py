@@ -23,6 +23,7 @@ from stepguard.trace.columns import (
     OPERATOR,
     OVERHEAD,
     PYTHON,
+    Allocations,
     Gpu,
     Host,
     LaunchShape,
@@ -51,6 +52,7 @@ _GPU = {
     "memset": FILL,
 }
 _NOTHING = Scalar()
+_MEMORY, _CUDA = "[memory]", 1  # an allocation's event, and its type of device
 
 
 class _Device(msgspec.Struct):
@@ -106,6 +108,7 @@ class _Columns:
         self._codes: dict[int, str] = {}
         self._host = [array(code) for code in "biddiqq"]
         self._gpu = [array(code) for code in "biddiiqqqi"]
+        self._allocations: list[tuple[Any, ...]] = []
 
     def add(self, events: Iterable[Event]) -> None:
         """Append the events that last, of the kinds that are read."""
@@ -113,12 +116,21 @@ class _Columns:
         for event in events:
             if event.ph == "X":
                 found.setdefault(event.cat, []).append(event)
+            elif event.name == _MEMORY and event.args is not None:
+                self._add_allocation(event, event.args)
         for category, rows in found.items():
             kind = (category or "").lower()
             if kind in _HOST:
                 self._add_host(_HOST[kind], rows)
             elif kind in _GPU:
                 self._add_gpu(_GPU[kind], rows)
+
+    def _add_allocation(self, event: Event, args: Scalar) -> None:
+        thread, gpu = self._threads[event.pid, event.tid], args.device_type == _CUDA
+        figures = (args.address, args.changed, args.allocated, args.reserved)
+        if event.ts is None or None in figures:
+            raise TraceError("it has an allocation without time, address or bytes")
+        self._allocations.append((event.ts, thread, int(gpu), *figures))
 
     def _add_host(self, kind: int, rows: list[Event]) -> None:
         threads = self._threads
@@ -195,7 +207,15 @@ class _Columns:
             codes=self._codes,
             machine=machine,
             began_us=began,
+            allocations=_allocations(self._allocations, began),
         )
+
+
+def _allocations(rows: list[tuple[Any, ...]], began: float) -> Allocations | None:
+    if not rows:
+        return None
+    when, *others = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
+    return Allocations(np.array(when) - began, *(np.array(one, np.int64) for one in others))
 
 
 def _extend(columns: list["array[Any]"], values: tuple[list[Any], ...]) -> None:

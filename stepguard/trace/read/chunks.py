@@ -50,6 +50,11 @@ class Scalar(msgspec.Struct, gc=False):
     group: int | float | None = msgspec.field(name="Group size", default=None)
     dtype: str | None = None
     sequence: int | float | None = msgspec.field(name="Sequence number", default=None)
+    address: int | None = msgspec.field(name="Addr", default=None)
+    changed: int | None = msgspec.field(name="Bytes", default=None)
+    allocated: int | None = msgspec.field(name="Total Allocated", default=None)
+    reserved: int | None = msgspec.field(name="Total Reserved", default=None)
+    device_type: int | None = msgspec.field(name="Device Type", default=None)
     code: str | None = msgspec.field(name="kernel_hash", default=None)
 
 

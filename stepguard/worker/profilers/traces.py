@@ -42,7 +42,7 @@ def record_trace(
         profile(
             activities=activities(device),
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
-            on_trace_ready=lambda profiled: _write(profiled, path, on_gpu(device)),
+            on_trace_ready=lambda profiled: write(profiled, path, on_gpu(device)),
             record_shapes=shapes,
             with_stack=with_stack,
             profile_memory=True,
@@ -61,7 +61,8 @@ def record_trace(
     return {"path": str(path), "bytes": path.stat().st_size, "steps": active}
 
 
-def _write(profiled: Any, path: Path, gpu: bool) -> None:
+def write(profiled: Any, path: Path, gpu: bool) -> None:
+    """Write the profile to ``path`` (.json.gz), with a counter of memory."""
     raw = path.with_suffix("")
     profiled.export_chrome_trace(str(raw))
     trace = msgspec.json.decode(raw.read_bytes())

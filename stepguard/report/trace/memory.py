@@ -1,0 +1,47 @@
+"""The page of a step's memory, at most 80 columns."""
+
+from collections.abc import Iterator, Mapping
+
+from stepguard.report.table import aligned
+from stepguard.trace.memory import MemoryTable
+
+BEFORE = "before the step"
+MICRO_STEP, _AUTOGRAD = "micro_step_", "autograd::engine::evaluate_function: "
+_TRIO = ("memory_allocated", "memory_reserved", "max_memory_allocated", "max_memory_reserved")
+
+
+def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> Iterator[str]:
+    """Yield the lines; ``allocator`` has the bytes that a GPU's caching allocator says."""
+    yield f"peak: {_mib(found.peak)} MiB in {found.peak_phase or 'no phase'}"
+    for name in (name for name in _TRIO if name in allocator):
+        yield f"{name.replace('_', ' ')}: {_mib(allocator[name])} MiB"
+    yield ""
+    rows = [(path or "(outside all)", _mib(peak)) for path, peak in found.peaks]
+    yield from aligned([("peak by phase", "[MiB]"), *rows], left=(0,))
+    yield ""
+    share = 100 / found.peak if found.peak else 0.0
+    header = ("what holds the peak", "line", "phase", "[MiB]", "[%]", "blocks")
+    body = [(BEFORE, "", "", _mib(found.before), f"{found.before * share:.1f}", "")]
+    body += [
+        (
+            _end(one.operator.removeprefix(_AUTOGRAD), 24),
+            _end(one.source.partition(":")[0], 22),
+            _end(one.phase.replace(MICRO_STEP, ""), 10),
+            _mib(one.bytes),
+            f"{one.bytes * share:.1f}",
+            str(one.blocks),
+        )
+        for one in found.holders[:top]
+    ]
+    yield from aligned([header, *body], left=(0, 1, 2))
+    if rest := found.holders[top:]:
+        yield f"and {len(rest)} more with {_mib(sum(one.bytes for one in rest))} MiB"
+    yield "before the step: parameters, optimizer state, what else was there"
+
+
+def _end(text: str, width: int) -> str:
+    return text if len(text) <= width else f"...{text[3 - width :]}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.2f}"

@@ -1,0 +1,94 @@
+"""What holds the memory of a step at its peak: by phase, operator and source line.
+
+A block that is allocated while the trace runs is known by its address until it is freed. What was
+there before is one sum, from which frees of unknown blocks are taken.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepguard.trace.classes import Classes
+from stepguard.trace.columns import NONE, OPERATOR, PYTHON, Allocations, Trace
+from stepguard.trace.phases import find_passes, pass_at
+from stepguard.trace.profiles import own_line
+from stepguard.trace.read.chunks import TraceError
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Blocks that live at the peak, of one origin."""
+
+    phase: str  # in which they were allocated
+    operator: str
+    source: str  # "model/gpt.py(57): forward", "" where no stack was recorded
+    bytes: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class MemoryTable:
+    """A rank's memory; in bytes."""
+
+    peak: int
+    peak_phase: str
+    before: int  # what was there before the trace, and still is at the peak
+    peaks: tuple[tuple[str, int], ...]  # by phase, in order of time
+    holders: tuple[Holder, ...]  # of the rest, the largest first
+
+
+def memory_table(trace: Trace, classes: Classes, live: int, gpu: bool) -> MemoryTable:
+    """Return what holds the peak of a trace that began with ``live`` bytes.
+
+    Raises TraceError for a trace without allocations of the device.
+    """
+    found = trace.allocations
+    rows = found.where(found.on_gpu == int(gpu)) if found is not None else None
+    if rows is None or not len(rows.bytes):
+        raise TraceError("it has no allocation: profile with profile_memory=True")
+    passes = find_passes(trace, classes)
+    phase = ["" if at == NONE else passes[at].path for at in pass_at(passes, rows.when_us)]
+    total = live + np.cumsum(rows.bytes)
+    top = int(total.argmax())
+    if total[top] <= live:
+        return MemoryTable(live, "", live, ((phase[0], live),), ())
+    peaks: dict[str, int] = {}
+    for path, bytes_now in zip(phase, total.tolist(), strict=True):
+        peaks[path] = max(bytes_now, peaks.get(path, 0))
+    blocks, before = _living(rows, top)
+    size, count = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for row in blocks:
+        key = (phase[row], *_origin(trace, rows, row))
+        size[key] += int(rows.bytes[row])
+        count[key] += 1
+    holders = tuple(Holder(*key, held, count[key]) for key, held in size.most_common())
+    return MemoryTable(int(total[top]), phase[top], live + before, tuple(peaks.items()), holders)
+
+
+def _living(rows: Allocations, top: int) -> tuple[list[int], int]:
+    """Return the allocations that live after row ``top``, and the change of what was before."""
+    alive: dict[int, int] = {}
+    before = 0
+    for row, (address, change) in enumerate(
+        zip(rows.address[: top + 1].tolist(), rows.bytes[: top + 1].tolist(), strict=True)
+    ):
+        if change > 0:
+            alive[address] = row
+        elif address in alive:
+            del alive[address]
+        else:
+            before += change
+    return list(alive.values()), before
+
+
+def _origin(trace: Trace, rows: Allocations, row: int) -> tuple[str, str]:
+    """Return the outermost operator around an allocation, and the source line."""
+    host, when = trace.host, rows.when_us[row]
+    last = int(np.searchsorted(host.start_us, when, side="right"))
+    around = np.flatnonzero(
+        (host.end_us[:last] >= when) & (host.thread[:last] == rows.thread[row])
+    ).tolist()
+    operators = [trace.names[host.name[i]] for i in around if host.kind[i] == OPERATOR]
+    frames = [trace.names[host.name[i]] for i in around if host.kind[i] == PYTHON]
+    return next(iter(operators), ""), own_line(frames)

@@ -1,0 +1,38 @@
+"""A recorded step of known allocations, through the file, the table and the command's page."""
+
+import json
+
+import torch
+
+from stepguard.cli.profilers import memory
+from stepguard.worker.position import Phases
+from stepguard.worker.profilers.memory import record_memory
+
+MIB = 2**18  # numbers of four bytes
+
+
+def test_what_holds_a_step_on_a_cpu(tmp_path, shell, monkeypatch):
+    """The largest block first, with its line and phase; the peak is its step's."""
+    phases, kept = Phases(), []
+
+    def step():
+        phases("forward")
+        kept[:] = [torch.zeros(3 * MIB)]
+        phases("backward")
+        torch.ones(5 * MIB).sum()
+        kept.clear()
+
+    path = tmp_path / "rank0.json.gz"
+    rank = record_memory(step, torch.device("cpu"), phases, path, lambda text: None)
+    monkeypatch.setattr(memory, "ask", lambda *args, **kw: [rank])
+    (tmp_path / "w.py").write_text("def f():\n    pass\n")
+    done = shell("memory", "w:f", "device=cpu", "--json", "m.json")
+    assert done.status == 0, done.err
+    (found,) = json.loads((tmp_path / "m.json").read_text())["ranks"]
+    new = found["peak"] - found["before"]
+    assert 8 * 2**20 <= new < 8.1 * 2**20 and found["peak_phase"] == "backward"
+    first, second = found["holders"][:2]
+    assert first["phase"] == "backward" and "test_record_memory.py" in first["source"]
+    assert (first["operator"], first["bytes"]) == ("aten::ones", 5 * 2**20)
+    assert (second["operator"], second["phase"]) == ("aten::zeros", "forward")
+    assert "test_record_memory.py" in done.out and "backward" in done.out
