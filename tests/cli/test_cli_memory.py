@@ -32,7 +32,7 @@ def test_what_holds_a_step_on_a_cpu(tmp_path, shell, monkeypatch):
     new = found["peak"] - found["before"]
     assert 8 * 2**20 <= new < 8.1 * 2**20 and found["peak_phase"] == "backward"
     first, second = found["holders"][:2]
-    assert first["phase"] == "backward" and "test_record_memory.py" in first["source"]
+    assert first["phase"] == "backward" and "test_cli_memory.py" in first["source"]
     assert (first["operator"], first["bytes"]) == ("aten::ones", 5 * 2**20)
     assert (second["operator"], second["phase"]) == ("aten::zeros", "forward")
-    assert "test_record_memory.py" in done.out and "backward" in done.out
+    assert "test_cli_memory.py" in done.out and "backward" in done.out
