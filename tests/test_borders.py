@@ -21,13 +21,13 @@ ORDER = (
     "cli",
     "plugin",
     "report",
-    "explain",
     "measure",
     "launch",
     "storage",
     "git",
     "gpu",
     "judge",
+    "explain",
 )
 ORDER += ("worker", "trace", NOUNS)
 PURE = ("explain", "judge", "trace", NOUNS)

@@ -1,32 +1,12 @@
 """Tell which two profiles cannot be explained by each other, and why."""
 
 from collections import Counter
-from dataclasses import dataclass
-from enum import StrEnum
 
+from stepguard.explanation import Refusal, Refused
 from stepguard.profile import Profile, mean
 
 LOST_AT_MOST = 0.05  # of the launches
 COMMON_AT_LEAST = 0.3  # of the time of kernels, by class: below it these are two different programs
-
-
-class Refusal(StrEnum):
-    """Say why nothing is explained."""
-
-    GPU = "gpu"
-    RANKS = "ranks"
-    LOST = "lost records"
-    NO_STEPS = "no steps"
-    FOREIGN = "foreign"
-
-
-@dataclass(frozen=True)
-class Refused:
-    """One reason, with what was found on both sides."""
-
-    reason: Refusal
-    before: str
-    after: str
 
 
 def refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:

@@ -8,9 +8,9 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.explain.causes import Kind, explain
-from stepguard.explain.comparable import Refusal
+from stepguard.explain.causes import explain
 from stepguard.explain.match import How, match
+from stepguard.explanation import Kind, Refusal
 from stepguard.profile import (
     OTHERS,
     IdleRow,

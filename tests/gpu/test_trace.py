@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
-from stepguard.explain.causes import Kind, explain
+from stepguard.explain.causes import explain
+from stepguard.explanation import Kind
 from stepguard.profile import mean
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.profiles import analyse

@@ -2,8 +2,7 @@
 
 import pytest
 
-from stepguard.explain.causes import Cause, Explanation, Kind, Side
-from stepguard.explain.comparable import Refusal, Refused
+from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.report.trace.explanation import first_causes, lines
 
 LONG = f"void at::native::{'elementwise_' * 12}kernel<float, 4>(int)"

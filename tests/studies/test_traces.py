@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.explain.causes import Kind, explain
+from stepguard.explain.causes import explain
+from stepguard.explanation import Kind
 from stepguard.profile import mean, over_ranks
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.profiles import analyse, profile

@@ -3,8 +3,8 @@
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from stepguard.explain.causes import Cause, Explanation, Kind, Side
-from stepguard.explain.comparable import LOST_AT_MOST, Refusal, Refused
+from stepguard.explain.comparable import LOST_AT_MOST
+from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.report.trace.page import short
 
 WIDTH = 80
