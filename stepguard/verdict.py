@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from stepguard.ab_margins import Margins
+from stepguard.explanation import Explanation
 from stepguard.site import Site
 from stepguard.waiver import WaiverOutcome
 
@@ -251,6 +252,16 @@ def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
 
 
 @dataclass(frozen=True)
+class Straggler:
+    """The rank that got slower against itself; without the time in which it waits for others."""
+
+    rank: int
+    old_ms: float
+    new_ms: float
+    others_pct: float  # by how much the next one of the other ranks got slower
+
+
+@dataclass(frozen=True)
 class Verdict:
     """A case's verdict: that of its worst gated metric, or of the case as a whole."""
 
@@ -266,6 +277,8 @@ class Verdict:
     p_value: float | None = None  # of the step time: that it is no slower than the other's
     waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
     waivers: tuple[WaiverOutcome, ...] = ()  # of the case, and what each of them did
+    explanation: Explanation | None = None  # of the time, where both sides have a profile
+    straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
 
     @property
     def whole(self) -> bool:

@@ -10,12 +10,14 @@ operators.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare
 from stepguard.judge.pairs import benjamini_hochberg, decide
+from stepguard.judge.profiled import explained, straggler
 from stepguard.judge.screen import moved_counters
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
@@ -221,7 +223,19 @@ def _compared(comparison: Comparison) -> Verdict:
         metrics=metrics,
         against=comparison.named,
         p_value=found.p_value if found else None,
+        **_why(comparison),
     )
+
+
+def _why(comparison: Comparison) -> dict[str, Any]:
+    """Return what the profiles of both sides say."""
+    head, base = comparison.head.counts, comparison.base.counts
+    if head is None or base is None:
+        return {}
+    return {
+        "explanation": explained(base.profile, head.profile),
+        "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
+    }
 
 
 def _beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:

@@ -4,8 +4,7 @@ GPU the profile of the same steps.
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -25,7 +24,8 @@ from stepguard.trace.steps import StepCalls, read_steps
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 from stepguard.worker.device import activities, on_gpu, synchronize
-from stepguard.worker.position import Phases
+from stepguard.worker.position import MICRO_STEP
+from stepguard.worker.profilers.ranges import Ranges
 
 TRIES = 3  # profiles taken until one holds the GPU's record of every copy
 MARK = "stepguard.step"
@@ -121,16 +121,21 @@ def profile_steps(counted: CountedStep, listener: SyncListener | None = None) ->
     steps = PROFILED_STEPS if gpu else ACTIVE_STEPS
     # Of messages, else their bytes are not in the trace; and with them the code of each kernel.
     shapes = gpu or counted.world_size > 1
-    with profile(
-        activities=activities(counted.device), acc_events=True, record_shapes=shapes
-    ) as profiled:
+    ranges = Ranges(_phase)
+    with (
+        counted.phases.heard_by(ranges),
+        profile(
+            activities=activities(counted.device), acc_events=True, record_shapes=shapes
+        ) as profiled,
+    ):
         counted.step()
         for _ in range(steps):
             counted.phases.begin_step()
             reported: AbstractContextManager[list[Site]]
             reported = listener.listen() if listener else nullcontext([])
-            with record_function(MARK), reported as sites, _annotated(counted.phases):
+            with record_function(MARK), reported as sites:
                 counted.step()
+                ranges.end_step()
             seen.append(sites)
         synchronize(counted.device)
     text = _exported(profiled)
@@ -139,21 +144,9 @@ def profile_steps(counted: CountedStep, listener: SyncListener | None = None) ->
     return ProfiledSteps(calls, seen[:ACTIVE_STEPS], found, problem)
 
 
-@contextmanager
-def _annotated(phases: Phases) -> Iterator[None]:
-    """Make a range of each phase in the trace, until the next one begins or the block ends."""
-    open_ranges: list[record_function] = []
-
-    def begin(name: str) -> None:
-        while open_ranges:
-            open_ranges.pop().__exit__(None, None, None)
-        if name:
-            open_ranges.append(record_function(name))
-            open_ranges[-1].__enter__()
-
-    with phases.heard_by(begin):
-        yield
-    begin("")
+def _phase(name: str) -> AbstractContextManager[object]:
+    """Return the range of a phase; micro-steps have none, so that their kernels are one row."""
+    return nullcontext() if name.startswith(MICRO_STEP) else record_function(name)
 
 
 def _exported(profiled: Any) -> bytes:
