@@ -10,10 +10,12 @@ from typing import Annotated, Any
 
 import msgspec
 
+from stepguard.explanation import Kind
 from stepguard.site import Site
 from stepguard.verdict import NOTICES, Outcome, Reason, Status, word_of
 
 SCHEMA = 2
+MOST_CAUSES = 40  # of an explanation
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 Line = Annotated[int, msgspec.Meta(ge=0)]  # from 1; 0 where it is not known
@@ -118,6 +120,40 @@ class MetricDocument(_Part, frozen=True, kw_only=True):
     sites: list[Site]
 
 
+class SideDocument(_Part, frozen=True, kw_only=True):
+    """Describe what a cause is made of on one side."""
+
+    names: list[str]
+    calls: float  # a step
+    us: float  # a step
+
+
+class CauseDocument(_Part, frozen=True, kw_only=True):
+    """A cause of a moved time; stepguard/explanation.py says what each field is."""
+
+    kind: Kind
+    us: float
+    what: str
+    phase: str
+    place: str
+    before: SideDocument
+    after: SideDocument
+    text: str
+
+
+class ExplanationDocument(_Part, frozen=True, kw_only=True):
+    """Why a step takes longer than the other one, by the profiles of both: causes and what is
+    within the scatter between steps add up to the difference.
+    """
+
+    refused: list[str]  # why they cannot be compared
+    before_us: float
+    after_us: float
+    causes: Annotated[list[CauseDocument], msgspec.Meta(max_length=MOST_CAUSES)]
+    smaller_us: float  # of all further causes together
+    scatter_us: float
+
+
 class VerdictDocument(_Part, frozen=True, kw_only=True):
     """A verdict, with the sentences of reports."""
 
@@ -137,6 +173,7 @@ class VerdictDocument(_Part, frozen=True, kw_only=True):
     waived_until: str
     waivers: list[str]
     metrics: list[MetricDocument]
+    explanation: ExplanationDocument | None = None  # where both sides have a profile
 
     @property
     def word(self) -> str:

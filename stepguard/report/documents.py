@@ -17,7 +17,7 @@ from stepguard.document import (
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
-from stepguard.report import words
+from stepguard.report import why, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import described, sentences
 from stepguard.sentences import message, note
@@ -38,7 +38,7 @@ def verdict_document(verdict: Verdict) -> VerdictDocument:
         message=message(verdict),
         detail=verdict.detail or words.detail(verdict),
         lines=words.evidence_lines(verdict),
-        place=verdict.worst.place if verdict.worst and not verdict.whole else None,
+        place=words.place(verdict),
         recordings=verdict.recordings,
         recorded=verdict.recorded,
         against=verdict.against,
@@ -46,6 +46,7 @@ def verdict_document(verdict: Verdict) -> VerdictDocument:
         waived_until=verdict.waived_until,
         waivers=sentences(verdict),
         metrics=[_metric(metric) for metric in verdict.metrics],
+        explanation=why.document(verdict.explanation) if verdict.explanation else None,
     )
 
 

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator
 
 from stepguard.evidence import Evidence
+from stepguard.explanation import Cause
 from stepguard.metrics import METRICS, format_bytes, format_value
 from stepguard.recording import OPERATORS
+from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import sentences
 from stepguard.sentences import message, note
@@ -49,6 +51,18 @@ def _causes(verdict: Verdict) -> list[str]:
         return (message(verdict) or verdict.reason.value).splitlines()[:1] or [""]
     moved = change(worst, digits=1)
     bare = moved.partition(" (")[0]
+    cause = why.culprit(verdict)
+    if cause is None:
+        return _of_metric(worst)
+    # The cause before the time that it explains.
+    named = why.moved(cause) if isinstance(cause, Cause) else _of_metric(cause)
+    return [f"{named[0]}; {moved}", *(f"{one}; {bare}" for one in named), *named]
+
+
+def _of_metric(worst: MetricVerdict) -> list[str]:
+    """Return a metric that moved in ever fewer words, its place with it."""
+    moved = change(worst, digits=1)
+    bare = moved.partition(" (")[0]
     if worst.metric in OPERATOR_METRICS and worst.moved:
         part = operator_move(worst)
         place = worst.place
@@ -90,6 +104,14 @@ def times(verdict: Verdict) -> list[str]:
         for metric in verdict.metrics
         if metric.gated and METRICS[metric.metric].kind == "time" and (text := note(metric))
     ]
+
+
+def place(verdict: Verdict) -> Site | None:
+    """Return the line of what decided a verdict, or of what explains it, if it is known."""
+    if verdict.whole or verdict.worst is None:
+        return None
+    cause = why.culprit(verdict)
+    return cause.place if isinstance(cause, MetricVerdict) else verdict.worst.place
 
 
 def places(verdict: Verdict) -> list[str]:
@@ -149,6 +171,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     lines = []
     for metric in _moved(verdict):
         lines += _metric_lines(metric, bool(verdict.against))
+    if verdict.status is not Status.SAME:
+        lines += [f"  {text}" for text in why.lines(verdict)]
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
     lines += [f"  waiver: {text}" for text in sentences(verdict)]

@@ -49,7 +49,7 @@ def _causes(found: Explanation, most: int) -> Iterator[str]:
     if not found.causes:
         yield "No cause is beyond the scatter between steps."
     for cause in found.causes[:most]:
-        first, *more = textwrap.wrap(sentence(cause), WIDTH - 13)
+        first, *more = textwrap.wrap(sentence(cause) + _when(cause), WIDTH - 13)
         yield f"{_signed(cause.us):>8} ms  {first}"
         yield from (f"{'':13}{line}" for line in more)
     if len(found.causes) > most:
@@ -63,10 +63,9 @@ def refused_because(one: Refused) -> str:
 
 
 def sentence(cause: Cause) -> str:
-    """Return a cause in words: what, how often, where, and when to look at it."""
+    """Return a cause in words: what, how often and where."""
     place = ", ".join(part for part in (cause.phase, cause.place) if part)
-    where = f" in {place}" if place else ""
-    return f"{_what(cause)}{where}{_when(cause)}"
+    return _what(cause) + (f" in {place}" if place else "")
 
 
 def _what(cause: Cause) -> str:

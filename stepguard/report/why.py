@@ -1,0 +1,121 @@
+"""Why a time moved, in words: the sync or the kernel that explains it, before the time itself."""
+
+from collections.abc import Iterator
+
+from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, SideDocument
+from stepguard.explanation import Cause, Explanation, Kind, Side
+from stepguard.report.trace.explanation import first_causes, refused_because, sentence
+from stepguard.report.trace.page import short
+from stepguard.verdict import MetricVerdict, Status, Verdict, cause_first
+
+# A cause that is named before the time makes up at least this share of what the time moved by; a
+# kernel comes before a wait that the source names from the next one on.
+NAMED_SHARE = 0.3
+MAIN_SHARE = 0.5
+SHOWN = 3
+# Costs of which the host or the compiler says the line, and which make a step slower by themselves.
+_LINES = ("graph_breaks", "recompiles")
+_WAITS = ("host_syncs_per_step", "pageable_copies_per_step", "device_allocations_per_step")
+_NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
+
+
+def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
+    """Return what explains the time that decided a verdict, if that is known."""
+    time = verdict.worst
+    if time is None or verdict.whole or time.metric != "step_ms" or not time.old or not time.new:
+        return None
+    if time.status not in (Status.SLOWER, Status.FASTER):
+        return None
+    cause = _main_cause(verdict, 1e3 * (time.new - time.old))
+    if time.status is Status.FASTER:
+        return cause
+    risen = [m for m in verdict.metrics if m.gated and (m.new or 0) > (m.old or 0)]
+    lines = sorted((m for m in risen if m.metric in _LINES), key=cause_first)
+    waits = sorted((m for m in risen if m.metric in _WAITS), key=cause_first)
+    if lines:
+        return lines[0]
+    if cause is not None and cause.kind is not Kind.IDLE:
+        main = abs(cause.us) >= MAIN_SHARE * 1e3 * (time.new - time.old)
+        return cause if main or not waits else waits[0]
+    return waits[0] if waits else cause
+
+
+def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
+    """Return the longest cause in the direction of the change, if it is a good part of it."""
+    causes = verdict.explanation.causes if verdict.explanation else ()
+    of_work = (cause for cause in causes if cause.kind not in _NO_WORK)
+    found = next((cause for cause in of_work if cause.us * change_us > 0), None)
+    return found if found and abs(found.us) >= NAMED_SHARE * abs(change_us) else None
+
+
+def moved(cause: Cause) -> list[str]:
+    """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" in ever fewer words; with a
+    line where one is known. Times are of a step, over all launches.
+    """
+    before, after = cause.before, cause.after
+    what = short(cause.what, 44)
+    if cause.kind is Kind.IDLE:
+        what = f"GPU idle, {what}"
+    elif cause.kind is Kind.REPLACED and before.names and after.names:
+        what = f"{short(before.names[0], 36)} replaced by {short(after.names[0], 36)}"
+    place = cause.place if cause.kind is Kind.IDLE or "." in cause.place else ""
+    where = ", ".join(filter(None, (cause.phase, place)))
+    text = f"{what} {_figures(before, after)}"
+    return [f"{text}, {where}", text] if where else [text]
+
+
+def _figures(before: Side, after: Side) -> str:
+    digits = 1 if max(before.us, after.us) >= 1000 else 3
+    old, new = before.us / 1e3, after.us / 1e3
+    return f"{old:.{digits}f} -> {new:.{digits}f} ms ({new - old:+.{digits}f})"
+
+
+def lines(verdict: Verdict) -> Iterator[str]:
+    """Yield the first causes and the straggler, a line each; nothing where no time moved."""
+    if one := verdict.straggler:
+        yield (
+            f"rank {one.rank} takes {one.old_ms:.2f} -> {one.new_ms:.2f} ms without waiting for "
+            f"others ({100 * (one.new_ms / one.old_ms - 1):+.2f} %, of the others none more than "
+            f"{one.others_pct:+.2f} %)"
+        )
+    found = verdict.explanation
+    if found is None:
+        return
+    if found.refused:
+        yield f"the profiles cannot be compared: {refused_because(found.refused[0])}"
+        return
+    if found.causes:
+        explained, change = found.explained_us / 1e3, found.change_us / 1e3
+        yield f"in the profiled steps {explained:+.3f} of {change:+.3f} ms a step explained:"
+        yield from (f"  {text}" for text in first_causes(found, SHOWN))
+        if (rest := len(found.causes) - SHOWN) > 0:
+            yield f"  and {rest} smaller"
+
+
+def document(found: Explanation) -> ExplanationDocument:
+    """Return an explanation as a run's document has it; the smallest causes as a sum."""
+    return ExplanationDocument(
+        refused=[refused_because(one) for one in found.refused],
+        before_us=round(found.before_us, 3),
+        after_us=round(found.after_us, 3),
+        causes=[_cause(cause) for cause in found.causes[:MOST_CAUSES]],
+        smaller_us=round(sum(cause.us for cause in found.causes[MOST_CAUSES:]), 3),
+        scatter_us=round(found.scatter_us, 3),
+    )
+
+
+def _cause(cause: Cause) -> CauseDocument:
+    return CauseDocument(
+        kind=cause.kind,
+        us=round(cause.us, 3),
+        what=cause.what,
+        phase=cause.phase,
+        place=cause.place,
+        before=_side(cause.before),
+        after=_side(cause.after),
+        text=sentence(cause),
+    )
+
+
+def _side(side: Side) -> SideDocument:
+    return SideDocument(names=list(side.names[:SHOWN]), calls=side.calls, us=round(side.us, 3))

@@ -1,0 +1,100 @@
+"""The first line of a verdict names what explains the time, before the time itself."""
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from builders import CASE_ID
+
+from stepguard.document import MOST_CAUSES, ExplanationDocument
+from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.report import why
+from stepguard.report.documents import verdict_document
+from stepguard.report.words import evidence_lines, headline, place
+from stepguard.site import Site
+from stepguard.verdict import MetricVerdict, Reason, Status, Straggler, Verdict
+
+GELU = "triton_poi_fused_gelu_5"
+TIME = MetricVerdict(
+    "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, 250.0, 254.0, 1.6, limit_pct=0.2
+)
+LINE = Site(".item()", "model/train.py", 88, "step", "loss.item()", "forward", count=2)
+SYNC = MetricVerdict(
+    "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 0, 2, sites=(LINE,)
+)
+
+
+def cause(us, kind=Kind.TIME, what=GELU, place="aten::gelu"):
+    """A kernel of 6.5 ms that takes so much longer."""
+    after = Side((what,), 24.0, 6500.0 + us)
+    return Cause(kind, us, what, "forward", place, Side((what,), 24.0, 6500.0), after)
+
+
+def verdict(causes, *metrics, time=TIME):
+    """A verdict on a step 4 ms slower."""
+    explanation = Explanation((), 250e3, 254e3, tuple(causes), 100.0)
+    blank = Verdict(CASE_ID, time.status, time.reason, against="main (aaa)")
+    return replace(blank.with_metrics((time, *metrics)), explanation=explanation)
+
+
+@pytest.mark.parametrize(
+    ("found", "first"),
+    [
+        (verdict([cause(3600.0)]), f"{GELU} 6.5 -> 10.1 ms (+3.6), forward; step_ms 250.0"),
+        # The sync has a line; the wait that the profile sees has not.
+        (verdict([cause(3600.0, Kind.IDLE, "cudaStreamSynchronize")], SYNC), "host_syncs_per_step"),
+        (verdict([cause(2600.0)], SYNC), GELU),
+        (verdict([cause(1600.0)], SYNC), "host_syncs_per_step 0 -> 2 (+2 syncs) model/train.py:88"),
+        # Nothing is a good part of the time, or in its direction, or work.
+        (verdict([cause(900.0), cause(-3000.0), cause(3600.0, Kind.CLOCK)]), "step_ms 250.0"),
+        (verdict([]), "step_ms 250.0"),
+        (
+            verdict([cause(3600.0, Kind.IDLE, "sync", "model/train.py(88): step")]),
+            "GPU idle, sync 6.5 -> 10.1 ms (+3.6), forward, model/train.py(88): step; step_ms",
+        ),
+    ],
+)
+def test_the_cause_comes_first(found, first):
+    """A kernel if it is half of the time, else the sync with its line; and the time behind it."""
+    line = headline(found)
+    assert line.startswith(f"{CASE_ID}: SLOWER: {first}")
+    assert "step_ms 250.0" in line and "+1.6 %" in line
+    narrow = headline(found, 90)
+    assert len(narrow) <= 90 and not narrow.endswith("...")
+
+
+def test_a_gain_has_a_cause_too():
+    """A step that is FASTER is so by what takes less time."""
+    gain = replace(TIME, status=Status.FASTER, new=246.0, change_pct=-1.6)
+    line = headline(verdict([cause(-3600.0)], time=gain))
+    assert f"FASTER: {GELU} 6.5 -> 2.9 ms (-3.6), forward; step_ms" in line
+
+
+def test_the_annotation_is_at_the_cause():
+    """GitHub marks the sync's line, though the time decided."""
+    assert place(verdict([], SYNC)) == LINE
+    assert place(verdict([cause(3600.0)], SYNC)) is None
+
+
+def test_three_causes_and_the_straggler_are_shown():
+    """The rest is a number; the document has them all, up to a bound, and reads strictly."""
+    many = [cause(1000.0 - i) for i in range(MOST_CAUSES + 2)]
+    found = replace(verdict(many), straggler=Straggler(1, 250.0, 254.0, 0.02))
+    lines = "\n".join(evidence_lines(found))
+    assert lines.count(GELU) == why.SHOWN and f"and {len(many) - why.SHOWN} smaller" in lines
+    assert "rank 1 takes 250.00 -> 254.00 ms without waiting for others (+1.60 %" in lines
+    document = verdict_document(found).explanation
+    assert len(document.causes) == MOST_CAUSES
+    total = sum(one.us for one in document.causes) + document.smaller_us
+    assert total == pytest.approx(found.explanation.explained_us)
+    data = msgspec.json.encode(document)
+    assert msgspec.json.decode(data, type=ExplanationDocument) == document
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.json.decode(data.replace(b'"kind":"time"', b'"kind":"magic"'), type=type(document))
+
+
+def test_profiles_that_cannot_be_compared_say_so():
+    """With the reason."""
+    refused = Explanation((Refused(Refusal.GPU, "NVIDIA H200", "NVIDIA H100"),))
+    lines = list(why.lines(replace(verdict([]), explanation=refused)))
+    assert lines == ["the profiles cannot be compared: different GPUs: NVIDIA H200 and NVIDIA H100"]
