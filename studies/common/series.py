@@ -1,7 +1,7 @@
 """The order of A/B blocks and the statistics of their pairs, shared by the studies. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -74,10 +74,3 @@ def clock_text(seconds: float) -> str:
     """Format seconds as minutes and seconds, like "1:05"."""
     whole = max(0, round(seconds))
     return f"{whole // 60}:{whole % 60:02d}"
-
-
-def shares(amounts: Mapping[str, float]) -> dict[str, float]:
-    """Return each amount in percent of the total, largest first; empty for a total of 0."""
-    total = math.fsum(amounts.values())
-    ordered = sorted(amounts.items(), key=lambda item: -item[1])
-    return {name: 100 * amount / total for name, amount in ordered} if total > 0 else {}

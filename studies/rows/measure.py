@@ -202,7 +202,8 @@ def main(arguments: list[str]) -> int:
         label = name
         while label in document.content["sweeps"]:
             label += "+"
-        start = SweepFile(SCHEMA, sweep, commit.commit, list(commit.dirty), on["device"], rows=[])
+        where = Device(sweep.device).name
+        start = SweepFile(SCHEMA, sweep, commit.commit, list(commit.dirty), where, rows=[])
         until = time.perf_counter() + options.limit_s
         for found in rows(sweep, until, start):
             sweeps = document.content["sweeps"] | {label: msgspec.to_builtins(found)}

@@ -27,16 +27,20 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError
+from stepguard.cli.profilers.trace import read_ranks
 from stepguard.cli.workload import parse_params
 from stepguard.git.revision import current
+from stepguard.storage.json_file import FileError
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.summary import summary
 from studies.common import ranks
 from studies.common.results import ROOT, Document, command_line, default_path, machine
-from studies.unsynced_clock import report
-from studies.unsynced_clock.gpu_time import read_gpu_time
+from studies.unsynced_clock import charts, report
 
 GRACE_S = 180.0  # beyond --limit-s, until a group that hangs is ended
 
@@ -57,7 +61,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--limit-s", type=float, default=240.0, help="series stop in time for it")
     parser.add_argument("--out", type=Path, help="(.stepguard/unsynced_clock.json)")
     parser.add_argument("--markdown", type=Path, help="write the tables there too")
-    parser.add_argument("--svg", type=Path, help="draw true time beside the clock's")
+    parser.add_argument("--svg", type=Path, help="draw charts (with matplotlib)")
     parser.add_argument("params", nargs="*", metavar="key=value", help="of model.workloads")
     options = parser.parse_args()
     options.out = options.out or default_path("unsynced_clock.json")
@@ -68,6 +72,8 @@ def arguments() -> argparse.Namespace:
         options.params = {"lr": 0.0} | parse_params(options.params)  # a step stays the same
     except UsageError as error:
         parser.error(str(error))
+    if options.svg and find_spec("matplotlib") is None:
+        parser.error("--svg: pip install matplotlib")
     for path in filter(None, (options.out, options.markdown, options.svg)):
         if not path.resolve().parent.is_dir():
             parser.error(f"{path}: there is no folder {path.resolve().parent}")
@@ -85,7 +91,7 @@ def measure(options: argparse.Namespace, document: Document, folder: Path) -> st
         "params": document.content["params"],
         "folder": str(folder),
         "began": time.time(),
-        "after_s": 55.0 if options.device == "cuda" else 5.0,  # phases, profiles and reading them
+        "after_s": 25.0 + 10 * options.profile_steps if options.device == "cuda" else 5.0,
     }
     program = ["-m", "studies.unsynced_clock.rank", json.dumps(passed_on)]
     env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -121,19 +127,17 @@ def take_over(document: Document, folder: Path) -> None:
     document.update(**found)
 
 
-def read_profiles(options: argparse.Namespace, document: Document, folder: Path) -> None:
+def read_profiles(document: Document, folder: Path) -> None:
     """From the traces of rank 0 to shares."""
     profiles: dict[str, Any] = {}
     for name in document.content.get("profiled", []):
-        text = (folder / f"{name}.trace.json").read_text(encoding="utf-8", errors="replace")
-        events = [event for event in json.loads(text)["traceEvents"] if event.get("ph") == "X"]
+        path = folder / f"{name}.trace.json"
         try:
-            time_of = read_gpu_time(events, report.MARK, options.profile_steps)
-        except RuntimeError as error:
+            ((_, analysed),) = read_ranks([path], usual_classes(), (f"^{report.MARK}$",)).values()
+        except FileError as error:
             print(f"profile of {name}: {error}", file=sys.stderr)
             continue
-        profiles[name] = report.profile_figures(time_of, options.profile_steps)
-        print(f"read the profile of {name}: {len(events):,} events", flush=True)
+        profiles[name] = report.profile_figures(summary(analysed, name, 0))
         document.update(profiles=profiles)
 
 
@@ -142,7 +146,8 @@ def tables(content: dict[str, Any]) -> str:
     parts = []
     if "summary" in content:
         parts += ["### Time\n", report.timing_table(content["summary"])]
-    if content.get("profiles"):
+    if "summary" in content:
+        content = {"profiles": {}} | content
         parts += ["### CUDA API, rank 0\n", report.api_table(content["profiles"])]
         parts += ["### Kernels, rank 0\n", report.kernel_table(content["profiles"])]
     if content.get("phases"):
@@ -157,7 +162,8 @@ def shortcomings(content: dict[str, Any], fault: str) -> list[str]:
         return [*found, "no series was finished"]
     if len(content["series"]) < 2:
         found.append("one series only: no interval")
-    found += [f"no profile of {n}" for n in report.WHAT if n not in content.get("profiles", {})]
+    profiled = report.WHAT if content["machine"]["device"] != "CPU" else ()  # no kernels there
+    found += [f"no profile of {n}" for n in profiled if n not in content.get("profiles", {})]
     found += [f"no phases of {n}" for n in report.WHAT if n not in content.get("phases", {})]
     before, after = content.get("graphs_before"), content.get("graphs_after")
     if before != after and after is not None:
@@ -183,7 +189,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="unsynced-clock-") as folder:
         try:
             fault = measure(options, document, Path(folder))
-            read_profiles(options, document, Path(folder))
+            read_profiles(document, Path(folder))
         except KeyboardInterrupt:
             fault = "interrupted"
     missing = shortcomings(document.content, fault)
@@ -202,8 +208,7 @@ def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
     if options.markdown:
         options.markdown.write_text(found, encoding="utf-8")
     if options.svg:
-        title = f"{content['machine']['device']} x {options.ranks}: a training step"
-        options.svg.write_text(report.picture(content["summary"], title), "utf-8")
+        charts.draw(content, options.svg)
     print(f"raw figures: {options.out}")
 
 

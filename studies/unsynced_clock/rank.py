@@ -196,9 +196,10 @@ class Bench:
         self.say("phases timed")
 
     def profiles(self) -> None:
-        """A trace of a few steps of each variant, written by rank 0."""
-        kinds = [torch.profiler.ProfilerActivity.CPU]
-        kinds += [torch.profiler.ProfilerActivity.CUDA] if self.gpu else []
+        """A trace of a few steps of each variant, written by rank 0; none on a CPU."""
+        if not self.gpu:
+            return
+        kinds = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
         for at, (name, variant) in enumerate(VARIANTS.items(), 1):
             self.use(variant)
             watched = torch.profiler.profile(activities=kinds, acc_events=True)

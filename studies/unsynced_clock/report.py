@@ -1,15 +1,13 @@
-"""Figures, tables and the picture of what measure.py found. Pure: no torch, no files."""
+"""Figures and tables of what measure.py found. Pure: no torch, no files."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
 from stepguard.judge.noise_limits import paired
-from stepguard.trace.calls import SYNC_CALLS
-from studies.common.series import shares, slowest, table
-from studies.unsynced_clock.bars import grouped_bars
-from studies.unsynced_clock.gpu_time import GpuTime
-from studies.unsynced_clock.kernels import KERNEL_CLASSES, NCCL
+from stepguard.trace.classes import COMMUNICATION
+from stepguard.trace.summary import Summary
+from studies.common.series import slowest, table
 
 PLAIN = "P"
 MARK = "unsynced_clock.step"  # the name of a profiled step in a trace
@@ -59,23 +57,21 @@ def summary(
     return found
 
 
-def profile_figures(time: GpuTime, steps: int) -> dict[str, Any]:
+def profile_figures(found: Summary) -> dict[str, Any]:
     """Shares in percent, and ms a step, of a profiled variant."""
-    sync_us = sum(us for call, us in time.api_us.items() if call in SYNC_CALLS)
-    api_us, kernels_us = time.api_us.total(), time.class_us.total()
+    parts = found.profile.parts
     return {
-        "steps": steps,
-        "api_ms_per_step": api_us / steps / 1e3,
-        "sync_share_of_api_pct": 100 * sync_us / api_us if api_us else None,
-        "api_share_pct": shares(time.api_us),
-        "api_calls_per_step": {k: n / steps for k, n in time.api_calls.most_common()},
-        "kernel_ms_per_step": kernels_us / steps / 1e3,
-        "kernel_share_pct": shares(time.class_us),
-        "unclassified_us": dict(time.other_us.most_common(10)),
-        "gpu_idle_pct": 100 * (1 - time.busy_us / time.window_us) if time.window_us else None,
-        "window_ms_per_step": time.window_us / steps / 1e3,
-        "launches": time.launches,
-        "launches_without_record": time.lost_records,
+        "steps": found.profile.steps,
+        "api_ms_per_step": sum(row.us for row in found.calls) / 1e3,
+        "sync_share_of_api_pct": 100 * sum(row.share for row in found.calls if row.waits),
+        "api_share_pct": {row.name: 100 * row.share for row in found.calls},
+        "api_calls_per_step": {row.name: row.calls for row in found.calls},
+        "kernel_ms_per_step": sum(row.us for row in found.classes) / 1e3,
+        "kernel_share_pct": {row.name: 100 * row.share for row in found.classes},
+        "gpu_idle_pct": 100 * sum(parts.idle_us) / sum(parts.step_us),
+        "window_ms_per_step": fmean(parts.step_us) / 1e3,
+        "launches": found.launches,
+        "launches_without_record": found.lost,
     }
 
 
@@ -126,33 +122,31 @@ def api_table(profiles: Mapping[str, Mapping[str, Any]]) -> str:
     ]
     rows.append(["all other calls", *(f"{share:.1f}" for share in rest)])
     rows.append(
-        ["**all that wait**", *(_bold(one["sync_share_of_api_pct"]) for one in profiles.values())]
+        ["**all that wait**"]
+        + [f"**{one['sync_share_of_api_pct']:.1f}**" for one in profiles.values()]
     )
     rows.append(["ms a step in calls", *(f"{p['api_ms_per_step']:.1f}" for p in profiles.values())])
     return table(["% of CUDA-API time", *profiles], rows)
 
 
-def _bold(share: float | None) -> str:
-    return "-" if share is None else f"**{share:.1f}**"
-
-
 def kernel_table(profiles: Mapping[str, Mapping[str, Any]]) -> str:
     """Share of kernel time by class; how long the GPU had nothing to do."""
-    if not any(one["kernel_share_pct"] for one in profiles.values()):
+    if not profiles:
         return "No kernels: not measured on a CPU.\n"
     rows = []
-    for kind in KERNEL_CLASSES:
+    for kind in dict.fromkeys(
+        kind for one in profiles.values() for kind in one["kernel_share_pct"]
+    ):
         found = [one["kernel_share_pct"].get(kind, 0.0) for one in profiles.values()]
-        if any(found):
-            rows.append([kind, *(f"{share:.1f}" for share in found)])
+        rows.append([kind, *(f"{share:.1f}" for share in found)])
     for title, key, form in (
         ("kernel ms a step", "kernel_ms_per_step", "{:.1f}"),
         ("GPU idle, % of the time", "gpu_idle_pct", "{:.2f}"),
         ("launches without a record", "launches_without_record", "{:,}"),
     ):
         cells = [one[key] for one in profiles.values()]
-        rows.append([title, *("-" if cell is None else form.format(cell) for cell in cells)])
-    note = f"{NCCL} kernels overlap others, and wait in them for slower ranks.\n"
+        rows.append([title, *(form.format(cell) for cell in cells)])
+    note = f"Kernels of {COMMUNICATION} overlap others, and wait in them for slower ranks.\n"
     return table(["% of kernel time", *profiles], rows) + "\n" + note
 
 
@@ -171,16 +165,3 @@ def _phase_cell(one: Mapping[str, Any] | None) -> str:
     if one is None:
         return "-"
     return f"{one['host_ms']:.2f} / " + ("-" if one["gpu_ms"] is None else f"{one['gpu_ms']:.2f}")
-
-
-def picture(figures: Mapping[str, Mapping[str, Any]], title: str) -> str:
-    """True time and the clock's reading of each variant, as SVG."""
-    rows = []
-    for name, one in figures.items():
-        texts = tuple(
-            f"{one[f'{key}_ms']:.1f} ms, {one[f'{key}_tokens_per_s'] / 1e6:.2f}M tok/s"
-            for key in ("true", "clock")
-        )
-        rows.append((name, WHAT[name], (one["true_ms"], one["clock_ms"]), texts))
-    legend = ("what a step takes", "what a clock around the step reads")
-    return grouped_bars(title, legend, rows)

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from xml.etree import ElementTree
 
 import pytest
 
@@ -12,11 +11,9 @@ from studies.common.series import (
     half_width,
     mirrored,
     ratio,
-    shares,
     slowest,
     table,
 )
-from studies.unsynced_clock.bars import grouped_bars
 
 
 def test_every_other_series_runs_backwards():
@@ -75,13 +72,6 @@ def test_no_ratio_of_nonsense(pairs):
         ratio(pairs)
 
 
-def test_shares_sum_to_a_hundred():
-    """Largest first; of nothing there are none."""
-    assert shares({"a": 1, "b": 3}) == {"b": 75.0, "a": 25.0}
-    assert list(shares({"a": 1, "b": 3})) == ["b", "a"]
-    assert shares({}) == {}
-
-
 def test_a_table_is_markdown():
     """One line a row; figures stand to the right."""
     assert table(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |\n"
@@ -90,25 +80,3 @@ def test_a_table_is_markdown():
 def test_time_left_is_written_out():
     """Minutes and seconds, never negative."""
     assert [clock_text(s) for s in (0, 5, 65.4, -3)] == ["0:00", "0:05", "1:05", "0:00"]
-
-
-def bars():
-    """Two names, the second value of the first one half as long."""
-    return [("A", "x < y", (10.0, 5.0), ("10 ms", "5 ms")), ("B", "", (8.0, 8.0), ("8", "8"))]
-
-
-def test_bars_are_as_long_as_their_values():
-    """The picture is well-formed XML, whatever the text, and to scale."""
-    root = ElementTree.fromstring(grouped_bars("T & t", ("true", "read"), bars()))
-    drawn = [r for r in root.iter("{http://www.w3.org/2000/svg}rect") if r.get("height") == "17"]
-    widths = [float(r.get("width")) for r in drawn]
-    assert [w / widths[0] for w in widths] == pytest.approx([1, 0.5, 0.8, 0.8], abs=1e-3)
-    said = [t.text for t in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"T & t", "x < y", "10 ms", "5 ms"} <= set(said)
-
-
-def test_nothing_is_not_drawn():
-    """No rows, or zeros only, are refused."""
-    for rows in ([], [("A", "", (0.0, 0.0), ("", ""))]):
-        with pytest.raises(ValueError, match="nothing to draw"):
-            grouped_bars("t", ("a", "b"), rows)

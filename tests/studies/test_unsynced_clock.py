@@ -64,11 +64,11 @@ def test_phases_are_those_of_the_step(measured):
 
 
 def test_tables_and_picture_are_written(measured):
-    """The Markdown is what was printed; the picture names every variant."""
+    """The Markdown is what was printed; the charts are drawn."""
     done, _, folder = measured
     text = (folder / "clock.md").read_text()
     assert text in done.stdout and "not measured on a CPU" in text
-    assert all(f">{name}</text>" in (folder / "clock.svg").read_text() for name in WHAT)
+    assert (folder / "clock.svg").read_text().count("<path") > 36
 
 
 def test_a_group_that_dies_is_no_result(tmp_path):

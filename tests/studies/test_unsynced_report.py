@@ -1,11 +1,15 @@
 """Figures of the unsynced clock from hand-made blocks, and the tables that they become."""
 
-from collections import Counter
+import json
+from pathlib import Path
 
 import pytest
+from kineto import Kineto
 
-from studies.unsynced_clock import report
-from studies.unsynced_clock.gpu_time import GpuTime
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.profiles import analyse
+from stepguard.trace.summary import summary
+from studies.unsynced_clock import charts, report
 
 
 def series(**true_and_clock):
@@ -60,44 +64,48 @@ def test_no_series_is_no_summary():
         report.summary([], 1000)
 
 
-def gpu_time():
-    """30 us of waiting in 40 us of calls, two steps; the GPU busy for 90 of 100 us."""
-    return GpuTime(
-        api_us=Counter({"cudaStreamSynchronize": 10, "cudaDeviceSynchronize": 20, "cuX": 10}),
-        api_calls=Counter({"cudaStreamSynchronize": 4, "cudaDeviceSynchronize": 2, "cuX": 20}),
-        class_us=Counter({"GEMM": 75, "NCCL": 25}),
-        window_us=100.0,
-        busy_us=90.0,
-        launches=10,
-        lost_records=1,
-    )
+def profiled():
+    """Two steps of 1,000 us: a GEMM for 500 of them, an exchange for 250 of these; 40 us of waiting
+    in 44 us of calls.
+    """
+    trace = Kineto()
+    for number in range(3):
+        at = number * 1000.0
+        trace.annotation(report.MARK, at, at + 999)
+        trace.kernel(at + 1, at + 10, at + 510, "nvjet_sm90_a")
+        trace.kernel(at + 2, at + 200, at + 450, "ncclDevKernel_AllReduce", stream=19)
+        trace.copy(at + 3, at + 510, at + 511)
+        trace.call("cudaStreamSynchronize", at + 600, 10.0)
+        trace.call("cudaDeviceSynchronize", at + 700, 30.0)
+        trace.call("cudaEventRecord", at + 800, 1.0)
+    found = analyse(trace.read(), usual_classes(), (f"^{report.MARK}$",))
+    return report.profile_figures(summary(found, "P", 0))
 
 
 def test_shares_of_a_known_profile():
     """All calls that wait together, whatever their name; idle is what is not busy."""
-    found = report.profile_figures(gpu_time(), 2)
-    assert found["sync_share_of_api_pct"] == 75.0
-    assert found["api_share_pct"]["cudaDeviceSynchronize"] == 50.0
-    assert found["api_calls_per_step"]["cudaStreamSynchronize"] == 2.0
-    assert found["kernel_share_pct"] == {"GEMM": 75.0, "NCCL": 25.0}
-    assert found["gpu_idle_pct"] == pytest.approx(10.0)
-    assert found["kernel_ms_per_step"] == pytest.approx(0.05)
+    found = profiled()
+    assert found["sync_share_of_api_pct"] == pytest.approx(100 * 40 / 44)
+    assert found["api_share_pct"]["cudaDeviceSynchronize"] == pytest.approx(100 * 30 / 44)
+    assert found["api_calls_per_step"]["cudaStreamSynchronize"] == 1.0
+    assert found["kernel_share_pct"]["GEMM"] == pytest.approx(100 * 500 / 751)
+    assert found["gpu_idle_pct"] == pytest.approx(100 * 499 / 1000)
+    assert found["kernel_ms_per_step"] == pytest.approx(0.751)
+    assert (found["steps"], found["launches_without_record"]) == (2, 0)
 
 
 def test_tables_show_the_shares():
     """Rows of calls, of classes and of what is lost, a column for each variant."""
-    profiles = {"P": report.profile_figures(gpu_time(), 2)}
+    profiles = {"P": profiled()}
     api, kernels = report.api_table(profiles), report.kernel_table(profiles)
-    assert "| cudaDeviceSynchronize | 50.0 |" in api and "| **all that wait** | **75.0** |" in api
-    assert "| GEMM | 75.0 |" in kernels and "| GPU idle, % of the time | 10.00 |" in kernels
-    assert "| launches without a record | 1 |" in kernels
+    assert "| cudaDeviceSynchronize | 68.2 |" in api and "| **all that wait** | **90.9** |" in api
+    assert "| GEMM | 66.6 |" in kernels and "| GPU idle, % of the time | 49.90 |" in kernels
+    assert "| launches without a record | 0 |" in kernels
 
 
 def test_a_cpu_has_no_cuda_figures():
-    """A profile without calls says "not measured", never 0 %."""
-    profiles = {"P": report.profile_figures(GpuTime(), 2)}
-    assert "not measured" in report.api_table(profiles)
-    assert "not measured" in report.kernel_table(profiles)
+    """Without a profile "not measured", never 0 %."""
+    assert "not measured" in report.api_table({}) and "not measured" in report.kernel_table({})
 
 
 def test_phases_stand_below_what_they_are_part_of():
@@ -111,7 +119,25 @@ def test_phases_stand_below_what_they_are_part_of():
     assert lines[3] == "| &nbsp;&nbsp;load | 1.00 / 2.00 | - |"
 
 
-def test_the_picture_has_both_times():
-    """A bar for the truth and one for the clock, with their figures."""
-    drawn = report.picture(report.summary(two_series(), 1000), "title")
-    assert "104.0 ms" in drawn and "75.0 ms" in drawn
+def test_the_charts_have_both_times():
+    """Three panels; a bar each for the truth and for the clock, in ms, million tokens/s and s."""
+    drawn = charts.heights(report.summary(two_series(), 1_000_000), 1_000_000)
+    (true_ms, clock_ms), (true_rate, clock_rate), (true_s, clock_s) = drawn.values()
+    assert true_ms == [102.0, 104.0] and clock_ms == [102.0, 75.0]
+    assert true_rate[1] == pytest.approx(1 / 0.104) and clock_rate[1] == pytest.approx(1 / 0.075)
+    assert true_s[1] == pytest.approx(20 * 0.104) and clock_s[1] == pytest.approx(20 * 0.075)
+
+
+@pytest.mark.parametrize("summary", [{}, {"P": {"true_ms": 0.0, "clock_ms": 0.0}}])
+def test_nothing_is_not_drawn(summary):
+    """No variants, or zeros, are refused."""
+    with pytest.raises(ValueError, match="nothing to draw"):
+        charts.heights(summary, 1)
+
+
+def test_the_kept_result_is_drawn(tmp_path):
+    """By the command of its page, every variant by its name."""
+    pytest.importorskip("matplotlib")
+    (kept,) = Path(charts.__file__).parent.glob("h200x4_*.json")
+    charts.draw(json.loads(kept.read_text()), tmp_path / "clock.svg")
+    assert (tmp_path / "clock.svg").read_text().count("<path") > 36
