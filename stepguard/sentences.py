@@ -145,10 +145,11 @@ _SENTENCES: Mapping[Reason, Callable[[Facts], str]] = {
 
 def note(found: MetricVerdict) -> str:
     """Return what else is to be said of a metric: parts and ranks that moved, what pairs said."""
+    within = f"{pattern_text(found.facts)}; " if "pattern" in found.facts else ""
     if found.confirmed:
-        return _confirmation(found, found.confirmed)
+        return within + _confirmation(found, found.confirmed)
     if found.pairs:
-        return pairs_text(found.pairs)
+        return within + pairs_text(found.pairs)
     if "text" in found.facts:
         return str(found.facts["text"])
     if found.metric in _FIGURES and found.facts:
@@ -168,10 +169,21 @@ def _alone(facts: Facts) -> str:
     return f"one rank alone takes {facts['one_rank_ms']:.2f} ms{unsteady}"
 
 
+def pattern_text(facts: Facts) -> str:
+    """Return what steps do within launches: "from step 150 on +12.0 % (+5.2 ms)"."""
+    size = f"{facts['slower_pct']:+.1f} % ({facts['slower_ms']:+.3g} ms)"
+    if facts["pattern"] == "late":
+        after, begin = facts["after"], facts["begin"]
+        between = f" (or one since {after}, not timed)" if begin - after > 1 else ""
+        return f"from step {begin}{between} on {size}"
+    return f"every {facts['period']} steps, first at step {facts['begin']}, {size}"
+
+
 def _cards(facts: Facts) -> str:
+    within = f"{pattern_text(facts)}, in each launch; " if "pattern" in facts else ""
     count, own = facts["compared"], facts["own_card"]
     what = ("recording" if own else "other card") + ("s" if count > 1 else "")
-    return f"the limit is that of {count} {what}{' of this card' if own else ''}"
+    return f"{within}the limit is that of {count} {what}{' of this card' if own else ''}"
 
 
 _FIGURES = {

@@ -64,6 +64,8 @@ class Reason(Enum):
     UNPROVEN = "not significant among all cases of this run"
     TIME_DECIDES = "moved; beside another revision the time decides"
     PAID_FOR = "a cost rose, and the step is faster"
+    LATE_SLOWDOWN = "steps are slower from some step on, in every launch"
+    PERIODIC_SLOWDOWN = "steps are slower at one interval, in every launch"
     BASE_LACKS = "the other revision cannot run this case"
     OTHER_FLOPS = "the other revision's step does other work"
     MACHINE_MOVED = "the machine changed, the code did not"
@@ -99,8 +101,15 @@ class Reason(Enum):
     NOT_STARTED = "the workers did not start"
 
 
-# What is shown although it passes: the machine changed, or counters that a time outweighs.
-NOTICES = (Reason.MACHINE_MOVED, Reason.TIME_DECIDES, Reason.PAID_FOR)
+# What is shown although it passes: the machine changed, counters that a time outweighs, a slowdown
+# within launches that the other side has too, or of which nobody knows whether it had.
+NOTICES = (
+    Reason.MACHINE_MOVED,
+    Reason.TIME_DECIDES,
+    Reason.PAID_FOR,
+    Reason.LATE_SLOWDOWN,
+    Reason.PERIODIC_SLOWDOWN,
+)
 
 
 class Confirmation(Enum):

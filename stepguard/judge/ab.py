@@ -20,6 +20,7 @@ from stepguard.judge.pairs import benjamini_hochberg, decide
 from stepguard.judge.profiled import explained, straggler
 from stepguard.judge.screen import moved_counters
 from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.series import judged_within, of_pairs
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import summarise
 from stepguard.metrics import METRICS
@@ -101,7 +102,9 @@ def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
     found = decision(comparison, name)
-    return found is not None and found.wants_more and problem(comparison) is None
+    if found is None or not found.wants_more or problem(comparison) is not None:
+        return False
+    return of_pairs(comparison) is None  # else it is SLOWER already
 
 
 def wants_every_pair(comparison: Comparison) -> bool:
@@ -222,7 +225,7 @@ def _compared(comparison: Comparison) -> Verdict:
         worst.reason,
         metrics=metrics,
         against=comparison.named,
-        p_value=found.p_value if found else None,
+        p_value=_p_value(metrics, found),
         **_why(comparison),
     )
 
@@ -236,6 +239,12 @@ def _why(comparison: Comparison) -> dict[str, Any]:
         "explanation": explained(base.profile, head.profile),
         "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
     }
+
+
+def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float | None:
+    """Return the p-value of the claim that the step is slower, by its mean or within launches."""
+    known = [one.facts["p_value"] for one in metrics if "p_value" in one.facts]
+    return min([*known, found.p_value]) if found else None
 
 
 def _beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
@@ -260,7 +269,7 @@ def _time(
     if found is None or name != JUDGED_TIME:
         change = 100 * (new / old - 1) if old else None
         return MetricVerdict(name, Status.SAME, Reason.NOT_JUDGED, old, new, change, gated=False)
-    return MetricVerdict(
+    judged = MetricVerdict(
         name,
         found.status,
         _REASONS[found.status],
@@ -272,6 +281,7 @@ def _time(
         noise_pct=found.sd_pct,
         pairs=pairs_finding(comparison, found),
     )
+    return judged_within(comparison, judged)
 
 
 def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:

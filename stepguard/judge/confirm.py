@@ -6,6 +6,7 @@ from dataclasses import replace
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.judge.ab import decision, pairs_finding, problem, wants_another_pair
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
+from stepguard.judge.series import of_pairs
 from stepguard.judge.summary import summarise
 from stepguard.metrics import METRICS
 from stepguard.verdict import (
@@ -105,6 +106,11 @@ def _judged(
     step, its = decision(comparison), decision(comparison, found.metric)
     if step is None or its is None:
         return replace(found, confirmed=Confirmed(Confirmation.NOT_JUDGED))
+    if found.status is Status.SLOWER and of_pairs(comparison):
+        # Slower within launches, where the other tree is not: a mean may hide it, no machine does.
+        step = replace(step, status=Status.SLOWER)
+        basis = pairs_finding(comparison, step)
+        return replace(found, confirmed=Confirmed(Confirmation.CONFIRMED, commit, basis, its))
     heard = found.metric == JUDGED_TIME or its.status is Status.SLOWER
     by_pairs = its if heard else step
 

@@ -12,6 +12,7 @@ from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare, screen_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
+from stepguard.judge.series import noticed
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import notes, summarise
 from stepguard.metrics import METRICS
@@ -56,7 +57,8 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     values, explained = now.values(), notes(evidence)
     compared = (compare(name, now, past, gates) for name in METRICS if name in values)
     metrics = tuple(
-        replace(one, facts={**one.facts, **explained.get(one.metric, {})}) for one in compared
+        noticed(replace(one, facts={**one.facts, **explained.get(one.metric, {})}))
+        for one in compared
     )
     return _compared(evidence, metrics, past)
 

@@ -46,7 +46,7 @@ def measurement_problem(evidence: Evidence) -> Problem | None:
     if not evidence.launches or evidence.fingerprint is None:
         return _broken(Reason.NOTHING_MEASURED)
     count, planned = len(evidence.launches), evidence.planned_launches
-    if count < planned:
+    if count < planned and not _unsteady(evidence):  # after which no other launch follows
         return _broken(Reason.TOO_FEW_LAUNCHES, launches=count, planned=planned)
     return _contradiction(evidence) or _undecided(evidence)
 
@@ -113,12 +113,9 @@ def _negative(difference: Difference) -> dict[str, object] | None:
 
 
 def _undecided(evidence: Evidence) -> Problem | None:
-    times_gated = any(METRICS[name].kind == "time" for name in evidence.gates)
-    for launch in evidence.launches:
-        # Counters do not depend on clocks that still move.
-        if launch.steady and times_gated:
-            facts = {"launch": f"launch {launch.index}", "text": launch.steady}
-            return Problem(Status.INCONCLUSIVE, Reason.NOT_STEADY, facts)
+    if launch := _unsteady(evidence):
+        facts = {"launch": f"launch {launch.index}", "text": launch.steady}
+        return Problem(Status.INCONCLUSIVE, Reason.NOT_STEADY, facts)
     if not evidence.gates:  # of a file that was edited: a case always has some
         return _broken(Reason.METRIC_MISSING)
     unstable = evidence.counts.unstable if evidence.counts else {}
@@ -134,6 +131,14 @@ def _undecided(evidence: Evidence) -> Problem | None:
         unequal = {"metric": name, "text": unstable[name], "sites": where}
         return Problem(Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, unequal)
     return None
+
+
+def _unsteady(evidence: Evidence) -> Launch | None:
+    """Return the first launch that never got steady; None where only counters are gated, which do
+    not depend on clocks that still move.
+    """
+    times_gated = any(METRICS[name].kind == "time" for name in evidence.gates)
+    return next((one for one in evidence.launches if times_gated and one.steady), None)
 
 
 def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:

@@ -8,6 +8,7 @@ import msgspec
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.noise_limits import paired
+from stepguard.judge.series import lasting_ms, of_launches
 from stepguard.metrics import METRICS
 from stepguard.recording import (
     OPERATORS,
@@ -30,6 +31,9 @@ def summarise(evidence: Evidence) -> Recording:
     # All or none: a mean over the launches that happen to have times would pass for the case's.
     if evidence.launches and all(launch.has_times() for launch in evidence.launches):
         times = {name: [getattr(x, name) for x in evidence.launches] for name in TIMES}
+        found = of_launches(evidence.launches)
+        if found and found.kind == "late":  # what lasts is compared, not how long it took to come
+            times[TIMES[0]] = [lasting_ms(launch, found.begin) for launch in evidence.launches]
     by_rank = counts.by_rank if counts else {}
     # Several ranks that are alike have an empty table, which is not the same as none: the file's
     # reader refuses a newest recording of several ranks without one.
@@ -131,8 +135,12 @@ def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
 
 
 def notes(evidence: Evidence) -> dict[str, dict[str, Any]]:
-    """Return what explains figures of several ranks, by metric: slowest rank, one rank alone."""
+    """Return what explains figures, by metric: a slowdown within launches; of several ranks the
+    slowest, and one rank alone.
+    """
     found: dict[str, dict[str, Any]] = {}
+    if pattern := of_launches(evidence.launches):
+        found[TIMES[0]] = dict(pattern.facts())
     for one in evidence.differences:
         if one.name == "exposed_comm" and one.plain_by_rank_ms:
             each = one.plain_by_rank_ms

@@ -39,8 +39,10 @@ FULL = 0.9  # of the card's memory: with more, two groups are not built at the s
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
 # 13.5 s of load a pair, 8 of them timed: 8 pairs in two minutes of GPU time, 22 in five.
 PAIR_TIMINGS = {
-    GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0)),
-    CPU: PairTiming(0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1),
+    GPU: PairTiming(0.5, 2.0, Protocol(1.5, 20.0, 0.5, 0.02, blocks=2, block_s=2.0), reach_s=11.0),
+    CPU: PairTiming(
+        0.1, 0.5, Protocol(0.5, 2.0, 0.25, 0.1, blocks=2, block_s=0.5), ahead=1, reach_s=2.0
+    ),
 }
 
 

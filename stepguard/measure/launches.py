@@ -119,15 +119,23 @@ class _CaseRun:
             launch: RunningLaunch | None = self._start(planned[0])
             for plan, following in zip(planned, [*planned[1:], None], strict=True):
                 assert launch is not None
+                if self._unsteady() and not plan.count:
+                    launch.group.close()  # that decides, and is said, however many follow
+                    break
                 if plan.alone:  # more launches come before it: the other cards cool meanwhile
                     self._more_launches(wants_another)
                     self._one_rank(launch, plan)
                 else:
                     launch = self._run(launch, plan, following)
-            if not planned[-1].alone:
+            if not planned[-1].alone and not self._unsteady():
                 self._more_launches(wants_another)
         except LaunchFailed as failed:
             self.workers.faults.append(failed.fault)
+
+    def _unsteady(self) -> bool:
+        """Tell whether a launch never got steady, of a case that gates times."""
+        gated = any(METRICS[name].kind == "time" for name in self.case.gates)
+        return gated and any(one.steady for one in self.workers.launches)
 
     def _one_rank(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         """Run one rank alone. It informs: a workload that cannot do with one is not broken."""

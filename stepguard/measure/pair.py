@@ -22,6 +22,10 @@ HEAD, BASE = 0, 1
 SIDES = ("head", "base")
 ORDERS = ((BASE, HEAD, HEAD, BASE), (HEAD, BASE, BASE, HEAD))
 BLOCKS = 2  # of each side of a pair
+# What begins late is looked for in two launches of each side, which is what it takes to tell that
+# it returns; in all of them it would cost as much again as the pairs.
+FAR_PAIRS = 2
+REACH_STEPS = 320
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,9 @@ class PairTiming:
     warmup: Protocol
     ahead: int = 2  # pairs that import while one is built; few cores have enough to do with one
     steps: range = range(0)  # that blocks have to time; empty: whichever come
+    # How far the second block of the first pairs reaches, in seconds of load: as far as a launch
+    # beside a stored baseline does, and to step REACH_STEPS where that takes no longer than twice.
+    reach_s: float = 0.0
 
     def as_dict(self) -> dict[str, float]:
         """Return what the noise of pairs depends on, as a calibration keeps it. ``steps`` are no
@@ -53,7 +60,7 @@ class _Blocks:
 
     lead: int  # untimed, before each
     timed: int  # in each
-    begin: int  # at the earliest, of the first
+    begins: tuple[int, int]  # at the earliest, the first and the second
 
 
 def _blocks(timing: PairTiming, number: int, *launches: RunningLaunch) -> _Blocks:
@@ -63,7 +70,15 @@ def _blocks(timing: PairTiming, number: int, *launches: RunningLaunch) -> _Block
     timed = max(block_steps(timing.block_s, step_s), (len(timing.steps) + 1) // BLOCKS)
     # Untimed steps lie between the two blocks. Every second pair begins by so many steps earlier,
     # so that it times what the one before it did not.
-    return _Blocks(lead, timed, timing.steps.start - (lead if number % 2 == 0 else 0))
+    first = timing.steps.start - (lead if number % 2 == 0 else 0)
+    second = _reach(timing, step_s) - timed if number <= FAR_PAIRS and not timing.steps else 0
+    return _Blocks(lead, timed, (first, second))
+
+
+def _reach(timing: PairTiming, step_s: float) -> int:
+    """Return the step, from the first, that a far pair's last block ends at."""
+    usual = round(timing.reach_s / step_s)
+    return max(usual, REACH_STEPS) if REACH_STEPS <= 2 * usual else usual
 
 
 class Pair:
@@ -168,7 +183,7 @@ def _block(launch: RunningLaunch, other: RunningLaunch | None, blocks: _Blocks) 
     this number, if it has.
     """
     number = len(launch.blocks)
-    begin = max(launch.ran + blocks.lead, 0 if number else blocks.begin)
+    begin = max(launch.ran + blocks.lead, blocks.begins[number])
     if other and len(other.blocks) > number:
         begin = max(begin, other.blocks[number].ran or 0)
     elif other:

@@ -62,6 +62,11 @@ def protocol_of(case: Case) -> Protocol:
     )
 
 
+# Windows after the least load in which something was compiled or allocated: that does not end, and
+# the rest of the warm-up's time would say no more.
+RESTARTS = 6
+
+
 class WarmUp:
     """Collects the windows of a warm-up, and decides when it is over."""
 
@@ -74,6 +79,7 @@ class WarmUp:
         self._window_ms: list[float] = []
         self._window_s: list[float] = []
         self._settled: tuple[int, int] | None = None  # graphs, device allocations
+        self._restarts = 0  # of the series, once the least load is over
 
     @property
     def steps(self) -> int:
@@ -97,6 +103,7 @@ class WarmUp:
         )
         if settled != self._settled:
             # This window does not count either: what was compiled or allocated is in its times.
+            self._restarts += self.seconds > self.protocol.warmup_min_s
             self._settled = settled
             self._window_ms, self._window_s = [], []
             return
@@ -111,6 +118,13 @@ class WarmUp:
             self._window_ms, self._window_s, self.protocol.tolerance
         ):
             self.problem = ""  # it may go on after its time, until another launch's import is over
+            return True
+        if self._restarts >= RESTARTS:
+            self.problem = (
+                f"not steady after {self.seconds:.0f} s: it compiles or takes device memory anew "
+                f"again and again, {self._restarts} times since second "
+                f"{self.protocol.warmup_min_s:g}"
+            )
             return True
         if self.seconds < self.protocol.warmup_cap_s:
             return False

@@ -10,7 +10,7 @@ from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.waivers import sentences
-from stepguard.sentences import message, note
+from stepguard.sentences import message, note, pattern_text
 from stepguard.site import Site
 from stepguard.text import printable
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
@@ -75,6 +75,9 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
             f"{part} {_file(place)}",
             part,
         ]
+    if "pattern" in worst.facts:
+        within = pattern_text(worst.facts)
+        return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
     if worst.place is None:
         return [moved, bare]
     short = _file(worst.place)

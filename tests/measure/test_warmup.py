@@ -7,10 +7,11 @@ from stepguard.measure.warmup import PROTOCOLS, WarmUp
 PROTOCOL = replace(PROTOCOLS["cpu"], warmup_min_s=1.0, warmup_cap_s=4.0, tolerance=0.1)
 
 
-def window(ms):
-    """A second of steps that take ``ms`` each."""
+def window(ms, allocated=0):
+    """A second of steps that take ``ms`` each, with so many device allocations up to its end."""
     steps = round(1e3 / ms)
-    return [{"step_ms": [ms] * steps, "wall_ms": ms * steps, "compiled_graphs": 0}]
+    times = {"step_ms": [ms] * steps, "wall_ms": ms * steps}
+    return [times | {"compiled_graphs": 0, "device_allocations": allocated}]
 
 
 def test_a_launch_that_steadies_after_its_time_is_steady():
@@ -25,3 +26,25 @@ def test_a_launch_that_steadies_after_its_time_is_steady():
     assert warmup.done() and warmup.problem == ""
     warmup.add(window(60))
     assert warmup.done() and "not steady" in warmup.problem
+
+
+def seconds_until_done(allocations):
+    """How long a warm-up on a GPU takes whose windows of a second end with these allocations."""
+    warmup = WarmUp(PROTOCOLS["cuda"])
+    for allocated in allocations:
+        warmup.add(window(100, allocated))
+        if warmup.done():
+            break
+    return round(warmup.seconds), warmup.problem
+
+
+def test_a_warm_up_that_never_gets_steady_is_given_up_early():
+    """The cache is emptied every few steps, so that every window allocates: after twice the usual
+    time it says why. What allocates a few times more, and then no longer, is waited for.
+    """
+    seconds, problem = seconds_until_done(range(100))
+    assert seconds <= 2 * (PROTOCOLS["cuda"].warmup_min_s + 1)
+    assert "takes device memory anew" in problem and "6 times since second 5" in problem
+    late = [min(second, 9) for second in range(100)]
+    seconds, problem = seconds_until_done(late)
+    assert seconds < PROTOCOLS["cuda"].warmup_cap_s and problem == ""

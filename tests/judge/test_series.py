@@ -1,0 +1,212 @@
+"""Slowdowns that begin late or return every so many steps: planted, and noise without any."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import CASE_ID, compared, entry, evidence, one_recording
+from builders import block as block_of
+
+from stepguard.comparison import Comparison
+from stepguard.evidence import Launch
+from stepguard.judge.ab import judge_ab, wants_another_pair, without_false_discoveries
+from stepguard.judge.confirm import confirmed
+from stepguard.judge.screen import judge
+from stepguard.judge.series import of_launches, of_pairs
+from stepguard.judge.summary import summarise
+from stepguard.report.commands import Commands
+from stepguard.report.words import block as shown_block
+from stepguard.report.words import headline
+from stepguard.verdict import Confirmation, Reason, Status
+
+GATES = ("step_ms", "flops_per_step")
+SCREEN = (range(110, 156), range(156, 202), range(202, 248))  # blocks of a launch, steps of 43 ms
+NEAR = (range(46, 93), range(104, 151))
+FAR = (range(46, 93), range(273, 320))
+MS = 43.0
+SOUND = {"planned_launches": 3, "floor_flops_per_step": 0.0}
+
+
+def steps_ms(draw, steps, late=None, every=None, drift=0.0, follows=0.5, cv=0.015, odd=0.0):
+    """Times of steps that scatter by ``cv`` and follow the one before; ``late`` is (from which step
+    on, by how much), ``every`` is (interval, first, by how much).
+    """
+    ms, noise = [], cv * draw.standard_normal()
+    for step in steps:
+        noise = follows * noise + cv * math.sqrt(1 - follows**2) * draw.standard_normal()
+        log = noise + drift * step / 100
+        if odd and draw.random() < odd:
+            log += draw.exponential(0.3)
+        if late and step >= late[0]:
+            log += math.log1p(late[1])
+        if every and step % every[0] == every[1]:
+            log += math.log1p(every[2])
+        ms.append(MS * math.exp(log))
+    return tuple(ms)
+
+
+def launch(draw, blocks, index, **how):
+    """A launch of blocks of these steps, with a level of its own and one for each block."""
+    level, made = 0.001 * draw.standard_normal(), []
+    for steps in blocks:
+        shift = math.exp(level + 0.0015 * draw.standard_normal())
+        ms = tuple(shift * one for one in steps_ms(draw, steps, **how))
+        wall = (math.fsum(ms),)
+        made.append(
+            block_of(steps=len(ms), step_ms=ms, wall_ms=wall, events_ms=wall, ran=steps.start)
+        )
+    return Launch(index, tuple(made), 1.0, 5.0, 110, "", 60.0)
+
+
+def launches(count=3, seed=0, blocks=SCREEN, **how):
+    """Launches as a stored baseline judges them."""
+    draw = np.random.default_rng(seed)
+    return tuple(launch(draw, blocks, number, **how) for number in range(1, count + 1))
+
+
+def pairs(count=4, seed=0, head=None, base=None, **both):
+    """A comparison with pairs of which the first two reach far."""
+    draw, sides = np.random.default_rng(seed), ([], [])
+    for number in range(1, count + 1):
+        blocks = FAR if number <= 2 else NEAR
+        for side, how in zip(sides, (head, base), strict=True):
+            side.append(launch(draw, blocks, number, **both, **(how or {})))
+    made = [
+        evidence((), launches=tuple(s), gates=GATES, **(SOUND | {"planned_launches": 1}))
+        for s in sides
+    ]
+    return Comparison("main", replace(made[0], commit="f" * 40), replace(made[1], commit="0" * 40))
+
+
+PLANTED = [
+    ({"late": (150, 0.12)}, "late", 150, 0, 12.0),
+    ({"late": (300, 0.15)}, "late", 300, 0, 15.0),
+    ({"every": (16, 5, 40 / MS)}, "periodic", 5, 16, 100 * 40 / MS),
+    ({"every": (16, 5, 0.10)}, "periodic", 5, 16, 10.0),
+]
+
+
+@pytest.mark.parametrize(("how", "kind", "begin", "period", "pct"), PLANTED)
+def test_head_alone_is_slower_for_it(how, kind, begin, period, pct):
+    """Two pairs are enough, no more are asked for, and the first line says where it begins."""
+    found = pairs(2, head=how)
+    verdict = judge_ab(found)
+    worst = verdict.worst
+    reason = Reason.LATE_SLOWDOWN if kind == "late" else Reason.PERIODIC_SLOWDOWN
+    assert (verdict.status, verdict.reason, worst.metric) == (Status.SLOWER, reason, "step_ms")
+    facts = worst.facts
+    assert facts["pattern"] == kind and facts["period"] == period
+    if kind == "late":  # NEAR is not in these pairs: nothing is timed from 93 to 272
+        assert facts["after"] - 2 <= begin <= facts["begin"] + 2
+    else:
+        assert facts["begin"] % period == begin
+    assert facts["slower_pct"] == pytest.approx(pct, abs=1.5)
+    assert not wants_another_pair(found)
+    assert without_false_discoveries([verdict]) == []
+    line = headline(verdict)
+    where = f"from step {facts['begin']}" if kind == "late" else "every 16 steps, first at step"
+    assert where in line and f"{facts['slower_pct']:+.1f} %" in line
+    assert where in shown_block(verdict, "runs/1", Commands())
+
+
+@pytest.mark.parametrize("how", [one[0] for one in PLANTED])
+def test_what_both_revisions_do_is_a_notice(how):
+    """The other tree has it at the same steps: no failure; it is shown, and pairs decide."""
+    found = pairs(24, seed=3, **how)
+    assert of_pairs(found) is None
+    verdict = judge_ab(found)
+    assert verdict.status is Status.SAME and verdict.has_notice
+
+
+def test_head_without_it_is_not_slower():
+    """Only the other tree's steps become slower."""
+    assert of_pairs(pairs(4, base={"late": (150, 0.12)})) is None
+    assert of_pairs(pairs(4, base={"every": (16, 5, 0.2)})) is None
+
+
+def test_a_faster_step_that_becomes_slower_is_as_fast_as_it_ends():
+    """30 % faster at first and 10 % slower than that from step 150 on is a gain all the same."""
+    found = pairs(4, head={"late": (150, 0.10)})
+    quick = tuple(
+        replace(
+            one,
+            blocks=tuple(
+                replace(
+                    b,
+                    step_ms=tuple(0.7 * ms for ms in b.step_ms),
+                    wall_ms=(0.7 * b.wall_ms[0],),
+                    events_ms=(0.7 * b.wall_ms[0],),
+                )
+                for b in one.blocks
+            ),
+        )
+        for one in found.head.launches
+    )
+    assert of_pairs(replace(found, head=replace(found.head, launches=quick))) is None
+
+
+NOISE = [
+    {},
+    {"odd": 0.02},
+    {"drift": 0.01},
+    {"follows": 0.9, "cv": 0.025},
+]
+
+
+@pytest.mark.parametrize("how", NOISE)
+def test_noise_has_no_pattern(how):
+    """Steps that are correlated, drift alike on both sides, or are far out now and then: looked for
+    after every one of six pairs, nothing is found in 60 comparisons.
+    """
+    for seed in range(60):
+        found = pairs(6, seed=seed, **how)
+        for count in (1, 2, 4, 6):
+            some = [
+                replace(side, launches=side.launches[:count]) for side in (found.head, found.base)
+            ]
+            few = replace(found, head=some[0], base=some[1])
+            assert of_pairs(few, least=1) is None, (seed, count)
+        assert of_launches(launches(seed=seed, **how)) is None
+
+
+@pytest.mark.parametrize("how", [PLANTED[0][0], PLANTED[2][0]])
+def test_against_recordings_it_is_a_notice(how):
+    """Nobody knows what the recorded steps did within their launches."""
+    found = evidence((), launches=launches(**how), **SOUND)
+    verdict = judge(found, one_recording(times_ms=summarise(found).times_ms))
+    assert verdict.status is Status.SAME and verdict.has_notice
+    step = next(one for one in verdict.metrics if one.metric == "step_ms")
+    assert step.reason in (Reason.LATE_SLOWDOWN, Reason.PERIODIC_SLOWDOWN)
+
+
+def test_the_level_that_lasts_is_compared():
+    """From step 225 on 15 % slower is 2.5 % of the mean over the timed steps, and 15 % of those
+    that a training run will take.
+    """
+    late = evidence((), launches=launches(late=(225, 0.15)), **SOUND)
+    mean = np.mean([one.step_ms for one in late.launches])
+    assert mean == pytest.approx(1.025 * MS, rel=0.01)
+    assert summarise(late).values()["step_ms"] == pytest.approx(1.15 * MS, rel=0.01)
+    found = compared("step_ms", late, entry((MS,)).epochs[-1].recordings)
+    assert found.status is Status.SLOWER and found.change_pct == pytest.approx(15, abs=1.5)
+
+
+def test_one_launch_alone_shows_no_pattern():
+    """What is in one launch of three does not return."""
+    odd, *others = launches(late=(150, 0.2))[:1] + launches()[1:]
+    assert of_launches((odd, *others)) is None
+    assert of_launches((odd,)) is None
+
+
+def test_pairs_that_confirm_find_it_where_the_mean_does_not():
+    """The screen says SLOWER by the level that lasts; pairs whose mean moved by less than the
+    margin do not blame the machine when HEAD's steps alone become slower.
+    """
+    late = evidence((), launches=launches(late=(225, 0.15)), **SOUND, gates=GATES)
+    screened = judge(late, entry((MS,)))
+    assert screened.status is Status.SLOWER
+    after = confirmed(screened, pairs(2, head={"late": (300, 0.15)}), "the recording's commit")
+    assert after.status is Status.SLOWER
+    assert after.worst.confirmed.outcome is Confirmation.CONFIRMED
+    assert CASE_ID in headline(after) and "from step" in headline(after)
