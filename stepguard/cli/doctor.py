@@ -9,6 +9,7 @@ torch is imported in a process of its own, so that it finds what a worker will f
 import argparse
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from typing import Any
 from packaging.requirements import Requirement
 
 from stepguard.cli.common import add_parser, say
+from stepguard.cli.profilers.nsight import COMES_WITH
 from stepguard.device import GPU
 from stepguard.git.revision import current, no_commit
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
@@ -35,6 +37,11 @@ usable = torch.cuda.is_available()
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "usable": usable,
     "gpus": torch.cuda.device_count() if usable else 0}))
 """
+TOOLS = {
+    "nvidia-smi": "the GPU's driver",
+    "nvcc": "the CUDA toolkit: https://developer.nvidia.com/cuda-downloads",
+    **COMES_WITH,
+}
 Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 
 
@@ -47,7 +54,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     """Print what is found, errors last; return 1 if there is any."""
-    parts = [_packages(), _machine(options.baselines), _host()]
+    parts = [_packages(), _machine(options.baselines), _host(), _tools()]
     parts.append(_tree(options.root, options.baselines))
     if options.launcher is not None:
         parts.append(_nodes(options.launcher, options.root))
@@ -180,6 +187,17 @@ def _host() -> Iterator[Finding]:
         yield "ok", f"C++ compiler {found}"
     else:
         yield "note", f"no C++ compiler ({wanted}): torch.compile fails on a CPU; install g++"
+
+
+def _tools() -> Iterator[Finding]:
+    """Say which of NVIDIA's tools are there; none is needed to measure."""
+    for tool, origin in TOOLS.items():
+        if (found := shutil.which(tool)) is None:
+            yield "note", f"no {tool}: it comes with {origin}"
+            continue
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
+        version = re.search(r"\d+\.\d[\w.]*", done.stdout)
+        yield "ok", f"{tool} {version[0] if version else '(of no known version)'}, {found}"
 
 
 def _tree(root: Path, baselines: Path) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ from stepguard.cli import (
     waive,
 )
 from stepguard.cli.common import UsageError, complain
-from stepguard.cli.profilers import memory, trace
+from stepguard.cli.profilers import analyze, memory, nsight, trace
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
 from stepguard.launch.scheduler import LauncherError
@@ -47,7 +47,9 @@ COMMANDS = (
     calibrate,
     sweep,
     trace,
+    analyze,
     memory,
+    nsight,
     comment,
     compare,
     gate,
@@ -87,8 +89,10 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     root = root_of(Path.cwd())
     for command in COMMANDS:
+        known = set(commands.choices)
         command.add_command(commands, root)
-        _describe(commands.choices[command.__name__.rpartition(".")[2]], command.__doc__ or "")
+        for name in commands.choices.keys() - known:
+            _describe(commands.choices[name], command.__doc__ or "")
     if arguments and arguments[0] in commands.choices:
         found: argparse.Namespace = commands.choices[arguments[0]].parse_intermixed_args(
             arguments[1:]

@@ -85,7 +85,7 @@ class Session:
         except ValueError as error:
             raise BadWorkload(str(error)) from None
         self.on_gpu = device.on_gpu(self.device)
-        _join_process_group(device.backend(self.device))
+        join_process_group(device.backend(self.device))
         self.channel = Channel()
         self.clock = Clock(self.device)
         self.machine = MachineSamples()
@@ -266,7 +266,7 @@ def preload() -> None:
             importlib.import_module(name)
 
 
-def _join_process_group(backend: str) -> None:
+def join_process_group(backend: str) -> None:
     """Join the other ranks, if there are any. A single rank of a case that has several does it too:
     its workload may reduce without asking how many ranks there are.
     """

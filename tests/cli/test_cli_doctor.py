@@ -249,3 +249,20 @@ def test_the_host(machine, monkeypatch, load, compiler, told):
     )
     out = machine().out
     assert all(line in out for line in told), out
+
+
+def test_profilers_of_nvidia(machine, monkeypatch, tmp_path):
+    """What is there, with its version and path; what is not, and where it comes from."""
+    fake = tmp_path / "ncu"
+    fake.write_text("#!/bin/sh\necho 'Version 2025.3.1.0 (build 1)'\n")
+    fake.chmod(0o755)
+    there = shutil.which
+    monkeypatch.setattr(
+        doctor.shutil,
+        "which",
+        lambda name: str(fake) if name == "ncu" else None if name in doctor.TOOLS else there(name),
+    )
+    out = machine().out
+    assert f"ok     ncu 2025.3.1.0, {fake}" in out
+    assert "note   no nsys: it comes with Nsight Systems" in out
+    assert "note   no nvcc" in out and "note   no nvidia-smi" in out

@@ -32,7 +32,7 @@ from stepguard.trace.profiles import Analysis, analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.read.nsys import read_nsys
-from stepguard.trace.read.tables import read_ncu, read_stats
+from stepguard.trace.read.tables import NcuRow, read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
 from stepguard.trace.windows import STEPS
 
@@ -141,7 +141,7 @@ def read_files(files: list[Path]) -> Files:
     """
     found: Files = {}
     for path in in_folders(files):
-        with _named(path):
+        with named(path):
             for trace in _traces(path):
                 own = trace.machine.rank
                 rank = len(found) if own is None else own
@@ -155,13 +155,13 @@ def analysed(traces: Files, classes: Classes, marks: tuple[str, ...]) -> Ranks:
     """Return the traces taken apart. Raises FileError that names the file."""
     found: Ranks = {}
     for rank, (path, trace) in traces.items():
-        with _named(path):
+        with named(path):
             found[rank] = path, analyse(trace, classes, marks)
     return found
 
 
 @contextmanager
-def _named(path: Path) -> Iterator[None]:
+def named(path: Path) -> Iterator[None]:
     """Name the file in what is wrong with it."""
     try:
         yield
@@ -180,7 +180,7 @@ def _on_cpu(
     ranks = []
     for rank in sorted(traces, key=lambda rank: (rank != options.rank, rank)):
         path, trace = traces[rank]
-        with _named(path):
+        with named(path):
             ranks.append(host_summary(trace, classes, path.name, rank, marks))
     say(*host_page(ranks, options.top))
     if options.json:
@@ -212,14 +212,24 @@ def _traces(path: Path) -> list[Trace]:
 def _tables(options: argparse.Namespace, classes: Classes) -> int:
     """Print the tables of nsys stats and of ncu."""
     for path in options.files:
-        with _named(path):
-            text = path.read_text(encoding="utf-8", errors="replace")
-            say(str(path))
-            if '"Kernel Name"' in text or "Kernel Name," in text:
-                say(*ncu_page(read_ncu(text), options.top))
-            else:
-                say(*stats_page(read_stats(text), classes, options.top))
+        say(str(path))
+        with named(path):
+            print_table(path, classes, options.top)
     return 0
+
+
+def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
+    """Print a table of nsys stats or ncu; return the launches under ncu, if it is one of those.
+
+    Raises OSError or TraceError for a file that is neither.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if '"Kernel Name"' not in text and "Kernel Name," not in text:
+        say(*stats_page(read_stats(text), classes, top))
+        return []
+    rows = read_ncu(text)
+    say(*ncu_page(rows, top))
+    return rows
 
 
 def _write_json(document: Any, path: Path) -> None:

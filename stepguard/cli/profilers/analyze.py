@@ -1,0 +1,72 @@
+"""The command analyze: a folder of profilers' files as one report, with what to try.
+
+    python -m stepguard analyze FOLDER
+
+Traces of torch.profiler, exports of nsys (.sqlite), tables of nsys stats and ncu (.csv).
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import say
+from stepguard.cli.profilers.trace import in_folders, named, print_table, read_ranks
+from stepguard.explain.advice import Found, of_kernels, of_step
+from stepguard.report.trace.advice import recommendations
+from stepguard.report.trace.page import page
+from stepguard.storage.json_file import FileError
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.collectives import exchanges
+from stepguard.trace.summary import summary
+from stepguard.trace.windows import STEPS
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser."""
+    text = "a folder of profilers' files as one report, with recommendations"
+    command = commands.add_parser("analyze", help=text)
+    command.add_argument("paths", nargs="+", type=Path, metavar="FOLDER", help="or files")
+    command.add_argument("--top", type=int, default=12, metavar="N", help="rows (%(default)s)")
+    command.set_defaults(call=lambda options: report(options.paths, options.top), root=root)
+
+
+def report(paths: list[Path], top: int) -> int:
+    """Print what the files say and what follows; return the exit status.
+
+    Raises FileError where nothing can be read.
+    """
+    tables = sorted(one for path in paths for one in _tables_in(path))
+    traces = [path for path in paths if path not in tables and _has_trace(path)]
+    if not traces and not tables:
+        raise FileError(f"{paths[0]}: no trace, no export of nsys and no table in it")
+    found: list[Found] = []
+    if traces:
+        found += _traces(traces, top)
+    for path in tables:
+        say("", str(path))
+        with named(path):
+            found += of_kernels(print_table(path, usual_classes(), top))
+    say("", *recommendations(found))
+    return 0
+
+
+def _tables_in(path: Path) -> Iterable[Path]:
+    return path.glob("*.csv") if path.is_dir() else [path] if path.suffix == ".csv" else []
+
+
+def _has_trace(path: Path) -> bool:
+    try:
+        return bool(in_folders([path]))
+    except FileError:
+        return False
+
+
+def _traces(paths: list[Path], top: int) -> Iterator[Found]:
+    """Print a page for the files of each profiler; yield what the first rank's suggests."""
+    files = in_folders(paths)
+    for kind in dict.fromkeys(path.suffix == ".sqlite" for path in files):
+        mine = [path for path in files if (path.suffix == ".sqlite") == kind]
+        found = read_ranks(mine, usual_classes(), STEPS)
+        ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in sorted(found)]
+        say(*page(ranks, exchanges([found[rank][1] for rank in sorted(found)]), top))
+        yield from of_step(ranks[0])

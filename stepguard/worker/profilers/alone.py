@@ -1,0 +1,57 @@
+"""Runs a workload for a profiler that starts it, which records between two marks of CUDA's.
+
+    nsys profile --capture-range=cudaProfilerApi ... \
+        python -m stepguard.worker.profilers.alone '{"factory": "model.workloads:train_step", ...}'
+
+Nothing is forked here, and nobody is asked. Steps are ranges, "step_0"; phases are ranges if the
+workload makes them. Several ranks are started by torchrun.
+"""
+
+import os
+import sys
+
+import msgspec
+import torch
+
+from stepguard.case import Scalar
+from stepguard.worker import device
+from stepguard.worker.session import BadWorkload, build, join_process_group
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Say what runs, and how many steps before and between the marks."""
+
+    factory: str
+    params: dict[str, Scalar]
+    device: str
+    warmup: int
+    steps: int
+
+
+def main() -> str:
+    """Run what the first argument says; return what went wrong, "" if nothing."""
+    wanted = msgspec.json.decode(sys.argv[1], type=Run)
+    try:
+        where = device.rank_device(wanted.device, int(os.environ.get("LOCAL_RANK", "0")))
+        device.select(where)
+        join_process_group(device.backend(where))
+        workload = build(wanted.factory, wanted.params, where.type)
+    except (BadWorkload, ValueError) as error:
+        return f"stepguard: {error}"
+    for _ in range(wanted.warmup):
+        workload.step()
+    device.synchronize(where)
+    if not device.on_gpu(where):
+        return ""  # there is nothing to record
+    torch.cuda.profiler.start()
+    for number in range(wanted.steps):
+        torch.cuda.nvtx.range_push(f"step_{number}")
+        workload.step()
+        torch.cuda.nvtx.range_pop()
+    device.synchronize(where)
+    torch.cuda.profiler.stop()
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main() or 0)
