@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 from kineto import Kineto
-from trace_exports import PID, STRINGS, export
+from trace_exports import STRINGS, export
 
 from stepguard.cli.main import main
 from stepguard.profile import mean
