@@ -15,6 +15,14 @@ FORWARD_BACKWARD = "model.workloads:forward_backward"
     Case("124m-fp32", FORWARD_BACKWARD, SEED | {"precision": "fp32", "batch": 16}, extended=True),
     Case("350m-bf16", FORWARD_BACKWARD, SEED | {"size": "350m", "batch": 32}, extended=True),
     Case("nano-cpu", FORWARD_BACKWARD, NANO, device="cpu", launches=1),
+    Case(
+        "nano-cpu-bf16",
+        FORWARD_BACKWARD,
+        NANO | {"precision": "bf16"},
+        device="cpu",
+        launches=1,
+        extended=True,
+    ),
 )
 def test_forward_backward(perf, case):
     """Forward and backward are as fast, and do the same work, as their baseline."""

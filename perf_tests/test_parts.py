@@ -35,6 +35,8 @@ def cpu(name, workload, params):
     gpu("naive-tf32", ATTENTION, LONG | {"precision": "tf32"}),
     gpu("naive-compiled", ATTENTION, LONG | {"compile": True}),
     gpu("efficient", ATTENTION, LONG | {"kind": "efficient"}),
+    gpu("flash-bf16", ATTENTION, LONG | {"kind": "flash", "precision": "bf16"}),
+    gpu("cudnn-bf16", ATTENTION, LONG | {"kind": "cudnn", "precision": "bf16"}),
     cpu("naive-cpu", ATTENTION, SHORT),
     cpu("flash-cpu", ATTENTION, SHORT | {"kind": "flash"}),
 )
@@ -71,7 +73,11 @@ def test_reading(perf, case):
     perf(case)
 
 
-@cases(gpu("workers-0", LOADING, INPUT), gpu("workers-8", LOADING, INPUT | WORKERS))
+@cases(
+    gpu("workers-0", LOADING, INPUT),
+    gpu("workers-8", LOADING, INPUT | WORKERS),
+    cpu("workers-0-cpu", LOADING, {"size": "nano", "batch": 2, "seq": 64}),
+)
 def test_loading(perf, case):
     """A forward pass that waits for its input, and one that need not."""
     perf(case)
@@ -90,6 +96,8 @@ def test_tokenization(perf, case):
 @cases(
     gpu("contiguous", CONVOLUTION, {"channels_last": False}),
     gpu("channels-last", CONVOLUTION, {"channels_last": True}),
+    cpu("contiguous-cpu", CONVOLUTION, {"channels_last": False, "batch": 1}),
+    cpu("channels-last-cpu", CONVOLUTION, {"channels_last": True, "batch": 1}),
 )
 def test_convolution(perf, case):
     """A convolution in either memory layout."""
