@@ -26,6 +26,23 @@ class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     half_width: Annotated[float, msgspec.Meta(ge=0)]  # of its 95 % interval
 
 
+# Launches a step, or gaps, then us in each profiled step.
+ProfileRow = Annotated[list[float], msgspec.Meta(min_length=1, max_length=50)]
+
+
+class RecordedProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a profile says (stepguard/profile.py), a line for each kernel:
+
+    "backward": {"GEMM": {"nvjet_sm90_tst_256x128 2x66x1 384x1x1": [74, 35135, 34601, ...]}}
+    """
+
+    gpu: str
+    ranks: Annotated[int, msgspec.Meta(ge=1)]
+    parts_us: dict[str, ProfileRow]  # of each profiled step
+    kernels: dict[str, dict[str, dict[str, ProfileRow]]]  # phase -> class -> kernel, grid, block
+    idle: dict[str, dict[str, dict[str, ProfileRow]]]  # cause -> place -> CUDA call
+
+
 class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One evidence, summarised."""
 
@@ -47,6 +64,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     operators: dict[str, dict[str, Count]] | msgspec.UnsetType = msgspec.UNSET
     # metric -> what each rank counted, where ranks differ; unset for one rank, and in old files
     by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
+    # of a GPU's step; unset but in the newest of its software
+    profile: RecordedProfile | msgspec.UnsetType = msgspec.UNSET
 
     def unlike_ranks(self) -> dict[str, list[int]]:
         """Return ``by_rank``, empty where ranks were not kept apart."""

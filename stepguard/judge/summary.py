@@ -8,6 +8,7 @@ import msgspec
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.noise_limits import paired
+from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.series import lasting_ms, of_launches
 from stepguard.metrics import METRICS
 from stepguard.recording import (
@@ -71,6 +72,7 @@ def stored(evidence: Evidence) -> Recording:
     assert evidence.fingerprint is not None
     found = summarise(evidence)
     timed = is_gpu(evidence.case["device"])
+    profile = evidence.counts.profile if evidence.counts else None
     return msgspec.structs.replace(
         found,
         times_ms={
@@ -80,6 +82,7 @@ def stored(evidence: Evidence) -> Recording:
         },
         sites={name: sites for name, sites in found.sites.items() if name != OPERATORS},
         operators=lines_of(found.sites.get(OPERATORS, ())) or msgspec.UNSET,
+        profile=recorded(profile) if profile else msgspec.UNSET,
         information={
             name: float(f"{value:.6g}") for name, value in found.information.items() if timed
         },

@@ -215,4 +215,5 @@ def _same_evidence(a: Recording, b: Recording) -> bool:
 
 def _without_detail(recording: Recording) -> Recording:
     """Return the recording less what is read of the newest one alone."""
-    return msgspec.structs.replace(recording, detail={}, sites={}, operators=msgspec.UNSET)
+    unset = {"operators": msgspec.UNSET, "profile": msgspec.UNSET}
+    return msgspec.structs.replace(recording, detail={}, sites={}, **unset)

@@ -11,6 +11,7 @@ from stepguard.baseline_file import SCHEMA, BaselineFile, Entry
 from stepguard.case import from_dict
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
+from stepguard.judge.recorded_profile import restored
 from stepguard.metrics import METRICS
 from stepguard.recording import Recording
 from stepguard.storage.json_file import FileError, read, restore
@@ -118,6 +119,11 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
     for name, sites in recording.sites.items():
         if lowest := [site for site in sites if site.count < 1]:
             yield f"{name} has a site with the count {lowest[0].count}, at least 1 is needed"
+    try:
+        if recording.profile is not msgspec.UNSET:
+            restored(recording.profile)
+    except ValueError as error:
+        yield str(error)
     for name, counts in recording.unlike_ranks().items():
         if name not in recording.counters:
             yield f"by_rank has {name!r}, which counters has not"

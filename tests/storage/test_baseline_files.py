@@ -285,6 +285,7 @@ LATER = {
     "sites": {},
     "differences_pct": {},
     "by_rank": msgspec.UNSET,
+    "profile": msgspec.UNSET,
 }  # an older file has none of these
 
 

@@ -1,0 +1,75 @@
+"""Profiles to and from what a recording holds of them: the longest kernels, in short figures."""
+
+from stepguard.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean
+from stepguard.recording import ProfileRow, RecordedProfile
+from stepguard.trace.classes import usual_classes
+
+KERNELS = 40  # 97 to 99 % of the kernels' time of a GPT-2's step
+_PARTS = {name.removesuffix("_us"): name for name in Parts.__dataclass_fields__}
+_NO_SHAPE = "-"
+
+
+def recorded(profile: Profile) -> RecordedProfile:
+    """Return a profile as it is recorded, of figures of five digits."""
+    small = bounded(profile, KERNELS)
+    kernels: dict[str, dict[str, dict[str, ProfileRow]]] = {}
+    for row in small.kernels:
+        shapes = " ".join("x".join(map(str, one)) or _NO_SHAPE for one in (row.grid, row.block))
+        of_kind = kernels.setdefault(row.phase, {}).setdefault(row.kind, {})
+        of_kind[f"{row.name} {shapes}"] = _row(row.calls, row.us)
+    idle: dict[str, dict[str, dict[str, ProfileRow]]] = {}
+    for gap in small.idle:
+        idle.setdefault(gap.cause, {}).setdefault(gap.place, {})[gap.call] = _row(gap.count, gap.us)
+    parts = {
+        short: [_short(us) for us in getattr(small.parts, name)] for short, name in _PARTS.items()
+    }
+    return RecordedProfile(
+        gpu=small.gpu, ranks=small.ranks, parts_us=parts, kernels=kernels, idle=idle
+    )
+
+
+def _row(counts: Series, us: Series) -> ProfileRow:
+    return [_short(mean(counts)), *map(_short, us)]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.5g}")
+
+
+def restored(found: RecordedProfile) -> Profile:
+    """Return the profile of a recording. Raises ValueError for one that cannot be."""
+    if sorted(found.parts_us) != sorted(_PARTS):
+        raise ValueError(f"its profile has the parts {', '.join(sorted(found.parts_us))}")
+    profile = Profile(
+        gpu=found.gpu,
+        ranks=found.ranks,
+        parts=Parts(*(tuple(found.parts_us[short]) for short in _PARTS)),
+        kernels=tuple(
+            _kernel(key, kind, phase, row)
+            for phase, kinds in found.kernels.items()
+            for kind, rows in kinds.items()
+            for key, row in rows.items()
+        ),
+        idle=tuple(
+            IdleRow(cause, call, place, _counts(row), tuple(row[1:]))
+            for cause, places in found.idle.items()
+            for place, calls in places.items()
+            for call, row in calls.items()
+        ),
+    )
+    if problem := profile.problem():
+        raise ValueError(problem)
+    return profile
+
+
+def _kernel(key: str, kind: str, phase: str, row: ProfileRow) -> KernelRow:
+    name, *shapes = key.rsplit(" ", 2)
+    if len(shapes) != 2:
+        raise ValueError(f"its profile has the kernel {key!r}, without grid and block")
+    grid, block = (tuple(map(int, one.split("x"))) if one != _NO_SHAPE else () for one in shapes)
+    canonical = usual_classes().canonical_name(name)
+    return KernelRow(name, canonical, kind, phase, _counts(row), tuple(row[1:]), grid, block)
+
+
+def _counts(row: ProfileRow) -> Series:
+    return (row[0],) * (len(row) - 1)

@@ -1,0 +1,68 @@
+"""The rank that got slower is found by what it does itself, not by how long the others wait."""
+
+from dataclasses import replace
+
+import pytest
+from builders import PROPERTY, evidence
+from comparisons import alike
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.judge.ab import judge_ab
+from stepguard.judge.profiled import STRAGGLER_SHARE, straggler
+from stepguard.profile import Parts, Profile
+
+STEPS = 6
+
+
+def rank(own_us, step_us=250e3, noise=0.0):
+    """The parts of a rank's steps: what it does itself, and for the rest it waits for others."""
+    own = [own_us * (1 + noise * (-1) ** i) for i in range(STEPS)]
+    steps, none = (step_us,) * STEPS, (0.0,) * STEPS
+    return Parts(steps, tuple(own), tuple(step_us - one for one in own), none, none)
+
+
+@pytest.mark.parametrize("slow", [0, 1, 3])
+def test_the_slow_rank_is_named(slow):
+    """Though the step takes as long on each: the others wait in the exchange."""
+    before = [rank(230e3 + 1e3 * i, 250e3) for i in range(4)]
+    after = [rank(230e3 + 1e3 * i + (5e3 if i == slow else 0), 255e3) for i in range(4)]
+    found = straggler(before, after)
+    assert found.rank == slow and found.new_ms - found.old_ms == pytest.approx(5)
+    assert found.others_pct == 0
+    assert straggler(after, before) is None  # it got faster
+
+
+@given(st.floats(0, 0.2), st.floats(0, 0.02), st.floats(0, 0.5 * STRAGGLER_SHARE))
+@PROPERTY
+def test_ranks_that_move_together_have_no_straggler(all_ranks, noise, more):
+    """All slower alike, or one by less than can be told: none is named."""
+    before = [rank(230e3, noise=noise) for _ in range(3)]
+    after = [
+        rank(230e3 * (1 + all_ranks + (more if i == 1 else 0)), 300e3, noise) for i in range(3)
+    ]
+    assert straggler(before, after) is None
+
+
+@pytest.mark.parametrize("ranks", [0, 1])
+def test_without_ranks_to_compare_there_is_none(ranks):
+    """One rank is no straggler; other numbers of ranks are another case."""
+    assert straggler([rank(1e3)] * ranks, [rank(2e3)] * ranks) is None
+    assert straggler([rank(1e3)] * 2, [rank(1e3), rank(1e3), rank(9e3)]) is None
+
+
+def test_a_comparison_is_explained():
+    """By the profiles of both sides, where both have one."""
+    comparison = alike([2.0] * 8)
+    counts = evidence().counts
+    parts = [rank(230e3), rank(235e3)]
+    profiles = [Profile("NVIDIA H200", 1, one, (), ()) for one in parts]
+    base, head = (
+        replace(side, counts=replace(counts, profile=one, parts_by_rank=tuple(parts)))
+        for side, one in zip((comparison.base, comparison.head), profiles, strict=True)
+    )
+    found = judge_ab(replace(comparison, base=base, head=head))
+    assert found.explanation.after_us == 250e3 and found.straggler is None
+    assert judge_ab(replace(comparison, base=base)).explanation is None
+    slow = replace(head, counts=replace(head.counts, parts_by_rank=(parts[0], rank(245e3))))
+    assert judge_ab(replace(comparison, base=base, head=slow)).straggler.rank == 1
