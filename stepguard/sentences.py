@@ -245,6 +245,8 @@ def _confirmation(found: MetricVerdict, how: Confirmed) -> str:
         return f"confirmed, the code is {how.step.decision.status.value}: {beside}"
     if outcome is Confirmation.REVERSED:
         return f"confirmed, the code is {Status.SLOWER.value}, not FASTER: {beside}"
+    if outcome is Confirmation.STEP_SAME:
+        return f"no slower step by pairs; {beside}"
     if outcome is Confirmation.MACHINE:
         return f"the machine changed; {beside}"
     if outcome is Confirmation.SAME_CODE:

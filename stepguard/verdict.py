@@ -55,6 +55,7 @@ class Reason(Enum):
     BEYOND_LIMIT = "beyond the limit"
     UNCONFIRMED = "beyond the limit, and no pairs confirmed it"
     WITHIN_LEVEL = "beyond the limit the good way, and no pairs confirmed it"
+    KERNELS_MOVED = "within the limit, though kernels take longer than in the recording"
     COUNTER_ROSE = "a counter rose"
     COUNTER_FELL = "a counter fell"
     WORK_MOVED = "the step does other work"
@@ -109,6 +110,7 @@ NOTICES = (
     Reason.PAID_FOR,
     Reason.LATE_SLOWDOWN,
     Reason.PERIODIC_SLOWDOWN,
+    Reason.KERNELS_MOVED,
 )
 
 
@@ -120,6 +122,7 @@ class Confirmation(Enum):
 
     CONFIRMED = "the pairs say the same"
     REVERSED = "the pairs say SLOWER where the screen said FASTER"
+    STEP_SAME = "the pairs see no slower step: kernels moved, the step did not"
     MACHINE = "the pairs see no change: it was the machine"
     SAME_CODE = "the recording was made of this very code: it was the machine"
     TOO_FAR = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"

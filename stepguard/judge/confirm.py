@@ -28,11 +28,15 @@ OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 
 
 def to_confirm(verdict: Verdict) -> MetricVerdict | None:
-    """Return the time by which a stored baseline calls a case SLOWER or FASTER, if one decides."""
+    """Return the time by which a stored baseline calls a case SLOWER or FASTER, if one decides; or
+    the step time that is within its limit though kernels moved, where all else is `same`.
+    """
     worst = verdict.worst
     # An A/B verdict rests on pairs already.
     if verdict.whole or worst is None or verdict.against:
         return None
+    if worst.status is Status.SAME:
+        return next((one for one in verdict.metrics if _kernels_ask(one)), None)
     timed = METRICS[worst.metric].kind == "time"
     return worst if timed and worst.status in (Status.SLOWER, Status.FASTER) else None
 
@@ -118,17 +122,24 @@ def _judged(
         basis = pairs_finding(comparison, by_pairs)
         return Confirmed(outcome, commit, basis, None if heard else its, {"missed": missed})
 
-    if by_pairs.status is Status.SLOWER and found.status is Status.FASTER:
+    if by_pairs.status is Status.SLOWER and found.status is not Status.SLOWER:
         # The machine hides it: only the pairs' own figures show what is said.
+        hidden = found.status is Status.FASTER
         return replace(
             found,
             status=Status.SLOWER,
+            reason=found.reason if hidden else Reason.BEYOND_MARGIN,
             old=summarise(comparison.base).values()[found.metric],
             new=summarise(comparison.head).values()[found.metric],
             change_pct=its.estimate_pct,
             limit_pct=comparison.margins.ignore_pct,
             noise_pct=None,
-            confirmed=by(Confirmation.REVERSED),
+            confirmed=by(Confirmation.REVERSED if hidden else Confirmation.CONFIRMED),
+        )
+    if found.status is Status.SAME:  # kernels alone never fail a case
+        undecided = by_pairs.status is Status.INCONCLUSIVE
+        return replace(
+            found, confirmed=by(Confirmation.UNDECIDED if undecided else Confirmation.STEP_SAME)
         )
     if by_pairs.status is Status.SLOWER or by_pairs.status is found.status:
         return replace(found, status=by_pairs.status, confirmed=by(Confirmation.CONFIRMED))
@@ -197,7 +208,7 @@ def settled(verdict: Verdict) -> Verdict:
 
 def _settled(found: MetricVerdict) -> MetricVerdict:
     proven = found.confirmed is not None and found.confirmed.outcome in PROVEN
-    if proven or abs(found.change_pct or 0) > LEVEL_LIMIT_PCT:
+    if found.status is Status.SAME or proven or abs(found.change_pct or 0) > LEVEL_LIMIT_PCT:
         return found
     if found.status is Status.FASTER:  # as good as `same`, and nobody is to accept it as a gain
         return replace(found, status=Status.SAME, reason=Reason.WITHIN_LEVEL)
@@ -207,10 +218,14 @@ def _settled(found: MetricVerdict) -> MetricVerdict:
 def _with_times(verdict: Verdict, judged: Callable[[MetricVerdict], MetricVerdict]) -> Verdict:
     """Return the verdict with each of its moved times judged anew, and all else as it is."""
     return verdict.with_metrics(
-        tuple(judged(m) if _is_moved_time(m) else m for m in verdict.metrics)
+        tuple(judged(m) if _is_moved_time(m) or _kernels_ask(m) else m for m in verdict.metrics)
     )
 
 
 def _is_moved_time(found: MetricVerdict) -> bool:
     timed = METRICS[found.metric].kind == "time"
     return timed and found.gated and found.status in (Status.SLOWER, Status.FASTER)
+
+
+def _kernels_ask(found: MetricVerdict) -> bool:
+    return found.reason is Reason.KERNELS_MOVED and found.confirmed is None

@@ -1,21 +1,67 @@
 """What the profiles of two sides say beside their times: why, and of several ranks which one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import msgspec
+
+from stepguard.comparison import JUDGED_TIME
 from stepguard.explain.causes import explain
-from stepguard.explanation import Explanation
-from stepguard.profile import Parts, Profile, mean
-from stepguard.verdict import Straggler
+from stepguard.explanation import Explanation, Kind
+from stepguard.judge.recorded_profile import KERNELS, restored
+from stepguard.profile import Parts, Profile, bounded, mean
+from stepguard.recording import Recording
+from stepguard.verdict import MetricVerdict, Reason, Status, Straggler
 
 # A rank stands out by this share of its step, which is what pairs of whole steps see of a change,
 # and by so many standard errors of its mean over the profiled steps.
 STRAGGLER_SHARE = 0.005
 STRAGGLER_ERRORS = 4.0
 
+# Kernels ask for pairs when, at the pace of their class, they take so much more of the step. On the
+# recording's own card that is what pairs are sure to find; how much kernels of one class differ
+# among themselves from card to card is not known yet.
+ALARM_SHARE, OTHER_CARD_SHARE = 0.005, 0.01
+_WORK = (Kind.CALLS, Kind.TIME, Kind.SHAPE, Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.MOVED)
+
 
 def explained(before: Profile | None, after: Profile | None) -> Explanation | None:
     """Return why ``after`` takes longer; None where a side has no profile."""
     return explain(before, after) if before is not None and after is not None else None
+
+
+def against_recordings(
+    now: Profile | None, past: Sequence[Recording], uuid: str
+) -> tuple[Explanation | None, bool]:
+    """Return why the step takes longer than in the newest recording with a profile, of this card if
+    there is one; and whether its kernels take so much longer that pairs have to say what of it.
+    """
+    known = [one for one in past if one.profile is not msgspec.UNSET]
+    mine = [one for one in known if one.device_uuid == uuid]
+    if now is None or not known:
+        return None, False
+    newest = (mine or known)[-1]
+    assert newest.profile is not msgspec.UNSET
+    before = restored(newest.profile)
+    found = explain(before, bounded(now, KERNELS, {row.key for row in before.kernels}))
+    # A whole class at another pace is the card, or its clock.
+    slower = (
+        cause.us
+        for cause in found.causes
+        if cause.kind in _WORK and (cause.before.calls or cause.after.calls)
+    )
+    share = ALARM_SHARE if mine else OTHER_CARD_SHARE
+    return found, sum(slower) > share * found.before_us > 0
+
+
+def with_alarm(metrics: tuple[MetricVerdict, ...]) -> tuple[MetricVerdict, ...]:
+    """Return the metrics, the step time within its limit with the reason that kernels moved."""
+    return tuple(
+        replace(one, reason=Reason.KERNELS_MOVED)
+        if one.metric == JUDGED_TIME and one.gated and one.status is Status.SAME
+        else one
+        for one in metrics
+    )
 
 
 def straggler(before: Sequence[Parts], after: Sequence[Parts]) -> Straggler | None:

@@ -12,6 +12,7 @@ from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare, screen_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
+from stepguard.judge.profiled import against_recordings, with_alarm
 from stepguard.judge.series import noticed
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import notes, summarise
@@ -60,7 +61,10 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
         noticed(replace(one, facts={**one.facts, **explained.get(one.metric, {})}))
         for one in compared
     )
-    return _compared(evidence, metrics, past)
+    profile = evidence.counts.profile if evidence.counts else None
+    why, moved = against_recordings(profile, past, now.device_uuid)
+    found = _compared(evidence, with_alarm(metrics) if moved else metrics, past)
+    return replace(found, explanation=why)
 
 
 def _compared(

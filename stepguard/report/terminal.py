@@ -8,7 +8,7 @@ from stepguard.device import is_gpu
 from stepguard.document import Problem
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
-from stepguard.report import table, words
+from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -66,7 +66,8 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
         path = run.commands.relative(result.evidence_path)
         dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
         steps = next_steps(verdict, path, run.commands, dirty)
-        yield from ((f"  {step}", {}) for step in [*words.times(verdict), *steps[:1]])
+        below = [*why.lines(verdict), *words.times(verdict), *steps[:1]]
+        yield from ((f"  {line}", {}) for line in below)
 
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:

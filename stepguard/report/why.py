@@ -6,7 +6,7 @@ from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, 
 from stepguard.explanation import Cause, Explanation, Kind, Side
 from stepguard.report.trace.explanation import first_causes, refused_because, sentence
 from stepguard.report.trace.page import short
-from stepguard.verdict import MetricVerdict, Status, Verdict, cause_first
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
 
 # A cause that is named before the time makes up at least this share of what the time moved by; a
 # kernel comes before a wait that the source names from the next one on.
@@ -24,6 +24,8 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     time = verdict.worst
     if time is None or verdict.whole or time.metric != "step_ms" or not time.old or not time.new:
         return None
+    if time.reason is Reason.KERNELS_MOVED and time.status is Status.SAME:
+        return _main_cause(verdict, 0.0)
     if time.status not in (Status.SLOWER, Status.FASTER):
         return None
     cause = _main_cause(verdict, 1e3 * (time.new - time.old))
@@ -44,7 +46,7 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
     """Return the longest cause in the direction of the change, if it is a good part of it."""
     causes = verdict.explanation.causes if verdict.explanation else ()
     of_work = (cause for cause in causes if cause.kind not in _NO_WORK)
-    found = next((cause for cause in of_work if cause.us * change_us > 0), None)
+    found = next((cause for cause in of_work if (cause.us > 0) == (change_us >= 0)), None)
     return found if found and abs(found.us) >= NAMED_SHARE * abs(change_us) else None
 
 
@@ -65,13 +67,15 @@ def moved(cause: Cause) -> list[str]:
 
 
 def _figures(before: Side, after: Side) -> str:
-    digits = 1 if max(before.us, after.us) >= 1000 else 3
     old, new = before.us / 1e3, after.us / 1e3
+    digits = 1 if abs(new - old) >= 1 else 2 if abs(new - old) >= 0.1 else 3
     return f"{old:.{digits}f} -> {new:.{digits}f} ms ({new - old:+.{digits}f})"
 
 
 def lines(verdict: Verdict) -> Iterator[str]:
-    """Yield the first causes and the straggler, a line each; nothing where no time moved."""
+    """Yield the first causes and the straggler, a line each; nothing where all is `same`."""
+    if verdict.status is Status.SAME and verdict.reason is not Reason.KERNELS_MOVED:
+        return
     if one := verdict.straggler:
         yield (
             f"rank {one.rank} takes {one.old_ms:.2f} -> {one.new_ms:.2f} ms without waiting for "

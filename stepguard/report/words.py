@@ -174,8 +174,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     lines = []
     for metric in _moved(verdict):
         lines += _metric_lines(metric, bool(verdict.against))
-    if verdict.status is not Status.SAME:
-        lines += [f"  {text}" for text in why.lines(verdict)]
+    lines += [f"  {text}" for text in why.lines(verdict)]
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
     lines += [f"  waiver: {text}" for text in sentences(verdict)]

@@ -1,20 +1,27 @@
 """A profile in a baseline: small, one kernel a line, and good enough to explain with."""
 
 import json
+import math
 import random
 from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import evidence
+from builders import CASE, evidence, recording
+from comparisons import alike
 
+from stepguard.baseline_file import Entry, Epoch
 from stepguard.explain.causes import explain
 from stepguard.explanation import Kind
+from stepguard.judge.confirm import confirmed, settled, to_confirm
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored
+from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.profile import IdleRow, KernelRow, Parts, Profile, added
 from stepguard.recording import RecordedProfile
+from stepguard.report.words import evidence_lines, headline
 from stepguard.storage.json_file import layout
+from stepguard.verdict import Confirmation, Reason, Status
 
 STEPS = 6
 
@@ -75,3 +82,70 @@ def test_what_cannot_be_is_refused(old, new):
     assert old in text
     with pytest.raises(ValueError):
         restored(msgspec.json.decode(text.replace(old, new), type=RecordedProfile))
+
+
+def entry(card="GPU-1234"):
+    """A baseline with a profile, of that card, 2 % away from the evidence's 250 ms."""
+    own = msgspec.structs.replace(
+        stored(with_profile(profile())), device_uuid=card, times_ms=recording(248.0).times_ms
+    )
+    return Entry(case=CASE, epochs=[Epoch(reason="first", recordings=[own])])
+
+
+@pytest.mark.parametrize(
+    ("slower", "card", "asks"),
+    [
+        (1.0, "GPU-1234", False),
+        (1.05, "GPU-1234", True),  # 1 % of this step
+        (1.05, "GPU-5678", False),
+        (1.1, "GPU-5678", True),
+        (0.9, "GPU-1234", False),
+    ],
+)
+def test_kernels_ask_for_pairs(slower, card, asks):
+    """A kernel beyond its own spread does, though the step is within its limit; none fails."""
+    found = judge(with_profile(profile(slower, seed=3)), entry(card))
+    assert found.status is Status.SAME
+    assert (to_confirm(found) is not None) is asks
+    assert (found.metrics[0].reason is Reason.KERNELS_MOVED) is asks
+    assert settled(found).status is Status.SAME
+    if asks:
+        assert "yer_norm_0 3.00 -> 3." in headline(found)
+        assert any("us a launch" in line for line in evidence_lines(found))
+
+
+def test_a_card_at_another_clock_asks_for_nothing():
+    """All kernels of a class 1 % slower are the card."""
+    calm = profile(seed=4)
+    slow = [replace(row, us=tuple(1.01 * us for us in row.us)) for row in calm.kernels]
+    assert to_confirm(judge(with_profile(replace(calm, kernels=tuple(slow))), entry())) is None
+
+
+@pytest.mark.parametrize(
+    ("ratio", "status", "outcome"),
+    [
+        (2.0, Status.SLOWER, Confirmation.CONFIRMED),
+        (0.0, Status.SAME, Confirmation.STEP_SAME),
+        (-2.0, Status.SAME, Confirmation.STEP_SAME),
+    ],
+)
+def test_pairs_decide_what_kernels_asked(ratio, status, outcome):
+    """SLOWER only by the pairs, with their figures; else `same`, and the kernels are shown."""
+    screened = judge(with_profile(profile(1.1, seed=3)), entry())
+    found = confirmed(screened, alike([ratio] * 8), "the recording's commit aaa")
+    time = found.metrics[0]
+    assert (found.status, time.confirmed.outcome) == (status, outcome)
+    assert settled(found).status is status
+    if status is Status.SLOWER:
+        assert time.change_pct == pytest.approx(100 * math.expm1(0.02))
+    # Of 5 ms that the pairs see a kernel's 0.3 are no cause.
+    assert ("yer_norm_0 3.00 -> 3." in headline(found)) is (status is Status.SAME)
+    assert to_confirm(found) is None or status is Status.SLOWER
+
+
+def test_undecided_pairs_leave_it_same():
+    """Kernels never fail a case alone."""
+    screened = judge(with_profile(profile(1.1, seed=3)), entry())
+    found = confirmed(screened, replace(alike([0.35] * 4), out_of_time=True), "aaa")
+    assert found.status is Status.SAME
+    assert found.metrics[0].confirmed.outcome is Confirmation.UNDECIDED
