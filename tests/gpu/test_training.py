@@ -73,3 +73,15 @@ def test_attention_that_does_not_fit_is_out_of_memory():
     """As a row of a sweep needs it: torch's own error, which the engine knows."""
     with pytest.raises(torch.OutOfMemoryError):
         attention(width=32, seq=400_000).step()
+
+
+def test_types_under_autocast():
+    """On a GPU norms, softmax and loss are in fp32, products in half precision, gradients fp32."""
+    linear, norm = torch.nn.Linear(8, 8, device="cuda"), torch.nn.LayerNorm(8, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        hidden = linear(torch.ones(2, 8, device="cuda"))
+        normed, shares = norm(hidden), torch.softmax(hidden, -1)
+        loss = torch.nn.functional.cross_entropy(hidden, torch.zeros(2, dtype=int, device="cuda"))
+    loss.backward()
+    assert hidden.dtype == torch.bfloat16
+    assert {one.dtype for one in (normed, shares, loss, linear.weight.grad)} == {torch.float32}

@@ -129,13 +129,15 @@ def test_accumulation_in_mixed_precision():
 
 
 def test_types_under_autocast():
-    """Products in bf16; norms keep their parameters' type, softmax and loss are in fp32."""
+    """On a CPU products, norms and softmax are in bf16, loss and gradients in fp32; a GPU's rules,
+    norms and softmax in fp32, are in tests/gpu/test_training.py.
+    """
     linear, norm = nn.Linear(8, 8), nn.LayerNorm(8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = linear(torch.ones(2, 8))
         loss = nn.functional.cross_entropy(hidden, torch.zeros(2, dtype=torch.int64))
         assert (hidden.dtype, loss.dtype) == (torch.bfloat16, torch.float32)
-        assert norm(hidden).dtype in (torch.bfloat16, torch.float32)
+        assert {norm(hidden).dtype, torch.softmax(hidden, -1).dtype} == {torch.bfloat16}
     loss.backward()
     assert {p.grad.dtype for p in linear.parameters()} == {torch.float32}
     assert math.isfinite(loss.item())

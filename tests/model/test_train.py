@@ -1,7 +1,6 @@
 """A run that was interrupted ends as if it had not been, and never goes on from a bad file.
 
 python -m pytest tests/model/test_train.py
-MODEL_TRAIN_KILLS=50 python -m pytest tests/model/test_train.py -k killed -s
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -30,8 +28,7 @@ from model.data.loader import BatchLoader
 from model.data.shards import STDLIB_SHARD, Tokens
 from model.train import main, plot
 from model.training import LOG, Run, TrainingError, read_log
-
-KILLS = int(os.environ.get("MODEL_TRAIN_KILLS", "4"))
+from studies.learning.kills import RUN, differing, killed_often, leaves
 
 
 @pytest.fixture(autouse=True)
@@ -41,17 +38,6 @@ def tiny_size(monkeypatch: pytest.MonkeyPatch):
     before = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(before)
-
-
-def leaves(value: Any, name: str = "") -> dict[str, Any]:
-    """Every tensor and number of a nested state, by its path."""
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    found: dict[str, Any] = {}
-    for key, inner in items:
-        path = f"{name}/{key}"
-        deeper = isinstance(inner, dict | list | tuple)
-        found |= leaves(inner, path) if deeper else {path: inner}
-    return found
 
 
 def assert_same_bits(found: Any, expected: Any) -> None:
@@ -259,65 +245,35 @@ def test_a_save_that_fails_loses_nothing(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint_00000001.pt"]
 
 
-NANO = ["--device", "cpu", "--batch", "1", "--seq", "16", "--steps", "12", "--log-every", "1"]
-NANO += ["--save-every", "1", "--eval-every", "6", "--eval-batches", "1", "--sample-tokens", "0"]
-
-
 def test_a_folder_with_checkpoints_is_not_begun_anew(trained: Path, capsys):
     """Without --resume nothing in it is touched; impossible options are one line each."""
     before = {path.name: path.read_bytes() for path in trained.iterdir()}
-    assert main(["--out", str(trained), *NANO]) == 1
+    assert main(["--out", str(trained), *RUN]) == 1
     assert "has checkpoints: add --resume, or take another --out" in capsys.readouterr().err
-    assert main(["--out", str(trained / "x"), *NANO, "--steps", "0"]) == 1
+    assert main(["--out", str(trained / "x"), *RUN, "--steps", "0"]) == 1
     assert "steps is 0; possible: an int of 1 or more" in capsys.readouterr().err
     assert {path.name: path.read_bytes() for path in trained.iterdir()} == before
-
-
-def killed(context: Any, arguments: list[str], after_s: float | None) -> bool:
-    """Train in a process that gets SIGKILL after so long; whether it had to."""
-    process = context.Process(target=main, args=(arguments,))
-    process.start()
-    process.join(after_s)
-    alive = process.is_alive()
-    if alive:
-        os.kill(process.pid, signal.SIGKILL)
-        process.join()
-    assert process.exitcode == (-signal.SIGKILL if alive else 0)
-    return alive
 
 
 def test_a_run_killed_at_random_moments_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each time with --resume, from a whole checkpoint, to the same bits and the same log."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["model.train", "torch.distributed", "torch._dynamo"])
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    killed(context, ["--out", str(tmp_path / "first"), *NANO], None)  # the server has to start
-    began_s = time.perf_counter()
-    killed(context, ["--out", str(whole), *NANO], None)
-    whole_s = time.perf_counter() - began_s
-    moments, reached, draw = 0, [], random.Random(7)
-    while moments < KILLS:
-        arguments = ["--out", str(parts), "--resume", *NANO]
-        if killed(context, arguments, draw.uniform(0, 0.6 * whole_s)):
-            moments += 1
-            newest = Checkpoints(parts).newest()
-            reached.append(load(newest)["step"] if newest else 0)
-        elif moments < KILLS:  # it had come to the end: begin another
-            for path in parts.iterdir():
-                path.unlink()
-    print(f"{moments} kills; the newest whole checkpoint was of step {reached}")
-    killed(context, ["--out", str(parts), "--resume", *NANO], None)
-    found, expected = (load(Checkpoints(path).paths()[-1]) for path in (parts, whole))
-    assert_same_bits(found["state"], expected["state"])
-    assert losses(parts) == losses(whole)
+    found = killed_often(tmp_path, kills=4, seed=7)
+    assert found["differs"] == [] and len(found["newest_whole_checkpoint_at_each"]) == 4
+
+
+def test_another_state_is_found(trained: Path, tmp_path: Path):
+    """What the kills compare is not always equal: another seed's run has other parameters."""
+    Run(short_run(seed=8), tmp_path / "other").train()
+    found = differing(trained, tmp_path / "other")
+    assert "/model/wte.weight" in found and "log" in found
 
 
 def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """SIGTERM: the line under way is finished, what it did is saved, and the status is 0."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
-    arguments = ["--out", str(tmp_path), *NANO, "--steps", "100000", "--save-every", "100000"]
+    arguments = ["--out", str(tmp_path), *RUN, "--steps", "100000", "--save-every", "100000"]
     process = context.Process(target=main, args=(arguments,))
     process.start()
     while process.is_alive() and len(losses(tmp_path)) < 2:
@@ -331,7 +287,7 @@ def test_a_signal_ends_a_run_with_a_checkpoint(tmp_path: Path, monkeypatch: pyte
 def test_torchrun_trains_with_two_ranks(tmp_path: Path):
     """The command as it stands in the documentation; one log, one checkpoint, both ranks' data."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "model.train", "--out", str(tmp_path), *NANO, "--steps", "2"]
+    command += ["-m", "model.train", "--out", str(tmp_path), *RUN, "--steps", "2"]
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True, timeout=900)
