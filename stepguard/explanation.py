@@ -6,6 +6,8 @@ explain/ makes it, report/ puts it into words.
 from dataclasses import dataclass
 from enum import StrEnum
 
+from stepguard.roofline import Work
+
 
 class Refusal(StrEnum):
     """Say why nothing is explained."""
@@ -52,6 +54,7 @@ class Side:
     us: float  # a step
     shapes: tuple[tuple[int, ...], ...] = ()  # grids
     begin_us: float | None = None  # in the file: where to look
+    work: Work = Work()  # of a launch, the mean, where it is known of all
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ The identity closes for each step: compute + exposed communication + exposed cop
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+from stepguard.roofline import Work
+
 Series = tuple[float, ...]  # one item a step
 LONGEST_US = 1e12  # of a step: eleven days
 
@@ -29,6 +31,7 @@ class KernelRow:
     order: float = 0.0  # mean place of its launches in a step, 0 to 1
     begin_us: float = 0.0  # of the first one, in the file
     stream: int = -1
+    work: Work = Work()  # of a launch, where the shapes were recorded
 
     @property
     def key(self) -> tuple[object, ...]:

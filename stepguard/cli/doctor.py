@@ -2,6 +2,7 @@
 
     python -m stepguard doctor
     python -m stepguard doctor --launcher 'srun --nodes=2 --ntasks-per-node=1'
+    python -m stepguard doctor --peaks
 
 torch is imported in a process of its own, so that it finds what a worker will find.
 """
@@ -20,6 +21,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from packaging.requirements import Requirement
 
 from stepguard.cli.common import add_parser, say
@@ -27,10 +29,14 @@ from stepguard.cli.profilers.nsight import COMES_WITH
 from stepguard.device import GPU
 from stepguard.git.revision import current, no_commit
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.launch import engine
 from stepguard.launch.scheduler import LauncherError, describe_nodes, machine_id, unfit
+from stepguard.roofline import Peaks
 from stepguard.storage import baselines as baseline
+from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
 
+_PEAKS = "stepguard.worker.profilers.peaks"
 _ASK_TORCH = """
 import json, torch
 usable = torch.cuda.is_available()
@@ -50,6 +56,10 @@ def add_command(commands: Any, root: Path) -> None:
     text = "is this machine fit, and is there a baseline?"
     command = add_parser(commands, root, "doctor", _doctor, text)
     command.add_argument("--launcher", metavar="CMD", help="examine the nodes that it starts on")
+    text = (
+        "measure the peaks of this card, or else CPU, by a copy and matrix products, and keep them"
+    )
+    command.add_argument("--peaks", action="store_true", help=text)
 
 
 def _doctor(options: argparse.Namespace) -> int:
@@ -58,6 +68,8 @@ def _doctor(options: argparse.Namespace) -> int:
     parts.append(_tree(options.root, options.baselines))
     if options.launcher is not None:
         parts.append(_nodes(options.launcher, options.root))
+    if options.peaks:
+        parts.append(_peaks())
     findings = [finding for part in parts for finding in _with_its_error(part)]
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
         say(f"{level:5}  {text}")
@@ -153,16 +165,23 @@ def _nodes(text: str, root: Path) -> Iterator[Finding]:
 
 def _ask_torch() -> dict[str, Any]:
     """Return what _ASK_TORCH prints. Raises MachineError if torch cannot be imported."""
-    command = [sys.executable, "-c", _ASK_TORCH]
+    return dict(json.loads(_last_line([sys.executable, "-c", _ASK_TORCH], "torch")))
+
+
+def _last_line(command: list[str], what: str) -> str:
+    """Return what a process that imports torch prints last. Raises MachineError if it fails."""
+    env = os.environ | {"PYTHONPATH": str(engine.ENGINE.parent)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=120, check=False, env=env
+        )
     except subprocess.TimeoutExpired:
-        raise MachineError("importing torch took more than 120 s") from None
+        raise MachineError(f"{what}: importing torch took more than 120 s") from None
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
         raise MachineError(f"torch cannot be imported: {last[0]}")
     # The last line: an import may print lines of its own before it.
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return done.stdout.splitlines()[-1]
 
 
 def _baseline(path: Path) -> Finding:
@@ -198,6 +217,16 @@ def _tools() -> Iterator[Finding]:
         done = subprocess.run([found, "--version"], capture_output=True, text=True, check=False)
         version = re.search(r"\d+\.\d[\w.]*", done.stdout)
         yield "ok", f"{tool} {version[0] if version else '(of no known version)'}, {found}"
+
+
+def _peaks() -> Iterator[Finding]:
+    """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
+    found = msgspec.json.decode(_last_line(engine.command(_PEAKS), "the peaks"), type=Peaks)
+    path = peaks.save(found)
+    rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in found.flops_per_s.items())
+    copied = f"copy {found.copy_bytes_per_s / 1e9:.4g} GB/s read and written"
+    yield "ok", f"{found.device_name} {found.device_uuid}: {copied}; products, TFLOP/s: {rates}"
+    yield "ok", f"kept in {path}"
 
 
 def _tree(root: Path, baselines: Path) -> Iterator[Finding]:

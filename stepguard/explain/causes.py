@@ -14,6 +14,7 @@ from stepguard.explain.pace import Pace, paces
 from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.explanation import Cause, Explanation, Kind, Side
 from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, mean
+from stepguard.roofline import Work
 from stepguard.trace.classes import COMMUNICATION
 
 _MOVED_SHARE = 0.2  # of what came and went in a phase: a net change below it is a move
@@ -58,7 +59,19 @@ def _side(rows: Sequence[KernelRow]) -> Side:
         us=sum(mean(row.us) for row in rows),
         shapes=tuple(dict.fromkeys(row.grid for row in ordered)),
         begin_us=min((row.begin_us for row in rows), default=None),
+        work=_work(ordered),
     )
+
+
+def _work(rows: Sequence[KernelRow]) -> Work:
+    """Return the mean work of a launch, nothing where it is not known of all, or of two types."""
+    calls = sum(mean(row.calls) for row in rows)
+    types = {row.work.dtype for row in rows if row.work.flops}
+    if not calls or len(types) > 1 or any(row.work == Work() for row in rows):
+        return Work()
+    flops = sum(row.work.flops * mean(row.calls) for row in rows) / calls
+    moved = sum(row.work.bytes * mean(row.calls) for row in rows) / calls
+    return Work(flops, moved, next(iter(types), ""))
 
 
 def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, Cause]]:

@@ -10,6 +10,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from stepguard.roofline import Work
+
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -120,6 +122,7 @@ class Trace:
     machine: Machine = Machine()
     began_us: float = 0.0  # the file's time at which the columns begin
     allocations: Allocations | None = None
+    work: dict[int, Work] = field(default_factory=dict)  # by the operator's external id
 
     @cached_property
     def calls(self) -> Host:

@@ -7,6 +7,7 @@ from functools import cached_property
 import numpy as np
 
 from stepguard.profile import IdleRow, KernelRow, Parts, Profile, Series
+from stepguard.roofline import Work
 from stepguard.trace.classes import COMMUNICATION, Classes
 from stepguard.trace.columns import (
     ANNOTATION,
@@ -28,6 +29,7 @@ from stepguard.trace.phases import Pass, find_passes, pass_at
 from stepguard.trace.windows import STEPS, Windows, find_windows, is_memory
 
 _LIBRARIES = ("/torch/", "/nn.Module: ", "site-packages", "<frozen", "<built-in", "threading.py")
+_TF32 = ("tf32", "s1688")
 COPIES = "copies and fills"
 
 
@@ -137,6 +139,7 @@ def kernel_rows(found: Analysis) -> list[KernelRow]:
     total = np.bincount(cell, weights=us, minlength=size[0] * steps).reshape(size)
     place = np.bincount(member, weights=_places(found, rows)) / np.bincount(member)
     operators = _operators(found, rows[first])
+    works = _works(found, rows, member, len(first))
     order = np.argsort(-total.sum(axis=1), kind="stable")
     shapes = (*found.trace.shapes, LaunchShape())
     return [
@@ -155,9 +158,36 @@ def kernel_rows(found: Analysis) -> list[KernelRow]:
             order=float(place[i]),
             begin_us=float(gpu.start_us[rows[first[i]]]),
             stream=int(gpu.stream[rows[first[i]]]),
+            work=works[i],
         )
         for i in order.tolist()
     ]
+
+
+def _works(found: Analysis, rows: Ints, member: Ints, groups: int) -> list[Work]:
+    """Return the mean work of a launch of each group; an operator's is that of its longest kernel,
+    since the others only prepare it.
+    """
+    if not found.trace.work:
+        return [Work()] * groups
+    gpu = found.windows.gpu
+    longest: dict[int, int] = {}
+    for at in np.argsort((gpu.end_us - gpu.start_us)[rows], kind="stable").tolist():
+        longest[int(gpu.external[rows[at]])] = at  # the last one stays
+    flops, moved, types = np.zeros(groups), np.zeros(groups), [""] * groups
+    for external, at in longest.items():
+        if work := found.trace.work.get(external):
+            flops[member[at]] += work.flops
+            moved[member[at]] += work.bytes
+            types[member[at]] = _type_on(found.trace.names[gpu.name[rows[at]]], work.dtype)
+    calls = np.bincount(member, minlength=groups)
+    each = zip((flops / calls).tolist(), (moved / calls).tolist(), types, strict=True)
+    return [Work(*work) for work in each]
+
+
+def _type_on(kernel: str, dtype: str) -> str:
+    """Return the type in which a kernel multiplies: single precision may be TF32 on a GPU."""
+    return "tf32" if dtype == "fp32" and any(mark in kernel for mark in _TF32) else dtype
 
 
 def _places(found: Analysis, rows: Ints) -> Floats:

@@ -266,3 +266,19 @@ def test_profilers_of_nvidia(machine, monkeypatch, tmp_path):
     assert f"ok     ncu 2025.3.1.0, {fake}" in out
     assert "note   no nsys: it comes with Nsight Systems" in out
     assert "note   no nvcc" in out and "note   no nvidia-smi" in out
+
+
+def test_peaks_are_kept(shell, monkeypatch, tmp_path):
+    """What the worker measured, by card, where trace looks for it."""
+    found = '{"device_name":"CPU","device_uuid":"","date":"2026","torch":"2.13.0",'
+    found += '"copy_bytes_per_s":2e9,"flops_per_s":{"fp32":3e10}}'
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(doctor, "visible_gpus", lambda: [])
+    monkeypatch.setattr(
+        doctor,
+        "_last_line",
+        lambda command, what: found if what == "the peaks" else '{"usable": false, "gpus": 0}',
+    )
+    out = shell("doctor", "--peaks").out
+    assert "copy 2 GB/s read and written; products, TFLOP/s: fp32 0.03" in out
+    assert doctor.peaks.newest("CPU").copy_bytes_per_s == 2e9

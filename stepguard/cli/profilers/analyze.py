@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import say
-from stepguard.cli.profilers.trace import in_folders, named, print_table, read_ranks
+from stepguard.cli.profilers.trace import in_folders, named, print_table, read_ranks, roofline
 from stepguard.explain.advice import Found, of_kernels, of_step
 from stepguard.report.trace.advice import recommendations
 from stepguard.report.trace.page import page
@@ -68,5 +68,6 @@ def _traces(paths: list[Path], top: int) -> Iterator[Found]:
         mine = [path for path in files if (path.suffix == ".sqlite") == kind]
         found = read_ranks(mine, usual_classes(), STEPS)
         ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in sorted(found)]
-        say(*page(ranks, exchanges([found[rank][1] for rank in sorted(found)]), top))
+        rows = exchanges([found[rank][1] for rank in sorted(found)])
+        say(*page(ranks, rows, top), *roofline(ranks[0]))
         yield from of_step(ranks[0])

@@ -17,12 +17,15 @@ from typing import Any
 
 from stepguard.cli.common import UsageError, refuse_target, say
 from stepguard.explain.causes import explain
+from stepguard.explain.roofs import class_roofs
 from stepguard.profile import over_ranks
 from stepguard.report.trace import explanation
 from stepguard.report.trace.host import host_page
 from stepguard.report.trace.page import page
+from stepguard.report.trace.roofs import roof_lines
 from stepguard.report.trace.tables import ncu_page, stats_page
 from stepguard.report.trace.timeline import timeline
+from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import exchanges
@@ -80,8 +83,7 @@ def _trace(options: argparse.Namespace) -> int:
         raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, order))}")
     ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
     rows = exchanges([found[rank][1] for rank in order])
-    for line in page(ranks, rows, options.top):
-        say(line)
+    say(*page(ranks, rows, options.top), *roofline(ranks[0]))
     if options.json:
         document = {"ranks": ranks, "collectives": rows}
         _write_json(document, Path(options.json))
@@ -90,6 +92,16 @@ def _trace(options: argparse.Namespace) -> int:
     if options.svg:
         options.svg.write_text(timeline(found[order[0]][1], ranks[0].source))
     return 0
+
+
+def roofline(one: Summary) -> Iterator[str]:
+    """Yield where the classes of kernels are under the roof, if shapes and peaks are known."""
+    if any(row.work.flops or row.work.bytes for row in one.profile.kernels):
+        if found := peaks.newest(one.profile.gpu):
+            yield from roof_lines(class_roofs(one.profile, found), found)
+        else:
+            yield ""
+            yield "For a roofline measure the card's peaks: python -m stepguard doctor --peaks"
 
 
 def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
@@ -103,7 +115,7 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
         over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in (before, after)
     ]
     found = explain(*profiles)
-    say(*explanation.lines(found))
+    say(*explanation.lines(found, peaks=peaks.newest(profiles[1].gpu)))
     if options.json:
         document = {"explanation": found, "before": profiles[0], "after": profiles[1]}
         _write_json(document, Path(options.json))

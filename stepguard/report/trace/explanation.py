@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from stepguard.explain.comparable import LOST_AT_MOST
 from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.report.trace.page import short
+from stepguard.roofline import Peaks, position
 
 WIDTH = 80
 _REFUSED = {
@@ -18,8 +19,8 @@ _REFUSED = {
 }
 
 
-def lines(found: Explanation, most: int = 12) -> Iterator[str]:
-    """Yield the page of an explanation."""
+def lines(found: Explanation, most: int = 12, peaks: Peaks | None = None) -> Iterator[str]:
+    """Yield the page of an explanation; with ``peaks`` where kernels are under the roof."""
     if found.refused:
         yield "The two cannot be compared:"
         yield from (f"  {refused_because(one)}" for one in found.refused)
@@ -32,7 +33,7 @@ def lines(found: Explanation, most: int = 12) -> Iterator[str]:
     for name, old, new in found.software:
         yield f"note: {name} was {old}, is {new}"
     yield ""
-    yield from _causes(found, most)
+    yield from _causes(found, most, peaks)
     yield f"explained: {_signed(found.explained_us)} of {_signed(found.change_us)} ms"
     if found.scatter_us:
         parts = [f"{name} {_signed(us)}" for name, us in found.scatter_parts if abs(us) > 100]
@@ -45,16 +46,31 @@ def lines(found: Explanation, most: int = 12) -> Iterator[str]:
         yield from textwrap.wrap(f"CUDA calls a step: {changed}", WIDTH)
 
 
-def _causes(found: Explanation, most: int) -> Iterator[str]:
+def _causes(found: Explanation, most: int, peaks: Peaks | None) -> Iterator[str]:
     if not found.causes:
         yield "No cause is beyond the scatter between steps."
     for cause in found.causes[:most]:
-        first, *more = textwrap.wrap(sentence(cause) + _when(cause), WIDTH - 13)
+        first, *more = textwrap.wrap(
+            sentence(cause) + _when(cause) + _roof(cause, peaks), WIDTH - 13
+        )
         yield f"{_signed(cause.us):>8} ms  {first}"
         yield from (f"{'':13}{line}" for line in more)
     if len(found.causes) > most:
         rest = sum(cause.us for cause in found.causes[most:])
         yield f"{_signed(rest):>8} ms  {len(found.causes) - most} smaller causes"
+
+
+def _roof(cause: Cause, peaks: Peaks | None) -> str:
+    """Return how near to the roof the kernels were and are, as far as both are known."""
+    if peaks is None:
+        return ""
+    found = [
+        position(side.work, side.us / side.calls, peaks) if side.calls else None
+        for side in (cause.before, cause.after)
+    ]
+    before, after = (f"{100 * one.utilisation:.0f} %" if one else "?" for one in found)
+    bound = next((one.bound for one in reversed(found) if one), "")
+    return f"; {before} -> {after} of its roof, {bound}-bound" if bound else ""
 
 
 def refused_because(one: Refused) -> str:

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from stepguard.roofline import Work
 from stepguard.trace.columns import (
     ANNOTATION,
     CALL,
@@ -32,6 +33,7 @@ from stepguard.trace.columns import (
     Trace,
 )
 from stepguard.trace.read.chunks import CHUNK_BYTES, Chunks, Event, Scalar, TraceError
+from stepguard.trace.work import Inputs, is_known, work_of
 
 # Lower case: before 2023 Kineto wrote "Kernel", "Runtime", "Operator".
 _HOST = {
@@ -108,6 +110,8 @@ class _Columns:
         self._codes: dict[int, str] = {}
         self._host = [array(code) for code in "biddiqq"]
         self._gpu = [array(code) for code in "biddiiqqqi"]
+        self._work: dict[int, Work] = {}
+        self._known: dict[Inputs, Work] = {}
         self._allocations: list[tuple[Any, ...]] = []
 
     def add(self, events: Iterable[Event]) -> None:
@@ -135,6 +139,8 @@ class _Columns:
     def _add_host(self, kind: int, rows: list[Event]) -> None:
         threads = self._threads
         args = [row.args or _NOTHING for row in rows]
+        if kind == OPERATOR:
+            self._add_work(rows)
         columns = (
             [kind] * len(rows),
             *self._name_and_times(rows),
@@ -143,6 +149,19 @@ class _Columns:
             self._externals(args),
         )
         _extend(self._host, columns)
+
+    def _add_work(self, rows: list[Event]) -> None:
+        """Note the work of operators whose shapes are in the file (``record_shapes=True``)."""
+        for row in rows:
+            args, name = row.args, str(row.name)
+            if args is None or not len(bytes(args.dims)) or not is_known(name):
+                continue
+            inputs = Inputs(name, *(bytes(raw) for raw in (args.dims, args.types, args.values)))
+            if (work := self._known.get(inputs)) is None:
+                work = self._known[inputs] = work_of(inputs)
+            external = _number(args.external)
+            if (work.flops or work.bytes) and external != NONE:
+                self._work[external] = work
 
     def _add_gpu(self, kind: int, rows: list[Event]) -> None:
         args = [row.args or _NOTHING for row in rows]
@@ -208,6 +227,7 @@ class _Columns:
             machine=machine,
             began_us=began,
             allocations=_allocations(self._allocations, began),
+            work=self._work,
         )
 
 

@@ -27,6 +27,9 @@ _TRIES = 8  # of cuts in one chunk: text that looks like a border may stand in a
 _UNDECIDED_BYTES = 32 << 20  # read on this far where no cut holds
 
 
+_NO_JSON = msgspec.Raw(b"")
+
+
 class TraceError(ValueError):
     """A trace that cannot be read, or that cannot be right; one sentence."""
 
@@ -50,6 +53,9 @@ class Scalar(msgspec.Struct, gc=False):
     group: int | float | None = msgspec.field(name="Group size", default=None)
     dtype: str | None = None
     sequence: int | float | None = msgspec.field(name="Sequence number", default=None)
+    dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_JSON)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_JSON)
+    values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_JSON)
     address: int | None = msgspec.field(name="Addr", default=None)
     changed: int | None = msgspec.field(name="Bytes", default=None)
     allocated: int | None = msgspec.field(name="Total Allocated", default=None)

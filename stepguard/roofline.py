@@ -1,0 +1,68 @@
+"""The roofline: how far a kernel is from what its GPU can do, by measured peaks.
+
+A kernel cannot be faster than its products at the peak rate of their type, nor than its bytes at
+the peak rate of memory. The larger of the two shares of its time is its utilisation (Triton's
+profiler Proton has the formula): 1 means that it is at its roof, and which one is the larger says
+what bounds it. Peaks are measured by a matrix product and a copy (doctor --peaks).
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+Positive = Annotated[float, msgspec.Meta(gt=0)]
+_WORDS = {"bfloat16": "bf16", "half": "fp16", "float": "fp32"}
+
+
+class Peaks(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What one card reached."""
+
+    device_name: str
+    device_uuid: str  # "" for a CPU
+    date: str
+    torch: str
+    copy_bytes_per_s: Positive  # read and written
+    flops_per_s: dict[str, Positive]  # of matrix products, by type: "bf16"
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a launch has to do at least; 0 where that is not known."""
+
+    flops: float = 0.0
+    bytes: float = 0.0
+    dtype: str = ""  # of the products, as Peaks names it
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a kernel is under the roof."""
+
+    flops_share: float  # of its time that its products need at the peak
+    bytes_share: float
+
+    @property
+    def utilisation(self) -> float:
+        """Return the larger share."""
+        return max(self.flops_share, self.bytes_share)
+
+    @property
+    def bound(self) -> str:
+        """Return what bounds it: "compute" or "memory"."""
+        return "compute" if self.flops_share >= self.bytes_share else "memory"
+
+
+def position(work: Work, us: float, peaks: Peaks) -> Position | None:
+    """Return the position of work that took ``us``; None where it or its peak is not known."""
+    peak = peaks.flops_per_s.get(work.dtype)
+    if us <= 0 or not (work.bytes or work.flops) or (work.flops and peak is None):
+        return None
+    seconds = us / 1e6
+    flops_s = work.flops / peak if peak else 0.0
+    return Position(flops_s / seconds, work.bytes / peaks.copy_bytes_per_s / seconds)
+
+
+def type_of(dtype: str) -> str:
+    """Return the name in Peaks of a type as traces name it, "c10::BFloat16"."""
+    return _WORDS.get(dtype.lower().removeprefix("c10::"), "")

@@ -1,0 +1,141 @@
+"""The roofline: utilisation by the formula, work by shapes, peaks that were measured."""
+
+import json
+
+import pytest
+from builders import PROPERTY
+from hypothesis import given
+from hypothesis import strategies as st
+from kineto import Kineto
+
+from stepguard.cli.main import main
+from stepguard.explain.causes import explain
+from stepguard.explain.roofs import class_roofs
+from stepguard.report.trace.explanation import lines
+from stepguard.roofline import Peaks, Work, position
+from stepguard.storage import peaks as storage
+from stepguard.storage.json_file import FileError
+from stepguard.trace.profiles import profile
+from stepguard.trace.work import Inputs, work_of
+
+PEAKS = Peaks(
+    device_name="NVIDIA H200",
+    device_uuid="GPU-1234",
+    date="2026-11-22T00:00:00+00:00",
+    torch="2.11.0",
+    copy_bytes_per_s=4e12,
+    flops_per_s={"bf16": 800e12},
+)
+
+
+@pytest.mark.parametrize(
+    "work, us, utilisation, bound",
+    [
+        (Work(400e6, 1e6, "bf16"), 1.0, 0.5, "compute"),
+        (Work(0, 2e6), 1.0, 0.5, "memory"),
+        (Work(80e6, 3e6, "bf16"), 1.0, 0.75, "memory"),
+    ],
+)
+def test_the_larger_share_counts(work, us, utilisation, bound):
+    """Of the time that products and bytes need at their peaks."""
+    found = position(work, us, PEAKS)
+    assert (found.utilisation, found.bound) == (pytest.approx(utilisation), bound)
+
+
+@pytest.mark.parametrize("work, us", [(Work(), 1.0), (Work(1e6, 1, "fp8"), 1.0), (Work(0, 1), 0)])
+def test_what_is_not_known_has_no_position(work, us):
+    """Neither 0 nor 100 %."""
+    assert position(work, us, PEAKS) is None
+
+
+def inputs(operator, dims, types, values=()):
+    """What a trace says of a call."""
+    return Inputs(operator, *(json.dumps(one).encode() for one in (dims, types, list(values))))
+
+
+BF16 = "c10::BFloat16"
+Q, FLASH = [2, 1024, 12, 64], 2 * 12 * 1024 * 1024 * 64
+
+
+@pytest.mark.parametrize(
+    "call, work",
+    [
+        (inputs("aten::mm", [[8, 4], [4, 16]], [BF16] * 2), Work(1024, 448, "bf16")),
+        (inputs("aten::addmm", [[16], [8, 4], [4, 16]], ["float"] * 3), Work(1024, 896, "fp32")),
+        (inputs("aten::bmm", [[3, 8, 4], [3, 4, 16]], [BF16] * 2), Work(3072, 1344, "bf16")),
+        (inputs("triton_poi_fused_0", [[8, 4], [], [8]], ["float", "Scalar", BF16]),
+         Work(0, 144)),
+        (inputs("aten::_flash_attention_forward", [Q] * 3, [BF16] * 3, ["0"] * 8 + ["True"]),
+         Work(2 * FLASH, 4 * 2 * 2 * 1024 * 768, "bf16")),
+        (inputs("aten::_flash_attention_backward", [Q] * 4, [BF16] * 4, ["0"] * 11 + ["False"]),
+         Work(10 * FLASH, 8 * 2 * 2 * 1024 * 768, "bf16")),
+        (inputs("aten::mm", [[8, 4], [5, 16]], [BF16] * 2), Work()),
+        (inputs("aten::mm", [[8, 4]], [BF16]), Work()),
+        (inputs("aten::bmm", "x", 7), Work()),
+    ],
+)  # fmt: skip
+def test_work_by_shapes(call, work):
+    """Products, attention and generated kernels; nothing of shapes that are none."""
+    assert work_of(call) == work
+
+
+JSON = st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda x: st.lists(x))
+
+
+@PROPERTY
+@given(st.sampled_from(["aten::mm", "triton_x", "aten::_flash_attention_forward"]), JSON, JSON)
+def test_any_shapes_are_work_or_nothing(operator, dims, types):
+    """Whatever stands in the file."""
+    assert isinstance(work_of(inputs(operator, dims, types)), Work)
+
+
+def a_trace(us, shapes=True):
+    """Three steps with one product of 1024 x 1024 in bf16 that takes ``us``."""
+    trace = Kineto(deviceProperties=[{"name": "NVIDIA H200"}])
+    args = {"Input Dims": [[1024, 1024]] * 2, "Input type": [BF16] * 2} if shapes else {}
+    for number in range(4):
+        began = 1000.0 * number
+        trace.step(number, began, began + 999)
+        trace.event("cpu_op", "aten::mm", began + 1, 5, **{"External id": number}, **args)
+        trace.kernel(began + 2, began + 10, began + 10 + us, "nvjet", **{"External id": number})
+    return trace
+
+
+def test_classes_under_the_roof_and_causes():
+    """A product twice as slow is half as near to its roof; that stands beside the cause."""
+    fast, slow = (profile(a_trace(us).analysis()) for us in (5.0, 10.0))
+    (roof,) = class_roofs(fast, PEAKS)
+    assert roof.tflops_per_s == pytest.approx(2 * 1024**3 / 5 / 1e6)
+    assert roof.position.bound == "compute" and roof.known_us == roof.all_us == 5
+    assert roof.position.utilisation == pytest.approx(2 * 1024**3 / 800e12 / 5e-6)
+    text = " ".join(" ".join(lines(explain(fast, slow), peaks=PEAKS)).split())
+    assert "54 % -> 27 % of its roof, compute-bound" in text
+    assert not class_roofs(profile(a_trace(5.0, shapes=False).analysis()), PEAKS)
+
+
+def test_the_page_has_the_roof_of_this_card(tmp_path, monkeypatch, capsys):
+    """By the peaks that are kept for it; without any it says how to measure them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file = tmp_path / "a.json"
+    file.write_bytes(a_trace(5.0).text())
+    assert main(["trace", str(file)]) == 0
+    assert "doctor --peaks" in capsys.readouterr().out
+    kept = storage.save(PEAKS)
+    assert main(["trace", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "54 %" in out and "compute" in out and "GPU-1234" in out
+    assert all(len(line) <= 80 for line in out.splitlines())
+    kept.write_text('{"device_name": 1}')
+    with pytest.raises(FileError, match="measure again"):
+        storage.newest("NVIDIA H200")
+
+
+def test_peaks_of_a_cpu_are_measured():
+    """By a real copy and real products, however slow the machine is."""
+    import torch
+
+    from stepguard.worker.profilers.peaks import measure
+
+    found = measure(torch.device("cpu"), size=64, copied_bytes=1 << 16)
+    assert found.copy_bytes_per_s > 0 and found.flops_per_s["fp32"] > 0
+    assert found.device_name and not found.device_uuid
