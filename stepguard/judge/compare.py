@@ -234,12 +234,14 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
     return tuple(sorted(moves, key=_distance_from_cause))
 
 
-def _distance_from_cause(part: PartMove) -> tuple[int, bool, int]:
-    """Order parts: by their kind, what is new or lost, then by how far."""
+def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, int]:
+    """Order parts: by their kind, what is new or lost, attention before the products that are put
+    in its place, then by how far.
+    """
     kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
     kind = max(kinds, default=OTHER_KIND)
     changed_number = 0 not in (part.old, part.new)
-    return kind, changed_number, -abs(part.new - part.old)
+    return kind, changed_number, "attention" not in part.name, -abs(part.new - part.old)
 
 
 def _moved_operators(

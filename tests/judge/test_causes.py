@@ -102,10 +102,10 @@ def test_one_line_more_often_is_that_line():
 
 
 def test_a_lost_operator_is_at_its_former_place():
-    """Of a recording without its line number, and negative; what came for it comes after."""
+    """Of a recording without its line number, and negative; what came for attention comes after."""
     then = counted(at(9, what="attention", count=3), attention=3, clone=0)
     now = counted(at(9, what="bmm", count=6), bmm=6)
-    assert places(now, then) == [(9, "Block.forward", 6), (0, "Block.forward", -3)]
+    assert places(now, then) == [(0, "Block.forward", -3), (9, "Block.forward", 6)]
 
 
 def test_code_that_moved_to_another_function_is_no_place():
@@ -133,14 +133,14 @@ def test_of_a_recording_without_places_only_what_is_new_has_one():
 
 
 def test_what_explains_stands_first():
-    """Attention that was lost before views and backward passes that follow from it."""
+    """Attention that was lost, what is put in its place, then views and backward passes."""
     parts = dict(view=9, attention=3, attention_backward=3, add=2)
     then = counted(*(at(1, what=n, count=c) for n, c in parts.items()), **parts)
     after = dict(view=29, bmm=6, bmm_backward=9, add=3)
     now = counted(*(at(1, what=n, count=c) for n, c in after.items()), **after)
     found = compare(OPERATORS, summarise(now), [stored(then)], now.gates)
     names = [part.name.split(".")[1] for part in found.moved]
-    assert names[:2] == ["bmm", "attention"] and names[-1] == "view"
+    assert names[:2] == ["attention", "bmm"] and names[-1] == "view"
     assert [site.what for site in found.sites] == [part.name for part in found.moved]
 
 
