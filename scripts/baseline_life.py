@@ -199,7 +199,7 @@ def grow(life: Life) -> None:
     life.diff()
     life.commit("Recording 5")
     life.say("From now on the limit is what these five allow. A sixth run, judged:")
-    life.stepguard("judge", "--evidence", life.measured(252.6), "--json", "../verdict.json")
+    life.stepguard("judge", "--evidence", life.measured(252.6))
 
 
 def slow_down(life: Life) -> None:
@@ -213,7 +213,7 @@ def slow_down(life: Life) -> None:
     (life.repository / "model.py").write_text("# the training step, activations computed again\n")
     life.commit("Compute activations again")
     folder = life.measured(260.1, PEAK - 9_000_000_000)
-    life.stepguard("judge", "--evidence", folder, "--json", "../verdict.json")
+    life.stepguard("judge", "--evidence", folder)
     life.stepguard("accept", "--evidence", folder)
     life.say("With a reason a new epoch begins. From now on runs are compared with that one only.")
     reason = "9 GB less for 3 % of time: batch 96 fits now"
@@ -258,10 +258,10 @@ def waive(life: Life) -> None:
     life.stepguard("waive", name, "step_ms", *arguments)
     life.diff()
     life.say("The case passes, and says on every run until when and why:")
-    life.stepguard("judge", "--evidence", slower, "--json", "../verdict.json")
+    life.stepguard("judge", "--evidence", slower)
     life.say("A step that is slower still fails, and the waiver says that it was exceeded:")
     worse = life.measured(281.0, PEAK - 9_000_000_000)
-    life.stepguard("judge", "--evidence", worse, "--json", "../verdict.json")
+    life.stepguard("judge", "--evidence", worse)
     life.say(
         "The day after its last one it fails likewise, as `EXPIRED`. When the case is `same` "
         "again the waiver is reported as stale, and it is removed."

@@ -43,4 +43,4 @@ def test_the_page_shows_what_it_promises(made):
     assert "waivers.json" in diffs[3] and '"limit_pct": 6.0' in diffs[3]
     assert not re.search(r"^-[^-]", "".join(diffs[1:3]), re.MULTILINE)  # nothing is taken away
     assert made.count(": not recorded, ") == 3
-    assert "SLOWER (waived until " in made and "waiver: EXCEEDED, it is +8.0" in made
+    assert "SLOWER (waived until " in made and "waiver EXCEEDED, it is +8.0" in made

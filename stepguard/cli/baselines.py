@@ -6,7 +6,6 @@ python -m stepguard baselines prune 'train_step[124m-bf16]'
 
 import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,11 @@ def add_command(commands: Any, root: Path) -> None:
     command = add_parser(commands, root, "baselines", _baselines, "what is recorded")
     command.add_argument("action", choices=("list", "show", "prune"))
     command.add_argument("case", nargs="?", metavar="CASE")
-    command.add_argument("--json", action="store_true", help="show: JSON, also on a terminal")
+    command.add_argument("--json", action="store_true", help="show: one JSON document")
 
 
 def _baselines(options: argparse.Namespace) -> int:
-    """Print a line a case; ``show`` adds its epochs, or is one JSON document in a pipe."""
+    """Print a line a case; ``show`` adds its epochs."""
     folder = options.baselines
     paths = baseline.files(folder)
     if not paths:
@@ -50,7 +49,7 @@ def _baselines(options: argparse.Namespace) -> int:
             baseline.remove(path, case_id)
             say(f"{case_id}: removed from {path}; commit it")
         return 0
-    if options.action == "show" and (options.json or not sys.stdout.isatty()):
+    if options.action == "show" and options.json:
         document: dict[str, dict[str, Any]] = {}
         for path, case_id, entry in found:
             document.setdefault(path.name, {})[case_id] = msgspec.to_builtins(entry)

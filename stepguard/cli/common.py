@@ -1,22 +1,28 @@
 """Parts of several commands: usage errors, the folder of baselines, kept evidence, documents."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepguard.case import Case
+from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
+from stepguard.judge.confirm import confirmed, to_confirm
 from stepguard.judge.screen import judge
+from stepguard.judge.waivers import final, waive
 from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, read_evidence
+from stepguard.storage.waivers import today
 from stepguard.text import printable
 from stepguard.verdict import Verdict
+from stepguard.waiver import Waiver
+
+STDOUT = "-"  # in place of a file's path: the last line that is printed
 
 
 class UsageError(ValueError):
@@ -74,11 +80,29 @@ def folder_option(options: argparse.Namespace) -> str:
     return Commands(baselines=named).in_folder()
 
 
+def add_json(command: argparse.ArgumentParser) -> None:
+    """Add the option for a command's document."""
+    text = "write the result as one JSON document; - prints it as the last line"
+    command.add_argument("--json", metavar="PATH", help=text)
+
+
 def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
-    """Return the verdict of today's baseline on the evidence."""
+    """Return the screen's verdict by today's baseline on the evidence."""
     path = baseline.path_of(folder, evidence)
     content = baseline.load_for(path, baseline.machine_of(evidence))
     return judge(evidence, content.cases.get(evidence.case_id) if content else None)
+
+
+def verdict_of_run(
+    evidence: Evidence, pairs: Comparison | None, folder: Path, waivers: Sequence[Waiver]
+) -> Verdict:
+    """Return the verdict as a run ends with it, by today's baselines and waivers; ``pairs`` are
+    those that were kept of its confirmation.
+    """
+    found = waive(verdict_today(evidence, folder), evidence, waivers, today())
+    if pairs is not None and to_confirm(found) is not None:
+        found = confirmed(found, pairs, pairs.named, steps=evidence.timed_steps)
+    return final(found, evidence, waivers, today())
 
 
 def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
@@ -117,23 +141,19 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
 
 def refuse_target(target: str | None) -> None:
     """Raise UsageError for a file that --json cannot write, before hours of measuring."""
-    if target and (problem := documents.unwritable(Path(target))):
+    if target and target != STDOUT and (problem := documents.unwritable(Path(target))):
         raise UsageError(f"--json {target}: {problem}")
 
 
-def put_json(document: Any, target: str | None, evidence: Path | None = None) -> None:
-    """Write the document into ``target``; without one it is the last line for whoever reads a pipe.
+def put_json(document: Any, target: str | None) -> None:
+    """Write the document where it was asked for: into a file, or as the last line that is printed.
 
-    At a terminal, and beside a file, a line says where the document is or how to get it instead:
-    thousands of characters in one line would push the figures out of sight.
+    Raises ValueError for a file that cannot be written.
     """
-    text = documents.as_json(document, indent=-1)
-    if target:
-        if problem := documents.put(Path(target), text + "\n"):
-            raise ValueError(f"--json {target}: {problem}; the evidence is kept")
-    elif not sys.stdout.isatty():
-        say(text)
+    if not target:
         return
-    if evidence:
-        say(f"evidence: {os.path.relpath(evidence)}")
-    say(f"as JSON: {target or '--json PATH, or pipe the output'}")
+    text = documents.as_json(document, indent=-1)
+    if target == STDOUT:
+        say(text)
+    elif problem := documents.put(Path(target), text + "\n"):
+        raise ValueError(f"--json {target}: {problem}; the evidence is kept")

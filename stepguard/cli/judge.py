@@ -10,21 +10,21 @@ from typing import Any
 
 from stepguard.cli.common import (
     add_evidence,
+    add_json,
     add_parser,
     complain,
     put_json,
     refuse_target,
     say,
-    verdict_today,
+    verdict_of_run,
     wanted_evidence,
 )
-from stepguard.judge.waivers import waive_or_settle
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.progress_line import columns
 from stepguard.report.waivers import sentences
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import Store
+from stepguard.storage.runs import Store, pairs_beside
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.verdict import Status, Verdict
 
@@ -34,7 +34,7 @@ def add_command(commands: Any, root: Path) -> None:
     text = "judge kept evidence against the baselines again"
     command = add_parser(commands, root, "judge", _judge, text)
     add_evidence(command, "every case of the last run")
-    command.add_argument("--json", metavar="PATH", help="write the verdicts as one JSON document")
+    add_json(command)
 
 
 def _judge(options: argparse.Namespace) -> int:
@@ -46,10 +46,10 @@ def _judge(options: argparse.Namespace) -> int:
     for case_id in unknown(options.baselines, waivers, known):
         where = options.baselines / baseline.WAIVERS
         complain(f"{where}: no baseline or kept run has {case_id!r}")
-    for _, evidence in wanted:
+    for kept, evidence in wanted:
         path = baseline.path_of(options.baselines, evidence)
-        found = verdict_today(evidence, options.baselines)
-        verdicts.append(waive_or_settle(found, evidence, waivers, today()))
+        pairs = pairs_beside(kept)
+        verdicts.append(verdict_of_run(evidence, pairs, options.baselines, waivers))
         commit = evidence.commit[:10] or "no commit"
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     _say(verdicts)
@@ -64,4 +64,4 @@ def _say(verdicts: list[Verdict]) -> None:
         if verdict.status is not Status.SAME:
             say(words.headline(verdict), *words.evidence_lines(verdict))
         else:
-            say(*(f"{verdict.case_id}: waiver {text}" for text in sentences(verdict)))
+            say(*(f"{verdict.case_id}: {text}" for text in sentences(verdict)))

@@ -5,11 +5,19 @@ python -m stepguard run 'train_step[124m-bf16]' --trace traces
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import UsageError, progress_line, put_json, refuse_target, say
+from stepguard.cli.common import (
+    UsageError,
+    add_json,
+    progress_line,
+    put_json,
+    refuse_target,
+    say,
+)
 from stepguard.cli.profilers.record import add_trace_options, record, refuse_trace_options
 from stepguard.cli.workload import add_workload, chosen_case
 from stepguard.gpu.nvml import visible_gpus
@@ -29,7 +37,7 @@ def add_command(commands: Any, root: Path) -> None:
     add_workload(run)
     run.add_argument("--launcher", metavar="CMD", help="starts its argument once on each node")
     run.add_argument("--launches", type=int, metavar="N", help="timed launches (3; 1 on a CPU)")
-    run.add_argument("--json", metavar="PATH", help="write the result as one JSON document")
+    add_json(run)
     add_trace_options(run)
     run.set_defaults(call=_run, root=root)
 
@@ -59,6 +67,6 @@ def _run(options: argparse.Namespace) -> int:
     measured = measurement_problem(result.evidence) is None
     if not measured:
         sys.stderr.write(words.block(result.verdict, str(result.evidence_path), Commands()) + "\n")
-    document = result_document(result, Commands(options.root))
-    put_json(document, options.json, result.evidence_path)
+    say(f"evidence: {os.path.relpath(result.evidence_path)}")
+    put_json(result_document(result, Commands(options.root)), options.json)
     return 0 if measured else 1

@@ -1,5 +1,8 @@
 """The command waive: let a known regression pass for some days, up to a size.
 
+Without a metric it is all that the case failed for when it was measured last, as large as it was.
+
+    python -m stepguard waive 'train_step[124m-bf16]' --reason 'waits for torch 2.14' --days 30
     python -m stepguard waive 'train_step[124m-bf16]' step_ms --limit-pct 6 \\
         --reason 'waits for torch 2.14' --days 30
     python -m stepguard waive 'train_step[124m-bf16]' step_ms --remove
@@ -10,12 +13,20 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import UsageError, add_parser, say
+from stepguard.cli.common import UsageError, add_parser, say, verdict_of_run
 from stepguard.git.revision import user_name
-from stepguard.judge.waivers import MAX_DAYS
+from stepguard.judge.ab import judge_ab
+from stepguard.judge.waivers import MAX_DAYS, suggested_sizes, waive
 from stepguard.report.waivers import described
-from stepguard.storage.runs import Store
-from stepguard.storage.waivers import BadWaiver, add_waiver, remove_waiver, today
+from stepguard.report.words import headline
+from stepguard.storage.runs import Store, last_measured
+from stepguard.storage.waivers import (
+    BadWaiver,
+    add_waiver,
+    load_waivers,
+    remove_waiver,
+    today,
+)
 from stepguard.waiver import Waiver
 
 
@@ -24,8 +35,9 @@ def add_command(commands: Any, root: Path) -> None:
     text = "let a known regression pass for some days"
     command = add_parser(commands, root, "waive", _waive, text)
     command.add_argument("case", metavar="CASE")
-    command.add_argument("metric", metavar="METRIC")
-    size = command.add_mutually_exclusive_group(required=True)
+    command.add_argument("metric", nargs="?", metavar="METRIC", help="default: all that failed")
+    command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
+    size = command.add_mutually_exclusive_group()
     size.add_argument("--remove", action="store_true", help="remove the waiver of this metric")
     size.add_argument("--limit-pct", type=float, metavar="X", help="of a time: at most X percent")
     size.add_argument("--value", type=int, metavar="N", help="of a counter: at most N")
@@ -35,6 +47,12 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _waive(options: argparse.Namespace) -> int:
+    sized = (options.limit_pct, options.value) != (None, None)
+    if bool(options.metric) != (sized or options.remove):
+        raise UsageError(
+            "a METRIC and one of --limit-pct --value --remove go together; without them it is all "
+            "that failed, as it was measured last"
+        )
     if options.remove:
         path = remove_waiver(options.baselines, options.case, options.metric, today())
         say(f"{options.case}: waiver of {options.metric} removed from {path}; commit it")
@@ -46,19 +64,44 @@ def _waive(options: argparse.Namespace) -> int:
         raise UsageError(
             f"--days {options.days}: 1 to {MAX_DAYS}; accept what is going to last longer"
         )
-    waiver = Waiver(
-        case=options.case,
-        metric=options.metric,
-        limit_pct=options.limit_pct,
-        value=options.value,
-        reason=options.reason,
-        expires=today() + timedelta(days=options.days),
-        who=options.who or user_name(options.root),
-    )
-    try:
-        path = add_waiver(options.baselines, waiver, today(), Store(options.root).measured_cases())
-    except BadWaiver as error:
-        raise UsageError(str(error)) from None
-    say(f"{waiver.case}: {described(waiver)}")
+    sizes = {options.metric: (options.limit_pct, options.value)}
+    for metric, (limit_pct, value) in (sizes if options.metric else _as_measured(options)).items():
+        waiver = Waiver(
+            case=options.case,
+            metric=metric,
+            limit_pct=limit_pct,
+            value=value,
+            reason=options.reason,
+            expires=today() + timedelta(days=options.days),
+            who=options.who or user_name(options.root),
+        )
+        known = Store(options.root).measured_cases()
+        try:
+            path = add_waiver(options.baselines, waiver, today(), known)
+        except BadWaiver as error:
+            raise UsageError(str(error)) from None
+        say(f"{waiver.case}: {described(waiver)}")
     say(f"written to {path}; commit it, so that everybody has it")
     return 0
+
+
+def _as_measured(options: argparse.Namespace) -> dict[str, tuple[float | None, int | None]]:
+    """Return limit and value of all that the case failed for when it was measured last.
+
+    Raises ValueError where it passed, or failed for what no waiver covers.
+    """
+    source = Path(options.evidence) if options.evidence else Store(options.root).runs
+    evidence, pairs = last_measured(source, options.case)
+    waivers = load_waivers(options.baselines, today())
+    if evidence is not None:
+        verdict = verdict_of_run(evidence, pairs, options.baselines, waivers)
+    elif pairs is not None:
+        verdict = waive(judge_ab(pairs), pairs.head, waivers, today())
+    if sizes := suggested_sizes(verdict):
+        return {
+            metric: (size, None) if option == "--limit-pct" else (None, int(size))
+            for metric, (option, size) in sizes.items()
+        }
+    if verdict.outcome == "passed":
+        raise ValueError(f"{options.case}: it passes, nothing is to be waived")
+    raise ValueError(f"{headline(verdict)}: no waiver covers that")

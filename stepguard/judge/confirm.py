@@ -17,6 +17,7 @@ from stepguard.verdict import (
     Reason,
     Status,
     Verdict,
+    worst_of,
 )
 
 # Of a step time, that another card or clock may make with the same code. H200s: cards differ by
@@ -28,10 +29,11 @@ OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 
 
 def to_confirm(verdict: Verdict) -> MetricVerdict | None:
-    """Return the time by which a stored baseline calls a case SLOWER or FASTER, if one decides; or
-    the step time that is within its limit though kernels moved, where all else is `same`.
+    """Return the time by which a stored baseline calls a case SLOWER or FASTER, if one decides of
+    all that is not waived; or the step time that is within its limit though kernels moved, where
+    all else is `same`.
     """
-    worst = verdict.worst
+    worst = worst_of(metric for metric in verdict.metrics if not metric.waived_until)
     # An A/B verdict rests on pairs already.
     if verdict.whole or worst is None or verdict.against:
         return None
@@ -223,6 +225,8 @@ def _with_times(verdict: Verdict, judged: Callable[[MetricVerdict], MetricVerdic
 
 
 def _is_moved_time(found: MetricVerdict) -> bool:
+    if found.waived_until:  # it passes, be it the code's doing or the machine's
+        return False
     timed = METRICS[found.metric].kind == "time"
     return timed and found.gated and found.status in (Status.SLOWER, Status.FASTER)
 

@@ -50,14 +50,12 @@ def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today
     return replace(verdict, waivers=outcomes)
 
 
-def waive_or_settle(
-    verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date
-) -> Verdict:
-    """Return the screen's verdict as it may leave a run: waived, or else without alarms that
-    nothing confirmed. What is waived stays as the screen saw it.
+def final(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date) -> Verdict:
+    """Return the screen's verdict as it may leave a run, after pairs or without: waived, and less
+    the alarms that nothing confirmed. What is waived stays as the screen saw it.
     """
     waived = waive(verdict, evidence, waivers, today)
-    return waived if waived.waived_until else waive(settled(verdict), evidence, waivers, today)
+    return waive(settled(waived), evidence, waivers, today)
 
 
 def _effect(waiver: Waiver, found: MetricVerdict | None, today: date) -> WaiverEffect:
@@ -130,6 +128,16 @@ def suggested_size(found: MetricVerdict) -> tuple[str, float] | None:
         return None
     # Up to the next half percent, then one more half: the same code measures otherwise next time.
     return "--limit-pct", min(math.ceil(2 * change + 1) / 2, MAX_PCT)
+
+
+def suggested_sizes(verdict: Verdict) -> dict[str, tuple[str, float]]:
+    """Return the size, by metric, that covers each failing one as it is; none where one cannot be
+    waived: the case would fail all the same.
+    """
+    failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
+    sizes = {m.metric: suggested_size(m) for m in failing if not m.waived_until}
+    known = {name: size for name, size in sizes.items() if size}
+    return known if len(known) == len(sizes) and not verdict.whole else {}
 
 
 def problem_of(waiver: Waiver, today: date) -> str:

@@ -24,9 +24,8 @@ from stepguard.judge.ab import (
     without_false_discoveries,
 )
 from stepguard.judge.calibration import RuleFor, decision_rule
-from stepguard.judge.confirm import settled
 from stepguard.judge.screen import comparable, judge, wants_another_launch
-from stepguard.judge.waivers import waive, waive_or_settle
+from stepguard.judge.waivers import final, waive
 from stepguard.launch.scheduler import Launcher, spread
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
@@ -120,18 +119,16 @@ class Suite:
         evidence = self._checked(found)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
         screened = self._naming(path, judge(evidence, entry))
-        verdict, comparison = waive_or_settle(screened, evidence, self.waivers, today()), None
-        # What is waived passes, be it the code's doing or the machine's.
-        confirms = self.confirms and not verdict.waived_until
+        screened, comparison = waive(screened, evidence, self.waivers, today()), None
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
-            if confirms and entry is not None and evidence.fingerprint is not None:
+            if self.confirms and entry is not None and evidence.fingerprint is not None:
                 # The first of the epoch: what was recorded since is `same` by the limit, not by
                 # pairs, and may have crept.
                 recordings = comparable(entry.epochs[-1], evidence)
                 recorded = recordings[0].commit if recordings else ""
                 share_s = self.budget.share_s()
-                confirmed, comparison = confirm(
+                screened, comparison = confirm(
                     case,
                     self._bench,
                     screened,
@@ -141,7 +138,7 @@ class Suite:
                     share_s,
                     rule_for,
                 )
-                verdict = waive(settled(confirmed), evidence, self.waivers, today())
+        verdict = final(screened, evidence, self.waivers, today())
         if comparison is not None:
             self._store.keep_comparison(self._bench.folder, case.slug, comparison)
         return Result(case, evidence, verdict, evidence_path, path, comparison)

@@ -131,7 +131,7 @@ def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
 def waiver_lines(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[str]:
     """Return a line for every waiver: what it did, or that its case was not measured."""
     used = {result.case.id: sentences(result.verdict) for result in results}
-    lines = [f"{case_id}: waiver {text}" for case_id, texts in used.items() for text in texts]
+    lines = [f"{case_id}: {text}" for case_id, texts in used.items() for text in texts]
     return lines + [
         f"{waiver.case}: waiver not used, its case was not measured: {described(waiver)}"
         for waiver in waivers

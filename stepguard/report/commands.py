@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepguard.judge.waivers import suggested_size
+from stepguard.judge.waivers import suggested_sizes
 from stepguard.verdict import Reason, Status, Verdict
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
@@ -33,23 +33,14 @@ class Commands:
         """Return the command that records a case's evidence; a new level needs a reason, too."""
         return f"{self.python} -m stepguard accept {shlex.quote(case_id)}{self.in_folder()}"
 
-    def waive(self, verdict: Verdict) -> list[str]:
-        """Return the commands that waive all that fails, ready but for reason and days; none where
-        a failing metric cannot be waived.
+    def waive(self, verdict: Verdict) -> str:
+        """Return the command that waives all that fails, as large as it is, ready but for reason
+        and days; empty where a failing metric cannot be waived.
         """
-        failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
-        unwaived = [metric for metric in failing if not metric.waived_until]
-        sizes = [suggested_size(metric) for metric in unwaived]
-        # All or none: with one failing metric left the case would fail all the same.
-        if verdict.whole or not all(sizes):
-            return []
-        start = f"{self.python} -m stepguard waive {shlex.quote(verdict.case_id)}"
-        # A count is typed in full: a million bytes are no 1e+06, which the command would refuse.
-        return [
-            f"{start} {metric.metric} {option} {size if isinstance(size, int) else f'{size:g}'}"
-            f"{self.in_folder()}{NEW_LEVEL} --days N"
-            for metric, (option, size) in zip(unwaived, filter(None, sizes), strict=True)
-        ]
+        if not suggested_sizes(verdict):
+            return ""
+        case = shlex.quote(verdict.case_id)
+        return f"{self.python} -m stepguard waive {case}{self.in_folder()}{NEW_LEVEL} --days N"
 
     @property
     def doctor(self) -> str:
@@ -91,8 +82,8 @@ def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str
     first = "commit, measure again, then " if dirty else ""
     accept = first + commands.accept(verdict.case_id)
     if verdict.status in (Status.SLOWER, Status.CHANGED):
-        waive = [f"or let it pass for some days: {one}" for one in commands.waive(verdict)]
-        return [f"accept: {accept}{NEW_LEVEL}", *waive]
+        waive = commands.waive(verdict)
+        return [f"accept: {accept}{NEW_LEVEL}", *([f"or for some days: {waive}"] if waive else [])]
     if verdict.status is Status.NOT_COMPARABLE:
         return [f"accept: {accept}{NEW_LEVEL}"]
     if verdict.status is Status.FASTER:
@@ -118,7 +109,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
         accept = commands.accept(verdict.case_id) + NEW_LEVEL
         then = "; then remove the waiver" if waive else ""
         return [
-            *(f"if it is meant: {command}" for command in waive),
+            *([f"if it is meant: {waive}"] if waive else []),
             f"after the merge, on main: {again}, then {accept}{then}",
         ]
     if verdict.reason is Reason.UNDECIDED:

@@ -22,9 +22,10 @@ def sentences(verdict: Verdict) -> list[str]:
     """Return what each waiver of the case did, a sentence each."""
     found = {metric.metric: metric for metric in verdict.metrics}
     return [
-        f"{_effect(outcome, found.get(outcome.waiver.metric), verdict)}: "
+        f"{effect if outcome.effect is WaiverEffect.WAIVED else f'waiver {effect}'}: "
         f"{described(outcome.waiver)}"
         for outcome in verdict.waivers
+        if (effect := _effect(outcome, found.get(outcome.waiver.metric), verdict))
     ]
 
 
@@ -62,7 +63,7 @@ def _uncovered(waiver: Waiver, effect: WaiverEffect, found: MetricVerdict) -> st
     old, new = missed or (found.old, found.new)
     now = format_value(waiver.metric, new)
     if effect is WaiverEffect.OTHER_WORK:
-        return "not what was waived, " + (
+        return "of other work, " + (
             f"it is {now} now" if new != old else "its total did not change"
         )
     if waiver.limit_pct is not None and found.change_pct is not None:

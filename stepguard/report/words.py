@@ -171,13 +171,13 @@ def change(found: MetricVerdict, digits: int = 2) -> str:
 
 def evidence_lines(verdict: Verdict) -> list[str]:
     """Return what the verdict rests on, a line each, of any width."""
-    lines = []
-    for metric in _moved(verdict):
-        lines += _metric_lines(metric, bool(verdict.against))
+    lines, moved = [], _moved(verdict)
+    for above, metric in zip([None, *moved], moved, strict=False):
+        lines += _metric_lines(metric, above, bool(verdict.against))
     lines += [f"  {text}" for text in why.lines(verdict)]
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
-    lines += [f"  waiver: {text}" for text in sentences(verdict)]
+    lines += [f"  {text}" for text in sentences(verdict)]
     if verdict.against and not verdict.whole:
         lines.append(f"  compared with {verdict.against}, measured in pairs with it")
     if verdict.recordings:
@@ -186,17 +186,21 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     return lines + [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
 
 
-def _metric_lines(found: MetricVerdict, in_pairs: bool) -> list[str]:
-    """Return a metric that moved: its figures, where it moved, which parts, how noisy it is."""
+def _metric_lines(found: MetricVerdict, above: MetricVerdict | None, in_pairs: bool) -> list[str]:
+    """Return a metric that moved: its figures, where it moved, which parts, how noisy it is. What
+    is said of the one ``above`` it is not said again.
+    """
     row = METRICS[found.metric]
     line = f"  {found.metric} [{row.unit}]: {change(found)[len(found.metric) + 1 :]}"
-    line += f": {found.status.value}, {found.reason.value}"
+    line += f": {found.status.value}"
+    follows = above is not None and found.reason is above.reason
+    line += "" if follows else f", {found.reason.value}"
     line += f" (waived until {found.waived_until})" if found.waived_until else ""
     lines = [line, *(f"    {where}" for where in _where(found))]
     text = note(found)
     if text and (row.kind == "time" or found.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
-    elif text and not found.sites:
+    elif text and not found.sites and not (follows and found.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")
     if found.noise_pct is not None and not in_pairs:
         difference = row.kind == "difference"

@@ -18,8 +18,9 @@ from stepguard.judge.confirm import same_code
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.judge.summary import stored
-from stepguard.metrics import METRICS
+from stepguard.metrics import METRICS, format_value
 from stepguard.recording import Recording
+from stepguard.sentences import message
 from stepguard.storage.baselines import load_for, machine_of, save
 from stepguard.storage.json_file import FileError
 from stepguard.verdict import MetricVerdict, Status, Verdict
@@ -145,7 +146,7 @@ def _place(
         return action, len(known) + 1, [*entry.epochs[:-1], epoch]
     if not has_words(reason):
         raise Refused(
-            f"{evidence.case_id}: {drift or status.value}; a new level needs a reason: "
+            f"{evidence.case_id}: {drift or _moved(verdict)}; a new level needs a reason: "
             f"python -m stepguard accept '{evidence.case_id}'{where} --reason '...'"
         )
     # Nothing is compared with an older epoch: only what moved is new in the file.
@@ -153,6 +154,21 @@ def _place(
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
     epochs = [*before, Epoch(reason=reason, recordings=[recording])]
     return Action.EPOCH_OPENED, len(epochs), epochs
+
+
+def _moved(verdict: Verdict) -> str:
+    """Return what makes it another level: not the screen's verdict, which a run ends without where
+    no pairs confirmed it.
+    """
+    worst = verdict.worst
+    if verdict.whole or worst is None:
+        return message(verdict)
+    if worst.limit_pct is not None and worst.change_pct is not None:
+        return f"{worst.metric} {worst.change_pct:+.2f} % (limit {worst.limit_pct:.2f} %)"
+    if worst.old is None:
+        return f"{worst.metric} is new"
+    old, new = (format_value(worst.metric, value) for value in (worst.old, worst.new))
+    return f"{worst.metric} {old} -> {new}"
 
 
 def _kept(older: list[Recording]) -> list[Recording]:

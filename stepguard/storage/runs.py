@@ -183,6 +183,32 @@ def read_comparisons(source: Path) -> Iterator[Comparison]:
         yield _read(path, comparison_from_json)
 
 
+def pairs_beside(evidence: Path) -> Comparison | None:
+    """Return the pairs that were kept beside a case's evidence, if there were any.
+
+    Raises FileError for a file that cannot be read.
+    """
+    beside = evidence.with_name(COMPARISON)
+    return next(read_comparisons(beside)) if beside.is_file() else None
+
+
+def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparison | None]:
+    """Return the newest evidence of a case below a folder, and the pairs beside it: these alone,
+    where another revision judged.
+
+    Raises FileError where there is neither, or a file cannot be read.
+    """
+    kept = [path for name in (EVIDENCE, COMPARISON) for path in source.rglob(name)]
+    # Names of runs sort by time.
+    for folder in sorted({path.parent for path in kept}, reverse=True):
+        path = folder / EVIDENCE
+        evidence, pairs = read_evidence(path) if path.is_file() else None, pairs_beside(path)
+        head = evidence or (pairs.head if pairs else None)
+        if head is not None and head.case_id == case_id:
+            return evidence, pairs
+    raise FileError(f"{source}: nothing was measured of {case_id}; measure: pytest perf_tests")
+
+
 def _read(path: Path, decode: Callable[[bytes, str], Kept]) -> Kept:
     data = contents(path, "measure again")
     if data is None:

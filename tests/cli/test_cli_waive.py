@@ -51,6 +51,44 @@ def test_a_waiver_is_written(changed):
     assert f"CHANGED (waived until {until})" in again.out
 
 
+def test_all_that_failed_is_waived_as_it_was_measured(shell):
+    """Each counter that rose, at its own value, and none that fell; what is waived stays as it is;
+    then the case passes, and the command says that there is nothing left to waive.
+    """
+    more = {"graph_breaks": 2, "unique_graphs": 3, "operator_calls_per_step": 90}
+    shell.keep(shell.made("a"))
+    shell("accept")
+    shell.keep(shell.made("a", counters=more, date=LATER), shell.made("b"))
+    shell("waive", "linear[a]", "graph_breaks", "--value", "2", *WHY)
+    done = shell("waive", "linear[a]", *WHY[:2], "--days", "9", "--who", "B. Author")
+    assert done.status == 0, done.err
+    sizes = {one["metric"]: (one["value"], one["who"]) for one in waivers(shell)}
+    assert sizes == {
+        "graph_breaks": (2, "A. Author"),
+        "unique_graphs": (3, "B. Author"),
+        "operator_calls_per_step": (90, "B. Author"),
+    }
+    assert shell("judge", "linear[a]").status == 0
+    for case, words in (
+        ("linear[a]", "it passes, nothing is to be waived"),
+        ("linear[c]", "nothing was measured"),
+    ):
+        done = shell("waive", case, *WHY)
+        assert done.status == 1 and words in done.err, case
+
+
+def test_what_pairs_alone_say_is_waived(shell):
+    """Against another revision no evidence is kept; that of CI is read where it lies."""
+    head, base = (shell.made("a", counters={"graph_breaks": breaks}) for breaks in (2, 0))
+    shell.keep(base)
+    shell("accept")
+    shell.keep_comparison(head, base).parent.rename(shell.path / "artifacts")
+    assert "it passes" in shell("waive", "linear[a]", *WHY).err
+    done = shell("waive", "linear[a]", *WHY, "--evidence", "artifacts")
+    assert done.status == 0, done.err
+    assert [(one["metric"], one["value"]) for one in waivers(shell)] == [("graph_breaks", 2)]
+
+
 def test_a_case_without_any_baseline(shell):
     """Judged against a revision alone: waived as any other, and no misspelling is."""
     shell.keep_comparison(shell.made("a"), shell.made("a"))
@@ -115,8 +153,10 @@ def test_what_is_removed_has_to_be_there(changed):
         (("linear[a]", *SIZE, *WHY[:2], "--days", "0"), "1 to 90"),
         (("linear[a]", *SIZE, "--days", "9"), "--reason"),
         (("linear[a]", *SIZE, "--reason", "...", *WHY[2:]), "reason is"),
-        (("linear[a]", "graph_breaks", *WHY), "--limit-pct --value is required"),
-        (("linear[a]", "--value", "2", *WHY), "METRIC"),
+        (("linear[a]", "graph_breaks", *WHY), "a METRIC and one of --limit-pct --value --remove"),
+        (("linear[a]", "--value", "2", *WHY), "a METRIC and one of --limit-pct --value --remove"),
+        (("linear[a]", "--remove"), "a METRIC and one of --limit-pct --value --remove"),
+        (("linear[a]", *WHY[:2]), "--days is missing"),
         (
             ("linear[a]", "step_ms", "--limit-pct", "60", *WHY),
             "60 % of step_ms: more than 0 and at most 50 % can be waived; accept a larger",

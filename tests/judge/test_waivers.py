@@ -56,7 +56,7 @@ def test_a_waived_slowdown_passes_and_says_so():
     assert found.word == "SLOWER (waived until 2026-12-31)"
     line = "waived: step_ms up to +6.00 % until 2026-12-31, by A. Author: waits for torch"
     assert line in sentences(found)
-    assert f"  waiver: {line}" in told(found, "evidence", Commands()).splitlines()
+    assert f"  {line}" in told(found, "evidence", Commands()).splitlines()
 
 
 @pytest.mark.parametrize(("pct", "passes"), [(5.99, True), (6.01, False)])
@@ -72,7 +72,10 @@ def test_a_waiver_ends_with_its_day(day, passes):
     """On the last day it holds; on the next the case fails, and says that it expired."""
     found = judged(run(), *SLOW, today=day)
     assert (found.outcome == "passed") is passes
-    assert any(text.startswith("EXPIRED: step_ms up to") for text in sentences(found)) is not passes
+    assert (
+        any(text.startswith("waiver EXPIRED: step_ms up to") for text in sentences(found))
+        is not passes
+    )
 
 
 def test_what_is_not_waived_decides():
@@ -118,7 +121,9 @@ def test_other_work_is_not_what_was_waived(now):
     """Less than the value is as far off as more: it is another step, and nothing was exceeded."""
     one = waiver("operator_calls_per_step", value=2401)
     (said,) = sentences(judged(run(0, operator_calls_per_step=now), one))
-    assert said.startswith(f"not what was waived, it is {now:,} now: operator_calls_per_step at 2,")
+    assert said.startswith(
+        f"waiver of other work, it is {now:,} now: operator_calls_per_step at 2,"
+    )
 
 
 def test_a_total_that_did_not_move_is_not_waived():
@@ -129,7 +134,7 @@ def test_a_total_that_did_not_move_is_not_waived():
     other = replace(found, counts=counts)
     verdict = judged(other, waiver("operator_calls_per_step", value=2400))
     assert (verdict.status, verdict.outcome) == (Status.CHANGED, "failed")
-    assert sentences(verdict)[0].startswith("not what was waived, its total did not change: ")
+    assert sentences(verdict)[0].startswith("waiver of other work, its total did not change: ")
 
 
 def test_a_waiver_that_is_not_needed_is_stale():
@@ -138,10 +143,12 @@ def test_a_waiver_that_is_not_needed_is_stale():
     assert (found.status, found.waived_until) == (Status.SAME, "")
     command = f"python -m stepguard waive '{found.case_id}' step_ms --remove"
     assert sentences(found)[0].startswith(
-        f"stale, step_ms is same (remove it: {command}): step_ms up to"
+        f"waiver stale, step_ms is same (remove it: {command}): step_ms up to"
     )
     ungated = replace(run(0), gates=("graph_breaks",))
-    assert sentences(judged(ungated, waiver()))[0].startswith("stale, the case does not gate it")
+    assert sentences(judged(ungated, waiver()))[0].startswith(
+        "waiver stale, the case does not gate it"
+    )
     slow = judged(replace(run(), gates=("graph_breaks",)), waiver())
     assert [metric.waived_until for metric in slow.metrics if metric.waived_until] == []
 
@@ -171,7 +178,10 @@ def beside(pct, *waivers):
 
 @pytest.mark.parametrize(
     ("pct", "passes", "words"),
-    [(6.0, True, "waived: step_ms up to +6.00 %"), (6.1, False, "EXCEEDED, it is +6.10 % now: ")],
+    [
+        (6.0, True, "waived: step_ms up to +6.00 %"),
+        (6.1, False, "waiver EXCEEDED, it is +6.10 % now: "),
+    ],
 )
 def test_a_limit_is_of_the_change_against_that_revision(pct, passes, words):
     """As it is, whatever that revision was granted itself."""
@@ -186,8 +196,10 @@ def test_a_waiver_is_not_stale_beside_another_revision():
     verdict = replace(changed(metric), against="main")
     both = [waiver(), waiver("step_ms_median")]
     needless, unseen = sentences(waive(verdict, evidence(), both, TODAY))
-    assert needless.startswith("not needed against main, step_ms is same: step_ms up to +6.00 %")
-    assert unseen.startswith("not judged against main: step_ms_median up to")
+    assert needless.startswith(
+        "waiver not needed against main, step_ms is same: step_ms up to +6.00 %"
+    )
+    assert unseen.startswith("waiver not judged against main: step_ms_median up to")
 
 
 FAILING = st.builds(
@@ -262,7 +274,7 @@ def test_a_change_that_explains_an_undecided_case_is_not_waived():
     assert judge(drifting, entry()).status is Status.CHANGED
     found = judged(drifting, *EVERYTHING)
     assert (found.status, found.outcome) == (Status.CHANGED, "failed")
-    assert sentences(found)[0].startswith("not applied, the case is CHANGED: ")
+    assert sentences(found)[0].startswith("waiver not applied, the case is CHANGED: ")
 
 
 @PROPERTY
@@ -450,7 +462,7 @@ def test_a_counters_waiver_is_no_blank_cheque():
     wide = waiver("launches_per_step", value=2001)
     verdict = waive(changed(found), evidence(), [wide], TODAY)
     assert not verdict.waived_until
-    assert sentences(verdict)[0].startswith("TOO WIDE, at most 2,000")
+    assert sentences(verdict)[0].startswith("waiver TOO WIDE, at most 2,000")
     none = MetricVerdict("host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, old=0, new=2)
     assert passes(none, 2) and passes(none, 100) and not passes(none, 101)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+from datetime import timedelta
 
 import pytest
 
@@ -10,6 +11,7 @@ import stepguard.measure.suite
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
 from stepguard.git.resolve import TreeError
+from stepguard.storage.waivers import today
 
 MOVED = [
     "linear?124m?: same: step_ms 10.000 -> 11.000 *",
@@ -170,6 +172,25 @@ def test_a_counter_keeps_its_say(gate, h200):
     result.assert_outcomes(failed=1)
     assert len(gate.paired) == 1
     result.stdout.fnmatch_lines(["1 CHANGED", "linear?124m?: CHANGED: generated_kernels 7 -> 8*"])
+
+
+def test_a_waived_counter_lets_no_slower_code_pass(gate, h200):
+    """FASTER by the baseline, on a machine that hides it: beside a waived counter pairs are asked,
+    too, and fail the case.
+    """
+    case = recorded(gate, h200, step_ms=9.0, counters={"generated_kernels": 8})
+    waiver = {"case": case.id, "metric": "generated_kernels", "value": 8, "reason": "it is meant"}
+    waiver |= {"who": "A. Author", "expires": (today() + timedelta(9)).isoformat()}
+    text = json.dumps({"schema": 1, "waivers": [waiver]})
+    (gate.baselines / "waivers.json").write_text(text)
+    gate.will_compare(case, 10.0)
+    result = gate.run()
+    result.assert_outcomes(failed=1)
+    result.stdout.fnmatch_lines(["    confirmed, the code is SLOWER, not FASTER: *", "1 SLOWER"])
+    gate.will_compare(case, 0.0)
+    result = gate.run()
+    result.assert_outcomes(passed=1)
+    result.stdout.fnmatch_lines(["1 CHANGED (waived until *", "linear?124m?: waived: gen*"])
 
 
 @pytest.mark.parametrize(
