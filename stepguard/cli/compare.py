@@ -6,12 +6,16 @@ python -m stepguard compare a.json b.json --trace a-rank0.json.gz --trace b-rank
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from stepguard.cli.common import UsageError, say
 from stepguard.cli.profilers.trace import read_ranks
 from stepguard.document import RunDocument
+from stepguard.judge.recorded_profile import restored
 from stepguard.judge.summary import summarise
 from stepguard.recording import Recording
 from stepguard.report.compare import Side, observations, tables
@@ -72,7 +76,9 @@ def _side(path: Path, label: str) -> Side:
     if "case_id" in keys:
         one = read_evidence(path)
         found, declared = {one.case_id: summarise(one)}, {one.case_id: one.case}
-        return _of_recordings(label, baseline.machine_of(one), found, declared)
+        side = _of_recordings(label, baseline.machine_of(one), found, declared)
+        profile = one.counts.profile if one.counts else None
+        return replace(side, profiles={one.case_id: profile} if profile else {})
     if "results" in keys:
         return _of_document(label, load_document(path))
     content = baseline.load(path)
@@ -109,6 +115,11 @@ def _of_recordings(
         cases={name: one.values() for name, one in found.items()},
         launches_ms={name: tuple(one.times_ms.get("step_ms", ())) for name, one in found.items()},
         declared=cases,
+        profiles={
+            name: restored(one.profile)
+            for name, one in found.items()
+            if one.profile is not msgspec.UNSET
+        },
     )
 
 
@@ -116,7 +127,7 @@ def _traced(side: Side, path: Path) -> Side:
     (analysed,) = read_ranks([path], usual_classes(), STEPS).values()
     found = summary(analysed[1], path.name, 0)
     return side.with_trace(
-        kernels={row.name: 100 * row.share for row in found.classes},
+        found.profile,
         calls={row.name: 100 * row.share for row in found.calls},
         waits_pct=100 * sum(row.share for row in found.calls if row.waits),
     )

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepguard.metrics import METRICS, format_value
+from stepguard.profile import Profile, mean
 from stepguard.recording import geometric_mean
 from stepguard.report.table import aligned
 
@@ -22,7 +23,9 @@ SHOWN = (
     "host_syncs_per_step",
 )
 CALLS = 8  # rows of the table
-SHIFT_PTS = 2.0  # a class of kernels whose share differs by more is pointed out
+TRACE = "trace"  # names the profile of a trace, which is of no case
+IDLE = "GPU idle, % of a step"
+MOVED_PCT = 1.0  # of a step: a class of kernels that differs by more is pointed out
 
 
 @dataclass(frozen=True)
@@ -34,15 +37,14 @@ class Side:
     cases: Mapping[str, Mapping[str, float]]  # metrics by case
     launches_ms: Mapping[str, Sequence[float]]  # step_ms of each launch, by case
     declared: Mapping[str, Mapping[str, Any]]  # what each case runs
-    kernels: Mapping[str, float] = field(default_factory=dict)  # class -> % of kernel time
+    profiles: Mapping[str, Profile] = field(default_factory=dict)  # by case
     calls: Mapping[str, float] = field(default_factory=dict)  # CUDA call -> % of their time
     waits_pct: float | None = None  # of the time in CUDA calls, by calls that wait
 
-    def with_trace(
-        self, kernels: Mapping[str, float], calls: Mapping[str, float], waits_pct: float
-    ) -> "Side":
+    def with_trace(self, profile: Profile, calls: Mapping[str, float], waits_pct: float) -> "Side":
         """Return the side with what a trace says of it."""
-        return replace(self, kernels=kernels, calls=calls, waits_pct=waits_pct)
+        profiles = {**self.profiles, TRACE: profile}
+        return replace(self, profiles=profiles, calls=calls, waits_pct=waits_pct)
 
 
 def tables(sides: Sequence[Side]) -> Iterator[str]:
@@ -60,14 +62,38 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
             [f"{name} [{units[name]}]" if name in units else name, *row] for name, *row in rows
         ]
         yield from ("", *_table(case, labels, named))
-    for title, shares in (
-        ("kernels [% of their time]", [side.kernels for side in sides]),
-        ("CUDA calls [% of the host's time in them]", [side.calls for side in sides]),
-    ):
-        names = sorted({name for one in shares for name in one}, key=lambda n: -_most(shares, n))
-        shown = [{name: f"{value:.1f}" for name, value in one.items()} for one in shares]
-        if rows := _rows(shown, names[:CALLS]):
-            yield from ("", *_table(title, labels, rows))
+    for name in _profiled(sides):
+        columns = [_by_class(side.profiles[name]) for side in sides]
+        names = sorted({kind for one in columns for kind in one}, key=lambda n: -_most(columns, n))
+        totals = [sum(one.values()) for one in columns]
+        shown = [
+            {kind: f"{ms:.2f} {100 * ms / total:4.1f} %" for kind, ms in one.items()}
+            for one, total in zip(columns, totals, strict=True)
+        ]
+        idle = [{IDLE: f"{_idle_pct(side.profiles[name]):.1f} %"} for side in sides]
+        rows = _rows(shown, names) + _rows(idle)
+        yield from ("", *_table(f"kernels of {name} [ms a step, % of kernels]", labels, rows))
+    calls = [side.calls for side in sides]
+    names = sorted({name for one in calls for name in one}, key=lambda n: -_most(calls, n))
+    shown = [{name: f"{value:.1f}" for name, value in one.items()} for one in calls]
+    if names and (rows := _rows(shown, names[:CALLS])):
+        yield from ("", *_table("CUDA calls [% of the host's time in them]", labels, rows))
+
+
+def _profiled(sides: Sequence[Side]) -> list[str]:
+    return [name for name in sides[0].profiles if all(name in side.profiles for side in sides)]
+
+
+def _by_class(profile: Profile) -> dict[str, float]:
+    """Return the ms a step of each class of kernels; those that overlap count twice."""
+    found: dict[str, float] = {}
+    for row in profile.kernels:
+        found[row.kind] = found.get(row.kind, 0.0) + mean(row.us) / 1e3
+    return found
+
+
+def _idle_pct(profile: Profile) -> float:
+    return 100 * mean(profile.parts.idle_us) / mean(profile.parts.step_us)
 
 
 def _table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -135,13 +161,17 @@ def _of_case(case: str, first: Side, other: Side) -> Iterator[str]:
 
 
 def _of_kernels(first: Side, other: Side) -> Iterator[str]:
-    if not first.kernels or not other.kernels:
-        return
-    names = first.kernels.keys() | other.kernels.keys()
-    shift = {name: other.kernels.get(name, 0.0) - first.kernels.get(name, 0.0) for name in names}
-    for name in sorted(shift, key=lambda name: -abs(shift[name])):
-        if abs(shift[name]) > SHIFT_PTS:
-            yield (
-                f"{other.label}: {name} has {other.kernels.get(name, 0.0):.1f} % of the kernels' "
-                f"time, on {first.label} {first.kernels.get(name, 0.0):.1f} %"
-            )
+    for name in _profiled([first, other]):
+        if first.declared.get(name) != other.declared.get(name):
+            continue
+        before, after = _by_class(first.profiles[name]), _by_class(other.profiles[name])
+        least = MOVED_PCT / 100 * mean(first.profiles[name].parts.step_us) / 1e3
+        moved = {k: after.get(k, 0.0) - before.get(k, 0.0) for k in before.keys() | after.keys()}
+        for kind in sorted(moved, key=lambda kind: -abs(moved[kind])):
+            if abs(moved[kind]) > least:
+                word = "longer" if moved[kind] > 0 else "shorter"
+                yield (
+                    f"{name}: kernels of {kind} take {abs(moved[kind]):.2f} ms a step {word} on "
+                    f"{other.label} than on {first.label}: {after.get(kind, 0.0):.2f} and "
+                    f"{before.get(kind, 0.0):.2f}"
+                )

@@ -8,13 +8,14 @@ from builders import entry
 from kineto import steps
 from run_documents import measured, run_document
 
+from stepguard.profile import KernelRow, Parts, Profile
 from stepguard.report.documents import as_json
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "linear[nano]"
 
 
-def kept(shell, name, factor=1.0, counters=None, case="nano", **fields):
+def kept(shell, name, factor=1.0, counters=None, case="nano", evidence=None, **fields):
     """A kept evidence under a name of its own, ``factor`` times as slow."""
     made = shell.made(case, counters=counters, **fields)
     (launch,) = made.launches
@@ -25,7 +26,7 @@ def kept(shell, name, factor=1.0, counters=None, case="nano", **fields):
     launches = [replace(launch, index=1, blocks=(slower,))]
     again = replace(block, wall_ms=(40.0 * factor * 1.01,), step_ms=(10.1 * factor,) * 4)
     launches.append(replace(launch, index=2, blocks=(replace(again, events_ms=again.wall_ms),)))
-    (path,) = shell.keep(replace(made, launches=tuple(launches)))
+    (path,) = shell.keep(replace(made, launches=tuple(launches), **(evidence or {})))
     path = path.rename(shell.path / f"{name}.json")
     return path.name
 
@@ -70,11 +71,35 @@ def test_traces_add_kernels_and_calls(shell):
     files = [kept(shell, "a"), kept(shell, "b")]
     done = shell("compare", *files, "--trace", "p.trace", "--trace", "t.trace")
     assert done.status == 0, done.err
-    assert "kernels [% of their time]" in done.out
-    assert "b: communication has 33.3 % of the kernels' time, on a 0.0 %" in done.out
+    assert "kernels of trace [ms a step, % of kernels]" in done.out
+    assert "trace: kernels of communication take 0.50 ms a step longer on b than on a" in done.out
     assert "b: 99." in done.out and "is waiting, which a host that is ahead" in done.out
     done = shell("compare", *files, "--trace", "p.trace")
     assert done.status == 2 and "--trace: 1 traces for 2 files; one for each" in done.err
+
+
+def test_recordings_with_profiles_are_compared_by_class(shell):
+    """What two machines' kernels take, idle time, and which class makes the difference."""
+    for name, us in (("a", 9000.0), ("b", 4500.0)):
+        both = (10_000.0, 10_000.0)
+        idle = tuple(10_000.0 - us for _ in both)
+        rows = tuple(
+            KernelRow(kind, kind, kind, "forward", (1.0, 1.0), (length,) * 2, (1,), (32,))
+            for kind, length in (("GEMM", us - 100.0), ("elementwise", 100.0))
+        )
+        parts = Parts(both, (us, us), (0.0, 0.0), (0.0, 0.0), idle)
+        profile = Profile("H100", 1, parts, rows, ())
+        counts = replace(shell.made().counts, profile=profile)
+        kept(shell, name, us / 9000.0, evidence={"counts": counts})
+    done = shell("compare", "a.json", "b.json")
+    assert done.status == 0, done.err
+    rows = [line.split() for line in done.out.splitlines()]
+    assert ["GEMM", "8.90", "98.9", "%", "4.40", "97.8", "%"] in rows
+    assert ["GPU", "idle,", "%", "of", "a", "step", "10.0", "%", "55.0", "%"] in rows
+    assert (
+        f"{CASE}: kernels of GEMM take 4.50 ms a step shorter on b than on a: 4.40 and" in done.out
+    )
+    assert "kernels of elementwise" not in done.out
 
 
 def test_the_committed_baselines_are_compared():
