@@ -10,7 +10,7 @@ from training_runs import TINY, short_run
 
 from model import config
 from model.gpt import GPT
-from studies.minimal_loop import loop
+from studies.minimal_loop import compare, loop
 
 SHAPE = Namespace(layers=2, heads=2, width=16, seq=32, vocab=8256, lr=1.0, warm_up_steps=3)
 PARTS = {"norms.0": "ln_1", "norms.1": "ln_2", "qkv": "attn.c_attn", "mixed": "attn.c_proj"}
@@ -57,3 +57,34 @@ def test_it_has_our_schedule(monkeypatch: pytest.MonkeyPatch):
     options = short_run(steps=20, lr=1.0)
     rates = [loop.rate_at(step, Namespace(horizon=20, **vars(SHAPE))) for step in range(20)]
     assert rates == pytest.approx([options.learning_rate(step) for step in range(20)])
+
+
+def log(steps: int, offset: float = 0.0, val: float | None = None, tokens: float = 100.0):
+    """A run's lines; its loss falls by 0.01 a step from 9."""
+    lines = [
+        {"step": n, "loss": 9 - n / 100 + offset, "tokens_per_s": 1.0 if n < 5 else tokens}
+        for n in range(1, steps + 1)
+    ]
+    return lines + ([{"step": steps, "val_loss": val}] if val else [])
+
+
+def test_two_runs_are_apart_as_far_as_they_are():
+    """Means over windows, the speed without the first steps, the validation where there is one."""
+    found = compare.summary(log(105, 0.2, 7.5, 300.0), log(105, 0.0, 7.4), log(60, 0.05))
+    assert found["apart_nats"]["largest"] == pytest.approx(0.2)
+    assert found["by_chance_nats"]["mean"] == pytest.approx(0.05)
+    assert found["tokens_per_s"] == {"ours": 300.0, "loop": 100.0}
+    assert max(found["curves"]["ours"]) == 100
+    text = compare.page(found)
+    assert (
+        "| steps 91 to 100 | 8.245 | 8.045 |" in text and "| validation | 7.500 | 7.400 |" in text
+    )
+    assert "Apart by 0.200 nats on average" in text
+
+
+def test_runs_without_a_common_window_are_not_compared():
+    """Nor is a speed made of the step that compiles."""
+    with pytest.raises(ValueError, match="no windows in common"):
+        compare.summary(log(105), log(105), log(15))
+    with pytest.raises(ValueError, match="behind the first 20"):
+        compare.speed(log(20))
