@@ -249,10 +249,10 @@ def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float 
 
 def _beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
     """Make a counter that moved a notice, where the time on a GPU says what it is worth: any other
-    work, and a cost that rose only if the step is FASTER. ``time``: None where it is not judged.
+    work, also while the pairs do not decide, and a cost that rose only if the step is FASTER.
+    ``time``: None where it is not judged.
     """
-    known = time not in (None, Status.INCONCLUSIVE)
-    if not known or found.status is not Status.CHANGED or found.metric in PRICELESS:
+    if time is None or found.status is not Status.CHANGED or found.metric in PRICELESS:
         return found
     if METRICS[found.metric].role == "work":
         return replace(found, status=Status.SAME, reason=Reason.TIME_DECIDES)

@@ -4,8 +4,10 @@ from collections.abc import Iterator
 
 from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, SideDocument
 from stepguard.explanation import Cause, Explanation, Kind, Side
-from stepguard.report.trace.explanation import first_causes, refused_because, sentence
+from stepguard.recording import OPERATORS
+from stepguard.report.trace.explanation import refused_because, sentence
 from stepguard.report.trace.page import short
+from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
 
 # A cause that is named before the time makes up at least this share of what the time moved by; a
@@ -26,7 +28,9 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
         return None
     if time.reason is Reason.KERNELS_MOVED and time.status is Status.SAME:
         return _main_cause(verdict, 0.0)
-    if time.status not in (Status.SLOWER, Status.FASTER):
+    low_pct = time.pairs.decision.low_pct if time.pairs else 0.0
+    undecided = time.status is Status.INCONCLUSIVE and low_pct > 0
+    if time.status not in (Status.SLOWER, Status.FASTER) and not undecided:
         return None
     cause = _main_cause(verdict, 1e3 * (time.new - time.old))
     if time.status is Status.FASTER:
@@ -50,20 +54,65 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
     return found if found and abs(found.us) >= NAMED_SHARE * abs(change_us) else None
 
 
-def moved(cause: Cause) -> list[str]:
+def moved(cause: Cause, verdict: Verdict) -> list[str]:
     """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" in ever fewer words; with a
     line where one is known. Times are of a step, over all launches.
     """
-    before, after = cause.before, cause.after
+    text = f"{_named(cause)} {_figures(cause.before, cause.after)}"
+    where, site = _where(cause), site_of(cause, verdict)
+    found = [f"{text}, {where}", text] if where else [text]
+    return [f"{found[0]} {site.place}", *found] if site else found
+
+
+def site_of(cause: Cause, verdict: Verdict) -> Site | None:
+    """Return the line of an operator that is called more or less often than before and that a
+    kernel does: the compiler names its kernels after their operators.
+    """
+    operators = next((one for one in verdict.metrics if one.metric == OPERATORS), None)
+    names = f"{cause.what} {cause.place}"
+    for site in operators.sites if operators else ():
+        operator = site.what.removeprefix("aten.").partition(".")[0]
+        if site.file and operator in names:
+            return site
+    return None
+
+
+def _named(cause: Cause) -> str:
     what = short(cause.what, 44)
     if cause.kind is Kind.IDLE:
-        what = f"GPU idle, {what}"
-    elif cause.kind is Kind.REPLACED and before.names and after.names:
-        what = f"{short(before.names[0], 36)} replaced by {short(after.names[0], 36)}"
+        return f"GPU idle, {what}"
+    if cause.kind is Kind.REPLACED and cause.before.names and cause.after.names:
+        old, new = (short(side.names[0], 36) for side in (cause.before, cause.after))
+        return f"{old} replaced by {new}"
+    return what
+
+
+def _where(cause: Cause) -> str:
+    """Return the phase, and a line where the place is one; an operator says what the name does."""
     place = cause.place if cause.kind is Kind.IDLE or "." in cause.place else ""
-    where = ", ".join(filter(None, (cause.phase, place)))
-    text = f"{what} {_figures(before, after)}"
-    return [f"{text}, {where}", text] if where else [text]
+    return ", ".join(filter(None, (cause.phase, place)))
+
+
+def _how(cause: Cause) -> str:
+    """Return what makes a cause's time: "12 launches, each slower"."""
+    old, new = cause.before.calls, cause.after.calls
+    match cause.kind:
+        case Kind.TIME if new:
+            return f"{new:g} launches, each {'slower' if cause.us > 0 else 'faster'}"
+        case Kind.CALLS | Kind.REPLACED | Kind.MOVED if old != new:
+            return f"{old:g} -> {new:g} launches"
+        case Kind.SHAPE:
+            return f"{new:g} launches, another grid"
+        case Kind.ADDED:
+            return f"{new:g} launches, new"
+        case Kind.REMOVED:
+            return f"{old:g} launches, gone"
+        case Kind.IDLE:
+            return f"{old:g} -> {new:g} gaps"
+        case Kind.CLOCK:
+            return ", ".join(cause.after.names)
+        case _:
+            return str(cause.kind)
 
 
 def _figures(before: Side, after: Side) -> str:
@@ -90,10 +139,20 @@ def lines(verdict: Verdict) -> Iterator[str]:
         return
     if found.causes:
         explained, change = found.explained_us / 1e3, found.change_us / 1e3
-        yield f"in the profiled steps {explained:+.3f} of {change:+.3f} ms a step explained:"
-        yield from (f"  {text}" for text in first_causes(found, SHOWN))
+        yield f"the profiled steps explain {explained:+.2f} of their {change:+.2f} ms:"
+        yield from (f"  {line(cause)}" for cause in found.causes[:SHOWN])
         if (rest := len(found.causes) - SHOWN) > 0:
             yield f"  and {rest} smaller"
+
+
+def line(cause: Cause) -> str:
+    """Return "+3.60 ms: triton_poi_fused_gelu_5 6.5 -> 10.1 ms a step (12 launches, each slower),
+    forward".
+    """
+    old, new = cause.before.us / 1e3, cause.after.us / 1e3
+    where = _where(cause)
+    figures = f"{old:.2f} -> {new:.2f} ms a step ({_how(cause)})"
+    return f"{cause.us / 1e3:+.2f} ms: {_named(cause)} {figures}" + (f", {where}" if where else "")
 
 
 def document(found: Explanation) -> ExplanationDocument:

@@ -55,7 +55,7 @@ def _causes(verdict: Verdict) -> list[str]:
     if cause is None:
         return _of_metric(worst)
     # The cause before the time that it explains.
-    named = why.moved(cause) if isinstance(cause, Cause) else _of_metric(cause)
+    named = why.moved(cause, verdict) if isinstance(cause, Cause) else _of_metric(cause)
     return [f"{named[0]}; {moved}", *(f"{one}; {bare}" for one in named), *named]
 
 
@@ -114,7 +114,9 @@ def place(verdict: Verdict) -> Site | None:
     if verdict.whole or verdict.worst is None:
         return None
     cause = why.culprit(verdict)
-    return cause.place if isinstance(cause, MetricVerdict) else verdict.worst.place
+    if isinstance(cause, MetricVerdict):
+        return cause.place
+    return why.site_of(cause, verdict) if cause else verdict.worst.place
 
 
 def places(verdict: Verdict) -> list[str]:

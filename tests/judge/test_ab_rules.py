@@ -235,11 +235,14 @@ def test_what_no_time_outweighs(name, device, pct):
     assert (status is Status.CHANGED) is (device == "cpu" or name != OPERATORS)
 
 
-def test_an_undecided_time_outweighs_nothing():
-    """Other operators fail where the pairs do not decide."""
+def test_an_undecided_time_is_no_pass():
+    """Beside other operators it decides all the same: the verdict is undecided. A cost fails."""
     found = turns(shifted(0.0)[:2])
-    fewer = with_counts(found.head, **{OPERATORS: found.head.counts.values[OPERATORS] - 7})
-    assert decided(replace(found, head=fewer)) == (Status.CHANGED, Reason.WORK_MOVED)
+    values = found.head.counts.values
+    fewer = with_counts(found.head, **{OPERATORS: values[OPERATORS] - 7})
+    assert decided(replace(found, head=fewer)) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    risen = with_counts(found.head, **{COST: values[COST] + 1})
+    assert decided(replace(found, head=risen)) == (Status.CHANGED, Reason.COUNTER_ROSE)
 
 
 # other work

@@ -6,13 +6,15 @@ import msgspec
 import pytest
 from builders import CASE_ID
 
+from stepguard.ab_margins import MARGINS
 from stepguard.document import MOST_CAUSES, ExplanationDocument
 from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.judge.pairs import decide
 from stepguard.report import why
 from stepguard.report.documents import verdict_document
 from stepguard.report.words import evidence_lines, headline, place
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Straggler, Verdict
+from stepguard.verdict import MetricVerdict, PairsFinding, Reason, Status, Straggler, Verdict
 
 GELU = "triton_poi_fused_gelu_5"
 TIME = MetricVerdict(
@@ -68,6 +70,29 @@ def test_a_gain_has_a_cause_too():
     gain = replace(TIME, status=Status.FASTER, new=246.0, change_pct=-1.6)
     line = headline(verdict([cause(-3600.0)], time=gain))
     assert f"FASTER: {GELU} 6.5 -> 2.9 ms (-3.6), forward; step_ms" in line
+
+
+def test_a_kernel_has_the_line_of_its_operator():
+    """If that is called more or less often than before; the compiler names kernels by operators."""
+    sites = [
+        Site(what, "model/gpt.py", n, "forward", "F.gelu(x)", count=1)
+        for n, what in enumerate(("aten.mul.Tensor", "aten.gelu.default"), start=72)
+    ]
+    operators = MetricVerdict(
+        "operator_calls_per_step", Status.SAME, Reason.TIME_DECIDES, 9, 11, sites=tuple(sites)
+    )
+    found = verdict([cause(3600.0)], operators)
+    assert f"{GELU} 6.5 -> 10.1 ms (+3.6), forward model/gpt.py:73; step_ms" in headline(found)
+    assert place(found) == sites[1]
+
+
+def test_pairs_that_ran_out_of_time_name_the_cause():
+    """Undecided, though all of the interval is beyond zero."""
+    by = decide([0.08, 0.085, 0.09], last=True)
+    assert by.status is Status.INCONCLUSIVE
+    pairs = PairsFinding(by, MARGINS, "", True)
+    time = replace(TIME, status=Status.INCONCLUSIVE, reason=Reason.UNDECIDED, pairs=pairs)
+    assert f": INCONCLUSIVE: {GELU} 6.5 -> 10.1" in headline(verdict([cause(3600.0)], time=time))
 
 
 def test_the_annotation_is_at_the_cause():

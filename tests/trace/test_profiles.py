@@ -260,6 +260,25 @@ def test_phases_are_paths_of_ranges_and_autograds_thread():
     assert phases["optimizer"].gpu_us == 5
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "## Call CompiledFxGraph fwiar5bs5t4dq4qnnxaq5e5vfo3c2exdqacpbtqwik4trwqmjcmv ##",
+        "graph_0_inductor_wrapper_call",
+        "Torch-Compiled Region: 0/0",
+        "TorchDynamo Cache Lookup",
+        "nccl:all_reduce",
+    ],
+)
+def test_a_librarys_ranges_are_no_phases(name):
+    """With a hash in its name a phase would be another one wherever the code is."""
+    trace = two_steps()
+    trace.annotation("forward", 290, 320)
+    trace.annotation(name, 295, 310)
+    trace.kernel(300, 300, 310, name="f")
+    assert {row.phase for row in profile(trace.analysis()).kernels} == {"", "forward"}
+
+
 def test_rows_of_kernels():
     """By name, launch shape and phase: calls and time of each step, operator and order."""
     trace = two_steps()

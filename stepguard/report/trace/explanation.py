@@ -1,7 +1,7 @@
 """An explanation as text, at most 80 columns: the causes in order of their time, and the rest."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from stepguard.explain.comparable import LOST_AT_MOST
 from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
@@ -150,8 +150,3 @@ def _ms(us: float) -> str:
 
 def _signed(us: float) -> str:
     return f"{us / 1e3:+.3f}"
-
-
-def first_causes(found: Explanation, most: int = 3) -> Sequence[str]:
-    """Return the first causes as one line each, for a message: "+0.68 ms: GPU idle, sync: ..."."""
-    return [f"{_signed(cause.us)} ms: {sentence(cause)}" for cause in found.causes[:most]]

@@ -124,9 +124,7 @@ def profile_steps(counted: CountedStep, listener: SyncListener | None = None) ->
     ranges = Ranges(_phase)
     with (
         counted.phases.heard_by(ranges),
-        profile(
-            activities=activities(counted.device), acc_events=True, record_shapes=shapes
-        ) as profiled,
+        profile(activities=activities(counted.device), record_shapes=shapes) as profiled,
     ):
         counted.step()
         for _ in range(steps):
