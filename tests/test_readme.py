@@ -99,10 +99,10 @@ def test_the_commands_table_is_what_the_command_line_offers(monkeypatch, capsys)
     """No command missing, none invented; and every option that a row names is the command's."""
     shown = help_of(stepguard_main, monkeypatch, capsys)
     section = OPTIONS.partition("\n## Commands\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^(\| `([a-z]+)\b.*)$", section, re.MULTILINE)
+    rows = re.findall(r"^(\| `([a-z-]+)\b.*)$", section, re.MULTILINE)
     rows = [(line, command) for line, command in rows if command != "python"]
     assert {command for _, command in rows} == set(
-        re.findall(r"^    ([a-z]+)\b", shown, re.MULTILINE)
+        re.findall(r"^    ([a-z-]+)\b", shown, re.MULTILINE)
     )
     for line, command in rows:
         helped = help_of(stepguard_main, monkeypatch, capsys, command)

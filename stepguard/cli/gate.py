@@ -65,6 +65,7 @@ def _gate(options: argparse.Namespace) -> int:
     if problems := gate(found, base):
         complain(f"the gate fails, {len(problems)} problem{'s' if len(problems) > 1 else ''}:")
         say(*(f"{one.code.value}: {one.sentence}" for one in problems))
+        say("what a code means: python -m stepguard explain-code CODE")
         _annotate(github.annotations(found, problems))
         return 1
     say(_passed(found, len(expected(found, base))))

@@ -21,6 +21,7 @@ from stepguard.cli import (
     comment,
     compare,
     doctor,
+    explain_code,
     gate,
     init,
     judge,
@@ -53,6 +54,7 @@ COMMANDS = (
     comment,
     compare,
     gate,
+    explain_code,
 )
 
 

@@ -42,6 +42,10 @@ class Commands:
         case = shlex.quote(verdict.case_id)
         return f"{self.python} -m stepguard waive {case}{self.in_folder()}{NEW_LEVEL} --days N"
 
+    def explain(self, verdict: Verdict) -> str:
+        """Return the step that says what the reason of a case that has no verdict means."""
+        return f"what that is: {self.python} -m stepguard explain-code {verdict.reason.name}"
+
     @property
     def doctor(self) -> str:
         """Return the step that looks at the machine."""
@@ -75,6 +79,8 @@ def next_steps(
         steps = _after_screen(verdict, commands, dirty)
     if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
         steps.append("if it is meant: `# stepguard: allow sync: why`")
+    if verdict.outcome == "error" and verdict.status is not Status.NO_BASELINE:
+        steps.append(commands.explain(verdict))
     return [*steps, f"look closer: {evidence_path}"]
 
 

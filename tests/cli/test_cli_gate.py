@@ -40,12 +40,13 @@ def test_each_problem_is_a_line(base, tmp_path):
     slower = measured(entry(), launch_ms=(275.0,) * 3)
     told = gate(base, tmp_path, run_document(slower, dirty=["\n::error::x\x1b[2J"]))
     assert told.status == 1 and told.err == "stepguard: the gate fails, 2 problems:\n"
-    dirty, failed = told.out.splitlines()
+    dirty, failed, last = told.out.splitlines()
     assert dirty == "DIRTY: files differ from the commit: \\n: :error::x\\x1b[2J"
     assert failed.startswith(
         "FAILED: train_step[124m-bf16]: SLOWER: step_ms 250.000 -> 275.000 (+10.0 %, "
     )
     assert told.out.count("SLOWER") == 1
+    assert last == "what a code means: python -m stepguard explain-code CODE"
 
 
 def test_github_gets_annotations(base, tmp_path, monkeypatch):

@@ -1,0 +1,71 @@
+"""The command explain-code: what the code of a reason means, and what to do about it.
+
+    python -m stepguard explain-code NOT_STEADY
+    python -m stepguard explain-code
+
+Its table is docs/reason-codes.md, which an installation has, too.
+"""
+
+import argparse
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import UsageError, say
+
+PAGE = "reason-codes.md"  # a link into docs/, of which an installation has a copy
+_LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+
+
+@dataclass(frozen=True)
+class Code:
+    """A row of the table, as text."""
+
+    name: str
+    verdict: str  # or "problem of a run"
+    means: str
+    remedy: str
+
+
+def add_command(commands: Any, root: Path) -> None:
+    """Add its parser."""
+    command = commands.add_parser("explain-code", help="what a reason means, and what mends it")
+    command.add_argument("code", nargs="?", metavar="REASON", help="default: a list of all")
+    command.set_defaults(call=_explain, root=root)
+
+
+def codes() -> list[Code]:
+    """Return the page's rows in order; a code may be there for a case and for a run."""
+    page = resources.files("stepguard.cli").joinpath(PAGE).read_text("utf-8")
+    return list(_rows(page))
+
+
+def _rows(page: str) -> Iterator[Code]:
+    for line in page.splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
+        if line.startswith("| `") and len(cells) in (3, 4):
+            name, *verdict, means, remedy = (_LINK.sub(r"\1", c).replace("`", "") for c in cells)
+            yield Code(name, verdict[0] if verdict else "problem of a run", means, remedy)
+
+
+def _explain(options: argparse.Namespace) -> int:
+    known = codes()
+    if not options.code:
+        width = max(len(code.name) for code in known)
+        say(*(f"{code.name:{width}}  {code.verdict}" for code in known))
+        return 0
+    wanted = re.sub(r"\W+", "_", options.code.strip()).upper()
+    found = [code for code in known if code.name == wanted]
+    if not found:
+        (nearest,) = get_close_matches(wanted, [code.name for code in known], n=1, cutoff=0)
+        raise UsageError(f"{options.code!r} is no reason; the nearest is {nearest}")
+    for code in found:
+        say(f"{code.name} ({code.verdict})")
+        for title, text in (("means", code.means), ("to do", code.remedy)):
+            say(*textwrap.wrap(text, 79, initial_indent=f"  {title}: ", subsequent_indent="    "))
+    return 0

@@ -1,0 +1,72 @@
+"""python -m stepguard explain-code: a row of docs/reason-codes.md as text."""
+
+from collections import Counter
+
+import pytest
+
+from stepguard.cli.explain_code import codes
+from stepguard.document import ProblemCode
+from stepguard.report.commands import Commands, next_steps
+from stepguard.verdict import Reason, Status, Verdict
+
+
+def test_every_code_is_explained_once(shell):
+    """Of a case and of a run: name, verdict, meaning and remedy, without marks of Markdown."""
+    named = [one.name for one in (*Reason, *ProblemCode)]
+    assert Counter(code.name for code in codes()) == Counter(named)
+    for code in codes():
+        assert code.verdict and code.means.endswith((".", ")")) and code.remedy.endswith("."), code
+        assert not set("`[|") & set(code.means + code.remedy + code.verdict)
+
+
+def test_verdicts_are_those_that_there_are():
+    """The second column names nothing else."""
+    words = {word.value for word in Status}
+    for code in codes():
+        if code.verdict != "problem of a run":
+            named = code.verdict.replace(" or ", " ").replace("in an A/B comparison ", "")
+            assert {word.strip() for word in named.replace(", ", ",").split(",")} & words, code
+
+
+@pytest.mark.parametrize("typed", ["NOT_STEADY", "not-steady", " Not_Steady "])
+def test_a_code_is_said_in_lines_that_fit(shell, typed):
+    """Its verdict, what it means, what to do; however it is typed."""
+    done = shell("explain-code", typed)
+    assert done.status == 0, done.err
+    first, means, *rest = done.out.splitlines()
+    assert first == "NOT_STEADY (INCONCLUSIVE)"
+    assert means.startswith("  means: The step time still drifted")
+    assert any(line.startswith("  to do: python -m stepguard doctor") for line in rest)
+    assert all(len(line) < 80 for line in done.out.splitlines())
+
+
+def test_a_code_of_both_is_explained_for_both(shell):
+    """TREE_CHANGED of a measurement, and of a run."""
+    lines = shell("explain-code", "TREE_CHANGED").out.splitlines()
+    assert [line for line in lines if line[0] != " "] == [
+        "TREE_CHANGED (BROKEN)",
+        "TREE_CHANGED (problem of a run)",
+    ]
+
+
+def test_without_a_code_all_are_listed(shell):
+    """A line each."""
+    lines = shell("explain-code").out.splitlines()
+    assert [line.split()[0] for line in lines] == [one.name for one in codes()]
+
+
+def test_an_unknown_code_is_bad_usage_and_names_the_nearest(shell):
+    """Status 2; whatever was typed, one is the nearest."""
+    for typed, nearest in (("THROTLED", "THROTTLED"), ("unstable", "COUNT_UNSTABLE"), ("", "")):
+        done = shell("explain-code", typed or "!?")
+        assert (done.status, done.out) == (2, "")
+        assert f"is no reason; the nearest is {nearest}" in done.err
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_a_block_points_there_where_nothing_could_be_decided(status):
+    """A red needs no lecture: it has its cause."""
+    verdict = Verdict("f[x]", status, Reason.NOT_STEADY, {"fault": "x"})
+    steps = next_steps(verdict, "e.json", Commands(python="py"))
+    shown = "what that is: py -m stepguard explain-code NOT_STEADY" in steps
+    assert shown is (status.outcome == "error" and status is not Status.NO_BASELINE)
