@@ -111,7 +111,7 @@ def test_kernels_ask_for_pairs(slower, card, asks):
     assert settled(found).status is Status.SAME
     if asks:
         assert "yer_norm_0 3.00 -> 3." in headline(found)
-        assert any("us a launch" in line for line in evidence_lines(found))
+        assert any("each slower" in line for line in evidence_lines(found))
 
 
 def test_a_card_at_another_clock_asks_for_nothing():
