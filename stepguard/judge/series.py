@@ -33,7 +33,8 @@ PERIODIC_T = 8.0  # standard errors; some 2,000 periods and phases are tried
 SAME_SIZE = 0.5  # of its mean, that it has to have in every launch
 RETURNS = 0.8  # of the steps at which it is due
 # One-sided, for each pair after which it is looked for. With the search for where it begins 24
-# looks at unchanged code find something in under 0.1 % of cases (tests/judge/test_slowdowns_in_series.py).
+# looks at unchanged code find something in under 0.1 % of cases
+# (tests/judge/test_slowdowns_in_series.py).
 ALPHA = 0.00005
 # What halves of a launch differ by without a cause in the code. Blocks of a pair: 0.5 %, two and a
 # half times what pairs do. A launch alone is still warming up by a percent.
