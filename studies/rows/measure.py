@@ -174,7 +174,7 @@ def rows(sweep: Sweep, until: float, began_from: SweepFile) -> Iterator[SweepFil
         yield content
 
 
-def main(arguments: list[str]) -> int:
+def main(arguments: list[str] | None = None) -> int:
     """Measure each sweep within its share of the time."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("sweeps", nargs="*", metavar="FILE[:key=a,b]")
@@ -231,4 +231,4 @@ def show(path: Path, plots: Path | None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
