@@ -8,6 +8,7 @@ import msgspec
 
 from stepguard.ab_margins import Margins, Prior
 from stepguard.case import Case
+from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, decode, problems
 from stepguard.metrics import METRICS
 
@@ -33,6 +34,7 @@ class Comparison:
     wall_s: float = 0.0
     case_margins: Margins = field(default_factory=Margins)  # the case's own, never widened
     timing: dict[str, float] = field(default_factory=dict)  # of a pair, as a calibration keeps it
+    glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
     schema: int = SCHEMA
 
     @property
@@ -67,8 +69,17 @@ def judged(case: Case) -> tuple[str, ...]:
     which is judged in its place.
     """
     kinds = {name: METRICS[name].kind for name in case.gates}
-    times = (JUDGED_TIME,) if {"time", "difference"} & set(kinds.values()) else ()
+    timed = {"time", "difference"} & set(kinds.values()) or glances(case)
+    times = (JUDGED_TIME,) if timed else ()
     return times + tuple(name for name, kind in kinds.items() if kind == "counter")
+
+
+def glances(case: Case) -> bool:
+    """Tell whether the case is on a CPU and gates no time. Beside another revision its step time is
+    judged all the same, but only for a slowdown that is beyond doubt.
+    """
+    kinds = {METRICS[name].kind for name in case.gates}
+    return not is_gpu(case.device) and not {"time", "difference"} & kinds
 
 
 def to_json(comparison: Comparison) -> bytes:

@@ -62,6 +62,8 @@ class Reason(Enum):
     BEYOND_MARGIN = "beyond the margin, both revisions measured in pairs"
     WITHIN_MARGINS = "within the margins, both revisions measured in pairs"
     UNDECIDED = "the pairs do not decide"
+    NO_SLOWDOWN = "no slowdown seen, on a CPU"
+    MAYBE_SLOWER = "slower in the mean, but not beyond doubt, on a CPU"
     UNPROVEN = "not significant among all cases of this run"
     TIME_DECIDES = "moved; beside another revision the time decides"
     PAID_FOR = "a cost rose, and the step is faster"
@@ -108,6 +110,7 @@ NOTICES = (
     Reason.MACHINE_MOVED,
     Reason.TIME_DECIDES,
     Reason.PAID_FOR,
+    Reason.MAYBE_SLOWER,
     Reason.LATE_SLOWDOWN,
     Reason.PERIODIC_SLOWDOWN,
     Reason.KERNELS_MOVED,

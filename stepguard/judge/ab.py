@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepguard.ab_margins import Margins
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
@@ -42,6 +43,9 @@ _LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name, Reason.OTHER_TREE.name)
 WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
 # What no time pays for: another step, another exchange, a step that at last runs out of memory.
 PRICELESS = (*WORK, "collective_bytes_per_step", "leaked_bytes_per_step")
+# Pairs of a CPU's time that the case does not gate: two that show no slowdown on average end it, so
+# do eight that leave it in doubt.
+LEAST_GLANCED, MOST_GLANCED = 2, 8
 FALSE_DISCOVERIES = 0.01  # of the claims of a run, at most so many are false on average
 
 _REASONS = {
@@ -79,12 +83,24 @@ def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None
     timed = comparison.pairs and all(launch.has_times() for launch in launches)
     if JUDGED_TIME not in comparison.head.gates or not timed:
         return None
-    return decide(
+    found = decide(
         comparison.log_ratios(name),
         comparison.margins,
         comparison.prior,
         last=comparison.out_of_time,
     )
+    return _glanced(found, comparison.margins) if comparison.glance else found
+
+
+def _glanced(found: Decision, margins: Margins) -> Decision:
+    """End early what only a slowdown decides: as soon as the pairs' mean shows none, and where it
+    is not beyond doubt after a few. Nothing but `same` comes of it, so that no rate rises.
+    """
+    none_seen = found.pairs >= LEAST_GLANCED and found.estimate_pct <= margins.ignore_pct
+    ended = found.final or none_seen or found.pairs >= MOST_GLANCED
+    if not ended or found.status is not Status.INCONCLUSIVE:
+        return found
+    return replace(found, status=Status.SAME, final=True)
 
 
 def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
@@ -111,7 +127,7 @@ def wants_every_pair(comparison: Comparison) -> bool:
     """Tell whether another pair of a commit with itself should be measured: as many as the plan
     has. There is nothing to decide early, and each says more of the machine's noise.
     """
-    if not comparison.pairs:
+    if not comparison.pairs or comparison.glance:
         return wants_another_pair(comparison)
     return decision(comparison) is not None and problem(comparison) is None
 
@@ -272,7 +288,7 @@ def _time(
     judged = MetricVerdict(
         name,
         found.status,
-        _REASONS[found.status],
+        _glanced_reason(comparison, found) or _REASONS[found.status],
         # What the pairs say, not the base's own mean, so that old, new and change agree.
         old=new / (1 + found.estimate_pct / 100),
         new=new,
@@ -282,6 +298,15 @@ def _time(
         pairs=pairs_finding(comparison, found),
     )
     return judged_within(comparison, judged)
+
+
+def _glanced_reason(comparison: Comparison, found: Decision) -> Reason | None:
+    """Return why a CPU's time passes that the plan did not decide."""
+    by_plan = decide(comparison.log_ratios(), comparison.margins, comparison.prior).status
+    if not comparison.glance or by_plan is found.status:
+        return None
+    slower = found.estimate_pct > comparison.margins.ignore_pct
+    return Reason.MAYBE_SLOWER if slower else Reason.NO_SLOWDOWN
 
 
 def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stepguard.case import Case
-from stepguard.comparison import JUDGED_TIME, Comparison, judged
+from stepguard.comparison import JUDGED_TIME, Comparison, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.calibration import DecisionRule, RuleFor
@@ -199,4 +199,5 @@ class _PairRun:
             wall_s=head.wall_s,
             case_margins=self.case.margins,
             timing=self.timing.as_dict(),
+            glance=glances(self.case),
         )

@@ -11,7 +11,7 @@ from typing import Any
 from stepguard.ab_margins import BUDGET_MIN
 from stepguard.baseline_file import Entry
 from stepguard.case import Case
-from stepguard.comparison import JUDGED_TIME, Comparison, judged
+from stepguard.comparison import JUDGED_TIME, Comparison, glances, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import Revision, current
@@ -107,7 +107,7 @@ class Suite:
         """Return how long a case may take, where that is a matter of the budget: pairs go on until
         they decide.
         """
-        in_pairs = self.tree is not None and JUDGED_TIME in judged(case)
+        in_pairs = self.tree is not None and JUDGED_TIME in judged(case) and not glances(case)
         return self.budget.share_s() if in_pairs else None
 
     def _screen(self, case: Case, progress: Progress) -> Result:

@@ -430,10 +430,9 @@ def test_on_a_cpu_one_pair_imports(world, measure):
 
 
 @pytest.mark.parametrize("pairs", [1, 2])
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_where_no_time_is_judged_no_pair_imports_ahead(world, measure, device, pairs):
+def test_where_no_time_is_judged_no_pair_imports_ahead(world, measure, pairs):
     """One is measured, for information; whoever wants another one still gets it."""
-    found = measure(pairs, replace(CPU, device=device, launches=2, gates=("flops_per_step",)))
+    found = measure(pairs, replace(GPU, gates=("flops_per_step",)))
     wanted = {f"pair {n + 1} {side}" for n in range(pairs) for side in STEP_MS}
     assert found.pairs == pairs and {one for one in world.groups if "pair" in one} == wanted
 

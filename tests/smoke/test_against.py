@@ -16,7 +16,14 @@ from pathlib import Path
 import pytest
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
-from quick_launches import BUSY_LIMIT_S, CLOCK_OF_STEPS, CONFTEST, REPEATED, shorten_launches
+from quick_launches import (
+    BUSY_LIMIT_S,
+    CLOCK_OF_STEPS,
+    CONFTEST,
+    REPEATED,
+    repeat_pairs,
+    shorten_launches,
+)
 
 from stepguard import Case
 from stepguard.evidence import Block, Evidence, Launch
@@ -100,8 +107,19 @@ class Slept(Work):  # by the machine's clock
         time.sleep({STEP_S})
 
 
+class Dozed(Slept):  # so many times as long in HEAD, and as many FLOPs
+    def step(self):
+        for _ in range(FACTOR):
+            time.sleep({STEP_S})
+        self.x @ self.x
+
+
 def slept(*, device):
     return Slept()
+
+
+def dozed(*, device):
+    return Dozed()
 
 
 def read(*, device):
@@ -161,9 +179,9 @@ def bench(root, tmp_path):
     return Bench(root, tmp_path / "cache", tmp_path / "runs", (), revision, "pytest")
 
 
-def compared(bench, factory, rev, params=None, more=wants_another_pair):
+def compared(bench, factory, rev, params=None, more=wants_another_pair, gates=GATES):
     """HEAD beside a revision."""
-    case = Case("x", f"work:{factory}", params or {}, "cpu", launches=1, gates=GATES)
+    case = Case("x", f"work:{factory}", params or {}, "cpu", launches=1, gates=gates)
     with tree_of(bench.root, rev) as tree:
         return compare_with(case, bench, tree, lambda text: None, PairsWanted(BUSY_LIMIT_S, more))
 
@@ -236,6 +254,18 @@ def test_a_step_that_takes_longer_is_slower(root):
     ):
         assert part in printed, printed
     assert_nothing_left(root)
+
+
+@pytest.mark.parametrize(("factory", "outcome"), [("dozed", "failed"), ("slept", "passed")])
+def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, factory, outcome):
+    """A sleep in every step, by the machine's own clock, is SLOWER beside the other revision; the
+    same code passes, however busy the machine is.
+    """
+    repeat_pairs(monkeypatch)
+    verdict = judge_ab(compared(bench, factory, "old", gates=("flops_per_step",)))
+    assert verdict.outcome == outcome, verdict
+    if outcome == "failed":
+        assert (verdict.status, verdict.worst.metric) == (Status.SLOWER, "step_ms")
 
 
 @pytest.mark.parametrize(

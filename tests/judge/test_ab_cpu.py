@@ -1,0 +1,92 @@
+"""Step times of a CPU beside another revision: a slowdown fails, a busy machine does not."""
+
+import math
+
+import numpy as np
+import pytest
+from test_ab_rules import decided, metric, turns
+
+from stepguard import Case
+from stepguard.ab_margins import MARGINS_PCT, Margins
+from stepguard.comparison import glances, judged
+from stepguard.judge.ab import (
+    LEAST_GLANCED,
+    MOST_GLANCED,
+    judge_ab,
+    wants_another_pair,
+    wants_every_pair,
+)
+from stepguard.verdict import Reason, Status
+
+QUICK = {"floor_flops_per_step": 0.0}
+HOW = {"head": QUICK, "base": QUICK, "margins": Margins(*MARGINS_PCT["cpu"]), "glance": True}
+
+
+def outcome(draw, pct, sd_pct, modes=0.0):
+    """The verdict on pairs with a true change of so many percent, and how many it took; in a fifth
+    of launches other work makes the whole launch slower by ``modes``.
+    """
+    ratios = []
+    while True:
+        ratio = math.log1p(pct / 100) + sd_pct / 100 * draw.standard_normal()
+        if modes:
+            head, base = draw.random(2) < 0.2
+            ratio += math.log1p(modes / 100) * (int(head) - int(base))
+        ratios.append(ratio)
+        found = turns(ratios, **HOW)
+        if not wants_another_pair(found):
+            return judge_ab(found), len(ratios)
+
+
+def test_a_cpu_case_is_judged_by_its_step_time_too():
+    """By counters and by a glance at the step; a GPU's case only by what it gates."""
+    case = Case("a", "m:f", device="cpu", gates=("graph_breaks",))
+    assert judged(case) == ("step_ms", "graph_breaks") and glances(case)
+    assert not glances(Case("a", "m:f", device="cpu", gates=("step_ms",)))
+    assert not glances(Case("a", "m:f", gates=("graph_breaks",)))
+
+
+def test_a_step_several_times_as_long_is_slower():
+    """Six pairs, as SLOWER takes anywhere, and the figures."""
+    found = turns([math.log(3) + one for one in (0.1, -0.1, 0.05, -0.05, 0.1, -0.1)], **HOW)
+    assert decided(found) == (Status.SLOWER, Reason.BEYOND_MARGIN)
+    assert not wants_another_pair(found)
+
+
+def test_two_pairs_without_a_slowdown_end_it():
+    """Whatever they scatter by; and HEAD against itself is no calibration of what is not gated."""
+    assert wants_another_pair(turns([-0.5], **HOW))
+    found = turns([-0.2, 0.1], **HOW)
+    assert decided(found) == (Status.SAME, Reason.NO_SLOWDOWN)
+    assert not wants_another_pair(found) and not wants_every_pair(found)
+    assert not judge_ab(found).has_notice
+
+
+def test_what_stays_in_doubt_passes_with_a_notice():
+    """Eight pairs, slower on average, and scattered: no error for a busy machine."""
+    ratios = [0.3, -0.1] * 4
+    assert all(wants_another_pair(turns(ratios[:n], **HOW)) for n in range(2, MOST_GLANCED))
+    verdict = judge_ab(turns(ratios, **HOW))
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MAYBE_SLOWER)
+    assert verdict.has_notice and metric(verdict, "step_ms").pairs.decision.pairs == 8
+    late = judge_ab(turns(ratios[:3], out_of_time=True, **HOW))
+    assert late.status is Status.SAME
+
+
+@pytest.mark.parametrize(("sd_pct", "modes"), [(5.0, 0.0), (15.0, 0.0), (40.0, 0.0), (5.0, 60.0)])
+def test_unchanged_code_on_a_busy_cpu_is_not_red(sd_pct, modes):
+    """Pairs that scatter by 5 to 40 %, or whose launches fall into two modes: of 30 verdicts none
+    fails, and none is an error; four pairs are enough on average.
+    """
+    draw = np.random.default_rng(18)
+    found = [outcome(draw, 0.0, sd_pct, modes) for _ in range(30)]
+    assert {verdict.outcome for verdict, _ in found} == {"passed"}
+    assert LEAST_GLANCED <= np.mean([pairs for _, pairs in found]) < 4.5
+
+
+@pytest.mark.parametrize(("pct", "sd_pct", "least"), [(20, 3, 0.95), (50, 8, 0.95), (200, 20, 0.9)])
+def test_a_slowdown_is_found_on_a_busy_cpu(pct, sd_pct, least):
+    """20 % where pairs scatter by 3 %, 50 % by 8 %, and three times the step by 20 %."""
+    draw = np.random.default_rng(18)
+    found = [outcome(draw, pct, sd_pct)[0].status for _ in range(20)]
+    assert found.count(Status.SLOWER) >= least * 20
