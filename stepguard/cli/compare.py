@@ -1,12 +1,13 @@
 """The command compare: machines, clouds or versions side by side, from what each of them wrote.
 
 python -m stepguard compare baselines/h100-80gb-hbm3x1.json baselines/h200x1.json
+python -m stepguard compare baselines/h200x1.json:GPU-84398e68 baselines/h200x1.json:GPU-7b74249a
 python -m stepguard compare a.json b.json --trace a-rank0.json.gz --trace b-rank0.json.gz
 """
 
 import argparse
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,24 @@ from stepguard.trace.windows import STEPS
 def add_command(commands: Any, root: Path) -> None:
     """Add its parser."""
     compare = commands.add_parser("compare", help="machines side by side, from what they wrote")
-    which = "a baseline file, what --perf-json wrote, or an evidence.json"
-    compare.add_argument("files", nargs="+", type=Path, metavar="FILE", help=which)
+    which = "a baseline file, of it perhaps one card (FILE:GPU-84398e68), what --perf-json wrote, "
+    which += "or an evidence.json"
+    compare.add_argument("files", nargs="+", type=_file, metavar="FILE", help=which)
     of = "of torch.profiler, one for each FILE and in their order: kernels and CUDA calls"
     compare.add_argument("--trace", action="append", type=Path, metavar="TRACE", help=of)
     compare.set_defaults(call=_compare, root=root)
+
+
+@dataclass(frozen=True)
+class _File:
+    path: Path
+    card: str  # the beginning of a UUID; "" for the newest recording of any
+
+
+def _file(text: str) -> _File:
+    """Return a path and a card of "PATH:GPU-84398e68"."""
+    path, colon, card = text.rpartition(":GPU-")
+    return _File(Path(path), f"GPU-{card}") if colon else _File(Path(text), "")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -44,7 +58,7 @@ def _compare(options: argparse.Namespace) -> int:
         raise UsageError("compare: give two files or more")
     if traces and len(traces) != len(files):
         raise UsageError(f"--trace: {len(traces)} traces for {len(files)} files; one for each")
-    sides = [_side(path, label) for path, label in zip(files, _labels(files), strict=True)]
+    sides = [_side(one, label) for one, label in zip(files, _labels(files), strict=True)]
     if traces:
         sides = [_traced(side, path) for side, path in zip(sides, traces, strict=True)]
     if not set.intersection(*(set(side.cases) for side in sides)):
@@ -54,17 +68,21 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _labels(files: list[Path]) -> list[str]:
+def _labels(files: list[_File]) -> list[str]:
     """Return the shortest names that tell the files apart."""
-    for parts in range(1, max(len(path.parts) for path in files) + 1):
-        labels = ["/".join(path.with_suffix("").parts[-parts:]) for path in files]
+    for parts in range(1, max(len(one.path.parts) for one in files) + 1):
+        labels = [
+            " ".join(filter(None, ("/".join(one.path.with_suffix("").parts[-parts:]), one.card)))
+            for one in files
+        ]
         if len(set(labels)) == len(labels):
             return labels
     raise UsageError("compare: a file is there twice")
 
 
-def _side(path: Path, label: str) -> Side:
+def _side(file: _File, label: str) -> Side:
     """Read a file of any of the three kinds. Raises FileError, naming it, for what is none."""
+    path = file.path
     data = contents(path, "give a file that can be")
     if data is None:
         raise FileError(f"{path}: No such file or directory")
@@ -73,6 +91,8 @@ def _side(path: Path, label: str) -> Side:
     except (ValueError, RecursionError) as error:
         raise FileError(f"{path}: {error}") from None
     keys = set(raw) if isinstance(raw, dict) else set()
+    if file.card and keys & {"case_id", "results"}:
+        raise FileError(f"{path}: only a baseline file has recordings of several cards")
     if "case_id" in keys:
         one = read_evidence(path)
         found, declared = {one.case_id: summarise(one)}, {one.case_id: one.case}
@@ -81,10 +101,22 @@ def _side(path: Path, label: str) -> Side:
         return replace(side, profiles={one.case_id: profile} if profile else {})
     if "results" in keys:
         return _of_document(label, load_document(path))
+    return _of_baseline(label, path, file.card)
+
+
+def _of_baseline(label: str, path: Path, card: str) -> Side:
+    """Return the newest recording of each case, of this card if one is given."""
     content = baseline.load(path)
-    assert content is not None, "it was read above"
-    newest = {name: entry.epochs[-1].recordings[-1] for name, entry in content.cases.items()}
-    cases = {name: entry.case for name, entry in content.cases.items()}
+    assert content is not None, "it was read before"
+    newest: dict[str, Recording] = {}
+    for name, entry in content.cases.items():
+        of_card = [one for one in entry.epochs[-1].recordings if one.device_uuid.startswith(card)]
+        newest |= {name: of_card[-1]} if of_card else {}
+    if not newest:
+        epochs = (entry.epochs[-1] for entry in content.cases.values())
+        cards = sorted({one.device_uuid for epoch in epochs for one in epoch.recordings})
+        raise FileError(f"{path}: no recording of {card}; newest epochs: {', '.join(cards)}")
+    cases = {name: content.cases[name].case for name in newest}
     return _of_recordings(label, content.machine, newest, cases)
 
 

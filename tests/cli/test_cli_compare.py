@@ -1,5 +1,6 @@
 """python -m stepguard compare: figures side by side, and sentences that they bear."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +109,31 @@ def test_the_committed_baselines_are_compared():
 
     files = [str(ROOT / "baselines" / f"{n}.json") for n in ("h100-80gb-hbm3x1", "h200x1")]
     assert cli.main(["compare", *files]) == 0
+
+
+def test_two_cards_of_one_file_are_compared(tmp_path, capsys):
+    """Two hosts of one kind: the newest recording of each card, and only cases that both have."""
+    from stepguard.cli import main as cli
+
+    content = json.loads((ROOT / "baselines" / "h200x1.json").read_text())
+    recordings = content["cases"]["train_step[124m-bf16]"]["epochs"][-1]["recordings"]
+    slower = [1.1 * ms for ms in recordings[-1]["times_ms"]["step_ms"]]
+    times = recordings[-1]["times_ms"] | {"step_ms": slower}
+    recordings.append(recordings[-1] | {"device_uuid": "GPU-0beef", "times_ms": times})
+    (tmp_path / "h200x1.json").write_text(json.dumps(content))
+    path, first = tmp_path / "h200x1.json", recordings[-2]["device_uuid"][:12]
+    assert cli.main(["compare", f"{path}:{first}", f"{path}:GPU-0beef"]) == 0
+    said = capsys.readouterr().out
+    assert f"a step is 10.0 % longer on h200x1 GPU-0beef than on h200x1 {first}" in said
+    assert "forward[" not in said
+    assert cli.main(["compare", f"{path}:{first}", f"{path}:GPU-nowhere"]) == 1
+    assert "no recording of GPU-nowhere; newest epochs: GPU-" in capsys.readouterr().err
+
+
+def test_only_a_baseline_has_cards(shell):
+    """An evidence is of one anyway."""
+    done = shell("compare", f"{kept(shell, 'a')}:GPU-1", kept(shell, "b"))
+    assert done.status == 1 and "only a baseline file has recordings of several" in done.err
 
 
 @pytest.mark.parametrize(
