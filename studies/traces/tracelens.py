@@ -24,8 +24,8 @@ THEIRS = Path(__file__).with_name("tracelens_side.py")
 
 
 def in_their_terms(trace: Trace) -> dict[str, float]:
-    """Return their figures of a whole file, in ms, by their definitions: all records whose launch is
-    in the file, of no step; a fill counts as computation.
+    """Return their figures of a whole file, in ms, by their definitions: all records launched
+    in the file, steps or not; a fill counts as computation.
     """
     gpu, classes = trace.gpu, usual_classes()
     gpu = gpu.where(launched_by(trace.calls, gpu.correlation) != NONE)
