@@ -3,7 +3,7 @@
 python -m studies.traces.borders FILE ...
 """
 
-import sys
+import argparse
 from pathlib import Path
 from statistics import median
 
@@ -34,7 +34,9 @@ def border_idle_ms(trace: Trace) -> list[float]:
 
 def main() -> None:
     """Print a line for each file."""
-    for path in map(Path, sys.argv[1:]):
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("files", nargs="+", type=Path, metavar="FILE")
+    for path in parser.parse_args().files:
         with path.open("rb") as file:
             idle = border_idle_ms(read_chrome(file))
         shown = " ".join(f"{ms:.3f}" for ms in idle)
