@@ -173,6 +173,7 @@ class VerdictDocument(_Part, frozen=True, kw_only=True):
     waived_until: str
     waivers: list[str]
     metrics: list[MetricDocument]
+    expectations: list[str] = []  # what trailers of commits declared, and what each did
     explanation: ExplanationDocument | None = None  # where both sides have a profile
 
     @property
@@ -183,8 +184,8 @@ class VerdictDocument(_Part, frozen=True, kw_only=True):
     @property
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
-        found = (Reason[one.reason] for one in self.metrics if one.gated)
-        return self.status.outcome == "passed" and any(reason in NOTICES for reason in found)
+        found = any(Reason[one.reason] in NOTICES for one in self.metrics if one.gated)
+        return self.status.outcome == "passed" and (found or bool(self.expectations))
 
 
 class LaunchDocument(_Part, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Any, Literal
 
 from stepguard.ab_margins import Margins
+from stepguard.expectation import ExpectationOutcome
 from stepguard.explanation import Explanation
 from stepguard.site import Site
 from stepguard.waiver import WaiverOutcome
@@ -64,6 +65,7 @@ class Reason(Enum):
     UNDECIDED = "the pairs do not decide"
     NO_SLOWDOWN = "no slowdown seen, on a CPU"
     MAYBE_SLOWER = "slower in the mean, but not beyond doubt, on a CPU"
+    EXPECTED = "worse, as a commit of the range declares"
     UNPROVEN = "not significant among all cases of this run"
     TIME_DECIDES = "moved; beside another revision the time decides"
     PAID_FOR = "a cost rose, and the step is faster"
@@ -110,6 +112,7 @@ NOTICES = (
     Reason.MACHINE_MOVED,
     Reason.TIME_DECIDES,
     Reason.PAID_FOR,
+    Reason.EXPECTED,
     Reason.MAYBE_SLOWER,
     Reason.LATE_SLOWDOWN,
     Reason.PERIODIC_SLOWDOWN,
@@ -292,6 +295,7 @@ class Verdict:
     p_value: float | None = None  # of the step time: that it is no slower than the other's
     waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
     waivers: tuple[WaiverOutcome, ...] = ()  # of the case, and what each of them did
+    expectations: tuple[ExpectationOutcome, ...] = ()  # of commits of the range, likewise
     explanation: Explanation | None = None  # of the time, where both sides have a profile
     straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
 
@@ -318,8 +322,8 @@ class Verdict:
     @property
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
-        found = (m.reason for m in self.metrics if m.gated)
-        return self.status.outcome == "passed" and any(reason in NOTICES for reason in found)
+        found = any(m.reason in NOTICES for m in self.metrics if m.gated)
+        return self.status.outcome == "passed" and (found or bool(self.expectations))
 
     @property
     def worst(self) -> MetricVerdict | None:

@@ -18,12 +18,15 @@ from typing import Any
 from stepguard.baseline_file import Entry
 from stepguard.cli.common import UsageError, add_parser, complain, say
 from stepguard.document import RunDocument
+from stepguard.expectation import Expectation
+from stepguard.git.trailers import expectations
 from stepguard.judge.gate import Base, expected, gate
 from stepguard.report import github
 from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today
+from stepguard.verdict import Reason
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -61,7 +64,9 @@ def _gate(options: argparse.Namespace) -> int:
         waivers=load_waivers(options.baselines, today()),
         today=today(),
         against=options.against,
+        expectations=_declared(found, options),
     )
+    say(*(f"declared: {one.case} {one.described}" for one in base.expectations))
     if problems := gate(found, base):
         complain(f"the gate fails, {len(problems)} problem{'s' if len(problems) > 1 else ''}:")
         say(*(f"{one.code.value}: {one.sentence}" for one in problems))
@@ -70,6 +75,16 @@ def _gate(options: argparse.Namespace) -> int:
         return 1
     say(_passed(found, len(expected(found, base))))
     return 0
+
+
+def _declared(found: RunDocument, options: argparse.Namespace) -> list[Expectation]:
+    """Return what the commits of the range declare, by their own messages and not the document's
+    word. They are read only where there is a range: the clone has to have its commits.
+    """
+    metrics = (one for result in found.results for one in result.verdict.metrics)
+    if not options.against or not any(one.reason == Reason.EXPECTED.name for one in metrics):
+        return []
+    return expectations(Path.cwd(), options.against, options.commit)
 
 
 def _annotate(lines: Sequence[str]) -> None:

@@ -18,8 +18,10 @@ from stepguard.document import (
     ResultDocument,
     RunDocument,
 )
+from stepguard.expectation import Expectation
 from stepguard.metrics import METRICS
 from stepguard.recording import geometric_mean
+from stepguard.verdict import Reason
 from stepguard.waiver import Waiver
 
 AGREE = 1e-4  # of a time: recordings are rounded
@@ -35,6 +37,7 @@ class Base:
     waivers: Sequence[Waiver]
     today: date
     against: str = ""  # the commit, in full, that a run may have been measured in pairs with
+    expectations: Sequence[Expectation] = ()  # of the commits from there to ``commit``
 
 
 def expected(found: RunDocument, base: Base) -> dict[str, Entry]:
@@ -172,6 +175,11 @@ def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterat
     if absent and verdict.status.outcome == "passed":
         text = f"its verdict says nothing of {', '.join(absent)}"
         yield _problem(ProblemCode.FEWER_GATES, text, name)
+    declared = {one.metric for one in base.expectations if one.case == name and found.against}
+    for metric in judged.values():
+        if metric.reason == Reason.EXPECTED.name and metric.metric not in declared:
+            text = f"{metric.metric} passes as declared, and no commit of the range declares it"
+            yield _problem(ProblemCode.FAILED, text, name)
     failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
     waivers = {one.metric: one for one in base.waivers if one.case == name}
     unwaived = [one for one in failing if not _waived(one, waivers.get(one.metric), base.today)]

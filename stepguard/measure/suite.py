@@ -14,6 +14,7 @@ from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, glances, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
+from stepguard.expectation import Expectation
 from stepguard.git.revision import Revision, current
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
@@ -24,6 +25,7 @@ from stepguard.judge.ab import (
     without_false_discoveries,
 )
 from stepguard.judge.calibration import RuleFor, decision_rule
+from stepguard.judge.expectations import expect
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import final, waive
 from stepguard.launch.scheduler import Launcher, spread
@@ -61,6 +63,7 @@ class Suite:
     gpus: tuple[Gpu, ...]
     arguments: list[str]  # of the command that was typed
     waivers: tuple[Waiver, ...] = ()
+    expectations: tuple[Expectation, ...] = ()  # of the commits from ``tree`` to what is measured
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
     confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
@@ -158,7 +161,8 @@ class Suite:
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         kept = self._store.keep_comparison(self._bench.folder, case.slug, found)
-        verdict = waive(judge_ab(found), head, self.waivers, today())
+        declared = expect(judge_ab(found), self.expectations)
+        verdict = waive(declared, head, self.waivers, today())
         return Result(case, head, verdict, kept, path, found)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None, RuleFor]:

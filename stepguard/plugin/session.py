@@ -17,8 +17,10 @@ import pytest
 
 from stepguard.case import Case
 from stepguard.document import CaseState, End, Problem, ProblemCode
+from stepguard.expectation import Expectation
 from stepguard.git.resolve import TreeError
 from stepguard.git.revision import current
+from stepguard.git.trailers import expectations
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
 from stepguard.launch.scheduler import Launcher, LauncherError, spread, survey
@@ -218,17 +220,21 @@ class Session:
     def _started(self) -> tuple[Suite, ProgressLine]:
         if self._suite is None or self._line is None:
             option, notice = self._option, self._notices.append
+            expected: tuple[Expectation, ...] = ()
             if rev := option.perf_against:
                 try:
                     self._tree = self._stack.enter_context(tree_of(self._root, rev, notice))
                 except TreeError as error:
                     raise TreeError(f"--perf-against={rev}: {error}") from None
+                cases = self._collection.cases if self._whole else None
+                expected = tuple(expectations(self._root, self._tree.commit, "HEAD", cases))
             self._suite = Suite(
                 self._root,
                 self._baselines,
                 self._gpus,
                 ["pytest", *self._config.invocation_params.args],
                 waivers=self._waivers,
+                expectations=expected,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
                 tree=self._tree,

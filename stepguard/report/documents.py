@@ -45,6 +45,7 @@ def verdict_document(verdict: Verdict) -> VerdictDocument:
         p_value=verdict.p_value,
         waived_until=verdict.waived_until,
         waivers=sentences(verdict),
+        expectations=[one.sentence for one in verdict.expectations],
         metrics=[_metric(metric) for metric in verdict.metrics],
         explanation=why.document(verdict.explanation) if verdict.explanation else None,
     )

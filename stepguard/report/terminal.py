@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.document import Problem
 from stepguard.measure.suite import Result
@@ -42,7 +41,7 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
         yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
         for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
             yield f"  {count} skipped: {reason}", {}
-    elif not any(_may_judge_times(result.case) for result in run.results):
+    elif not any(_may_judge_times(result) for result in run.results):
         yield table.CPU_NOTE, {}
     if verdicts:
         yield table.counts(verdicts), {}
@@ -66,7 +65,8 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
         path = run.commands.relative(result.evidence_path)
         dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
         steps = next_steps(verdict, path, run.commands, dirty)
-        below = [*why.lines(verdict), *words.times(verdict), *steps[:1]]
+        declared = [f"commit: {one.sentence}" for one in verdict.expectations]
+        below = [*why.lines(verdict), *words.times(verdict), *declared, *steps[:1]]
         yield from ((f"  {line}", {}) for line in below)
 
 
@@ -119,6 +119,8 @@ def colour(status: Status | None) -> Markup:
     return {"red": True} if status.outcome == "failed" else {"yellow": True}
 
 
-def _may_judge_times(case: Case) -> bool:
+def _may_judge_times(result: Result) -> bool:
+    case = result.case
     kinds = {METRICS[name].kind for name in case.gates}
-    return is_gpu(case.device) or bool(kinds & {"time", "difference"})
+    beside = bool(result.verdict.against)  # another revision, where a CPU's are judged, too
+    return beside or is_gpu(case.device) or bool(kinds & {"time", "difference"})

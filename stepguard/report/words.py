@@ -180,6 +180,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
     lines += [f"  {text}" for text in sentences(verdict)]
+    lines += [f"  commit: {one.sentence}" for one in verdict.expectations]
     if verdict.against and not verdict.whole:
         lines.append(f"  compared with {verdict.against}, measured in pairs with it")
     if verdict.recordings:

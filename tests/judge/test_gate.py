@@ -9,6 +9,7 @@ from msgspec import structs
 from run_documents import COMMIT, measured, run_document
 
 from stepguard.document import CaseState, End, Problem, ProblemCode, State
+from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, expected, gate
 from stepguard.metrics import default_gates
 from stepguard.waiver import Waiver
@@ -228,3 +229,19 @@ def test_only_cases_for_as_many_gpus_are_expected():
     # A kind of GPU that is not recorded yet has to measure what the others have.
     assert set(expected(run_document(machine="NVIDIA H100"), known)) == {"a[1]"}
     assert set(expected(run_document(machine="CPU", gpus=[]), known)) == {"a[c]"}
+
+
+def test_what_passes_as_declared_needs_a_commit_that_declares_it():
+    """The document's word is not enough: the range's own messages have to hold it."""
+    metrics = [
+        structs.replace(one, reason="EXPECTED") if one.metric == "step_ms" else one
+        for one in SOUND.verdict.metrics
+    ]
+    changes = {"against": "main", "base_commit": OTHER}
+    document = structs.replace(verdict(metrics=metrics), **changes)
+    told = Expectation(CASE_ID, "step_ms", "why", COMMIT, "A. Author")
+    assert gate(document, base(against=OTHER, expectations=(told,))) == []
+    other = Expectation(CASE_ID, "graph_breaks", "why", COMMIT, "A. Author")
+    for known in ((), (other,)):
+        (problem,) = gate(document, base(against=OTHER, expectations=known))
+        assert problem.code is ProblemCode.FAILED and "no commit of the range" in problem.text

@@ -418,3 +418,25 @@ def test_head_beside_itself_has_to_be_said(gate, h200):
     gate.run("--perf-against=HEAD").assert_outcomes(passed=1)
     (gate.path / "new.py").write_text("")
     gate.run("--perf-against=main").assert_outcomes(passed=1)
+
+
+def test_a_commit_declares_what_it_makes_slower(gate, h200):
+    """A trailer of the range: the failure is a notice, in the terminal, the Markdown and the JSON."""
+    case = a_case(gate, h200, 2.0)
+    gate.git("commit", "-q", "--allow-empty", "-m", f"x\n\nPerf-Expect: {case.id} step_ms: needed")
+    result = gate.run(OTHER, "--perf-json=run.json", "--perf-report=run.md")
+    assert result.ret == 0
+    said = "expected: step_ms, ???????????? by *: needed"
+    result.stdout.fnmatch_lines([f"  commit: {said}"])
+    (found,) = json.loads((gate.path / "run.json").read_text())["results"]
+    assert found["verdict"]["expectations"] and found["verdict"]["status"] == "same"
+    assert ": needed" in (gate.path / "run.md").read_text()
+
+
+def test_a_trailer_that_is_wrong_ends_the_run(gate, h200):
+    """A case that there is not: the commit, the line and the form, and nothing is measured."""
+    a_case(gate, h200, 2.0)
+    gate.git("commit", "-q", "--allow-empty", "-m", "x\n\nPerf-Expect: linear[x] step_ms: needed")
+    result = gate.run(OTHER)
+    assert result.ret == 1 and gate.paired == []
+    result.stdout.fnmatch_lines(["*commit * says 'Perf-Expect: linear?x? step_ms: needed'*"])

@@ -1,0 +1,59 @@
+"""Expectations from the messages of commits: the trailers ``Perf-Expect`` of a range."""
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from stepguard.expectation import FORM, KEY, Expectation, parse
+from stepguard.git.resolve import TreeError, short
+from stepguard.git.revision import git
+
+# What somebody may have meant as the trailer, wherever it is in a message.
+_MEANT = re.compile(r"^\s*perf[-_ ]?expect\w*\b.*", re.IGNORECASE | re.MULTILINE)
+_FORMAT = (
+    f"%H%x00%an%x00%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)%x00%B%x00%x02"
+)
+
+
+def expectations(
+    root: Path, base: str, head: str, cases: Collection[str] | None = None
+) -> list[Expectation]:
+    """Return what the commits of ``base..head`` expect, the newest first.
+
+    Raises TreeError, with the commit, the line and the right form, for a trailer that is malformed,
+    of an unknown metric or of a case that is not among ``cases`` (None: any), for a line that was
+    meant as one and is none to git, and where the range cannot be read.
+    """
+    text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
+    if text is None:
+        raise TreeError(f"the commits {short(base)}..{short(head)} cannot be read for {KEY}")
+    found = []
+    for entry in filter(str.strip, text.split("\x02")):
+        commit, author, values, message, *_ = entry.lstrip("\n").split("\x00")
+        known = [value for value in values.split("\x01") if value.strip()]
+        meant = [line.strip() for line in _MEANT.findall(message)]
+        found += [_parsed(value, commit, author, cases) for value in known]
+        if len(meant) > len(known):
+            line = next(line for line in meant if not any(v.split(":")[0] in line for v in known))
+            why = "git takes it for no trailer: those are the last paragraph of a message"
+            raise TreeError(_wrong(commit, line, why))
+    return found
+
+
+def _parsed(value: str, commit: str, author: str, cases: Collection[str] | None) -> Expectation:
+    line = f"{KEY}: {value.strip()}"
+    try:
+        found = parse(value, commit, author)
+    except ValueError as error:
+        raise TreeError(_wrong(commit, line, str(error))) from None
+    if cases is not None and found.case not in cases:
+        there = ", ".join(sorted(cases)) or "none"
+        raise TreeError(_wrong(commit, line, f"there is no case {found.case!r}; cases: {there}"))
+    return found
+
+
+def _wrong(commit: str, line: str, why: str) -> str:
+    return (
+        f"commit {short(commit)} says {line!r}: {why}. The form is {FORM!r}; "
+        "amend the message (git commit --amend, git rebase -i)"
+    )

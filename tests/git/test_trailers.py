@@ -1,0 +1,74 @@
+"""Trailers of commits: what is expected, and every wrong one refused by commit and line."""
+
+import pytest
+from git_repositories import commit, git, repository
+
+from stepguard.git.resolve import TreeError
+from stepguard.git.trailers import expectations
+
+CASE = "train_step[124m-bf16]"
+LINE = f"Perf-Expect: {CASE} step_ms: a larger vocabulary"
+
+
+@pytest.fixture
+def root(tmp_path):
+    """A repository with the tag "base"."""
+    found = repository(tmp_path / "repository")
+    git(found, "tag", "base")
+    return found
+
+
+def read(root, cases=None):
+    """What the range from "base" on expects."""
+    return expectations(root, "base", "HEAD", cases)
+
+
+def test_trailers_of_the_range_are_read(root):
+    """Of all its commits, with other trailers between, and folded lines; not those of the base."""
+    first = commit(root, f"Change\n\nWhy.\n\nSigned-off-by: a <a@b>\n{LINE}")
+    folded = "Perf-Expect: forward[nano-cpu] launches_per_step: one more\n  launch a layer"
+    second = commit(root, f"Another\n\n{folded}\n{LINE}")
+    found = read(root)
+    assert [(one.case, one.metric, one.commit) for one in found] == [
+        ("forward[nano-cpu]", "launches_per_step", second),
+        (CASE, "step_ms", second),
+        (CASE, "step_ms", first),
+    ]
+    assert found[0].reason == "one more launch a layer" and found[1].author == "a"
+    assert expectations(root, "HEAD", "HEAD") == []
+    git(root, "tag", "-f", "base")
+    commit(root, "no trailer: perf is as it was")
+    assert read(root) == []
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (f"x\n\nPerf-Expect: {CASE} step_ms:", "not of that form"),
+        (f"x\n\nPerf-Expect: {CASE} step_ms because", "not of that form"),
+        (f"x\n\nPerf-Expect: {CASE} step_ms:   ", "not of that form"),
+        (f"x\n\nPerf-Expect: {CASE}: too large", "not of that form"),
+        (f"x\n\nPerf-Expect: {CASE} step_time: too large", "'step_time' is no metric"),
+        (f"x\n\nPerf-Expect: {CASE} mfu_pct: too large", "'mfu_pct' is no metric"),
+        ("x\n\nPerf-Expect: train_step[124m] step_ms: x", "no case 'train_step[124m]'"),
+        (f"x\n\n{LINE}\n\nMore words.", "git takes it for no trailer"),
+        (f"x\n\nPerf-Expects: {CASE} step_ms: too large", "git takes it for no trailer"),
+        (f"x\n\nperf expect: {CASE} step_ms: too large", "git takes it for no trailer"),
+        (f"x\n\nPerf-Expect {CASE} step_ms: too large", "git takes it for no trailer"),
+    ],
+)
+def test_a_wrong_trailer_is_refused_loudly(root, message, why):
+    """With the commit, the line, and the right form."""
+    wrong = commit(root, message)
+    with pytest.raises(TreeError) as raised:
+        read(root, {CASE})
+    text = str(raised.value)
+    assert why in text and wrong[:12] in text and "Perf-Expect: CASE METRIC: reason" in text
+    line = next(x for x in message.splitlines() if x.lower().startswith("perf"))
+    assert line.strip() in text
+
+
+def test_a_range_that_cannot_be_read_is_refused(root):
+    """A base that a shallow clone lacks."""
+    with pytest.raises(TreeError, match="cannot be read"):
+        expectations(root, "0" * 40, "HEAD")

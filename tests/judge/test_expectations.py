@@ -1,0 +1,93 @@
+"""What a commit declared: a notice of exactly that metric, and never more."""
+
+from dataclasses import replace
+
+import pytest
+from test_ab_rules import COST, fault, metric, shifted, turns
+
+from stepguard.expectation import Expectation, ExpectationEffect
+from stepguard.judge.ab import judge_ab, without_false_discoveries
+from stepguard.judge.expectations import expect
+from stepguard.report.commands import Commands
+from stepguard.report.documents import verdict_document
+from stepguard.report.words import block as shown_block
+from stepguard.verdict import Reason, Status
+
+ID = "train_step[124m-bf16]"
+
+
+def declared(name="step_ms", case=ID):
+    """An expectation of a metric."""
+    return Expectation(case, name, "a larger vocabulary", "c" * 40, "A. Author")
+
+
+def effects(verdict):
+    """What each expectation did."""
+    return [one.effect for one in verdict.expectations]
+
+
+def test_a_declared_slowdown_passes_as_a_notice():
+    """It says by how much, who declared it and why, in every output; and a run's other claims do
+    not take it back.
+    """
+    verdict = expect(judge_ab(turns(shifted(2.0))), [declared()])
+    step = metric(verdict, "step_ms")
+    assert verdict.outcome == "passed" and verdict.has_notice
+    assert (step.status, step.reason) == (Status.SAME, Reason.EXPECTED)
+    assert step.change_pct == pytest.approx(2.0, abs=0.05)
+    document = verdict_document(verdict)
+    assert document.has_notice and without_false_discoveries([verdict]) == []
+    for text in ("\n".join(document.lines), shown_block(verdict, "x", Commands())):
+        assert "worse, as a commit of the range declares" in text and "+2.00 %" in text
+        assert "expected: step_ms, cccccccccccc by A. Author: a larger vocabulary" in text
+    assert document.expectations == [one.sentence for one in verdict.expectations]
+
+
+def test_only_that_metric_of_that_case_passes():
+    """Another metric that fails, or another case's, fails as before."""
+    found = judge_ab(turns(shifted(2.0)))
+    assert expect(found, [declared(case="forward[nano-cpu]")]) == found
+    other = expect(found, [declared(COST)])
+    assert other.status is Status.SLOWER and effects(other) == [ExpectationEffect.NOT_NEEDED]
+    both = replace(found, metrics=found.metrics)
+    risen = tuple(
+        replace(one, status=Status.CHANGED, reason=Reason.COUNTER_ROSE)
+        if one.metric == COST
+        else one
+        for one in both.metrics
+    )
+    half = expect(both.with_metrics(risen), [declared()])
+    assert half.status is Status.CHANGED and half.worst.metric == COST
+    whole = expect(both.with_metrics(risen), [declared(), declared(COST)])
+    assert whole.outcome == "passed"
+
+
+def test_what_was_not_needed_is_said():
+    """The metric is `same`: passed, with a line on the expectation."""
+    verdict = expect(judge_ab(turns(shifted(0.0))), [declared()])
+    assert verdict.status is Status.SAME and verdict.has_notice
+    assert effects(verdict) == [ExpectationEffect.NOT_NEEDED]
+    assert "expected and not needed" in "\n".join(verdict_document(verdict).lines)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        turns(shifted(1.0, (0.03, -0.03) * 3), out_of_time=True),
+        turns(shifted(2.0), head=fault("RAISED")),
+        turns(shifted(2.0), base=fault("BAD_WORKLOAD")),
+        turns(shifted(2.0), head=fault("FOREIGN_PROCESS")),
+    ],
+    ids=["INCONCLUSIVE", "BROKEN", "NOT COMPARABLE", "UNFIT"],
+)
+def test_what_could_not_be_judged_is_never_expected(found):
+    """Undecided, broken, not comparable, unfit: an error as before."""
+    before = judge_ab(found)
+    after = expect(before, [declared()])
+    assert before.status is after.status and after.outcome == "error"
+
+
+def test_against_recordings_it_says_nothing():
+    """A verdict of the screen has no range of commits."""
+    found = replace(judge_ab(turns(shifted(2.0))), against="")
+    assert expect(found, [declared()]) == found
