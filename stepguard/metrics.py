@@ -130,6 +130,8 @@ _TABLE = (
         "B",
         "peak of the bytes that live tensors asked for, within a steady step",
         _EXACT,
+        # Two summands that change places moved it by 0.02 %: backward passes run in another order.
+        slack_pct=0.05,
         floor=ALLOCATION_BYTES,
     ),
     _cost("leaked_bytes_per_step", "B", "what a steady step leaves behind", _EXACT),

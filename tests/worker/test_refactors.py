@@ -299,13 +299,11 @@ OURS: dict[str, tuple[str, Edits]] = {
         ),
     ),
     "independent lines are reordered": (
-        STEP,
+        GPT,  # the peak rises by 0.02 %: these backward passes change places, too
         (
             (
-                "            self._scaler.update()\n"
-                "            self.optimizer.zero_grad(set_to_none=True)\n",
-                "            self.optimizer.zero_grad(set_to_none=True)\n"
-                "            self._scaler.update()\n",
+                "        x = self.wte(idx) + self.wpe(positions)\n",
+                "        x = self.wpe(positions) + self.wte(idx)\n",
             ),
         ),
     ),
