@@ -72,6 +72,7 @@ def test_ncu(tools):
     assert run == {"factory": "w:f", "params": {"batch": 4}, "device": "cuda"} | {
         "warmup": 5,
         "steps": 1,
+        "one_thread": True,
     }
     assert "flash_bwd" in done.out and "bound by latency" in done.out.replace("\n   ", " ")
 

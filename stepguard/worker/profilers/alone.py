@@ -15,6 +15,7 @@ import torch
 
 from stepguard.case import Scalar
 from stepguard.worker import device
+from stepguard.worker.clock import Step
 from stepguard.worker.session import BadWorkload, build, join_process_group
 
 
@@ -26,6 +27,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     device: str
     warmup: int
     steps: int
+    one_thread: bool = False  # autograd launches from the thread that has the workload's ranges
 
 
 def main() -> str:
@@ -38,19 +40,25 @@ def main() -> str:
         workload = build(wanted.factory, wanted.params, where.type)
     except (BadWorkload, ValueError) as error:
         return f"stepguard: {error}"
+    with torch.autograd.set_multithreading_enabled(not wanted.one_thread):
+        _record(workload.step, where, wanted)
+    return ""
+
+
+def _record(step: Step, where: torch.device, wanted: Run) -> None:
+    """Run the steps before the marks and between them."""
     for _ in range(wanted.warmup):
-        workload.step()
+        step()
     device.synchronize(where)
     if not device.on_gpu(where):
-        return ""  # there is nothing to record
+        return  # there is nothing to record
     torch.cuda.profiler.start()
     for number in range(wanted.steps):
         torch.cuda.nvtx.range_push(f"step_{number}")
-        workload.step()
+        step()
         torch.cuda.nvtx.range_pop()
     device.synchronize(where)
     torch.cuda.profiler.stop()
-    return ""
 
 
 if __name__ == "__main__":
