@@ -421,7 +421,7 @@ def test_head_beside_itself_has_to_be_said(gate, h200):
 
 
 def test_a_commit_declares_what_it_makes_slower(gate, h200):
-    """A trailer of the range: the failure is a notice, in the terminal, the Markdown and the JSON."""
+    """A trailer of the range: the failure is a notice, in terminal, Markdown and JSON."""
     case = a_case(gate, h200, 2.0)
     gate.git("commit", "-q", "--allow-empty", "-m", f"x\n\nPerf-Expect: {case.id} step_ms: needed")
     result = gate.run(OTHER, "--perf-json=run.json", "--perf-report=run.md")
