@@ -68,6 +68,9 @@ def write_plot(content: SweepFile, path: Path) -> bool:
     )
     for axes, column in zip(panels[0], plot.y, strict=True):
         _draw(axes, content, plot.x, column)
+    handles, labels = panels[0][0].get_legend_handles_labels()
+    if len(labels) > 1:
+        figure.legend(handles, labels, loc="outside right upper", fontsize="small")
     figure.suptitle(f"{content.sweep.workload}, {content.machine}; x: not measured")
     figure.savefig(path)
     pyplot.close(figure)
@@ -76,29 +79,30 @@ def write_plot(content: SweepFile, path: Path) -> bool:
 
 def _draw(axes: Any, content: SweepFile, x: str, column: str) -> None:
     """Draw a line for each combination of the other parameters; logarithmic where x is numbers."""
+    unit = METRICS[column.partition(":")[0]].unit
+    unit, of_unit = ("MiB", 2.0**20) if unit == "B" else (unit, 1.0)
     for label, rows in _lines(content, x).items():
         known = [row for row in rows if row.status == MEASURED and column in row.values]
         at = [row.parameters[x] for row in known]
-        (drawn,) = axes.plot(at, [row.values[column] for row in known], marker="o", label=label)
+        values = [row.values[column] / of_unit for row in known]
+        (drawn,) = axes.plot(at, values, marker="o", label=label)
         unknown = [row.parameters[x] for row in rows if row not in known]
         bottom = axes.get_xaxis_transform()
         axes.plot(unknown, [0.02] * len(unknown), "x", color=drawn.get_color(), transform=bottom)
-    axes.set(xlabel=x, ylabel=f"{column} [{METRICS[column.partition(':')[0]].unit}]")
-    values = content.sweep.grid[x]
-    numbers = [n for n in values if isinstance(n, int | float) and n > 0]
-    if numbers == values:
+    axes.set(xlabel=x, ylabel=f"{column} [{unit}]")
+    numbers = [n for n in content.sweep.grid[x] if isinstance(n, int | float) and n > 0]
+    if numbers == content.sweep.grid[x]:
         axes.set_xscale("log", base=2)
         if len({row.values.get(column) for row in content.rows}) > 1:
             axes.set_yscale("log")
-        axes.set_xticks(numbers, [str(n) for n in numbers], minor=False)
-    if len(content.sweep.grid) > 1:
-        axes.legend()
+        axes.set_xticks(numbers, [str(n) for n in numbers], fontsize="x-small")
 
 
 def _lines(content: SweepFile, x: str) -> dict[str, list[Row]]:
-    """Return the rows by the values of the other parameters."""
+    """Return the rows by those of the other parameters that have several values."""
     found: dict[str, list[Row]] = {}
+    varied = [name for name, values in content.sweep.grid.items() if len(values) > 1 and name != x]
     for row in content.rows:
-        label = ", ".join(f"{name} {value}" for name, value in row.parameters.items() if name != x)
+        label = ", ".join(f"{name} {row.parameters[name]}" for name in varied)
         found.setdefault(label, []).append(row)
     return found
