@@ -9,7 +9,14 @@ from stepguard.roofline import Peaks
 
 def roof_lines(roofs: Sequence[ClassRoof], peaks: Peaks) -> Iterator[str]:
     """Yield where each class is under the roof, and what the roof was measured on."""
+    if not roofs:
+        return
+    most = roofs[0]
     yield ""
+    yield (
+        f"Of known work {most.kind} takes most, and is {most.position.bound}-bound: "
+        f"{100 * most.position.utilisation:.0f} % of its roof."
+    )
     header = ("under the roof", "[ms]", "of class", "TFLOP/s", "GB/s", "of roof", "bound by")
     body = [
         (

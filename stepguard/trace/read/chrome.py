@@ -130,11 +130,11 @@ class _Columns:
                 self._add_gpu(_GPU[kind], rows)
 
     def _add_allocation(self, event: Event, args: Scalar) -> None:
-        thread, gpu = self._threads[event.pid, event.tid], args.device_type == _CUDA
         figures = (args.address, args.changed, args.allocated, args.reserved)
         if event.ts is None or None in figures:
             raise TraceError("it has an allocation without time, address or bytes")
-        self._allocations.append((event.ts, thread, int(gpu), *figures))
+        thread, gpu = self._threads[event.pid, event.tid], _number(args.device_type) == _CUDA
+        self._allocations.append((event.ts, thread, int(gpu), *map(_number, figures)))
 
     def _add_host(self, kind: int, rows: list[Event]) -> None:
         threads = self._threads

@@ -56,11 +56,11 @@ class Scalar(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_JSON)
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_JSON)
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_JSON)
-    address: int | None = msgspec.field(name="Addr", default=None)
-    changed: int | None = msgspec.field(name="Bytes", default=None)
-    allocated: int | None = msgspec.field(name="Total Allocated", default=None)
-    reserved: int | None = msgspec.field(name="Total Reserved", default=None)
-    device_type: int | None = msgspec.field(name="Device Type", default=None)
+    address: int | float | str | None = msgspec.field(name="Addr", default=None)
+    changed: int | float | str | None = msgspec.field(name="Bytes", default=None)
+    allocated: int | float | str | None = msgspec.field(name="Total Allocated", default=None)
+    reserved: int | float | str | None = msgspec.field(name="Total Reserved", default=None)
+    device_type: int | float | str | None = msgspec.field(name="Device Type", default=None)
     code: str | None = msgspec.field(name="kernel_hash", default=None)
 
 
