@@ -8,6 +8,7 @@ It is loaded in every project of an environment, so that it imports next to noth
 the hooks of hooks.py come with the first case that pytest collects.
 """
 
+import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 from stepguard.case import Case
 from stepguard.plugin.benchmark import Bridge, Sink, WithBenchmark, WithoutBenchmark
 from stepguard.plugin.items import Collected, cases, lacks_perf
-from stepguard.plugin.options import add_options, begins_at_once
+from stepguard.plugin.options import add_options, begins_at_once, is_strict
 
 __all__ = ["cases"]
 
@@ -28,7 +29,9 @@ MARKERS = (
 )
 _BRIDGE = pytest.StashKey[Bridge]()
 _COLLECTION = pytest.StashKey[Collected]()
+_ENDED = pytest.StashKey[bool]()  # the session came to its end
 _HOOKS = "stepguard-hooks"
+_WITHOUT_SESSION = ("help", "version", "markers")  # options of pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -53,6 +56,33 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     """Begin at once if even a run that is refused, or has no case, leaves a document."""
     if begins_at_once(session.config.option):
         _hooks(session.config)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    """Note that the session ended by itself."""
+    yield
+    session.config.stash[_ENDED] = True
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Fail a strict run whose session a hook left by pytest.exit(): of its status pytest asks
+    nobody.
+    """
+    guards = begins_at_once(config.option) or config.pluginmanager.hasplugin(_HOOKS)
+    wanted = guards and not any(getattr(config.option, name, 0) for name in _WITHOUT_SESSION)
+    # An error that is on its way has a status of its own.
+    if not wanted or config.stash.get(_ENDED, False) or sys.exc_info()[0] is not None:
+        return
+    if is_strict(config):
+        from stepguard.plugin.documents import forget_documents
+
+        forget_documents(config)
+        raise pytest.UsageError(
+            "a hook left the run by pytest.exit(), so that nothing is known to be guarded: let a "
+            "conftest skip tests instead, or add --perf-no-strict"
+        )
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -545,24 +545,48 @@ def test_evidence_says_whether_its_case_is_an_extended_one(gate, extended):
     assert json.loads(path.read_text())["extended"] is extended
 
 
-@pytest.mark.parametrize(("hook", "begun"), [("sessionstart", False), ("collection", True)])
-def test_a_run_that_ends_before_its_cases_are_known_is_no_gate(project, hook, begun):
-    """A conftest that calls pytest.exit() with status 0, where it finds no GPU maybe. Before the
-    session begins pytest asks nobody for its status, but no older document passes for its own.
+LEFT = "ERROR: a hook left the run by pytest.exit(), *--perf-no-strict"
+
+
+@pytest.mark.parametrize(
+    ("hook", "status"),
+    [
+        ("configure(config)", 4),
+        ("sessionstart(session)", 4),
+        ("collection(session)", 1),
+        ("sessionfinish(session)", 4),
+    ],
+)
+def test_a_run_that_a_hook_leaves_is_no_gate(project, hook, status):
+    """A conftest that calls pytest.exit() with status 0, where it finds no GPU maybe, or in the end:
+    red, and no older document passes for the run's own. A run by hand does as it is told.
     """
     (project.path / ".stepguard").mkdir(exist_ok=True)
     path = project.path / ".stepguard/run.json"
     path.write_text("of the run before")
-    text = f"def pytest_{hook}(session):\n    pytest.exit('nothing to do', returncode=0)\n"
+    text = "@pytest.hookimpl(tryfirst=True)\n" if "finish" in hook else ""
+    text += f"def pytest_{hook}:\n    pytest.exit('nothing to do', returncode=0)\n"
     (project.path / "conftest.py").write_text(PLUGIN + text)
     project.commit()
     result = project.run("--perf-strict", "--perf-json=.stepguard/run.json")
-    assert path.exists() == begun
-    if begun:
-        assert result.ret == 1
+    assert result.ret == status
+    if status == 4:
+        result.stderr.fnmatch_lines([LEFT])
+        assert not path.exists()
+    else:
         result.stdout.fnmatch_lines(["no case was collected in this process*"])
         found = load_document(path)
         assert not found.passed and [one.code for one in found.problems] == [ProblemCode.NO_CASES]
+    assert project.run().ret == 0
+
+
+def test_help_is_no_run_that_was_left(project):
+    """Nor is a usage error said twice."""
+    project.commit()
+    assert project.run("--perf-strict", "--help").ret == 0
+    assert project.run("--perf-strict", "--markers").ret == 0
+    result = project.run("--perf-strict", "--perf-budget=-1")
+    assert result.ret == 4 and "left the run" not in str(result.stderr)
 
 
 @pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
