@@ -558,7 +558,7 @@ LEFT = "ERROR: a hook left the run by pytest.exit(), *--perf-no-strict"
     ],
 )
 def test_a_run_that_a_hook_leaves_is_no_gate(project, hook, status):
-    """A conftest that calls pytest.exit() with status 0, where it finds no GPU maybe, or in the end:
+    """A conftest that calls pytest.exit() with status 0, as it finds no GPU maybe, or in the end:
     red, and no older document passes for the run's own. A run by hand does as it is told.
     """
     (project.path / ".stepguard").mkdir(exist_ok=True)
