@@ -35,6 +35,7 @@ class Comparison:
     case_margins: Margins = field(default_factory=Margins)  # the case's own, never widened
     timing: dict[str, float] = field(default_factory=dict)  # of a pair, as a calibration keeps it
     glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
+    files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
     schema: int = SCHEMA
 
     @property

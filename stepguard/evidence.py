@@ -16,6 +16,7 @@ import msgspec
 
 from stepguard.case import from_dict
 from stepguard.fingerprint import Fingerprint
+from stepguard.identity import StepIdentity
 from stepguard.metrics import METRICS
 from stepguard.profile import Parts, Profile
 from stepguard.site import Site
@@ -134,6 +135,7 @@ class Counts:
     profile: Profile | None = None  # the mean over ranks; None on a CPU
     profile_problem: str = ""  # why a GPU's step has none
     parts_by_rank: tuple[Parts, ...] = ()  # ... of the step, where there are several ranks
+    identity: StepIdentity | None = None  # of the step, all ranks; None on a CPU
     wall_s: float = 0.0
 
 

@@ -97,6 +97,20 @@ def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
     return [path for path in paths if path.resolve() not in there]
 
 
+def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None:
+    """Return the files, but baselines, in which the tree at ``top`` differs from a commit, those in
+    no commit included, as git names them; None where git does not say.
+    """
+    changed = git(
+        top, "diff", "--name-only", "-z", "--no-renames", "--ignore-submodules=none", commit, "--"
+    )
+    others = git(top, "ls-files", "--others", "--exclude-standard", "-z")
+    if changed is None or others is None:
+        return None
+    paths = {path for path in (changed + others).split("\0") if path} | set(_unwatched(top))
+    return tuple(sorted(path for path in paths if not _is_baseline(top / path, baselines)))
+
+
 def user_name(root: Path) -> str:
     """Return the name that git has for its user here; empty where it has none."""
     return (git(root, "config", "user.name") or "").strip()

@@ -17,6 +17,7 @@ from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.compare import compare
+from stepguard.judge.identical import identical
 from stepguard.judge.pairs import benjamini_hochberg, decide
 from stepguard.judge.profiled import explained, straggler
 from stepguard.judge.screen import moved_counters
@@ -89,6 +90,8 @@ def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None
         comparison.prior,
         last=comparison.out_of_time,
     )
+    if identical(comparison):
+        return replace(found, status=Status.SAME, final=True)
     return _glanced(found, comparison.margins) if comparison.glance else found
 
 
@@ -288,7 +291,7 @@ def _time(
     judged = MetricVerdict(
         name,
         found.status,
-        _glanced_reason(comparison, found) or _REASONS[found.status],
+        _own_reason(comparison, found) or _REASONS[found.status],
         # What the pairs say, not the base's own mean, so that old, new and change agree.
         old=new / (1 + found.estimate_pct / 100),
         new=new,
@@ -300,8 +303,10 @@ def _time(
     return judged_within(comparison, judged)
 
 
-def _glanced_reason(comparison: Comparison, found: Decision) -> Reason | None:
-    """Return why a CPU's time passes that the plan did not decide."""
+def _own_reason(comparison: Comparison, found: Decision) -> Reason | None:
+    """Return why a time passes that the plan did not decide: its step is the same, or a CPU's."""
+    if identical(comparison):
+        return Reason.IDENTICAL_STEP
     by_plan = decide(comparison.log_ratios(), comparison.margins, comparison.prior).status
     if not comparison.glance or by_plan is found.status:
         return None

@@ -54,6 +54,8 @@ class PairsWanted:
     wants_another: Callable[[Comparison], bool] = wants_another_pair
     rule_for: RuleFor | None = None  # None: the case's margins and the usual prior
     steps: range = range(0)  # of all that are timed, counted from the first; empty: any
+    # In which the trees differ: where it is known, a step that is the same is timed by one pair.
+    files: tuple[str, ...] | None = None
 
 
 def measure_ab(
@@ -199,5 +201,6 @@ class _PairRun:
             wall_s=head.wall_s,
             case_margins=self.case.margins,
             timing=self.timing.as_dict(),
+            files=self.wanted.files,
             glance=glances(self.case),
         )

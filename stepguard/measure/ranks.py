@@ -14,6 +14,7 @@ from stepguard.evidence import Counts, Fault
 from stepguard.fingerprint import Fingerprint, steers
 from stepguard.gpu.nvml import Gpu
 from stepguard.gpu.peaks import nominal_peak_flops, physical_peak_flops
+from stepguard.identity import StepIdentity
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.profile import over_ranks
 from stepguard.site import Site, merge
@@ -93,6 +94,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         by_rank={name: values for name, values in each.items() if len({*values}) > 1},
         information=counted[0].information,
         **_profile_of(counted),
+        identity=_identity_of(counted),
         wall_s=wall_s,
     )
 
@@ -108,6 +110,19 @@ def _profile_of(counted: Sequence[Counts]) -> dict[str, Any]:
         "profile": over_ranks(profiles),
         "parts_by_rank": tuple(one.parts for one in profiles) if several else (),
     }
+
+
+def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
+    """Return the ranks' identities as one, the parts of each by its number."""
+    found = [(rank, one) for rank, c in enumerate(counted) if (one := c.identity) is not None]
+    if len(found) < len(counted):
+        return None
+    if len(found) == 1:
+        return found[0][1]
+    return StepIdentity(
+        {f"{name} of rank {rank}": part for rank, one in found for name, part in one.parts.items()},
+        next((f"rank {rank}: {one.problem}" for rank, one in found if one.problem), ""),
+    )
 
 
 def _of_all_ranks(sites: Iterable[Iterable[Site]]) -> tuple[Site, ...]:

@@ -15,7 +15,7 @@ from stepguard.comparison import JUDGED_TIME, Comparison, glances, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
 from stepguard.expectation import Expectation
-from stepguard.git.revision import Revision, current
+from stepguard.git.revision import Revision, current, differing
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab import (
@@ -153,7 +153,8 @@ class Suite:
         with_itself = tree.commit == revision.commit and not revision.dirty
         with self.budget.spent():
             wants_another = wants_every_pair if with_itself else wants_another_pair
-            wanted = PairsWanted(self.budget.share_s(), wants_another, rule_for)
+            files = differing(tree.base, tree.commit, self.baselines)
+            wanted = PairsWanted(self.budget.share_s(), wants_another, rule_for, files=files)
             found = compare_with(case, self._bench, tree, progress, wanted)
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees

@@ -15,7 +15,7 @@ from stepguard.trace.windows import STEPS
 
 # Ranges of libraries. Around an exchange: its kernels have a class of their own. The compiler's:
 # their names have hashes and numbers, which differ wherever the code does.
-_LIBRARIES = re.compile(
+LIBRARIES = re.compile(
     r"^(nccl|gloo|c10d|ucc):|^nccl[A-Z]|^## Call CompiledFxGraph|_inductor_wrapper_call$"
     r"|^Torch-Compiled Region|^(TorchDynamo|TORCHDYNAMO|AOTDispatcher|Pregraph)\b|\(dynamo_timed\)$"
 )
@@ -33,7 +33,7 @@ class Pass:
 
 def find_passes(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> tuple[Pass, ...]:
     """Return the passes through phases, in order of their begin."""
-    ignored = re.compile("|".join((*marks, _LIBRARIES.pattern)))
+    ignored = re.compile("|".join((*marks, LIBRARIES.pattern)))
     rows = trace.annotations
     found = []
     for name, start, end in zip(rows.name, rows.start_us, rows.end_us, strict=True):

@@ -13,14 +13,17 @@ from typing import Any
 import msgspec
 from torch.profiler import profile, record_function
 
+from stepguard.identity import StepIdentity
 from stepguard.profile import Profile, bounded
 from stepguard.site import Site
 from stepguard.trace.classes import usual_classes
+from stepguard.trace.identity import identity_of, with_settings
 from stepguard.trace.profiles import analyse
 from stepguard.trace.profiles import profile as profile_of
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.steps import StepCalls, read_steps
+from stepguard.worker.count.settings import settings
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 from stepguard.worker.device import activities, on_gpu, synchronize
@@ -43,6 +46,7 @@ class ProfiledSteps:
     seen: list[list[Site]]  # ... the synchronizations that torch reported
     profile: Profile | None = None  # of all
     problem: str = ""  # why a GPU's steps have none
+    identity: StepIdentity | None = None  # of a GPU's steps
 
 
 def count_profiled(tally: Tally, counted: CountedStep) -> None:
@@ -65,6 +69,7 @@ def count_profiled(tally: Tally, counted: CountedStep) -> None:
         count_device_calls(tally, steps)
         count_syncs(tally, steps, found.seen, len(counted.phases.micro_steps))
         tally.profile, tally.profile_problem = found.profile, found.problem
+        tally.identity = found.identity
 
 
 def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
@@ -137,9 +142,12 @@ def profile_steps(counted: CountedStep, listener: SyncListener | None = None) ->
             seen.append(sites)
         synchronize(counted.device)
     text = _exported(profiled)
-    calls = read_steps(_events(text), MARK, steps)[:ACTIVE_STEPS]
-    found, problem = _profile(text) if gpu else (None, "")
-    return ProfiledSteps(calls, seen[:ACTIVE_STEPS], found, problem)
+    events = _events(text)
+    calls = read_steps(events, MARK, steps)[:ACTIVE_STEPS]
+    if not gpu:
+        return ProfiledSteps(calls, seen)
+    identity = with_settings(identity_of(events, MARK, steps), settings())
+    return ProfiledSteps(calls, seen[:ACTIVE_STEPS], *_profile(text), identity)
 
 
 def _phase(name: str) -> AbstractContextManager[object]:

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import torch
 
+from stepguard.identity import StepIdentity
 from stepguard.profile import Profile
 from stepguard.site import Site
 from stepguard.worker.clock import Step
@@ -43,6 +44,7 @@ class Tally:
     information: dict[str, float] = field(default_factory=dict)
     profile: Profile | None = None
     profile_problem: str = ""
+    identity: StepIdentity | None = None
 
     def add(
         self,

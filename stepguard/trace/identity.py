@@ -1,0 +1,102 @@
+"""The identity of profiled steps, read off the events of a Chrome trace with shapes.
+
+What is not known for sure makes it unknown: a launch without the GPU's record, a graph, whose
+kernels need not be the ones that were launched last time, steps that are not all alike.
+"""
+
+import hashlib
+import json
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from stepguard.identity import StepIdentity
+from stepguard.trace.calls import API_CATEGORIES, LAUNCH_CALLS, SYNC_CALLS, is_copy, is_memset
+from stepguard.trace.phases import LIBRARIES
+from stepguard.trace.steps import marked_steps
+
+Event = dict[str, Any]
+_RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
+_OPERANDS = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
+_GENERATED = ("kernel_hash", "kernel_kwargs", "num_warps", "num_stages", "kernel_backend")
+# Of a collective; its other inputs have a number that counts it.
+_MESSAGE = ("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size")
+_SHAPE = ("grid", "block", "registers per thread", "shared memory", "bytes")
+
+
+def identity_of(events: Iterable[Event], mark: str, steps: int) -> StepIdentity:
+    """Return the identity of the ``steps`` marked steps. Raises RuntimeError where the trace lacks
+    one, or an event is not as it should be.
+    """
+    try:
+        return _identity(list(events), mark, steps)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RuntimeError(f"an event of the trace is not as it should be: {problem}") from None
+
+
+def _identity(events: list[Event], mark: str, steps: int) -> StepIdentity:
+    host = [e for e in events if e.get("cat") in ("cpu_op", *API_CATEGORIES)]
+    host.sort(key=lambda e: float(e["ts"]))
+    starts = [float(e["ts"]) for e in host]
+    records = {
+        e["args"]["correlation"]: e
+        for e in events
+        if e.get("cat") in _RECORDS and "correlation" in e.get("args", {})
+    }
+    found: list[dict[str, str]] = []
+    for one in marked_steps(events, mark, steps):
+        first = bisect_left(starts, one["ts"])
+        last = bisect_left(starts, one["ts"] + one["dur"])
+        parts = _parts(host[first:last], records)
+        if isinstance(parts, str):
+            return StepIdentity(problem=parts)
+        found.append(parts)
+    moving = [name for name in found[0] if len({parts[name] for parts in found}) > 1]
+    if moving:
+        return StepIdentity(problem=f"{', '.join(moving)} differ from step to step")
+    return StepIdentity(found[0])
+
+
+def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] | str:
+    """Return the hashes of one step, or why it has none."""
+    threads: dict[Any, int] = {}
+    streams: dict[Any, int] = {}
+    operators, calls, work, messages = [], [], [], []
+    for event in host:
+        name, args = str(event["name"]), event.get("args", {})
+        thread = threads.setdefault(event["tid"], len(threads))
+        if event["cat"] == "cpu_op":
+            if name == "record_param_comms":
+                messages.append([thread, *(args.get(key) for key in _MESSAGE)])
+            elif not LIBRARIES.search(name):
+                known = [args.get(key) for key in (*_OPERANDS, *_GENERATED)]
+                operators.append([thread, name, *known])
+            continue
+        if "Graph" in name and name in LAUNCH_CALLS:
+            return "it launches a graph"
+        if name in SYNC_CALLS:
+            calls.append([thread, name])
+        elif name in LAUNCH_CALLS or is_copy(name) or is_memset(name):
+            record = records.get(args.get("correlation"))
+            if record is None:
+                return "launches lack the GPU's record"
+            calls.append([thread, name])
+            made = record["args"]
+            stream = streams.setdefault(made.get("stream"), len(streams))
+            shape = [made.get(key) for key in _SHAPE]
+            work.append([thread, stream, record["name"], *shape])
+    if not work:
+        return "it launches nothing"
+    parts = {"kernels and copies": work, "operators": operators, "CUDA calls": calls}
+    return {name: _hash(rows) for name, rows in (parts | {"collectives": messages}).items()}
+
+
+def with_settings(found: StepIdentity, settings: dict[str, Any]) -> StepIdentity:
+    """Return the identity with the settings as one more part of it."""
+    return replace(found, parts=found.parts | {"settings": _hash([settings])})
+
+
+def _hash(rows: Sequence[Any]) -> str:
+    return hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]

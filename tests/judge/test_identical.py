@@ -1,0 +1,196 @@
+"""A step that is known to be the same is `same` after one pair; nothing that is slower hides so.
+
+Each planted difference is in one part of what is known of HEAD; all else is as in the other tree.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from builders import PROPERTY, block, evidence, launch
+from comparisons import comparison_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepguard.evidence import Counts
+from stepguard.identity import StepIdentity
+from stepguard.judge.ab import judge_ab, wants_another_pair
+from stepguard.judge.identical import HOST_SHARE, IDLE_SHARE, identical, unlike
+from stepguard.profile import Parts, Profile
+from stepguard.report.terminal import _beside
+from stepguard.report.words import times
+from stepguard.verdict import Reason, Status
+
+MS, STEPS = 250.0, 32
+IDENTITY = StepIdentity({"kernels and copies": "a1", "operators": "b2", "settings": "c3"})
+SIX = (MS * 1e3,) * 6
+NONE = (0.0,) * 6
+PROFILE = Profile("NVIDIA H200", 1, Parts(SIX, SIX, NONE, NONE, (2500.0,) * 6), (), ())
+
+
+def blocks(times_ms, ran=20, enqueue_ms=0.5 * MS):
+    """Two blocks of these steps, with untimed ones between."""
+    half = len(times_ms) // 2
+    return tuple(
+        block(
+            steps=half,
+            wall_ms=(math.fsum(part),),
+            events_ms=(math.fsum(part),),
+            step_ms=tuple(part),
+            enqueue_ms=enqueue_ms,
+            ran=ran + number * (half + 4),
+        )
+        for number, part in enumerate((times_ms[:half], times_ms[half:]))
+    )
+
+
+def noisy(seed, steps=STEPS):
+    """Single steps of an H200: they scatter by 1.5 % and follow each other."""
+    draw = np.random.default_rng(seed).standard_normal(steps)
+    series = np.convolve(draw, [0.6, 0.5, 0.4, 0.3], "same")
+    series = 0.012 * (series - series.mean())
+    return [float(ms) for ms in MS * np.exp(series)]
+
+
+def pair(head_ms=None, base_ms=None, files=("model/gpt.py",), **head):
+    """One pair of steps that are the same; ``head`` changes its counts."""
+    found = comparison_of([(MS, MS)], [(MS, MS)])
+    counts = replace(evidence().counts, profile=PROFILE, identity=IDENTITY)
+    sides = [
+        replace(
+            side,
+            counts=replace(counts, **(head if side is found.head else {})),
+            launches=(launch(blocks=blocks(noisy(seed) if ms is None else ms), index=1),),
+        )
+        for seed, (side, ms) in enumerate(((found.head, head_ms), (found.base, base_ms)))
+    ]
+    return replace(found, head=sides[0], base=sides[1], files=files)
+
+
+def test_the_same_step_is_same_after_one_pair():
+    """With the reason in every output; and no further pair is asked for."""
+    found = pair()
+    assert unlike(found) == "" and identical(found) and not wants_another_pair(found)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SAME, Reason.IDENTICAL_STEP)
+    assert "the same kernels, generated code, operands and settings" in times(verdict)[0]
+    assert "over one pair" in list(_beside(verdict))[0]
+
+
+@given(st.integers(0, 10**6))
+@PROPERTY
+def test_most_pairs_of_unchanged_code_look_so(seed):
+    """What the first pair shows beyond it costs pairs, never a verdict."""
+    found = pair(noisy(seed), noisy(seed + 1))
+    assert identical(found) is not wants_another_pair(found)
+    assert judge_ab(found).status in (Status.SAME, Status.INCONCLUSIVE)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"identity": None},
+        {"identity": StepIdentity(problem="it launches a graph")},
+        {"identity": StepIdentity(IDENTITY.parts | {"settings": "other"})},
+        {"identity": StepIdentity({"kernels and copies": "a1", "operators": "b2"})},
+        {"identity": StepIdentity({})},
+        {"profile": None},
+        {"profile": replace(PROFILE, lost_share=0.001)},
+        {"profile": replace(PROFILE, incomplete=1)},
+        {"profile": replace(PROFILE, parts=replace(PROFILE.parts, idle_us=(9000.0,) * 6))},
+        {"values": evidence().counts.values | {"peak_allocated_bytes": 45_000_000_001}},
+        {"detail": {}},
+        {"by_rank": {"launches_per_step": (1000, 999)}},
+        {"unstable": {"copies_per_step": "steps differ: 4, 5"}},
+    ],
+)
+def test_what_is_not_known_to_be_the_same_is_timed(counts):
+    """Anything unknown, unstable or different: pairs as ever."""
+    found = pair(**counts)
+    assert unlike(found) and not identical(found) and wants_another_pair(found)
+    assert judge_ab(found).status is not Status.SAME
+
+
+@pytest.mark.parametrize(
+    "files", [None, ("model/gpt.py", "model/fast.so"), ("data.bin",), ("pyproject.toml",), ("lib",)]
+)
+def test_other_files_than_code_are_timed(files):
+    """Data, libraries and settings may steer what a later step does."""
+    assert unlike(pair(files=files)) and wants_another_pair(pair(files=files))
+    assert not unlike(pair(files=("a/b.py", "README.md"))) and not unlike(pair(files=()))
+
+
+def test_nothing_counted_or_no_gpu():
+    """A CPU has no identity of a step."""
+    found = pair()
+    assert unlike(replace(found, base=replace(found.base, counts=None)))
+    case = found.head.case | {"device": "cpu"}
+    assert unlike(replace(found, head=replace(found.head, case=case))) == "there is no GPU"
+
+
+def every(n, factor):
+    """Each n-th step takes so much longer."""
+    return [ms * (factor if i % n == n - 1 else 1) for i, ms in enumerate(noisy(1))]
+
+
+def late(begin, factor):
+    """From some step on."""
+    return [ms * (factor if i >= begin else 1) for i, ms in enumerate(noisy(1))]
+
+
+@pytest.mark.parametrize(
+    "head_ms",
+    [
+        [ms * 1.01 for ms in noisy(1)],
+        every(16, 1.2),
+        every(8, 1.1),
+        every(31, 1.5),
+        late(16, 1.01),
+        late(24, 1.04),
+        late(30, 1.2),
+    ],
+    ids=["all", "16th", "8th", "once", "second block", "last quarter", "last steps"],
+)
+def test_what_only_the_host_does_is_in_the_pair(head_ms):
+    """A sleep or a thread is in no identity: every n-th step, or late; the pair shows it."""
+    found = pair(head_ms, noisy(1))
+    assert not unlike(found) and not identical(found) and wants_another_pair(found)
+
+
+@given(st.floats(0.01, 1.0), st.integers(0, 10**6))
+@PROPERTY
+def test_one_percent_never_hides(slower, seed):
+    """Spread over all steps it is beyond what one pair may be away from zero."""
+    found = pair([ms * (1 + slower) for ms in noisy(seed)], noisy(seed))
+    assert not identical(found)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"enqueue_ms": 1.01 * HOST_SHARE * MS},
+        {"enqueue_ms": None},
+    ],
+)
+def test_a_step_that_the_host_may_bound_is_timed(change):
+    """Or of which that is not known; on either side."""
+    found = pair()
+    slow = launch(blocks=blocks(noisy(1), **change), index=1)
+    for side in ("head", "base"):
+        one = replace(getattr(found, side), launches=(slow,))
+        assert not identical(replace(found, **{side: one}))
+
+
+def test_a_second_pair_is_judged_by_the_plan():
+    """The shortcut is of one pair; and of one that was measured in turns."""
+    found = pair()
+    assert not identical(replace(found, together=False))
+    both = [replace(side, launches=side.launches * 2) for side in (found.head, found.base)]
+    assert not identical(replace(found, head=both[0], base=both[1]))
+
+
+def test_the_limits():
+    """What the constants stand for."""
+    assert 0 < IDLE_SHARE < 0.05 and 0.72 < HOST_SHARE < 1
+    assert Counts({}).identity is None

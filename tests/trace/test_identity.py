@@ -1,0 +1,130 @@
+"""The identity of a step: what differs in what runs shows, and what is not known is said."""
+
+import copy
+
+import pytest
+from kineto import AUTOGRAD, Kineto
+
+from stepguard.trace.identity import identity_of, with_settings
+
+MARK, STEPS = "stepguard.step", 3
+OPERANDS = {"Input Dims": [[4, 8]], "Input Strides": [[8, 1]], "Input type": ["float"]}
+
+
+def trace(change=lambda number, add: None):
+    """Three steps of a product, a copy, a wait and a generated kernel; ``change`` may add more."""
+    found = Kineto()
+    for number in range(STEPS):
+        at = 1000.0 * number
+        found.annotation(MARK, at, at + 900)
+        found.annotation("## Call CompiledFxGraph " + "abc"[number], at + 5, at + 800)
+        found.event("cpu_op", "aten::mm", at + 10, 5, **OPERANDS, **{"External id": 7 + number})
+        found.kernel(at + 11, at + 20, at + 60, "gemm", grid=[2, 1, 1], block=[64, 1, 1])
+        found.event("cpu_op", "triton_poi_0", at + 30, 5, tid=AUTOGRAD, kernel_hash="cabc")
+        found.kernel(at + 31, at + 60, at + 90, "triton_poi_0", tid=AUTOGRAD, grid=[9, 1, 1])
+        found.copy(at + 40, at + 90, at + 95, bytes=64)
+        found.event("cpu_op", "record_param_comms", at + 50, 5, dtype="Float", Seq=number)
+        found.call("cudaEventQuery", at + 55)
+        found.call("cudaStreamSynchronize", at + 56)
+        change(number, found)
+    return found.events
+
+
+def identity(change=lambda number, add: None):
+    """That of the trace."""
+    return identity_of(trace(change), MARK, STEPS)
+
+
+def edited(name, **args):
+    """The trace with other arguments in every event of that name."""
+    events = copy.deepcopy(trace())
+    for event in (one for one in events if one["name"] == name):
+        event["args"] |= args
+    return identity_of(events, MARK, STEPS)
+
+
+def test_the_same_is_the_same():
+    """Wherever it is recorded: threads, streams and correlations have other numbers then."""
+    events = copy.deepcopy(trace())
+    for event in events:
+        event["ts"] += 12345
+        event["tid"] = {1: 4711, AUTOGRAD: 4712}.get(event["tid"], event["tid"])
+        for key in ("correlation", "External id", "stream"):
+            if key in event["args"]:
+                event["args"][key] += 1000
+    found = identity_of(events, MARK, STEPS)
+    assert found.parts and not found.problem and found == identity()
+    extra = identity(lambda n, add: [add.call("cudaEventQuery", 1000 * n + 57) for _ in range(n)])
+    assert extra == found  # polls vary from step to step
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "part"),
+    [
+        ("aten::mm", {"Input Strides": [[1, 4]]}, "operators"),
+        ("aten::mm", {"Input type": ["c10::BFloat16"]}, "operators"),
+        ("aten::mm", {"Concrete Inputs": ["True"]}, "operators"),
+        ("triton_poi_0", {"kernel_hash": "cxyz"}, "operators"),
+        ("gemm", {"grid": [3, 1, 1]}, "kernels and copies"),
+        ("gemm", {"shared memory": 1024}, "kernels and copies"),
+        ("gemm", {"stream": 99}, "kernels and copies"),
+        ("Memcpy HtoD (Pinned -> Device)", {"bytes": 65}, "kernels and copies"),
+        ("record_param_comms", {"dtype": "BFloat16"}, "collectives"),
+    ],
+)
+def test_what_runs_differently_shows(name, args, part):
+    """Strides alone, a type, a grid, another stream, generated code, bytes."""
+    assert list(identity().differs_from(edited(name, **args))) == [part]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda n, add: add.kernel(1000 * n + 70, 1000 * n + 95, 1000 * n + 97, "more"),
+        lambda n, add: add.call("cudaStreamSynchronize", 1000 * n + 70, tid=99),
+        lambda n, add: add.event("cpu_op", "aten::add", 1000 * n + 70, 1, tid=99),
+    ],
+    ids=["kernel", "sync in a thread", "operator in a thread"],
+)
+def test_what_is_added_shows(change):
+    """In whatever thread."""
+    assert list(identity().differs_from(identity(change)))
+
+
+def test_settings_are_a_part():
+    """TF32 shows in no launch of its own."""
+    sides = [with_settings(identity(), {"allow_tf32": value}) for value in ("True", "False")]
+    assert list(sides[0].differs_from(sides[1])) == ["settings"]
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (
+            lambda n, add: n == 2 and add.kernel(2500, 2600, 2610, "more"),
+            "kernels and copies, CUDA calls differ from step to step",
+        ),
+        (
+            lambda n, add: n == 1 and add.kernel(1500, 0, 0, recorded=False),
+            "launches lack the GPU's record",
+        ),
+        (lambda n, add: add.call("cudaGraphLaunch", 1000 * n + 70), "it launches a graph"),
+    ],
+    ids=["every third step", "lost record", "graph"],
+)
+def test_what_is_not_known_is_a_problem(change, problem):
+    """And no identity."""
+    found = identity(change)
+    assert (found.parts, found.problem) == ({}, problem)
+
+
+def test_a_damaged_trace():
+    """One that lacks a step, or has an event without its time, says so."""
+    with pytest.raises(RuntimeError, match="3 of 4 marked steps"):
+        identity_of(trace(), MARK, 4)
+    events = trace()
+    del events[5]["ts"]
+    with pytest.raises(RuntimeError, match="not as it should be"):
+        identity_of(events, MARK, STEPS)
+    none = [event for event in trace() if event["cat"] not in ("cuda_runtime", "kernel")]
+    assert identity_of(none, MARK, STEPS).problem == "it launches nothing"
