@@ -63,7 +63,7 @@ def pair(head_ms=None, base_ms=None, files=("model/gpt.py",), **head):
             counts=replace(counts, **(head if side is found.head else {})),
             launches=(launch(blocks=blocks(noisy(seed) if ms is None else ms), index=1),),
         )
-        for seed, (side, ms) in enumerate(((found.head, head_ms), (found.base, base_ms)))
+        for seed, (side, ms) in enumerate(((found.head, head_ms), (found.base, base_ms)), start=1)
     ]
     return replace(found, head=sides[0], base=sides[1], files=files)
 
