@@ -6,7 +6,8 @@
 
 Sequences begin at random places, inputs are pageable and copied blockingly, and each step ends in a
 synchronize() and a printed line: what such a loop costs is part of what it shows. Only the format
-of the tokens, uint16, and the share that is held out are those of `python -m model.train`.
+of the tokens, uint16, and the share that is held out are those of `python -m model.train`, and with
+--order spread the sequences: each once a pass, neighbours far apart.
 """
 
 import argparse
@@ -102,7 +103,7 @@ class Loop:
         self.network = Network(options).to(self.device)
         self.compiled: Any = torch.compile(self.network) if options.compile else self.network
         self.optimizer = optimizer_of(self.network, options)
-        self.places = torch.Generator().manual_seed(options.seed)
+        self.places, self.taken = torch.Generator().manual_seed(options.seed), 0
 
     def wait(self) -> None:
         """Wait for the GPU."""
@@ -112,10 +113,23 @@ class Loop:
     def loss(self, network: Any, begins: list[int], tokens: torch.Tensor) -> torch.Tensor:
         """Of sequences that begin there."""
         seq = self.options.seq
-        ids = torch.stack([tokens[at : at + seq] for at in begins]).to(self.device)
-        targets = torch.stack([tokens[at + 1 : at + 1 + seq] for at in begins]).to(self.device)
+        ids, targets = (
+            torch.stack([tokens[at + by : at + by + seq] for at in begins]).to(self.device)
+            for by in (0, 1)
+        )
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=self.options.bf16):
             return network(ids, targets)
+
+    def begins(self) -> list[int]:
+        """Return where the next batch's sequences begin."""
+        seq, batch = self.options.seq, self.options.batch
+        if self.options.order == "random":
+            last = len(self.learned) - seq - 1
+            return torch.randint(last, (batch,), generator=self.places).tolist()
+        count = len(self.learned) // seq
+        stride = next(n for n in range(round(0.618034 * count), count) if math.gcd(n, count) == 1)
+        self.taken += batch
+        return [at * stride % count * seq for at in range(self.taken - batch, self.taken)]
 
     def step(self, number: int) -> tuple[float, float]:
         """Return loss and norm of one step, which are read as soon as it is done."""
@@ -124,9 +138,7 @@ class Loop:
             group["lr"] = rate_at(number, options)
         self.optimizer.zero_grad()
         for _ in range(options.micro_steps):
-            last = len(self.learned) - options.seq - 1
-            begins = torch.randint(last, (options.batch,), generator=self.places).tolist()
-            loss = self.loss(self.compiled, begins, self.learned) / options.micro_steps
+            loss = self.loss(self.compiled, self.begins(), self.learned) / options.micro_steps
             loss.backward()
             total = total + loss.detach()
         norm = nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
@@ -150,6 +162,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="uint16 token ids")
     parser.add_argument("--out", type=Path, required=True, help="a line of JSON for each step")
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
+    parser.add_argument("--order", default="random", choices=("random", "spread"))
     parser.add_argument("--horizon", type=int, help="of the cosine (--steps)")
     numbers = {"steps": 300, "warm_up_steps": 30, "batch": 64, "seq": 1024, "micro_steps": 2}
     numbers |= {"layers": 12, "heads": 12, "width": 768, "vocab": 50304, "seed": 1}

@@ -9,7 +9,9 @@ import torch
 from training_runs import TINY, short_run
 
 from model import config
+from model.data.shards import STDLIB_SHARD
 from model.gpt import GPT
+from model.training import Run, read_log
 from studies.minimal_loop import compare, loop
 
 SHAPE = Namespace(layers=2, heads=2, width=16, seq=32, vocab=8256, lr=1.0, warm_up_steps=3)
@@ -25,10 +27,8 @@ def test_it_imports_nothing_of_the_model():
     assert names and not [name for name in names if name.startswith(("model", "stepguard"))]
 
 
-def test_it_is_the_same_function():
-    """With our parameters its network has our loss."""
-    torch.manual_seed(0)
-    ours, theirs = GPT(TINY, seed=3), loop.Network(SHAPE)
+def copy(ours: GPT, theirs: loop.Network) -> None:
+    """Give the plain network our parameters."""
     state = {"tokens.weight": ours.wte.weight, "places.weight": ours.wpe.weight}
     state |= {f"norm.{end}": getattr(ours.ln_f, end) for end in ("weight", "bias")}
     for at, block in enumerate(ours.h):
@@ -36,6 +36,13 @@ def test_it_is_the_same_function():
             for end in ("weight", "bias"):
                 state[f"layers.{at}.{mine}.{end}"] = block.get_parameter(f"{name}.{end}")
     theirs.load_state_dict(state)
+
+
+def test_it_is_the_same_function():
+    """With our parameters its network has our loss."""
+    torch.manual_seed(0)
+    ours, theirs = GPT(TINY, seed=3), loop.Network(SHAPE)
+    copy(ours, theirs)
     ids, targets = torch.randint(TINY.vocab_size, (2, 3, 20)).unbind()
     torch.testing.assert_close(theirs(ids, targets), ours(ids, targets))
 
@@ -57,6 +64,23 @@ def test_it_has_our_schedule(monkeypatch: pytest.MonkeyPatch):
     options = short_run(steps=20, lr=1.0)
     rates = [loop.rate_at(step, Namespace(horizon=20, **vars(SHAPE))) for step in range(20)]
     assert rates == pytest.approx([options.learning_rate(step) for step in range(20)])
+
+
+def test_it_trains_as_ours_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """From our parameters and in our order it has our losses and norms, step for step."""
+    monkeypatch.setitem(config.SIZES, "tiny", TINY)
+    options = short_run(steps=8, seq=32, batch=3)
+    run = Run(options, tmp_path)
+    more = {"data": STDLIB_SHARD, "device": "cpu", "order": "spread", "seed": 1, "horizon": 8}
+    more |= {"batch": 3, "micro_steps": 2, "val_fraction": 0.05, "compile": False, "bf16": False}
+    plain = loop.Loop(Namespace(**{**vars(SHAPE), **more, "lr": options.lr}))
+    copy(run.workload.model, plain.network)
+    run.train()
+    lines = [line for line in read_log(tmp_path) if "loss" in line]
+    found = [plain.step(number) for number in range(8)]
+    assert [loss for loss, _ in found] == pytest.approx([one["loss"] for one in lines], rel=1e-5)
+    norms = [one["grad_norm"] for one in lines]
+    assert [norm for _, norm in found] == pytest.approx(norms, rel=1e-4)
 
 
 def log(steps: int, offset: float = 0.0, val: float | None = None, tokens: float = 100.0):
