@@ -148,6 +148,8 @@ def note(found: MetricVerdict) -> str:
     within = f"{pattern_text(found.facts)}; " if "pattern" in found.facts else ""
     if found.confirmed:
         return within + _confirmation(found, found.confirmed)
+    if found.reason is Reason.IDENTICAL_STEP:
+        within += "the same kernels, generated code, operands and settings, bound by the GPU; "
     if found.pairs:
         return within + pairs_text(found.pairs)
     if "text" in found.facts:

@@ -134,7 +134,6 @@ class Confirmation(Enum):
     SAME_CODE = "the recording was made of this very code: it was the machine"
     TOO_FAR = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"
     NOT_JUDGED = "the step time was not judged"
-    IDENTICAL_STEP = "the step is the same, and a pair of both revisions shows no difference"
     UNDECIDED = "the pairs do not decide"
     NOT_EXCLUDED = "the pairs do not exclude what the baseline says"
     STEPS_NOT_TIMED = "the pairs did not time {missed} of the steps that the run timed"
