@@ -4,7 +4,6 @@ A block that is allocated while the trace runs is known by its address until it 
 there before is one sum, from which frees of unknown blocks are taken.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +24,7 @@ class Holder:
     source: str  # "model/gpt.py(57): forward", "" where no stack was recorded
     bytes: int
     blocks: int
+    largest: int  # block
 
 
 @dataclass(frozen=True)
@@ -57,13 +57,14 @@ def memory_table(trace: Trace, classes: Classes, live: int, gpu: bool) -> Memory
     for path, bytes_now in zip(phase, total.tolist(), strict=True):
         peaks[path] = max(bytes_now, peaks.get(path, 0))
     blocks, before = _living(rows, top)
-    size, count = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    sizes: dict[tuple[str, str, str], list[int]] = {}
     for row in blocks:
-        key = (phase[row], *_origin(trace, rows, row))
-        size[key] += int(rows.bytes[row])
-        count[key] += 1
-    holders = tuple(Holder(*key, held, count[key]) for key, held in size.most_common())
-    return MemoryTable(int(total[top]), phase[top], live + before, tuple(peaks.items()), holders)
+        sizes.setdefault((phase[row], *_origin(trace, rows, row)), []).append(int(rows.bytes[row]))
+    holders = [Holder(*key, sum(one), len(one), max(one)) for key, one in sizes.items()]
+    holders.sort(key=lambda one: -one.bytes)
+    return MemoryTable(
+        int(total[top]), phase[top], live + before, tuple(peaks.items()), tuple(holders)
+    )
 
 
 def _living(rows: Allocations, top: int) -> tuple[list[int], int]:

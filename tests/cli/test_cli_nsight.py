@@ -92,6 +92,14 @@ def test_nsys_records_exports_and_tabulates(tools, tmp_path):
     assert "NVIDIA H100" in done.out and "Worth a measurement" in done.out
 
 
+def test_no_kernel_of_that_name(tools, tmp_path):
+    """What ncu wrote instead of a table is no table of nsys."""
+    (tmp_path / "bin" / "ncu.csv").write_text("==WARNING== No kernels were profiled.\n")
+    done = tools("ncu", "w:f", "--kernel", "x", "--phase", "y")
+    assert done.status == 1
+    assert "ncu found no kernel of the asked name, or none of them in the asked range" in done.err
+
+
 def test_the_command_alone(tools):
     """Nothing runs, and nothing has to be installed; what is shown can be pasted."""
     done = tools("ncu", "w:f", "--kernel", "a b", "--print", PATH="/nowhere")

@@ -145,6 +145,15 @@ def test_launches_under_ncu():
     assert gelu.threads_per_warp == 31
 
 
+def test_active_threads_of_versions_that_have_counts_alone():
+    """Threads that execute / instructions of warps."""
+    text = (
+        '"Kernel Name","thread_inst_executed","inst_executed"\n"","inst","inst"\n"k","640","20"\n'
+    )
+    assert read_ncu(text)[0].threads_per_warp == 32
+    assert read_ncu(text.replace("640", ""))[0].threads_per_warp is None
+
+
 @pytest.mark.parametrize(
     "reader, text, words",
     [

@@ -34,6 +34,13 @@ def test_micro_steps_lie_around_their_phases():
     assert paths(STEP, 2) == [*inside, "clip_grad", "optimizer"]
 
 
+def test_one_micro_step_is_around_nothing():
+    """Nothing tells which phases would be in it."""
+    step = "micro_step_0 forward backward optimizer".split()
+    assert paths(step, 1) == ["micro_step_0", *[f"micro_step_0/{name}" for name in step[1:]]]
+    assert paths(step, 2) == step
+
+
 def test_phases_without_micro_steps():
     """One after the other."""
     assert paths(["load", "forward", "load", "forward"], 3) == ["load", "forward"] * 2

@@ -35,7 +35,7 @@ from stepguard.trace.profiles import Analysis, analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.read.nsys import read_nsys
-from stepguard.trace.read.tables import NcuRow, read_ncu, read_stats
+from stepguard.trace.read.tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
 from stepguard.trace.windows import STEPS
 
@@ -236,7 +236,7 @@ def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
     Raises OSError or TraceError for a file that is neither.
     """
     text = path.read_text(encoding="utf-8", errors="replace")
-    if '"Kernel Name"' not in text and "Kernel Name," not in text:
+    if not is_ncu(text):
         say(*stats_page(read_stats(text), classes, top))
         return []
     rows = read_ncu(text)

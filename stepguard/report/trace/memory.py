@@ -19,17 +19,16 @@ def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> I
     rows = [(path or "(outside all)", _mib(peak)) for path, peak in found.peaks]
     yield from aligned([("peak by phase", "[MiB]"), *rows], left=(0,))
     yield ""
-    share = 100 / found.peak if found.peak else 0.0
-    header = ("what holds the peak", "line", "phase", "[MiB]", "[%]", "blocks")
-    body = [(BEFORE, "", "", _mib(found.before), f"{found.before * share:.1f}", "")]
+    header = ("what holds the peak", "line", "phase", "[MiB]", "blocks", "largest")
+    body = [(BEFORE, "", "", _mib(found.before), "", "")]
     body += [
         (
-            _end(one.operator.removeprefix(_AUTOGRAD), 24),
+            _end(one.operator.removeprefix(_AUTOGRAD), 20),
             _end(one.source.partition(":")[0], 22),
             _end(one.phase.replace(MICRO_STEP, ""), 10),
             _mib(one.bytes),
-            f"{one.bytes * share:.1f}",
             str(one.blocks),
+            _mib(one.largest),
         )
         for one in found.holders[:top]
     ]

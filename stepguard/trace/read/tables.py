@@ -83,6 +83,8 @@ _METRICS: dict[str, tuple[str, ...]] = {
     "registers": ("launch__registers_per_thread",),
     "shared_bytes": ("launch__shared_mem_per_block", "launch__shared_mem_per_block_allocated"),
 }
+_NOTHING = "No kernels were profiled"
+_NO_LAUNCH = "it has no launch: ncu found no kernel of the asked name"
 _SCALE = {
     **{unit: 1e-3 for unit in ("ns", "nsecond")},
     **{unit: 1.0 for unit in ("us", "usecond")},
@@ -91,6 +93,11 @@ _SCALE = {
     "Kbyte/block": 1e3,
     "Mbyte/block": 1e6,
 }
+
+
+def is_ncu(text: str) -> bool:
+    """Return whether the text is what ncu wrote."""
+    return any(mark in text for mark in ('"Kernel Name"', "Kernel Name,", _NOTHING))
 
 
 def read_stats(text: str) -> list[StatsTable]:
@@ -148,11 +155,13 @@ def read_ncu(text: str) -> list[NcuRow]:
     """Return the launches in the output of ncu --csv --page raw. Raises TraceError."""
     rows = [cells for cells in csv.reader(text.splitlines()) if "Kernel Name" in cells or cells]
     start = next((i for i, cells in enumerate(rows) if "Kernel Name" in cells), None)
+    if start is None and _NOTHING in text:
+        raise TraceError(f"{_NO_LAUNCH}, or none of them in the asked range")
     if start is None:
         raise TraceError('it has no column "Kernel Name": make it with ncu --csv --page raw')
     header, *body = rows[start:]
     if not body:
-        raise TraceError("it has no launch: ncu found no kernel of the asked name")
+        raise TraceError(_NO_LAUNCH)
     units = dict(zip(header, body[0], strict=False))
     return [_ncu_row(dict(zip(header, cells, strict=True)), units)
             for cells in _launches(header, body[1:])]  # fmt: skip
@@ -167,10 +176,14 @@ def _launches(header: list[str], rows: list[list[str]]) -> Iterator[list[str]]:
 
 
 def _ncu_row(cells: dict[str, str], units: dict[str, str]) -> NcuRow:
-    figures = [_metric(cells, units, names) for names in _METRICS.values()]
-    return NcuRow(
-        cells["Kernel Name"], cells.get("Grid Size", ""), cells.get("Block Size", ""), *figures
-    )
+    figures = {key: _metric(cells, units, names) for key, names in _METRICS.items()}
+    if figures["threads_per_warp"] is None:  # versions of 2025 have the two counts alone
+        threads, warps = (
+            _metric(cells, units, (name,)) for name in ("thread_inst_executed", "inst_executed")
+        )
+        figures["threads_per_warp"] = threads / warps if threads and warps else None
+    where = cells.get("Grid Size", ""), cells.get("Block Size", "")
+    return NcuRow(cells["Kernel Name"], *where, *figures.values())
 
 
 def _metric(cells: dict[str, str], units: dict[str, str], names: tuple[str, ...]) -> float | None:

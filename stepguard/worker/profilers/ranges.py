@@ -12,7 +12,8 @@ class Ranges:
     """Opens a range at each phase, and closes it at the next one or at the step's end.
 
     A micro-step's range lies around those of its phases. What comes once after several micro-steps
-    (clipping, the optimizer) is in none of them, which is known from the second step on.
+    (clipping, the optimizer) is in none of them, which is known from the second step on; then a
+    single micro-step is around nothing, since it would be around all.
     """
 
     def __init__(self, open_range: Open) -> None:
@@ -41,6 +42,5 @@ class Ranges:
     def end_step(self) -> None:
         """Close what is open."""
         self._close(0)
-        if len({one for found in self._seen_in.values() for one in found}) > 1:
-            self._after = {name for name, found in self._seen_in.items() if len(found) == 1}
+        self._after = {name for name, found in self._seen_in.items() if len(found) == 1}
         self._seen_in, self._micro_step = {}, ""
