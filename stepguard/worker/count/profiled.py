@@ -146,13 +146,21 @@ def profile_steps(counted: CountedStep, listener: SyncListener | None = None) ->
     calls = read_steps(events, MARK, steps)[:ACTIVE_STEPS]
     if not gpu:
         return ProfiledSteps(calls, seen)
-    identity = with_settings(identity_of(events, MARK, steps), settings())
-    return ProfiledSteps(calls, seen[:ACTIVE_STEPS], *_profile(text), identity)
+    return ProfiledSteps(
+        calls, seen[:ACTIVE_STEPS], *_profile(text), _identity(events, steps, settings())
+    )
 
 
 def _phase(name: str) -> AbstractContextManager[object]:
     """Return the range of a phase; micro-steps have none, so that their kernels are one row."""
     return nullcontext() if name.startswith(MICRO_STEP) else record_function(name)
+
+
+def _identity(events: list[dict[str, Any]], steps: int, found: dict[str, Any]) -> StepIdentity:
+    try:
+        return with_settings(identity_of(events, MARK, steps), found)
+    except RuntimeError as error:
+        return StepIdentity(problem=str(error))
 
 
 def _exported(profiled: Any) -> bytes:

@@ -74,7 +74,7 @@ def _value(path: str) -> str | None:
         for name in path.split("."):
             found = getattr(found, name)
         return str(found() if callable(found) else found)
-    except (AttributeError, RuntimeError):
+    except (AssertionError, AttributeError, RuntimeError, TypeError):
         return None
 
 
@@ -91,10 +91,11 @@ def _own_threads() -> list[str]:
 
 def _own_processes() -> list[str]:
     """Return the commands of this process' children that are no compiler's."""
-    found = []
-    for task in Path("/proc/self/task").iterdir():
-        for pid in _read(task / "children").split():
-            command = _read(Path("/proc", pid, "cmdline")).replace("\0", " ")
+    mine, found = str(os.getpid()), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # pid (name, which may have spaces and brackets) state parent ...
+        if _read(folder / "stat").rpartition(")")[2].split()[1:2] == [mine]:
+            command = _read(folder / "cmdline").replace("\0", " ")
             if command and _HELPER_PROCESS not in command:
                 found.append(re.sub(r"\d+", "", command))
     return found
