@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from git_repositories import git
 
-from stepguard.git.revision import Revision, current
+from stepguard.git.revision import Revision, current, differing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -225,3 +225,25 @@ def test_a_submodule_that_moved_is_dirty_whatever_the_configuration_says(root, t
     git(root, "config", "submodule.sub.ignore", "all")
     git(root / "sub", "commit", "-q", "--allow-empty", "-m", "two")
     assert dirty(root) == ("sub",)
+
+
+@pytest.mark.parametrize("hide", [False, True])
+def test_files_that_differ_from_a_commit(root, hide):
+    """Committed since, edited, new, deleted or hidden; no baselines, nothing that git ignores."""
+    first = git(root, "rev-parse", "HEAD")
+    assert differing(root, first, root / "baselines") == ()
+    (root / "later.py").write_text("2")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "second")
+    if hide:
+        git(root, "update-index", "--assume-unchanged", "code.py")
+    (root / "code.py").write_text("2")
+    (root / "a b.py").unlink()
+    (root / "new data.bin").write_text("2")
+    (root / "baselines" / "cpu.json").write_text("2")
+    (root / "ignored").mkdir()
+    (root / "ignored" / "x").write_text("2")
+    found = differing(root, first, root / "baselines")
+    assert found == ("a b.py", "code.py", "later.py", "new data.bin")
+    assert differing(root, "0" * 40, root / "baselines") is None
+    assert "baselines/cpu.json" in differing(root, first, root)
