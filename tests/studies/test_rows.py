@@ -50,6 +50,12 @@ def test_every_declared_sweep_fits_its_factory(path: Path):
         inspect.signature(factory).bind(**sweep.parameters, **values, device=sweep.device)
 
 
+def test_every_declared_sweep_is_documented():
+    """The table of docs/training.md has all of them."""
+    page = (SWEEPS[0].parents[1] / "docs" / "training.md").read_text()
+    assert [path.name for path in SWEEPS if f"`{path.name}`" not in page] == []
+
+
 @pytest.fixture
 def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A small sweep whose rows of 8 raise and whose rows of 16 run out of memory."""
