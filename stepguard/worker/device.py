@@ -6,7 +6,7 @@ Functions that take no device are for GPUs alone.
 import contextlib
 import importlib
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ _synchronize, _Event = torch.cuda.synchronize, torch.cuda.Event
 _record, _elapsed_time = _Event.record, _Event.elapsed_time
 
 SYNC_KINDS = ("stream", "device", "event")
+HISTORY_EVENTS = 1_000_000  # of the allocator, at most: a step has some ten thousand
 REQUESTED, RESERVED = "requested_bytes", "reserved_bytes"  # by tensors; by the caching allocator
 
 
@@ -111,6 +112,41 @@ def peak_bytes(what: str) -> int:
     peak = int(torch.cuda.memory_stats()[f"{what}.all.peak"])
     torch.cuda.reset_peak_memory_stats()
     return peak
+
+
+def allocated_bytes() -> int:
+    """Return the bytes that the GPU's caching allocator has handed out."""
+    return int(torch.cuda.memory_allocated())
+
+
+def begin_history() -> None:
+    """Note every allocation on the GPU with its stack from now on, and begin a new peak."""
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory._record_memory_history(max_entries=HISTORY_EVENTS)
+
+
+def end_history(path: str) -> dict[str, int]:
+    """Write what was noted, for memory_viz; return allocated and reserved bytes, and their peaks."""
+    torch.cuda.memory._dump_snapshot(path)
+    torch.cuda.memory._record_memory_history(enabled=None)
+    names = ("memory_allocated", "memory_reserved")
+    names += tuple(f"max_{name}" for name in names)
+    return {name: int(getattr(torch.cuda, name)()) for name in names}
+
+
+@contextlib.contextmanager
+def profiled() -> Iterator[None]:
+    """Let NVIDIA's profilers record what the GPU does inside the block, and nothing else."""
+    torch.cuda.profiler.start()
+    yield
+    _synchronize()
+    torch.cuda.profiler.stop()
+
+
+def nvtx_range(name: str) -> contextlib.AbstractContextManager[object]:
+    """Return a range that NVIDIA's profilers show."""
+    found: contextlib.AbstractContextManager[object] = torch.cuda.nvtx.range(name)
+    return found
 
 
 def empty_cache() -> int:

@@ -153,3 +153,14 @@ def test_our_worker_refuses_what_is_no_workload(monkeypatch):
     assert alone.main() == ""
     monkeypatch.setattr("sys.argv", ["alone", json.dumps(run | {"params": {"m": 4}})])
     assert "unexpected keyword" in alone.main()
+
+
+def test_traces_of_a_cpu_in_the_report(shell, tmp_path):
+    """The host's page; a relative --out is the user's."""
+    trace = Kineto()
+    for number in range(2):
+        trace.step(number, 1000 * number, 1000 * number + 900)
+        trace.event("cpu_op", "aten::mm", 1000 * number + 20, 100)
+    (tmp_path / "rank0.json").write_bytes(trace.text())
+    out = shell("analyze", str(tmp_path)).out
+    assert "times of the host" in out and "aten::mm" in out and "No rule applies" in out

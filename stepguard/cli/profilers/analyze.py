@@ -10,9 +10,18 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import say
-from stepguard.cli.profilers.trace import in_folders, named, print_table, read_ranks, roofline
+from stepguard.cli.profilers.trace import (
+    analysed,
+    in_folders,
+    named,
+    on_cpu,
+    print_table,
+    read_files,
+    roofline,
+)
 from stepguard.explain.advice import Found, of_kernels, of_step
 from stepguard.report.trace.advice import recommendations
+from stepguard.report.trace.host import host_page
 from stepguard.report.trace.page import page
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
@@ -65,8 +74,11 @@ def _traces(paths: list[Path], top: int) -> Iterator[Found]:
     """Print a page for the files of each profiler; yield what the first rank's suggests."""
     files = in_folders(paths)
     for kind in dict.fromkeys(path.suffix == ".sqlite" for path in files):
-        mine = [path for path in files if (path.suffix == ".sqlite") == kind]
-        found = read_ranks(mine, usual_classes(), STEPS)
+        traces = read_files([path for path in files if (path.suffix == ".sqlite") == kind])
+        if not any(len(trace.gpu.kind) for _, trace in traces.values()):
+            say(*host_page(on_cpu(traces, usual_classes(), STEPS), top))
+            continue
+        found = analysed(traces, usual_classes(), STEPS)
         ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in sorted(found)]
         rows = exchanges([found[rank][1] for rank in sorted(found)])
         say(*page(ranks, rows, top), *roofline(ranks[0]))

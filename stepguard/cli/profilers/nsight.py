@@ -72,7 +72,8 @@ def _parser(commands: Any, root: Path, tool: str, text: str) -> argparse.Argumen
 
 
 def _profile(options: argparse.Namespace) -> int:
-    tool, folder = options.tool, options.out or options.root / FOLDER / options.tool
+    tool = options.tool
+    folder = (options.out or options.root / FOLDER / tool).absolute()
     options.device = options.device or GPU
     case = chosen_case(options)
     if not is_gpu(case.device):

@@ -30,7 +30,7 @@ from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import exchanges
 from stepguard.trace.columns import Trace
-from stepguard.trace.host import host_summary
+from stepguard.trace.host import HostSummary, host_summary
 from stepguard.trace.profiles import Analysis, analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
@@ -74,7 +74,13 @@ def _trace(options: argparse.Namespace) -> int:
         return _tables(options, classes)
     traces = read_files(options.files)
     if not any(len(trace.gpu.kind) for _, trace in traces.values()):
-        return _on_cpu(traces, classes, marks, options)
+        if options.against or options.csv or options.svg:
+            raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
+        hosts = on_cpu(traces, classes, marks, options.rank)
+        say(*host_page(hosts, options.top))
+        if options.json:
+            _write_json({"ranks": hosts}, Path(options.json))
+        return 0
     found = analysed(traces, classes, marks)
     if options.against:
         return _explain(found, read_ranks(options.against, classes, marks), options)
@@ -183,21 +189,16 @@ def named(path: Path) -> Iterator[None]:
         raise FileError(f"{path}: {error}") from None
 
 
-def _on_cpu(
-    traces: Files, classes: Classes, marks: tuple[str, ...], options: argparse.Namespace
-) -> int:
-    """Print where the host's time goes, which computes."""
-    if options.against or options.csv or options.svg:
-        raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
+def on_cpu(
+    traces: Files, classes: Classes, marks: tuple[str, ...], first: int | None = None
+) -> list[HostSummary]:
+    """Return where the host's time goes, which computes; the rank ``first`` comes first."""
     ranks = []
-    for rank in sorted(traces, key=lambda rank: (rank != options.rank, rank)):
+    for rank in sorted(traces, key=lambda rank: (rank != first, rank)):
         path, trace = traces[rank]
         with named(path):
             ranks.append(host_summary(trace, classes, path.name, rank, marks))
-    say(*host_page(ranks, options.top))
-    if options.json:
-        _write_json({"ranks": ranks}, Path(options.json))
-    return 0
+    return ranks
 
 
 def in_folders(paths: list[Path]) -> list[Path]:

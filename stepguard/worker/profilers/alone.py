@@ -52,13 +52,10 @@ def _record(step: Step, where: torch.device, wanted: Run) -> None:
     device.synchronize(where)
     if not device.on_gpu(where):
         return  # there is nothing to record
-    torch.cuda.profiler.start()
-    for number in range(wanted.steps):
-        torch.cuda.nvtx.range_push(f"step_{number}")
-        step()
-        torch.cuda.nvtx.range_pop()
-    device.synchronize(where)
-    torch.cuda.profiler.stop()
+    with device.profiled():
+        for number in range(wanted.steps):
+            with device.nvtx_range(f"step_{number}"):
+                step()
 
 
 if __name__ == "__main__":

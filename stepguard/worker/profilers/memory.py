@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch.profiler import profile, record_function
 
+from stepguard.worker import device
+from stepguard.worker.clock import Step
 from stepguard.worker.count.memory import live_tensor_bytes
-from stepguard.worker.device import activities, on_gpu, synchronize
 from stepguard.worker.position import Phases
 from stepguard.worker.profilers.ranges import Ranges
 from stepguard.worker.profilers.traces import write
 
 _SETTLE = 2  # steps; from the second one on gradients and optimizer state exist
-_MOST_EVENTS = 1_000_000
 
 
 def record_memory(
-    step: Callable[[], object],
-    device: torch.device,
+    step: Step,
+    where: torch.device,
     phases: Phases,
     path: Path,
     progress: Callable[[str], None],
@@ -33,34 +33,31 @@ def record_memory(
     Return both paths, and bytes: live before the step; on a GPU allocated, reserved and the most of
     both in the step.
     """
-    gpu, ranges = on_gpu(device), Ranges(record_function)
+    gpu, ranges = device.on_gpu(where), Ranges(record_function)
+
+    def one_step() -> None:
+        phases.begin_step()
+        step()
+        ranges.end_step()
+
     progress("memory: settling")
     with phases.heard_by(ranges):
         for _ in range(_SETTLE):
-            phases.begin_step()
-            step()
-            ranges.end_step()
-        synchronize(device)
-        live = torch.cuda.memory_allocated() if gpu else live_tensor_bytes(frozen)
+            one_step()
+        device.synchronize(where)
+        live = device.allocated_bytes() if gpu else live_tensor_bytes(frozen)
         if gpu:
-            torch.cuda.reset_peak_memory_stats()
-            torch.cuda.memory._record_memory_history(max_entries=_MOST_EVENTS)
+            device.begin_history()
         progress("memory: recorded step")
-        profiled = profile(activities=activities(device), profile_memory=True, with_stack=True)
-        with profiled:
-            phases.begin_step()
+        kinds = device.activities(where)
+        with profile(activities=kinds, profile_memory=True, with_stack=True) as profiled:
             with record_function("ProfilerStep#0"):
-                step()
-                ranges.end_step()
-            synchronize(device)
+                one_step()
+            device.synchronize(where)
     progress("memory: writing")
     found: dict[str, Any] = {"live_bytes": live, "on_gpu": gpu, "trace": str(path)}
     if gpu:
         found["snapshot"] = str(path.with_name(path.name.replace(".json.gz", ".pickle")))
-        torch.cuda.memory._dump_snapshot(found["snapshot"])
-        torch.cuda.memory._record_memory_history(enabled=None)
-        for name in ("memory_allocated", "memory_reserved"):
-            found[name] = int(getattr(torch.cuda, name)())
-            found[f"max_{name}"] = int(getattr(torch.cuda, f"max_{name}")())
+        found |= device.end_history(found["snapshot"])
     write(profiled, path, gpu)
     return found

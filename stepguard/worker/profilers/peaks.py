@@ -67,10 +67,12 @@ def fastest_s(run: Step, where: torch.device) -> float:
 
 def main() -> None:
     """Measure and print."""
-    gpu = torch.cuda.is_available()
-    where = device.rank_device(GPU if gpu else CPU, 0)
+    try:
+        where = device.rank_device(GPU, 0)
+    except ValueError:
+        where = torch.device(CPU)
     device.select(where)
-    size, copied = (8192, 2 << 30) if gpu else (1024, 64 << 20)
+    size, copied = (8192, 2 << 30) if device.on_gpu(where) else (1024, 64 << 20)
     sys.stdout.buffer.write(msgspec.json.encode(measure(where, size, copied)) + b"\n")
 
 

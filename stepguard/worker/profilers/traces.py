@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch.profiler import profile, record_function, schedule
 
+from stepguard.worker.clock import Step
 from stepguard.worker.device import activities, on_gpu, synchronize
 from stepguard.worker.position import Phases
 from stepguard.worker.profilers.ranges import Ranges
@@ -21,7 +22,7 @@ _MEMORY = "[memory]"
 
 
 def record_trace(
-    step: Callable[[], object],
+    step: Step,
     device: torch.device,
     phases: Phases,
     path: Path,
