@@ -126,12 +126,11 @@ def begin_history() -> None:
 
 
 def end_history(path: str) -> dict[str, int]:
-    """Write what was noted, for memory_viz; return allocated and reserved bytes, and their peaks."""
+    """Write what was noted, for memory_viz; return bytes allocated and reserved, and their peaks."""
     torch.cuda.memory._dump_snapshot(path)
     torch.cuda.memory._record_memory_history(enabled=None)
-    names = ("memory_allocated", "memory_reserved")
-    names += tuple(f"max_{name}" for name in names)
-    return {name: int(getattr(torch.cuda, name)()) for name in names}
+    now = ("memory_allocated", "memory_reserved")
+    return {name: int(getattr(torch.cuda, name)()) for name in (*now, *(f"max_{x}" for x in now))}
 
 
 @contextlib.contextmanager
