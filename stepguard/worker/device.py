@@ -126,7 +126,7 @@ def begin_history() -> None:
 
 
 def end_history(path: str) -> dict[str, int]:
-    """Write what was noted, for memory_viz; return bytes allocated and reserved, and their peaks."""
+    """Write what was noted, for memory_viz; return bytes allocated, reserved, and the most."""
     torch.cuda.memory._dump_snapshot(path)
     torch.cuda.memory._record_memory_history(enabled=None)
     now = ("memory_allocated", "memory_reserved")
