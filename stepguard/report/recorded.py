@@ -13,6 +13,7 @@ from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens
 from stepguard.storage.accept import Accepted, Action
+from stepguard.verdict import cause_first
 
 MOVES = 9  # lines; with the one above them ten
 PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
@@ -55,8 +56,10 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 
 def moves(done: Accepted) -> list[str]:
-    """Return old -> new of each metric whose level was changed, in MOVES lines at most."""
-    moved = sorted((m for m in done.moved if m.old is not None), key=lambda m: m.rank)
+    """Return old -> new of each metric whose level was changed, the cause first, in MOVES lines at
+    most.
+    """
+    moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     shown = moved if len(moved) <= MOVES else moved[: MOVES - 1]
     lines = [f"  {change(metric)}" for metric in shown]
     return lines + ([f"  and {len(moved) - len(shown)} more"] if len(shown) < len(moved) else [])

@@ -48,6 +48,16 @@ def test_what_was_accepted_is_said_in_a_line(action, words):
     assert accepted_line(done, Commands()) == f"{CASE_ID}: {words}"
 
 
+def test_accepting_shows_the_cause_first():
+    """As the red that is accepted did."""
+    names = ("flops_per_step", "operator_calls_per_step", "sync_candidates_per_step")
+    moved = tuple(
+        MetricVerdict(name, Status.CHANGED, Reason.WORK_MOVED, 10.0, 11.0) for name in names
+    )
+    done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", moved)
+    assert [line.split()[0] for line in moves(done)] == [*names[:0:-1], names[0]]
+
+
 @pytest.mark.parametrize(("count", "more"), [(0, 0), (1, 0), (9, 0), (11, 3)])
 def test_accepting_shows_what_moved_in_ten_lines(count, more):
     """Old -> new for each metric, under the line that says what was done."""
