@@ -28,7 +28,16 @@ from stepguard.trace.intervals import Union, union
 from stepguard.trace.phases import Pass, find_passes, pass_at
 from stepguard.trace.windows import STEPS, Windows, find_windows, is_memory
 
-_LIBRARIES = ("/torch/", "/nn.Module: ", "site-packages", "<frozen", "<built-in", "threading.py")
+_LIBRARIES = (
+    "/torch/",
+    "/inductor/",
+    "/torchinductor_",
+    "/nn.Module: ",
+    "site-packages",
+    "<frozen",
+    "<built-in",
+    "threading.py",
+)
 _TF32 = ("tf32", "s1688")
 COPIES = "copies and fills"
 

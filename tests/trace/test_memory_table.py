@@ -34,6 +34,7 @@ def test_blocks_by_phase_operator_and_line():
     trace.annotation("backward", 500, 900)
     trace.event("python_function", "model/gpt.py(7): forward", 15, 300)
     trace.event("python_function", "torch/nn/functional.py(9): linear", 16, 290)
+    trace.event("python_function", ".stepguard/cache/inductor/hh/chh.py(3): call", 17, 280)
     trace.event("cpu_op", "aten::linear", 20, 100)
     trace.event("cpu_op", "aten::addmm", 30, 60)
     allocation(trace, 40, 1, 300)
