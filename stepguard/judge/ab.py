@@ -245,12 +245,12 @@ def _compared(comparison: Comparison) -> Verdict:
         metrics=metrics,
         against=comparison.named,
         p_value=_p_value(metrics, found),
-        **_why(comparison),
+        **why(comparison),
     )
 
 
-def _why(comparison: Comparison) -> dict[str, Any]:
-    """Return what the profiles of both sides say."""
+def why(comparison: Comparison) -> dict[str, Any]:
+    """Return what the profiles of both sides say, as fields of a verdict."""
     head, base = comparison.head.counts, comparison.base.counts
     if head is None or base is None:
         return {}

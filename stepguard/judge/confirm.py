@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.judge.ab import decision, pairs_finding, problem, wants_another_pair
+from stepguard.judge.ab import decision, pairs_finding, problem, wants_another_pair, why
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.series import of_pairs
 from stepguard.judge.summary import summarise
@@ -88,7 +88,9 @@ def confirmed(
         facts = {"status": failed.status.value, "reason": failed.reason, "facts": failed.facts}
         return unconfirmed(verdict, Confirmation.BASE_FAILED, facts=facts)
     not_machine = _not_the_machine(comparison, own, steps)
-    return _with_times(verdict, lambda m: _judged(m, comparison, commit, not_machine))
+    found = _with_times(verdict, lambda m: _judged(m, comparison, commit, not_machine))
+    # Of this machine at this time, which a recording's is not.
+    return replace(found, **{name: one for name, one in why(comparison).items() if one})
 
 
 def _not_the_machine(

@@ -18,8 +18,9 @@ from stepguard.trace.steps import marked_steps
 
 Event = dict[str, Any]
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
-_OPERANDS = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
-_GENERATED = ("kernel_hash", "kernel_kwargs", "num_warps", "num_stages", "kernel_backend")
+# Operands; and of a kernel that the compiler made, which.
+_INPUTS: tuple[str, ...] = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
+_INPUTS += ("kernel_hash", "kernel_kwargs", "num_warps", "num_stages", "kernel_backend")
 # Of a collective; its other inputs have a number that counts it.
 _MESSAGE = ("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size")
 _SHAPE = ("grid", "block", "registers per thread", "shared memory", "bytes")
@@ -66,23 +67,23 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
     operators, calls, work, messages = [], [], [], []
     for event in host:
         name, args = str(event["name"]), event.get("args", {})
+        operator = event["cat"] == "cpu_op"
+        works = name in LAUNCH_CALLS or is_copy(name) or is_memset(name)
+        if not (works or name in SYNC_CALLS) and (not operator or LIBRARIES.search(name)):
+            continue  # polls vary, and so do the threads that poll
         thread = threads.setdefault(event["tid"], len(threads))
-        if event["cat"] == "cpu_op":
-            if name == "record_param_comms":
-                messages.append([thread, *(args.get(key) for key in _MESSAGE)])
-            elif not LIBRARIES.search(name):
-                known = [args.get(key) for key in (*_OPERANDS, *_GENERATED)]
-                operators.append([thread, name, *known])
-            continue
-        if "Graph" in name and name in LAUNCH_CALLS:
-            return "it launches a graph"
-        if name in SYNC_CALLS:
+        if operator and name == "record_param_comms":
+            messages.append([thread, *(args.get(key) for key in _MESSAGE)])
+        elif operator:
+            operators.append([thread, name, *(args.get(key) for key in _INPUTS)])
+        else:
             calls.append([thread, name])
-        elif name in LAUNCH_CALLS or is_copy(name) or is_memset(name):
+        if works:
+            if "Graph" in name:
+                return "it launches a graph"
             record = records.get(args.get("correlation"))
             if record is None:
                 return "launches lack the GPU's record"
-            calls.append([thread, name])
             made = record["args"]
             stream = streams.setdefault(made.get("stream"), len(streams))
             shape = [made.get(key) for key in _SHAPE]

@@ -143,6 +143,20 @@ def test_pairs_decide_what_kernels_asked(ratio, status, outcome):
     assert to_confirm(found) is None or status is Status.SLOWER
 
 
+def test_pairs_explain_better_than_a_recording():
+    """Both sides have a profile of this card, at this time."""
+    screened = judge(with_profile(profile(1.1, seed=3)), entry())
+    sides = {"head": profile(1.3, seed=5), "base": profile(seed=6)}
+    pairs = alike([2.0] * 8)
+    both = {
+        name: replace(getattr(pairs, name), counts=with_profile(one).counts)
+        for name, one in sides.items()
+    }
+    found = confirmed(screened, replace(pairs, **both), "aaa").explanation
+    assert found.causes[0].us == pytest.approx(900, rel=0.05)
+    assert confirmed(screened, pairs, "aaa").explanation == screened.explanation
+
+
 def test_undecided_pairs_leave_it_same():
     """Kernels never fail a case alone."""
     screened = judge(with_profile(profile(1.1, seed=3)), entry())
