@@ -3,11 +3,15 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from stepguard import Case
 from stepguard.cli.main import main
-from stepguard.cli.profilers.record import plan
+from stepguard.cli.profilers.record import ask, plan
+from stepguard.evidence import Fault
+from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.worker.profilers.traces import counters
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,6 +53,19 @@ def test_options_that_do_not_go_together(options, problem, shell):
     """Refused before anything runs."""
     done = shell("run", "factories:linear", *options)
     assert done.status == 2 and problem in done.err
+
+
+def test_a_workload_that_fails(tmp_path, capsys):
+    """Its traceback line by line, and what failed in a sentence."""
+    fault = Fault("RAISED", "rank 0: ValueError: planted", "Traceback:\n  line 7", "trace launch")
+
+    def fail(case, progress, command, **arguments):
+        raise LaunchFailed(fault)
+
+    suite, case = SimpleNamespace(root=tmp_path, ask=fail), Case("x", "w:f", device="cpu")
+    with pytest.raises(ValueError, match=r"^f\[x\], trace launch: rank 0: ValueError: planted$"):
+        ask(suite, case, "trace")
+    assert "  Traceback:\n    line 7\n" in capsys.readouterr().err
 
 
 def test_the_plan():

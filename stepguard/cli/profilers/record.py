@@ -1,6 +1,7 @@
 """Traces of one's own workload: run CASE --trace DIR."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ from stepguard.cli.common import UsageError, progress_line, say
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ranks import Answers
 from stepguard.measure.suite import Suite
+from stepguard.text import printable
 
 USUAL_PLAN = (3, 2, 4)
 
@@ -78,7 +80,7 @@ def ask(suite: Suite, case: Case, command: str, **arguments: Any) -> Answers:
         return suite.ask(case, line.stage, command, **arguments)
     except LaunchFailed as failed:
         fault = failed.fault
-        detail = f"\n{fault.detail}" if fault.detail else ""
-        raise ValueError(f"{case.id}, {fault.during}: {fault.message}{detail}") from None
+        sys.stderr.writelines(f"  {printable(line)}\n" for line in fault.detail.splitlines())
+        raise ValueError(f"{case.id}, {fault.during}: {fault.message}") from None
     finally:
         line.end()
