@@ -46,8 +46,14 @@ def _identity(events: list[Event], mark: str, steps: int) -> StepIdentity:
         for e in events
         if e.get("cat") in _RECORDS and "correlation" in e.get("args", {})
     }
+    marks = marked_steps(events, mark, steps)
+    called = {e.get("args", {}).get("correlation") for e in host if _works(str(e["name"]))}
+    # What was launched before the file begins has a lower number.
+    first_call = min((n for n in called if n is not None), default=0)
+    if any(n > first_call and n not in called for n in records):
+        return StepIdentity(problem="it launches by calls that are not known")
     found: list[dict[str, str]] = []
-    for one in marked_steps(events, mark, steps):
+    for one in marks:
         first = bisect_left(starts, one["ts"])
         last = bisect_left(starts, one["ts"] + one["dur"])
         parts = _parts(host[first:last], records)
@@ -68,7 +74,7 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
     for event in host:
         name, args = str(event["name"]), event.get("args", {})
         operator = event["cat"] == "cpu_op"
-        works = name in LAUNCH_CALLS or is_copy(name) or is_memset(name)
+        works = _works(name)
         if not (works or name in SYNC_CALLS) and (not operator or LIBRARIES.search(name)):
             continue  # polls vary, and so do the threads that poll
         thread = threads.setdefault(event["tid"], len(threads))
@@ -92,6 +98,11 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
         return "it launches nothing"
     parts = {"kernels and copies": work, "operators": operators, "CUDA calls": calls}
     return {name: _hash(rows) for name, rows in (parts | {"collectives": messages}).items()}
+
+
+def _works(call: str) -> bool:
+    """Return whether a CUDA call makes the GPU do something."""
+    return call in LAUNCH_CALLS or is_copy(call) or is_memset(call)
 
 
 def with_settings(found: StepIdentity, settings: dict[str, Any]) -> StepIdentity:

@@ -113,8 +113,12 @@ def test_settings_are_a_part():
             "launches lack the GPU's record",
         ),
         (lambda n, add: add.call("cudaGraphLaunch", 1000 * n + 70), "it launches a graph"),
+        (
+            lambda n, add: add.event("kernel", "k", 1000 * n + 80, 5, correlation=9999 + n),
+            "it launches by calls that are not known",
+        ),
     ],
-    ids=["every third step", "lost record", "graph"],
+    ids=["every third step", "lost record", "graph", "unknown call"],
 )
 def test_what_is_not_known_is_a_problem(change, problem):
     """And no identity."""
@@ -130,5 +134,5 @@ def test_a_damaged_trace():
     del events[5]["ts"]
     with pytest.raises(RuntimeError, match="not as it should be"):
         identity_of(events, MARK, STEPS)
-    none = [event for event in trace() if event["cat"] not in ("cuda_runtime", "kernel")]
+    none = [event for event in trace() if event["cat"] in ("cpu_op", "user_annotation")]
     assert identity_of(none, MARK, STEPS).problem == "it launches nothing"
