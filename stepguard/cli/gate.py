@@ -44,12 +44,22 @@ def add_command(commands: Any, root: Path) -> None:
         metavar="COMMIT",
         help="that a run with --perf-against may have been compared with, in full",
     )
+    command.add_argument(
+        "--head",
+        default="",
+        metavar="COMMIT",
+        help="up to which commits may declare what they make slower, where --commit is a merge of "
+        "it that this clone lacks (--commit)",
+    )
 
 
 def _gate(options: argparse.Namespace) -> int:
-    for name, commit in (("--commit", options.commit), ("--against", options.against or "0" * 40)):
+    for name in ("commit", "against", "head"):
+        commit = getattr(options, name) or "0" * 40 * (name != "commit")
         if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
-            raise UsageError(f"{name} {commit!r}: a commit's hash in full; is a variable not set?")
+            raise UsageError(
+                f"--{name} {commit!r}: a commit's hash in full; is a variable not set?"
+            )
     if options.gpus < 0:
         raise UsageError(f"--gpus {options.gpus}: 0 or more")
     try:
@@ -84,7 +94,7 @@ def _declared(found: RunDocument, options: argparse.Namespace) -> list[Expectati
     metrics = (one for result in found.results for one in result.verdict.metrics)
     if not options.against or not any(one.reason == Reason.EXPECTED.name for one in metrics):
         return []
-    return expectations(Path.cwd(), options.against, options.commit)
+    return expectations(Path.cwd(), options.against, options.head or options.commit)
 
 
 def _annotate(lines: Sequence[str]) -> None:

@@ -19,12 +19,15 @@ from stepguard.cli.common import (
     verdict_of_run,
     wanted_evidence,
 )
+from stepguard.comparison import Comparison
+from stepguard.judge.ab import judge_ab
+from stepguard.judge.waivers import waive
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.progress_line import columns
 from stepguard.report.waivers import sentences
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import Store, pairs_beside
+from stepguard.storage.runs import Store, pairs_beside, read_comparisons
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.verdict import Status, Verdict
 
@@ -40,7 +43,9 @@ def add_command(commands: Any, root: Path) -> None:
 def _judge(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     verdicts = []
-    wanted, waivers = wanted_evidence(options), load_waivers(options.baselines, today())
+    waivers = load_waivers(options.baselines, today())
+    pairs_alone = _pairs_alone(options)
+    wanted = [] if pairs_alone else wanted_evidence(options)
     # A new case has no baseline yet, but may have a waiver.
     known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
     for case_id in unknown(options.baselines, waivers, known):
@@ -52,9 +57,23 @@ def _judge(options: argparse.Namespace) -> int:
         verdicts.append(verdict_of_run(evidence, pairs, options.baselines, waivers))
         commit = evidence.commit[:10] or "no commit"
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
+    for found in pairs_alone:
+        verdicts.append(waive(judge_ab(found), found.head, waivers, today()))
+        say(f"{found.head.case_id}: measured {found.head.date}, in pairs with {found.named}")
     _say(verdicts)
     put_json([verdict_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
+
+
+def _pairs_alone(options: argparse.Namespace) -> list[Comparison]:
+    """Return the comparisons below the folder that --evidence names, where a run judged beside
+    another revision and left no other evidence.
+    """
+    folder = Path(options.evidence or "")
+    if not options.evidence or not folder.is_dir() or any(folder.rglob("evidence.json")):
+        return []
+    found = read_comparisons(folder)
+    return [one for one in found if one.head.case_id in (options.case or [one.head.case_id])]
 
 
 def _say(verdicts: list[Verdict]) -> None:

@@ -21,7 +21,7 @@ from stepguard.document import (
 from stepguard.expectation import Expectation
 from stepguard.metrics import METRICS
 from stepguard.recording import geometric_mean
-from stepguard.verdict import Reason
+from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver
 
 AGREE = 1e-4  # of a time: recordings are rounded
@@ -167,7 +167,7 @@ def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterat
     if result.commit != found.commit or result.dirty or result.tree_changed:
         text = "was not measured of the run's own commit, in a clean tree"
         yield _problem(ProblemCode.TREE_CHANGED, text, name)
-    if verdict.recorded:
+    if verdict.recorded and verdict.status is not Status.SAME:  # by --perf-append what passes joins
         yield _problem(ProblemCode.RECORDS, "its verdict is that it was recorded", name)
     judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
     # A case that was judged as a whole, and failed, says it in its headline.

@@ -12,6 +12,7 @@ def add_options(group: Any) -> None:
     add, flag = group.addoption, partial(group.addoption, action="store_true")
     flag("--perf-update", help="record what is measured now: every sound result, changed ones too")
     flag("--perf-update-new", help="record only the cases that have no baseline")
+    flag("--perf-append", help="record what is `same` as one more recording; no new level")
     add(
         "--perf-reason",
         metavar="TEXT",

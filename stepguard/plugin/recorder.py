@@ -32,6 +32,7 @@ class Recorder:
         self.notices: list[str] = []
         self.refused: list[str] = []
         self._all, self._new = option.perf_update, option.perf_update_new
+        self._append = option.perf_append
         self._reason, self._commands = option.perf_reason or "", commands
         self._recorded: set[str] = set()  # case ids
         self._waiting: list[Result] = []
@@ -39,7 +40,9 @@ class Recorder:
     def record(self, result: Result) -> None:
         """Record a result if that is wanted, or keep it until the run is over."""
         verdict, case_id = result.verdict, result.case.id
-        if not (self._all or self._new and verdict.reason is Reason.NOT_RECORDED):
+        first = self._new and verdict.reason is Reason.NOT_RECORDED
+        more = self._append and verdict.status is Status.SAME
+        if not (self._all or first or more):
             return
         level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
         if until := verdict.waived_until:

@@ -82,19 +82,20 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
             "skipped; look at CUDA_VISIBLE_DEVICES"
         )
     updates, reason = option.perf_update or option.perf_update_new, option.perf_reason
+    records = updates or option.perf_append
     if reason is not None and not (has_words(reason) and reason.isprintable()):
         yield f"--perf-reason={reason!r}: write a line of words"
     if reason is not None and not updates:
         yield "--perf-reason: nothing is recorded; it goes with --perf-update or --perf-update-new"
     if not 0 < option.perf_budget < 1e6:  # NaN neither
         yield f"--perf-budget={option.perf_budget}: a number of minutes"
-    if option.perf_against and updates:
+    if option.perf_against and records:
         yield "--perf-against judges against a revision, not a baseline: record in another run"
     if option.perf_against:
         yield from _bad_revision(option.perf_against, root, baselines)
-    if option.perf_base and updates:
+    if option.perf_base and records:
         yield "--perf-base judges by another branch's baselines: record in another run"
-    if updates and (problem := no_commit(root)):
+    if records and (problem := no_commit(root)):
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
         yield f"--perf-baselines={option.perf_baselines}: no such folder"

@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from stepguard.expectation import KEY
 from stepguard.judge.waivers import suggested_sizes
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -116,6 +117,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
         then = "; then remove the waiver" if waive else ""
         return [
             *([f"if it is meant: {waive}"] if waive else []),
+            f"or in the message of a commit: {KEY}: {verdict.case_id} METRIC: why",
             f"after the merge, on main: {again}, then {accept}{then}",
         ]
     if verdict.reason is Reason.UNDECIDED:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stepguard.document import Problem, ProblemCode, ResultDocument, RunDocument
+from stepguard.expectation import FORM
 from stepguard.report.page import COMMENT_BYTES, page
 from stepguard.text import markdown, printable
 
@@ -110,7 +111,13 @@ def _commands(found: RunDocument, run_id: str) -> str:
     fetch = f"gh run download {run_id} --name {ARTIFACT} --dir evidence"
     lines = ["To look closer, in a clone:", "", "```sh", fetch]
     lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
-    if any(_acceptable(one) for one in found.results):
+    if found.against and any(_acceptable(one) for one in found.results):
+        lines += [
+            "",
+            "If it is meant: a commit of the pull request says so in its message, "
+            f"`{FORM}`, and who approves it approves that.",
+        ]
+    elif any(_acceptable(one) for one in found.results):
         lines += [
             "",
             "If it is meant: a waiver lets it pass until a day, and after the merge a "

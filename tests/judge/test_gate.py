@@ -12,6 +12,7 @@ from stepguard.document import CaseState, End, Problem, ProblemCode, State
 from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, expected, gate
 from stepguard.metrics import default_gates
+from stepguard.verdict import Status
 from stepguard.waiver import Waiver
 
 OTHER = "b" * 40
@@ -130,7 +131,7 @@ WAYS = {
         None,
         "FAILED",
     ),
-    "recorded": (verdict(recorded=True), None, "RECORDS"),
+    "recorded": (verdict(recorded=True, status=Status.FASTER), None, "RECORDS"),
     "a waiver that the base has not": (waived(CHANGED), None, "FAILED"),
     "a waiver that ended": (
         waived(CHANGED),

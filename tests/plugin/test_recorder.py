@@ -26,7 +26,9 @@ def test_one_time_that_is_the_machines_clears_no_other(monkeypatch, tmp_path, st
         asked.append((reason, machine_moved))
 
     monkeypatch.setattr(recorder, "accept", accept)
-    option = SimpleNamespace(perf_update=True, perf_update_new=False, perf_reason="it is faster")
+    option = SimpleNamespace(
+        perf_update=True, perf_update_new=False, perf_append=False, perf_reason="it is faster"
+    )
     median = MetricVerdict("step_ms_median", status, Reason.BEYOND_LIMIT, gated=True)
     verdict = Verdict("linear[a]", status, Reason.BEYOND_LIMIT, metrics=(MACHINE, median))
     case = SimpleNamespace(id="linear[a]", gates=("step_ms", "step_ms_median"))

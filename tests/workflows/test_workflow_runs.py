@@ -185,13 +185,13 @@ def hub(origin, tmp_path, api):
     return GitHub(origin, tmp_path, url, replaced=replaced)
 
 
-def pull_request(hub, repository="OWNER/REPO"):
+def pull_request(hub, repository="OWNER/REPO", head="slow", merged="merged"):
     """The run that a pull request starts, at GitHub's merge of it."""
-    sha = {name: git(hub.repository, "rev-parse", name) for name in ("main", "slow", "merged")}
-    head = {"ref": "slow", "sha": sha["slow"], "repo": {"full_name": repository}}
+    sha = {name: git(hub.repository, "rev-parse", name) for name in ("main", head, merged)}
+    head = {"ref": head, "sha": sha[head], "repo": {"full_name": repository}}
     base = {"ref": "main", "sha": sha["main"]}
     pull = {"number": 7, "head": head, "base": base}
-    return hub.event("pull_request", sha["merged"], "refs/pull/7/merge", pull_request=pull)
+    return hub.event("pull_request", sha[merged], "refs/pull/7/merge", pull_request=pull)
 
 
 def comment_on(hub, started, owner="OWNER"):
@@ -232,12 +232,40 @@ def test_a_pull_request_that_adds_a_sync(hub, api):
     (body,) = (one["body"] for one in api.comments[2:])
     assert body.startswith(f"{MARKER}\n**Performance failed:** 1 CHANGED")
     assert "tiny.py:12" in body
-    look_closer, accept = re.findall(r"```sh\n(.*?)```", body, re.DOTALL)
+    (look_closer,) = re.findall(r"```sh\n(.*?)```", body, re.DOTALL)
+    assert "`Perf-Expect: CASE METRIC: reason`" in body
     looked = in_a_clone(hub, look_closer)
     assert "step[tiny]: CHANGED" in looked.stdout, looked.stderr
-    # What a branch measured is nothing to accept; what main measured is.
-    refused = in_a_clone(hub, accept.replace("RUN_OF_MAIN", "4711"))
-    assert refused.returncode == 1 and "not recorded" in refused.stderr
+    # What a branch measured in pairs is nothing to accept; what main measured is.
+    fetch = "gh run download 4711 --name perf-evidence --dir evidence\n"
+    refused = in_a_clone(hub, fetch + ACCEPT)
+    assert refused.returncode == 1 and "no evidence.json" in refused.stderr
+
+
+def test_a_commit_that_declares_its_sync(hub, api):
+    """The same pull request with a trailer: green, by the gate's own reading of the messages, and
+    the comment has the reason. Without the commits the gate believes nothing.
+    """
+    origin = hub.repository
+    git(origin, "branch", "--force", "declared", "slow")
+    clone = hub.folder / "author"
+    git(hub.folder, "clone", "--quiet", "--branch", "declared", str(origin), str(clone))
+    trailer = "Perf-Expect: step[tiny] sync_candidates_per_step: read on purpose"
+    more = [
+        f"Perf-Expect: step[tiny] {name}operator_calls_per_step: so" for name in ("", "compiled_")
+    ]
+    message = "\n".join(["declare", "", trailer, *more])
+    git(clone, "commit", "--quiet", "--allow-empty", "-m", message)
+    git(clone, "push", "--quiet", "origin", "declared")
+    git(clone, "switch", "--quiet", "-c", "declared-merged", "origin/main")
+    git(clone, "merge", "--quiet", "--no-ff", "-m", "Merge pull request 7", "declared")
+    git(clone, "push", "--quiet", "origin", "declared-merged")
+    started = pull_request(hub, head="declared", merged="declared-merged")
+    jobs = hub.run(CALLER, started, at="declared-merged")
+    measure, gate = jobs["perf / measure"], jobs["perf / gate"]
+    assert (measure.result, gate.result) == ("success", "success"), measure.log + gate.log
+    assert "read on purpose" in measure.summary
+    assert "declared: step[tiny] sync_candidates_per_step, " in gate.log
 
 
 def test_a_commit_of_main(hub):
