@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from stepguard.explain.bottleneck import Bound, bottleneck
+from stepguard.explain.roofs import ClassRoof
 from stepguard.trace.read.tables import NcuRow
 from stepguard.trace.summary import Summary
 
@@ -21,6 +22,7 @@ class Advice(StrEnum):
     OPTIMIZER = "optimizer"
     PLAIN_ATTENTION = "plain attention"
     SINGLE_PRECISION = "single precision"
+    FAR_FROM_ROOF = "far from the roof"  # a class of kernels whose work is known
     LATENCY = "latency"  # a kernel that keeps neither memory nor arithmetic busy
     MEMORY = "memory"
     COMPUTE = "compute"
@@ -40,6 +42,7 @@ class Found:
 
 ELEMENTWISE_PCT, OPTIMIZER_PCT, SOFTMAX_PCT, SINGLE_PCT = 25.0, 10.0, 2.0, 5.0
 SHORT_US, SHORT_PCT = 10.0, 50.0  # of launches
+ROOF_PCT, ROOF_CLASS_PCT = 50.0, 10.0  # of the roof; of the time of all kernels with known work
 BUSY_PCT, IDLE_PCT, WARP_PCT = 80.0, 60.0, 75.0
 _SINGLE = ("sgemm", "_s1688gemm", "f32f32_f32f32", "ffma")
 
@@ -71,6 +74,15 @@ def _of_kernels(one: Summary) -> Iterator[Found]:
     short = sum(sum(r.calls) for r in rows if sum(r.us) < SHORT_US * sum(r.calls))
     if launches and 100 * short / launches >= SHORT_PCT:
         yield Found(Advice.SHORT_KERNELS, "launches", 100 * short / launches)
+
+
+def of_roofs(roofs: Sequence[ClassRoof]) -> Iterator[Found]:
+    """Yield the classes that could be much faster on this card, the longest first."""
+    known_us = sum(roof.known_us for roof in roofs)
+    for roof in roofs:
+        reached = 100 * roof.position.utilisation
+        if reached < ROOF_PCT and 100 * roof.known_us >= ROOF_CLASS_PCT * known_us:
+            yield Found(Advice.FAR_FROM_ROOF, roof.kind, reached, roof.position.bound)
 
 
 def of_kernels(rows: Sequence[NcuRow]) -> Iterator[Found]:

@@ -3,8 +3,10 @@
 import pytest
 from kineto import Kineto
 
-from stepguard.explain.advice import Advice, of_kernels, of_step
+from stepguard.explain.advice import Advice, of_kernels, of_roofs, of_step
+from stepguard.explain.roofs import ClassRoof
 from stepguard.report.trace.advice import recommendations
+from stepguard.roofline import Position
 from stepguard.trace.read.tables import NcuRow
 from stepguard.trace.summary import summary
 
@@ -70,6 +72,20 @@ def test_rules_of_a_launch(launch, advice):
     assert [one.advice for one in found] == ([advice] if advice else [])
     lines = list(recommendations(found))
     assert len(lines) > len(found) and all(len(line) <= 80 for line in lines)
+
+
+def roof(kind, us, share):
+    """A class of kernels at this share of its roof."""
+    return ClassRoof(kind, us, us, 0.0, 0.0, Position(share, 0.0))
+
+
+def test_classes_far_from_the_roof():
+    """Those that take a part of the time worth the trouble."""
+    found = list(
+        of_roofs([roof("GEMM", 800, 0.9), roof("attention", 150, 0.35), roof("x", 5, 0.1)])
+    )
+    assert [(one.advice, one.subject) for one in found] == [(Advice.FAR_FROM_ROOF, "attention")]
+    assert "attention reaches 35 %" in " ".join(recommendations(found))
 
 
 def test_every_rule_has_a_sentence():

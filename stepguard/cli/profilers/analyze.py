@@ -19,10 +19,12 @@ from stepguard.cli.profilers.trace import (
     read_files,
     roofline,
 )
-from stepguard.explain.advice import Found, of_kernels, of_step
+from stepguard.explain.advice import Found, of_kernels, of_roofs, of_step
+from stepguard.explain.roofs import class_roofs
 from stepguard.report.trace.advice import recommendations
 from stepguard.report.trace.host import host_page
 from stepguard.report.trace.page import page
+from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.collectives import exchanges
@@ -83,3 +85,5 @@ def _traces(paths: list[Path], top: int) -> Iterator[Found]:
         rows = exchanges([found[rank][1] for rank in sorted(found)])
         say(*page(ranks, rows, top), *roofline(ranks[0]))
         yield from of_step(ranks[0])
+        if known := peaks.newest(ranks[0].profile.gpu):
+            yield from of_roofs(class_roofs(ranks[0].profile, known))

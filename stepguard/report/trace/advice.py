@@ -28,6 +28,8 @@ _ADVICE = {
     "F.scaled_dot_product_attention, or allow its flash backends",
     Advice.SINGLE_PRECISION: "{figure:.0f} % of kernel time is products in single precision: use "
     "autocast to bf16, or torch.set_float32_matmul_precision('high')",
+    Advice.FAR_FROM_ROOF: "{subject} reaches {figure:.0f} % of what this card's {place} peak allows: "
+    "try another kernel (backend, autotuning) or other shapes",
     Advice.LATENCY: "{subject}: neither arithmetic nor memory above {figure:.0f} %: bound by "
     "latency; more blocks in flight (grid, registers, shared memory) or fewer, longer kernels",
     Advice.MEMORY: "{subject}: memory at {figure:.0f} %: bound by memory; only fewer bytes help "
@@ -55,4 +57,6 @@ def sentence(one: Found) -> str:
         bound = Bound(one.subject)
         where = f" ({one.place})" if one.place else ""
         return f"{bound}-bound, {one.figure:.0f} % of the step{where}: {_BOUND[bound]}"
-    return _ADVICE[one.advice].format(subject=short(one.subject), figure=one.figure)
+    return _ADVICE[one.advice].format(
+        subject=short(one.subject), figure=one.figure, place=one.place
+    )
