@@ -28,8 +28,8 @@ _ADVICE = {
     "F.scaled_dot_product_attention, or allow its flash backends",
     Advice.SINGLE_PRECISION: "{figure:.0f} % of kernel time is products in single precision: use "
     "autocast to bf16, or torch.set_float32_matmul_precision('high')",
-    Advice.FAR_FROM_ROOF: "{subject} reaches {figure:.0f} % of what this card's {place} peak allows: "
-    "try another kernel (backend, autotuning) or other shapes",
+    Advice.FAR_FROM_ROOF: "{subject} reaches {figure:.0f} % of this card's peak of {place}: try "
+    "another kernel (backend, autotuning) or other shapes",
     Advice.LATENCY: "{subject}: neither arithmetic nor memory above {figure:.0f} %: bound by "
     "latency; more blocks in flight (grid, registers, shared memory) or fewer, longer kernels",
     Advice.MEMORY: "{subject}: memory at {figure:.0f} %: bound by memory; only fewer bytes help "
