@@ -97,7 +97,7 @@ class _Machine:
         self.home = self.folder / "home"
         for made in (self.workspace, self.temp, self.home):
             made.mkdir(parents=True)
-        self.context = context | {"runner": {"temp": str(self.temp)}, "vars": {}}
+        self.context = context | {"runner": {"temp": str(self.temp)}, "vars": {}, "steps": {}}
         self.summary, self.log, self.ran = self.folder / "summary.md", "", []
 
     def run(self) -> Job:
@@ -107,6 +107,8 @@ class _Machine:
                 continue
             self.ran.append(step.get("name") or step["uses"])
             done = self._action(step) if "uses" in step else self._script(step)
+            outcome = {"outcome": "success" if done else "failure"}
+            self.context["steps"] |= {step["id"]: outcome} if "id" in step else {}
             good = good and (done or step.get("continue-on-error") is True)
         summary = self.summary.read_text() if self.summary.exists() else ""
         return Job("success" if good else "failure", self.log, summary, self.ran)

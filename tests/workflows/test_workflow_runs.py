@@ -337,6 +337,28 @@ def test_new_baselines_are_proposed(hub):
     assert f"{words}"[:-1] in asked.read_text() and not list(hub.folder.rglob("planted"))
 
 
+@pytest.mark.parametrize("tagged", [True, False])
+def test_a_night(hub, tagged):
+    """Measured, and beside the newest tag; what is `same` would be proposed, but counters alone say
+    nothing new. Without a tag and with a young history the summary says that it compared nothing.
+    """
+    main = git(hub.repository, "rev-parse", "main")
+    if tagged:
+        git(hub.repository, "tag", "v1", "main~1")
+    started = hub.event("schedule", main, "refs/heads/main")
+    jobs = hub.run(BASELINES, started, at="main", inputs={})
+    if tagged:
+        git(hub.repository, "tag", "--delete", "v1")
+    measure, propose = jobs["measure"], jobs["propose"]
+    assert (measure.result, propose.result) == ("success", "success"), measure.log + propose.log
+    assert "accept" not in measure.ran and "beside the anchor" in measure.ran
+    assert "already hold what was measured" in propose.summary
+    if tagged:
+        assert "Beside v1:" in measure.summary and "1 same" in measure.summary
+    else:
+        assert "No tag and no commit of a month ago" in measure.summary
+
+
 def test_the_projects_own_tests_and_the_smoke_cases(hub):
     """Linters, tests and the smoke case, whose page is the summary."""
     main = git(hub.repository, "rev-parse", "main")
