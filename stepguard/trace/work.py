@@ -8,6 +8,7 @@ that Triton generated, whose tensors are moved once each. Of others nothing is s
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Annotated
 
 import msgspec
 
@@ -25,6 +26,7 @@ _ATTENTION = {
     "aten::_scaled_dot_product_cudnn_attention_backward": (1, 14, 2),
 }
 _TRITON = "triton_"
+Shape = list[Annotated[int, msgspec.Meta(ge=0)]]
 
 
 @dataclass(frozen=True)
@@ -50,28 +52,33 @@ def work_of(inputs: Inputs) -> Work:
         values = msgspec.json.decode(inputs.values or b"[]", type=list[str])
         if inputs.operator in _PRODUCTS:
             at = _PRODUCTS[inputs.operator]
-            return _product(dims[at], dims[at + 1], types[at])
+            return _product(_shape(dims[at]), _shape(dims[at + 1]), types[at])
         if inputs.operator.startswith(_TRITON):
-            return Work(bytes=_bytes(dims, types))
+            return Work(bytes=_bytes([_shape(one) for one in dims], types))
         first, causal, tokens = _ATTENTION[inputs.operator]
-        query, key = dims[first : first + 2]
+        query, key = (_shape(one) for one in dims[first : first + 2])
         products = 5 if first else 2  # backward its first input is the gradient
         return _attention(query, key, tokens, products, types[first], values[causal] == "True")
-    except (msgspec.MsgspecError, TypeError, ValueError, IndexError):
+    except (msgspec.MsgspecError, TypeError, ValueError, LookupError, OverflowError):
         return Work()
+
+
+def _shape(found: object) -> Shape:
+    """Return a tensor's shape. Raises ValidationError for what is none, such as a list of them."""
+    return msgspec.convert(found, type=Shape)
 
 
 def _size(dtype: str) -> int:
     return DTYPE_BYTES.get(dtype.lower(), 0)
 
 
-def _bytes(dims: Sequence[Sequence[int]], types: Sequence[str]) -> float:
-    # A list of tensors has a list of shapes, which prod refuses; what is no tensor has no size.
+def _bytes(dims: Sequence[Shape], types: Sequence[str]) -> float:
+    # What is no tensor has the shape [], and counts as nothing.
     both = zip(dims, types, strict=True)
     return float(sum(prod(shape) * _size(dtype) for shape, dtype in both if shape))
 
 
-def _product(left: Sequence[int], right: Sequence[int], dtype: str) -> Work:
+def _product(left: Shape, right: Shape, dtype: str) -> Work:
     *batch, m, k = left
     if k != right[-2]:
         return Work()
@@ -81,7 +88,7 @@ def _product(left: Sequence[int], right: Sequence[int], dtype: str) -> Work:
 
 
 def _attention(
-    query: Sequence[int], key: Sequence[int], tokens: int, products: int, dtype: str, causal: bool
+    query: Shape, key: Shape, tokens: int, products: int, dtype: str, causal: bool
 ) -> Work:
     flops = products * 2.0 * prod(query) * key[tokens] * (0.5 if causal else 1.0)
     # Query, key, value and output; backward the gradients of all four besides.

@@ -1,5 +1,6 @@
 """Traces edited at random: refused in one sentence, or analysed and shown."""
 
+import contextlib
 import json
 
 from hypothesis import given, settings
@@ -8,13 +9,19 @@ from mutated import FUZZ, FUZZED, mutated
 
 from stepguard.cli.profilers.trace import read_ranks
 from stepguard.explain.causes import explain
+from stepguard.explain.roofs import class_roofs
 from stepguard.profile import over_ranks
 from stepguard.report.trace import explanation
+from stepguard.report.trace.memory import memory_page
 from stepguard.report.trace.page import page
+from stepguard.report.trace.roofs import roof_lines
+from stepguard.roofline import Peaks
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.collectives import exchanges
+from stepguard.trace.memory import memory_table
 from stepguard.trace.profiles import profile
+from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.steps import read_steps
 from stepguard.trace.summary import summary
 from stepguard.trace.windows import STEPS
@@ -26,16 +33,42 @@ HEAD = {
     "baseTimeNanoseconds": 1_760_000_000_000_000_000,
 }
 CLASSES = usual_classes()
+PEAKS = Peaks(
+    device_name="NVIDIA H200",
+    device_uuid="GPU-1",
+    date="2026",
+    torch="2.11",
+    copy_bytes_per_s=4e12,
+    flops_per_s={"fp32": 5e13},
+)
+
+
+def with_shapes_and_memory():
+    """A trace of three steps with a product's shapes, and an allocation in each step."""
+    trace = steps(3)
+    for number in range(3):
+        shapes = {"Input Dims": [[8, 4], [4, 8]], "Input type": ["float"] * 2}
+        trace.event("cpu_op", "aten::mm", 1000.0 * number + 5, 9, **{"External id": 3}, **shapes)
+        figures = {"Addr": 7, "Bytes": 64, "Total Allocated": 64, "Total Reserved": 64}
+        allocation = {
+            "ph": "i",
+            "name": "[memory]",
+            "pid": 100,
+            "tid": 1,
+            "ts": 1000.0 * number + 6,
+        }
+        trace.events.append(allocation | {"args": figures | {"Device Type": 1}})
+    return json.loads(trace.text()) | HEAD
 
 
 def test_fuzzed_trace_files(tmp_path):
-    """Of anybody: read, analysed, compared with another, and printed."""
+    """Of anybody: read, analysed, compared with another, and printed; with what holds memory."""
     path, other = tmp_path / "trace.json", tmp_path / "other.json"
     other.write_bytes(steps(3).text())
     ((_, sound),) = read_ranks([other], CLASSES, STEPS).values()
 
     @settings(FUZZ, max_examples=FUZZED // 2)
-    @given(mutated(json.loads(steps(3).text()) | HEAD))
+    @given(mutated(with_shapes_and_memory()))
     def fuzz(text):
         path.write_text(text)
         try:
@@ -43,9 +76,17 @@ def test_fuzzed_trace_files(tmp_path):
         except FileError as error:
             assert str(path) in str(error)
             return
-        list(page([summary(found, path.name, 0)], exchanges([found]), 12))
+        one = summary(found, path.name, 0)
+        list(page([one], exchanges([found]), 12))
+        list(roof_lines(class_roofs(one.profile, PEAKS), PEAKS))
+        with contextlib.suppress(TraceError):
+            list(memory_page(memory_table(found.trace, CLASSES, 64, gpu=True), {}, 12))
         for pair in ((found, sound), (sound, found)):
-            list(explanation.lines(explain(*(over_ranks([profile(one)]) for one in pair))))
+            list(
+                explanation.lines(
+                    peaks=PEAKS, found=explain(*(over_ranks([profile(one)]) for one in pair))
+                )
+            )
 
     fuzz()
 
