@@ -55,7 +55,7 @@ def main() -> int:
         for text in process.stdout:
             shown.append(text)
             # Commands and paths of the copy, which is gone when they are read.
-            if not text.startswith(("  accept: ", "  or let it pass", "  look closer: ")):
+            if not text.startswith(("  accept: ", "  or for some days: ", "  look closer: ")):
                 print(text, end="", flush=True)
         status = process.wait()
     if status == 1 and any(f"({TARGET}:{line})" in text for text in shown):
