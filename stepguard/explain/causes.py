@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from stepguard.explain.comparable import refusals
 from stepguard.explain.match import How, Match, match
-from stepguard.explain.pace import Pace, paces
+from stepguard.explain.pace import Pace
 from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.explanation import Cause, Explanation, Kind, Side
 from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, mean
@@ -28,7 +28,7 @@ def explain(before: Profile, after: Profile, *, clock_ratio: float | None = None
     if refused := refusals(before, after):
         return Explanation(refused)
     matches = match(_computing(before), _computing(after))
-    pace = paces(matches, before.steps, after.steps)
+    pace = Pace(matches, (before.steps, after.steps))
     terms = [*_kernel_terms(matches, pace), *_other_terms(before, after, matches, pace)]
     scatter = Scatter([term for term, _ in terms] + [term for _, term in pace.terms()])
     causes, rest = _sorted_out(terms, scatter)
@@ -89,7 +89,7 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
             yield Term(kind, *steady, certain=True), cause
             continue
         if abs(calls[1] - calls[0]) < 1e-6:
-            yield Term(kind, *steady), _as(cause, Kind.TIME)
+            yield Term(kind, *steady, unsure_us=pace.unsure_us(one)), _as(cause, Kind.TIME)
             continue
         # d = (n1 - n0) t0 + n1 (t1 - t0): more calls, then slower calls.
         each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0

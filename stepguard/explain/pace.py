@@ -1,46 +1,119 @@
-"""The pace of a class of kernels: the common factor of all that are the same on both sides.
+"""The pace of kernels: what clocks and power limits do to all of them, step by step.
 
-Clocks and power limits move a whole class of kernels from step to step, by more than most causes
-are. So each kernel is compared at the pace of its class in that step, and the pace by itself.
+A card at its power cap runs a step's phases faster or slower by per cents, which is more than most
+causes are. Products and attention follow the clock, kernels that move memory do not: on an H200 the
+first scatter by 2 to 4 % from step to step and are alike to half a percent within a phase, the
+second scatter by 0.1 %. So each phase has a pace in each step, each kernel follows it as far as it
+does within one side, and is compared at one pace. What then is common to a class is its own shift.
 """
 
 from collections.abc import Iterator, Sequence
-from statistics import median
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from stepguard.explain.match import How, Match
 from stepguard.explain.scatter import Term, Usual
 from stepguard.profile import KernelRow, Series, added, mean
 
+Floats = NDArray[np.float64]
 FEWEST_ROWS = 5  # a median of fewer kernels may be one that changed
+FEWEST_CLASSES = 3  # likewise; of fewer, all kernels together tell the pace, by their time
+FOLLOWS = 0.5  # of the pace, from which on a kernel tells what it is
+LEAST_SHARE = 0.03  # of a phase's time, for a class to be one of those whose median is its pace
 _ALIKE = 0.02  # ratios of classes that differ by no more, or by half their shift, have one cause
+_LEAST_US = 1e-3  # a step, of a kernel that can tell anything
+_NOISE = 0.003  # log, of a kernel at one pace: what makes it uncertain how far a kernel follows
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """A kernel that is the same on both sides, as logs against its mean before."""
+
+    kind: str
+    phase: str
+    us: float
+    logs: tuple[Floats, Floats]  # of each step, on each side
+
+    @property
+    def inner(self) -> Floats:
+        """Return how it scatters within the sides."""
+        return np.concatenate([side - side.mean() for side in self.logs])
 
 
 class Pace:
-    """For each class, the factor of each step on both sides, against the mean of ``before``."""
+    """For each kernel the factor of each step on both sides, against the mean of ``before``."""
 
-    def __init__(
-        self,
-        matches: Sequence[Match],
-        factors: dict[str, tuple[Series, Series]],
-        steps: tuple[int, int],
-    ) -> None:
-        self._matches = matches
-        self._factors = factors
-        self._steps = steps
+    def __init__(self, matches: Sequence[Match], steps: tuple[int, int]) -> None:
+        self._matches, self._steps = matches, steps
+        same = {id(one): found for one in matches if (found := _kernel(one))}
+        self._phases: dict[str, tuple[Floats, Floats]] = {}
+        self._follows: dict[int, float] = {}
+        self._usual: dict[tuple[str, str], float] = {}  # by phase and class, of other kernels
+        self._spread: dict[str, float] = {}
+        for phase in dict.fromkeys(one.phase for one in same.values()):
+            self._add_phase(phase, {i: one for i, one in same.items() if one.phase == phase})
+        self._shifts = self._class_shifts(same)
 
-    def steady(self, one: Match) -> tuple[Series, Series]:
-        """Return a match's us for each step on both sides, at the pace of its class."""
-        kind = one.rows[0].kind
+    def _add_phase(self, phase: str, kernels: dict[int, _Kernel]) -> None:
+        weights = np.array([one.us for one in kernels.values()])
+        inner = np.array([one.inner for one in kernels.values()])
+        common = weights @ inner / weights.sum()
+        spread = float(common @ common)
+        # Where a pace hardly scatters, all are taken to follow it.
+        follows = (inner @ common + _NOISE**2) / (spread + _NOISE**2)
+        follows = dict(zip(kernels, np.clip(follows, 0.0, 2.0).tolist(), strict=True))
+        pace = _of_classes([(one, follows[i]) for i, one in kernels.items()])
+        if pace is None:
+            return
+        self._phases[phase], self._spread[phase] = pace, spread
+        self._follows |= follows
+        for kind in dict.fromkeys(one.kind for one in kernels.values()):
+            mine = [(one.us, follows[i]) for i, one in kernels.items() if one.kind == kind]
+            self._usual[phase, kind] = sum(us * x for us, x in mine) / sum(us for us, _ in mine)
+
+    def _class_shifts(self, same: dict[int, _Kernel]) -> dict[str, float]:
+        """Return the log by which a class as a whole is slower, beyond its phases' pace."""
+        rest: dict[str, list[float]] = {}
+        for one in self._matches:
+            if (kernel := same.get(id(one))) is not None:
+                calm = [np.log(np.maximum(us, 1e-9)) for us in self._at_pace(one)]
+                rest.setdefault(kernel.kind, []).append(float(calm[1].mean() - calm[0].mean()))
+        return {kind: _shared(x) for kind, x in rest.items() if len(x) >= FEWEST_ROWS}
+
+    def _at_pace(self, one: Match) -> tuple[Floats, Floats]:
+        """Return a match's us for each step on both sides, at its phase's pace."""
+        row = one.rows[0]
+        follows = self._follows.get(id(one), self._usual.get((row.phase, row.kind), 0.0))
         found = []
         for side, rows in enumerate((one.before, one.after)):
-            us = _sum([row.us for row in rows], self._steps[side])
-            factor = self._factors[kind][side] if kind in self._factors else None
-            found.append(us if factor is None else _divided(us, factor))
+            us = np.array(_sum([row.us for row in rows], self._steps[side]))
+            phase = self._phases.get(row.phase)
+            found.append(us if phase is None else us * np.exp(-follows * phase[side]))
         return found[0], found[1]
 
+    def steady(self, one: Match) -> tuple[Series, Series]:
+        """Return a match's us for each step on both sides, at the pace of its phase and class."""
+        before, after = self._at_pace(one)
+        after = after * np.exp(-self._shifts.get(one.rows[0].kind, 0.0))
+        return tuple(before.tolist()), tuple(after.tolist())
+
+    def unsure_us(self, one: Match) -> float:
+        """Return the standard error of the difference that comes from how far a match follows; a
+        phase that tells no pace may go by any other's.
+        """
+        row = one.rows[0]
+        shifts = {phase: abs(b.mean() - a.mean()) for phase, (a, b) in self._phases.items()}
+        us = max(sum(mean(row.us) for row in rows) for rows in (one.before, one.after))
+        if row.phase not in shifts:
+            return float(max(shifts.values(), default=0.0) * us)
+        error = _NOISE / (self._spread[row.phase] + _NOISE**2) ** 0.5
+        return float(shifts[row.phase] * error * us)
+
     def terms(self) -> Iterator[tuple[str, Term]]:
-        """Yield what each class's pace adds to the step."""
-        for kind in self._factors:
+        """Yield what the pace of each class's kernels adds to the step."""
+        for kind in dict.fromkeys(one.rows[0].kind for one in self._matches):
             mine = [one for one in self._matches if one.rows[0].kind == kind]
             series = []
             for side in (0, 1):
@@ -63,9 +136,10 @@ class Pace:
         return self._raw(matches, 0), self._raw(matches, 1)
 
     def ratio(self, kind: str) -> float:
-        """Return how much longer the same kernels of a class take."""
-        before, after = self._factors[kind]
-        return mean(after) / mean(before)
+        """Return how much longer the kernels of a class take by their pace alone."""
+        mine = [one for one in self._matches if one.rows[0].kind == kind]
+        calm = added([self.steady(one)[1] for one in mine])
+        return mean(self._raw(mine, 1)) / mean(calm) if mean(calm) else 1.0
 
     def is_clock(self, kinds: Sequence[str], clock_ratio: float | None) -> bool:
         """Return whether these classes moved as a clock moves them: by one ratio, or, where
@@ -75,38 +149,67 @@ class Pace:
         if clock_ratio is not None and abs(clock_ratio - 1) > _ALIKE / 2:
             return all(abs(ratio * clock_ratio - 1) <= _ALIKE for ratio in ratios)
         shift = abs(mean(ratios) - 1)
-        return len(ratios) > 1 and max(ratios) - min(ratios) <= max(_ALIKE, shift / 2)
+        alike = max(ratios) - min(ratios) <= max(_ALIKE, shift / 2)
+        # Of classes that follow in part: what the phases share, and hardly a shift of their own.
+        shared = all(2 * abs(self._shifts.get(k, 0.0)) <= abs(self.ratio(k) - 1) for k in kinds)
+        return len(ratios) > 1 and (alike or shared)
 
 
-def paces(matches: Sequence[Match], before_steps: int, after_steps: int) -> Pace:
-    """Return the paces of the classes that have enough kernels which are the same on both sides."""
-    same: dict[str, list[Match]] = {}
-    for one in matches:
-        if one.how == How.SAME and _calls(one.before) == _calls(one.after):
-            if mean(one.before[0].us) > 0:
-                same.setdefault(one.rows[0].kind, []).append(one)
-    factors = {
-        kind: (_factor(rows, 0, before_steps), _factor(rows, 1, after_steps))
-        for kind, rows in same.items()
-        if len(rows) >= FEWEST_ROWS
-    }
-    return Pace(matches, factors, (before_steps, after_steps))
+def _kernel(one: Match) -> _Kernel | None:
+    """Return a match of one kernel that is launched as often on both sides, else None."""
+    if one.how != How.SAME or _calls(one.before) != _calls(one.after):
+        return None
+    sides = [np.array(row.us) for row in (one.before[0], one.after[0])]
+    if min(side.min(initial=np.inf) for side in sides) < _LEAST_US or not all(map(len, sides)):
+        return None
+    row, usual = one.before[0], float(sides[0].mean())
+    return _Kernel(row.kind, row.phase, usual, (np.log(sides[0] / usual), np.log(sides[1] / usual)))
 
 
 def _calls(rows: Sequence[KernelRow]) -> float:
     return sum(mean(row.calls) for row in rows)
 
 
-def _factor(rows: Sequence[Match], side: int, steps: int) -> Series:
-    """Return the median over kernels of their time in each step against the mean of ``before``."""
-    return tuple(
-        median((one.before, one.after)[side][0].us[step] / mean(one.before[0].us) for one in rows)
-        for step in range(steps)
-    )
+def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Floats] | None:
+    """Return a phase's pace of each step on both sides, as logs: the median over its classes of the
+    weighted median over kernels that follow it; None where nothing is sure to tell it.
+    """
+    whole = sum(one.us for one, _ in kernels)
+    classes: dict[str, list[tuple[_Kernel, float]]] = {}
+    for one, follows in kernels:
+        if follows >= FOLLOWS:
+            classes.setdefault(one.kind, []).append((one, follows))
+    large = [mine for mine in classes.values() if sum(k.us for k, _ in mine) >= LEAST_SHARE * whole]
+    if sum(map(len, large)) < FEWEST_ROWS:
+        return None
+    if len(large) < FEWEST_CLASSES:
+        large = [[one for mine in large for one in mine]]
+    found = []
+    for side in (0, 1):
+        paces = [
+            _weighted_median(
+                np.array([one.logs[side] / follows for one, follows in mine]),
+                np.array([one.us for one, _ in mine]),
+            )
+            for mine in large
+        ]
+        found.append(np.median(paces, axis=0))
+    return found[0], found[1]
 
 
-def _divided(series: Series, factor: Series) -> Series:
-    return tuple(us / by if by > 0 else us for us, by in zip(series, factor, strict=True))
+def _shared(logs: Sequence[float]) -> float:
+    """Return the median of a class's shifts if most of its kernels have it, else 0."""
+    low, middle, high = np.quantile(logs, (0.25, 0.5, 0.75)).tolist()
+    return float(middle) if low * high > 0 and min(abs(low), abs(high)) >= abs(middle) / 2 else 0.0
+
+
+def _weighted_median(rows: Floats, weights: Floats) -> Floats:
+    """Return the weighted median over rows, of each column."""
+    order = np.argsort(rows, axis=0)
+    share = np.cumsum(weights[order], axis=0) / weights.sum()
+    at = (share >= 0.5).argmax(axis=0)
+    columns = np.arange(rows.shape[1])
+    return np.asarray(rows[order[at, columns], columns])
 
 
 def _sum(rows: Sequence[Series], steps: int) -> Series:

@@ -36,6 +36,7 @@ class Term:
     usual: Usual = Usual.KERNEL
     certain: bool = False  # other work: its number of calls or its names are exact
     size: float = 0.0  # us that the scatter is a share of, where it is not the term itself
+    unsure_us: float = 0.0  # a standard error of the difference that steps do not show
 
     @property
     def change_us(self) -> float:
@@ -71,7 +72,8 @@ class Scatter:
         own = _own(term)
         prior = max(_LEAST_US, self._share[term.usual] * term.level_us) ** 2
         variance_us2 = max(own, (free * own + PRIOR_STEPS * prior) / (free + PRIOR_STEPS))
-        error = (variance_us2 * (1 / len(term.before) + 1 / len(term.after))) ** 0.5
+        of_means = variance_us2 * (1 / len(term.before) + 1 / len(term.after))
+        error = (of_means + term.unsure_us**2) ** 0.5
         limit = stdtrit(free + PRIOR_STEPS, 1 - self._alpha[term.usual] / 2) * error
         return bool(abs(term.change_us) > limit)
 
