@@ -49,6 +49,8 @@ def _causes(verdict: Verdict) -> list[str]:
     worst = verdict.worst
     if verdict.whole or worst is None:
         return (message(verdict) or verdict.reason.value).splitlines()[:1] or [""]
+    if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
+        return [worst.reason.value]
     moved = change(worst, digits=1)
     bare = moved.partition(" (")[0]
     cause = why.culprit(verdict)

@@ -101,6 +101,13 @@ def test_a_headline_says_case_and_verdict(status):
     assert words.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
 
 
+def test_a_headline_of_equal_counters_shows_none_of_them():
+    """Not the first of them, 0 -> 0; a time that was judged is shown with its limit."""
+    kept = tuple(m for m in SAME.metrics if METRICS[m.metric].kind == "counter")
+    assert words.headline(SAME.with_metrics(kept)) == f"{CASE_ID}: same: equal"
+    assert words.headline(SAME).startswith(f"{CASE_ID}: same: step_ms ")
+
+
 def test_a_headline_says_what_moved():
     """The metric, from what to what, by how much and the limit, in one line."""
     whole = f"{CASE_ID}: SLOWER: step_ms 250.000 -> 270.000 (+8.0 %, limit 1.0 %)"
@@ -294,6 +301,7 @@ def test_every_verdict_has_its_next_step(verdict, command):
             replace(SLOWER, against="main (abc)"),
             [
                 "waive 'train_step[124m-bf16]' --baselines 'my dir' --reason '...' --days N",
+                "Perf-Expect: train_step[124m-bf16] METRIC: why",
                 "pytest perf_tests --perf-baselines='my dir', then python -m stepguard accept "
                 "'train_step[124m-bf16]' --baselines 'my dir' --reason '...'; then remove the "
                 "waiver",
