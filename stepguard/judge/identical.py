@@ -25,8 +25,8 @@ HOST_SHARE = 0.8
 IDLE_SHARE = 0.03
 PAIR_SDS = 2.0  # of pairs of one machine, that the sanity pair may be away from zero
 # The ratio of the last blocks above that of the first ones: in 73 pairs of train steps on H200s
-# (studies/judge_power) its sd was 0.45 %, the largest 0.96 %.
-RISE_LIMIT = 0.01
+# (studies/judge_power) its sd was 0.45 %, the largest 0.96 %; in seven of `forward` 0.8 and 1.1 %.
+RISE_LIMIT = 0.02
 # By how much the slowest eighth of HEAD's steps may be further above the median than the other's.
 # On an H200 they are 10 to 14 % above it in `forward`, and pairs differed by up to 2.6 %.
 TAIL, TAIL_LIMIT = 1 / 8, 0.03

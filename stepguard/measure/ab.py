@@ -20,6 +20,7 @@ from stepguard.comparison import JUDGED_TIME, Comparison, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.calibration import DecisionRule, RuleFor
+from stepguard.judge.identical import unlike
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.pair import (
     HEAD,
@@ -153,9 +154,9 @@ class _PairRun:
 
     def _start_following(self, number: int) -> None:
         """Start the pairs behind ``number``: ranks of the next one, agents of a second. Where no
-        time is judged there will hardly be another one.
+        time is judged, or the step is the same, there will hardly be another one.
         """
-        if JUDGED_TIME not in judged(self.case):
+        if JUDGED_TIME not in judged(self.case) or not unlike(self.comparison()):
             return
         last = min(number + self.timing.ahead, MOST_PAIRS)
         for later in range(number + 1 + len(self.following), last + 1):

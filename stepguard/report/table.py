@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 from stepguard.document import MetricDocument, VerdictDocument
 from stepguard.metrics import METRICS, format_value
-from stepguard.verdict import MetricVerdict, Status, Verdict
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
+# Counters that moved and pass, since a time says what they are worth.
+_OUTWEIGHED = (Reason.TIME_DECIDES.name, Reason.PAID_FOR.name)
 # Of this process, or as another one wrote them.
 AnyVerdict = Verdict | VerdictDocument
 AnyMetric = MetricVerdict | MetricDocument
@@ -70,7 +72,12 @@ def _counters(verdict: AnyVerdict) -> str:
     counters = [m for m in verdict.metrics if m.gated and METRICS[m.metric].kind == "counter"]
     if not counters:
         return ""
-    moved = [m for m in counters if m.status in (Status.CHANGED, Status.FASTER)]
+    moved = [
+        m
+        for m in counters
+        if m.status in (Status.CHANGED, Status.FASTER)
+        or (m.reason if isinstance(m.reason, str) else m.reason.name) in _OUTWEIGHED
+    ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"
     # Without a baseline, or where the case as a whole failed, they were compared with nothing.

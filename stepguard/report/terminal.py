@@ -104,7 +104,7 @@ def _allowed(result: Result) -> Iterator[str]:
 def _moved_places(verdict: Verdict) -> Iterator[str]:
     """Yield places that are new although a counter is equal: one thing was put for another."""
     for metric in verdict.metrics:
-        for site in metric.sites if metric.status is Status.SAME else ():
+        for site in metric.sites if metric.reason is Reason.EQUAL else ():
             yield f"moved in {verdict.case_id}: {metric.metric} is equal, now at {site.location()}"
 
 

@@ -106,7 +106,9 @@ def _works(call: str) -> bool:
 
 
 def with_settings(found: StepIdentity, settings: dict[str, Any]) -> StepIdentity:
-    """Return the identity with the settings as one more part of it."""
+    """Return the identity, if it is known, with the settings as one more part of it."""
+    if found.problem:
+        return found
     return replace(found, parts=found.parts | {"settings": _hash([settings])})
 
 

@@ -99,6 +99,8 @@ def test_settings_are_a_part():
     """TF32 shows in no launch of its own."""
     sides = [with_settings(identity(), {"allow_tf32": value}) for value in ("True", "False")]
     assert list(sides[0].differs_from(sides[1])) == ["settings"]
+    unknown = identity(lambda n, add: add.call("cudaGraphLaunch", 1000 * n + 70))
+    assert with_settings(unknown, {"allow_tf32": "True"}) == unknown
 
 
 @pytest.mark.parametrize(
