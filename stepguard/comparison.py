@@ -9,11 +9,19 @@ import msgspec
 from stepguard.ab_margins import Margins, Prior
 from stepguard.case import Case
 from stepguard.device import is_gpu
-from stepguard.evidence import Evidence, decode, problems
+from stepguard.evidence import Evidence, Launch, decode, problems
 from stepguard.metrics import METRICS
 
 SCHEMA = 2
 JUDGED_TIME = "step_ms"  # the median is shown: what costs time moves the mean, with less noise
+
+
+@dataclass(frozen=True)
+class DisturbedPair:
+    """A pair whose blocks were out of line, so that another one was measured in its place."""
+
+    head: Launch
+    base: Launch
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ class Comparison:
     wall_s: float = 0.0
     case_margins: Margins = field(default_factory=Margins)  # the case's own, never widened
     timing: dict[str, float] = field(default_factory=dict)  # of a pair, as a calibration keeps it
+    again: tuple[DisturbedPair, ...] = ()  # kept for the record; they do not count
     glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
     files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
     schema: int = SCHEMA

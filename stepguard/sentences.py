@@ -220,9 +220,10 @@ def pairs_text(found: PairsFinding) -> str:
     how = "" if found.together else ", one launch after the other"
     rule = f" ({found.rule})" if found.rule else ""
     most = f" of {found.most} at most" if found.most else ""
+    again = f" ({found.again} more were disturbed and do not count)" if found.again else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
     return (
-        f"{interval(by)} over {pairs}{most}{how}, pair sd {by.sd_pct:.2f} %; "
+        f"{interval(by)} over {pairs}{most}{again}{how}, pair sd {by.sd_pct:.2f} %; "
         f"{margins_text(margins)}{rule}; "
         f"smallest detectable slowdown {by.smallest_detectable_pct:.2f} %"
     )

@@ -172,6 +172,7 @@ class PairsFinding:
     rule: str  # where the margins and the expected noise come from
     together: bool  # both revisions alive, one of them parked; else one after the other
     most: int = 0  # pairs that the plan allows, where it was not followed to its end
+    again: int = 0  # pairs whose blocks were out of line, measured again
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,9 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     """Return the decision with all that it rests on."""
     ended = found.final and not comparison.out_of_time
     most = 0 if ended else MOST_PAIRS
-    return PairsFinding(found, comparison.margins, comparison.why, comparison.together, most)
+    return PairsFinding(
+        found, comparison.margins, comparison.why, comparison.together, most, len(comparison.again)
+    )
 
 
 def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:

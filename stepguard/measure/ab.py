@@ -16,13 +16,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stepguard.case import Case
-from stepguard.comparison import JUDGED_TIME, Comparison, glances, judged
+from stepguard.comparison import JUDGED_TIME, Comparison, DisturbedPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab import wants_another_pair
 from stepguard.judge.calibration import DecisionRule, RuleFor
 from stepguard.judge.identical import unlike
+from stepguard.judge.pairs import out_of_line
 from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.measure.pair import (
+    FAR_PAIRS,
     HEAD,
     ORDERS,
     Pair,
@@ -36,6 +38,9 @@ from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watc
 from stepguard.verdict import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
+MOST_AGAIN = (
+    3  # pairs that others replace; a machine that is always so is noisy, and judged as such
+)
 # On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
 # 13.5 s of load a pair, 8 of them timed: 8 pairs in two minutes of GPU time, 22 in five.
@@ -90,14 +95,17 @@ class _PairRun:
         self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
+        self.again: list[DisturbedPair] = []
+        self.aside: DisturbedPair | None = None  # one that waits for the next
         self.following: list[Pair] = []  # they import: the next one, and of a second the agents
 
     def measure(self) -> None:
         """Run counting passes and pairs; what fails is noted on its side, and ends it."""
         try:
             self._count()
-            for number in range(1, MOST_PAIRS + 1):
-                if not self.wanted.wants_another(self.comparison()):
+            for number in range(1, MOST_PAIRS + MOST_AGAIN + 1):
+                counted = len(self.sides[HEAD].launches)
+                if counted == MOST_PAIRS or not self.wanted.wants_another(self.comparison()):
                     return
                 if number > 1 and time.monotonic() - self.sides[HEAD].began > self.wanted.budget_s:
                     self.out_of_time = True
@@ -105,6 +113,9 @@ class _PairRun:
                 self._pair(number)
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
+        finally:
+            if self.aside:  # none came after it, so that it counts
+                self._count_pair(self.aside)
 
     def _count(self) -> None:
         # Counts do not mind a busy host: the next launches import meanwhile.
@@ -129,11 +140,36 @@ class _PairRun:
                     raise
                 self.together = False
         if not self.together:
-            both = one_after_the_other(number, self.sides, order, self.timing)
-        for launch in both:
-            # Not steady is no fault here: alternation takes the drift out, and a step that keeps
-            # compiling is counted.
-            launch.workers.launches.append(replace(launch.measured(number), steady=""))
+            far = len(self.sides[HEAD].launches) < FAR_PAIRS
+            both = one_after_the_other(number, self.sides, order, self.timing, far)
+        # Not steady is no fault here: alternation takes the drift out, and a step that keeps
+        # compiling is counted.
+        head, base = (replace(launch.measured(number), steady="") for launch in both)
+        self._take(DisturbedPair(head, base))
+
+    def _take(self, pair: DisturbedPair) -> None:
+        """Count a pair. A GPU's whose blocks are out of line waits for the next one: if that is,
+        too, it was no accident and both count; else the first is only kept.
+        """
+        prior, aside = self.comparison().prior, self.aside
+        odd = is_gpu(self.case.device) and out_of_line(pair.head, pair.base, prior)
+        # Where steps are asked for, what is in one block alone is what is looked for.
+        may_wait = odd and not self.timing.steps and len(self.again) < MOST_AGAIN
+        if aside is None and may_wait:
+            self.aside = pair
+            return
+        if aside and not odd:
+            self.again.append(aside)
+        elif aside:
+            self._count_pair(aside)
+        self._count_pair(pair)
+        self.aside = None
+
+    def _count_pair(self, pair: DisturbedPair) -> None:
+        index = len(self.sides[HEAD].launches) + 1
+        if index <= MOST_PAIRS:
+            for workers, launch in zip(self.sides, (pair.head, pair.base), strict=True):
+                workers.launches.append(replace(launch, index=index))
 
     def _pair_at_once(self, number: int, order: tuple[int, ...]) -> list[RunningLaunch]:
         pair = self.following.pop(0) if self.following else Pair(number, self.sides, self.timing)
@@ -142,7 +178,8 @@ class _PairRun:
                 launch.hello()
             self._start_following(number)
             pair.build(self._both_fit())
-            pair.run(order, self._nobody_imports)
+            far = len(self.sides[HEAD].launches) < FAR_PAIRS
+            pair.run(order, self._nobody_imports, far)
         except WorkersFailed:
             # Launches one after the other may need its memory; and the pairs that follow would
             # import beside timed blocks.
@@ -158,7 +195,7 @@ class _PairRun:
         """
         if JUDGED_TIME not in judged(self.case) or not unlike(self.comparison()):
             return
-        last = min(number + self.timing.ahead, MOST_PAIRS)
+        last = min(number + self.timing.ahead, MOST_PAIRS + len(self.again))
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
         for launch in self._next():
@@ -203,5 +240,6 @@ class _PairRun:
             case_margins=self.case.margins,
             timing=self.timing.as_dict(),
             files=self.wanted.files,
+            again=tuple(self.again),
             glance=glances(self.case),
         )

@@ -63,7 +63,7 @@ class _Blocks:
     begins: tuple[int, int]  # at the earliest, the first and the second
 
 
-def _blocks(timing: PairTiming, number: int, *launches: RunningLaunch) -> _Blocks:
+def _blocks(timing: PairTiming, number: int, far: bool, *launches: RunningLaunch) -> _Blocks:
     # The faster side needs more steps. All of ``launches`` have warmed up.
     step_s = min(launch.warmup.step_s for launch in launches)
     lead = max(1, round(timing.lead_s / step_s))
@@ -71,7 +71,7 @@ def _blocks(timing: PairTiming, number: int, *launches: RunningLaunch) -> _Block
     # Untimed steps lie between the two blocks. Every second pair begins by so many steps earlier,
     # so that it times what the one before it did not.
     first = timing.steps.start - (lead if number % 2 == 0 else 0)
-    second = _reach(timing, step_s) - timed if number <= FAR_PAIRS and not timing.steps else 0
+    second = _reach(timing, step_s) - timed if far and not timing.steps else 0
     return _Blocks(lead, timed, (first, second))
 
 
@@ -121,8 +121,10 @@ class Pair:
         for future in futures:
             future.result()
 
-    def run(self, order: Sequence[int], nobody_imports: Callable[[], bool]) -> None:
-        """Warm up, then run blocks in ``order``, all of them while ``nobody_imports``."""
+    def run(self, order: Sequence[int], nobody_imports: Callable[[], bool], far: bool) -> None:
+        """Warm up, then run blocks in ``order``, all of them while ``nobody_imports``; ``far``: the
+        second ones reach as far as launches beside a stored baseline do.
+        """
         self._ticker(f"pair {self._number}: wait until nobody imports")
         began = time.monotonic()
         self._wait(nobody_imports)
@@ -134,7 +136,7 @@ class Pair:
         second.warm_up(most=most)
         second.park()
         first.warm_up(windows=second.warmup.windows, most=most)
-        blocks = _blocks(self._timing, self._number, first, second)
+        blocks = _blocks(self._timing, self._number, far, first, second)
         for before, now in zip([order[0], *order], order, strict=False):
             if before != now:
                 self.launches[before].park()
@@ -149,7 +151,11 @@ class Pair:
 
 
 def one_after_the_other(
-    number: int, sides: Sequence[CaseWorkers], order: Sequence[int], timing: PairTiming
+    number: int,
+    sides: Sequence[CaseWorkers],
+    order: Sequence[int],
+    timing: PairTiming,
+    far: bool,
 ) -> list[RunningLaunch]:
     """Run a launch of each side, the second when the first has ended, for trees that do not fit
     the card together; return them in the order of ``sides``.
@@ -163,7 +169,7 @@ def one_after_the_other(
         build_alone(launch)
         windows = other.warmup.windows if other else ()
         launch.warm_up(windows=windows, most=timing.steps.start // 2)
-        blocks = blocks or _blocks(timing, number, launch)
+        blocks = blocks or _blocks(timing, number, far, launch)
         for _ in range(BLOCKS):
             _block(launch, other, blocks)
         launch.leave()
