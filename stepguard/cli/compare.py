@@ -140,7 +140,9 @@ def _of_recordings(
 ) -> Side:
     software: dict[str, str] = {}
     for one in found.values():
-        software |= one.software | {"driver": one.driver, "commit": one.commit[:10]}
+        software |= one.software | {"driver": one.driver}
+    commits = dict.fromkeys(one.commit[:10] for one in found.values())
+    software["commit"] = ", ".join(commits)
     return Side(
         label=label,
         environment={"machine": machine} | software,
