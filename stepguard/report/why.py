@@ -18,6 +18,7 @@ SHOWN = 3
 # Costs of which the host or the compiler says the line, and which make a step slower by themselves.
 _LINES = ("graph_breaks", "recompiles")
 _WAITS = ("host_syncs_per_step", "pageable_copies_per_step", "device_allocations_per_step")
+_BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)  # kernels; a wait says why
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
 
 
@@ -40,7 +41,7 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     waits = sorted((m for m in risen if m.metric in _WAITS), key=cause_first)
     if lines:
         return lines[0]
-    if cause is not None and cause.kind is not Kind.IDLE:
+    if cause is not None and cause.kind not in _BETWEEN:
         main = abs(cause.us) >= MAIN_SHARE * 1e3 * (time.new - time.old)
         return cause if main or not waits else waits[0]
     return waits[0] if waits else cause

@@ -45,6 +45,7 @@ def verdict(causes, *metrics, time=TIME):
         (verdict([cause(3600.0)]), f"{GELU} 6.5 -> 10.1 ms (+3.6), forward; step_ms 250.0"),
         # The sync has a line; the wait that the profile sees has not.
         (verdict([cause(3600.0, Kind.IDLE, "cudaStreamSynchronize")], SYNC), "host_syncs_per_step"),
+        (verdict([cause(3600.0, Kind.COPIES, "exposed copies")], SYNC), "host_syncs_per_step"),
         (verdict([cause(2600.0)], SYNC), GELU),
         (verdict([cause(1600.0)], SYNC), "host_syncs_per_step 0 -> 2 (+2 syncs) model/train.py:88"),
         # Nothing is a good part of the time, or in its direction, or work.
