@@ -24,6 +24,9 @@ FLOOR_LIMIT_PCT = 0.5  # a limit below this would judge the card's temperature
 # One card differs by 4 % between cold and hot, two hosts by 3 %. An alarm within it needs pairs to
 # be believed; a level that moved by more is another one, whatever the machine.
 LEVEL_LIMIT_PCT = 4.0
+# Recordings of one card that are further apart are of two levels, and one of them is odd: twice the
+# limit that a single one has. Without that bound it would open the limit for all that follows.
+OWN_CARD_LIMIT_PCT = 2.0
 LAUNCH_SD_PCT = 0.25  # what launches of one case differ by at the least, when few are at hand
 PRIOR_WEIGHT = 4.0  # degrees of freedom that LAUNCH_SD_PCT counts for
 DIFFERENCE_LIMIT_PCT = 0.5  # of a step: hosts differ in how long they take to wake up and launch
@@ -52,9 +55,10 @@ def own_card_limit_pct(levels: Sequence[float]) -> float:
     """Return the limit in percent for a run on the card of these recordings, from their log levels.
 
     A prediction limit for one more run, ``t(1 - OWN_CARD_ALPHA, f) * s * sqrt(1 + 1 / n)``, with s
-    pooled from the recordings and RUN_SD_PCT; between FLOOR_LIMIT_PCT and LEVEL_LIMIT_PCT.
+    pooled from the recordings and RUN_SD_PCT; between FLOOR_LIMIT_PCT and OWN_CARD_LIMIT_PCT.
     """
-    return _limit_pct(levels, RUN_SD_PCT, RUN_WEIGHT, OWN_CARD_ALPHA)
+    found = _limit_pct(levels, RUN_SD_PCT, RUN_WEIGHT, OWN_CARD_ALPHA)
+    return min(OWN_CARD_LIMIT_PCT, found)
 
 
 def other_card_limit_pct(levels: Sequence[float]) -> float:

@@ -83,7 +83,7 @@ def accept(
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     verdict = judge(evidence, entry)
-    if machine_moved:
+    if machine_moved and not _of_a_known_card(verdict):
         verdict = same_code(verdict, evidence.commit)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
@@ -101,6 +101,16 @@ def accept(
     opened = action is Action.EPOCH_OPENED
     moved = tuple(m for m in verdict.metrics if m.gated and m.status is not Status.SAME)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _of_a_known_card(verdict: Verdict) -> bool:
+    """Tell whether a time moved on a card that was recorded: as one more recording it would be as
+    far from the others, and widen their limit. It needs a reason, and is a level of its own.
+    """
+    return any(
+        one.gated and one.status is not Status.SAME and one.facts.get("own_card")
+        for one in verdict.metrics
+    )
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
