@@ -225,6 +225,7 @@ class _Reading(Part):
         self._workload, self._every, self._count = workload, every, 0
 
     def _read(self, _: Part) -> None:
+        self._workload.on_phase = self.on_phase
         loss = self._workload.step()
         self._count += 1
         if self._count % self._every == 0:

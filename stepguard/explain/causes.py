@@ -7,6 +7,7 @@ together, into ``Explanation.scatter_us``: causes + scatter = difference, always
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from stepguard.explain.comparable import refusals
 from stepguard.explain.match import How, Match, match
@@ -17,6 +18,7 @@ from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, mean
 from stepguard.roofline import Work
 from stepguard.trace.classes import COMMUNICATION
 
+_SHARED_PHASES = 0.5  # of the kernels' time; a phase that is new, or gone, leaves the others
 _MOVED_SHARE = 0.2  # of what came and went in a phase: a net change below it is a move
 
 
@@ -27,7 +29,7 @@ def explain(before: Profile, after: Profile, *, clock_ratio: float | None = None
     """
     if refused := refusals(before, after):
         return Explanation(refused)
-    matches = match(_computing(before), _computing(after))
+    matches = match(*_comparable(before, after))
     pace = Pace(matches, (before.steps, after.steps))
     terms = [*_kernel_terms(matches, pace), *_other_terms(before, after, matches, pace)]
     scatter = Scatter([term for term, _ in terms] + [term for _, term in pace.terms()])
@@ -47,8 +49,33 @@ def explain(before: Profile, after: Profile, *, clock_ratio: float | None = None
     )
 
 
-def _computing(profile: Profile) -> list[KernelRow]:
-    return [row for row in profile.kernels if row.kind != COMMUNICATION]
+def _comparable(before: Profile, after: Profile) -> list[list[KernelRow]]:
+    """Return the kernels of both sides that compute: without their phases if the two hardly share
+    any, since a workload that names none, or others, has not moved its kernels.
+    """
+    sides = [[row for row in one.kernels if row.kind != COMMUNICATION] for one in (before, after)]
+    shared = {row.phase for row in sides[0]} & {row.phase for row in sides[1]}
+    for side in sides:
+        us = sum(mean(row.us) for row in side if row.phase in shared)
+        if us < _SHARED_PHASES * sum(mean(row.us) for row in side):
+            return [_without_phases(side) for side in sides]
+    return sides
+
+
+def _without_phases(rows: Sequence[KernelRow]) -> list[KernelRow]:
+    """Return the rows of one name and launch shape as one."""
+    found: dict[object, list[KernelRow]] = {}
+    for row in rows:
+        found.setdefault((row.name, row.grid, row.block), []).append(row)
+    return [
+        replace(
+            same[0],
+            phase="",
+            calls=added([row.calls for row in same]),
+            us=added([row.us for row in same]),
+        )
+        for same in found.values()
+    ]
 
 
 def _side(rows: Sequence[KernelRow]) -> Side:

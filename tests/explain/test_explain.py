@@ -240,6 +240,23 @@ def test_work_that_changed_its_place_is_moved():
     assert cause.kind == Kind.MOVED and abs(cause.us) < 400
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_side_without_phases_has_moved_nothing(seed):
+    """Nor one that calls them otherwise: what else changed is still the cause."""
+    bare = [replace(one, phase="") for one in rows()]
+    other = [replace(one, phase=f"mine/{one.phase}") for one in rows()]
+    for kernels in (bare, other):
+        found = explain(profile(), profile(kernels, seed=seed + 2))
+        assert found.causes == ()
+        assert found.scatter_us == pytest.approx(found.change_us)
+    slower = [
+        replace(one, us=tuple(2 * us for us in one.us)) if one.name == "GEMM_forward_1" else one
+        for one in bare
+    ]
+    (cause, *_) = explain(profile(), profile(slower, seed=seed + 2)).causes
+    assert (cause.kind, cause.what) == (Kind.TIME, "GEMM_forward_1")
+
+
 def test_the_clock_is_the_clock_where_telemetry_says_so():
     """One class that slows as the clock did is the clock; without telemetry it is the class."""
     only_gemm = [

@@ -77,10 +77,12 @@ def test_the_loss_is_read_as_often_as_asked(monkeypatch: pytest.MonkeyPatch):
     """Every third step of six: twice."""
     reads: list[None] = []
     monkeypatch.setattr(torch.Tensor, "item", lambda self: reads.append(None))
-    part = reading_step(every=3, **SMALL, micro_steps=1)
+    part, seen = reading_step(every=3, **SMALL, micro_steps=1), set()
+    part.on_phase = seen.add
     for _ in range(6):
         part.step()
     assert len(reads) == 2
+    assert seen == set(part.phases)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
