@@ -1,0 +1,49 @@
+"""While a pair is built the next ones import, unless hardly another one will be needed."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from builders import evidence
+from comparisons import comparison_of
+
+from stepguard.case import Case
+from stepguard.identity import StepIdentity
+from stepguard.measure import ab
+from stepguard.profile import Parts, Profile
+
+STEP, NONE = (250e3,) * 6, (0.0,) * 6
+PROFILE = Profile("NVIDIA H200", 1, Parts(STEP, STEP, NONE, NONE, NONE), (), ())
+
+
+def counted(identity):
+    """Two sides that were counted and not timed; of the second the step is ``identity``."""
+    found = comparison_of([], [])
+    counts = replace(evidence().counts, profile=PROFILE, identity=StepIdentity({"kernels": "a"}))
+    head = replace(found.head, counts=counts)
+    base = replace(found.base, counts=replace(counts, identity=identity))
+    return replace(found, head=head, base=base, files=("model/gpt.py",))
+
+
+@pytest.mark.parametrize(
+    ("identity", "started"),
+    [
+        (StepIdentity({"kernels": "a"}), []),
+        (StepIdentity({"kernels": "b"}), [2, 3]),
+        (StepIdentity(problem="it launches a graph"), [2, 3]),
+    ],
+)
+def test_a_step_that_is_the_same_starts_no_further_pair(monkeypatch, identity, started):
+    """What else differs, or is not known, will need pairs."""
+
+    def pair(number, *rest, **options):
+        made.append(number)
+        return SimpleNamespace(launches=[])
+
+    made = []
+    monkeypatch.setattr(ab, "Pair", pair)
+    wanted = ab.PairsWanted(60.0)
+    run = ab._PairRun(Case("x", "a:b", gates=("step_ms",)), [], "main", wanted)
+    monkeypatch.setattr(run, "comparison", lambda: counted(identity))
+    run._start_following(1)
+    assert made == started
