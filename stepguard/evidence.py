@@ -197,6 +197,7 @@ class Evidence:
     wall_s: float = 0.0
     extended: bool = False  # a case beyond the core suite
     tree_changed: bool = False  # while it was measured: launches may be of different code
+    untracked: tuple[str, ...] = ()  # modules of the tree that it ran and git ignores
     schema: int = SCHEMA
 
     def software_key(self) -> dict[str, str]:

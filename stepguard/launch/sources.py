@@ -62,6 +62,13 @@ def check(
         raise LaunchFailed(Fault(Reason.OTHER_TREE.name, f"rank {rank}: {text}", "", where))
 
 
+def of_the_tree(ranks: Sequence[Mapping[str, Any]], top: Path) -> set[Path]:
+    """Return the files below ``top`` that modules of the ranks came from, and are sources of it."""
+    files = {Path(file) for answer in ranks for file in answer["sources"].values()}
+    inside = {path for path in files if path.is_relative_to(top)}
+    return {path for path in inside if not NOT_SOURCES & {*path.relative_to(top).parts}}
+
+
 def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
     """Return the modules of the factory's package that are no sources of the tree at ``top``."""
     if package == ENGINE.name:  # is always the caller's

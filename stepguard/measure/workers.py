@@ -16,13 +16,13 @@ from typing import Any
 from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
-from stepguard.git.revision import Revision
+from stepguard.git.revision import Revision, untracked
 from stepguard.gpu.lock import GpuLocked, exclusive
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.scheduler import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources
-from stepguard.launch.sources import tree_of_root
+from stepguard.launch.sources import of_the_tree, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.measure.ranks import (
     Answers,
@@ -123,6 +123,8 @@ class CaseWorkers:
         self.launches: list[Launch] = []
         self.faults: list[Fault] = []
         self.began = time.monotonic()  # a wait for the GPU says nothing of the case
+        self._modules: set[Path] = set()  # of the tree, that its launches imported
+        self._known: dict[Path, bool] = {}  # of these, whether they are in no commit
         self._bench, self._monitor = bench, monitor
         self._stack = stack  # closes every group at the end, whatever happens
         self._date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -185,6 +187,18 @@ class CaseWorkers:
         """Raise LaunchFailed if a rank imported what must come from the tree from elsewhere."""
         package = self.case.workload.partition(":")[0].partition(".")[0]
         check_sources(spec, ranks, during, self._tree, package)
+        self._modules |= of_the_tree(ranks, self._tree.resolve())
+
+    def _untracked(self) -> tuple[str, ...]:
+        """Return the modules that ran and are in no commit: nobody else has them, and the tree of
+        another revision has not. Where git does not look at them the tree is not dirty.
+        """
+        new = self._modules - self._known.keys()
+        if new and self._bench.revision.commit:
+            missing = {*untracked(self._tree, new)}
+            self._known |= {path: path in missing for path in new}
+        top = self._tree.resolve()
+        return tuple(sorted(str(p.relative_to(top)) for p, alone in self._known.items() if alone))
 
     def take_counts(self, ranks: Answers, wall_s: float) -> None:
         """Keep what the counting pass counted, and how long it took."""
@@ -215,6 +229,7 @@ class CaseWorkers:
             counts=self.counts,
             launches=tuple(self.launches),
             faults=tuple(self.faults),
+            untracked=self._untracked(),
             wall_s=time.monotonic() - self.began,
             **measured,
         )

@@ -291,6 +291,10 @@ def remarks(evidence: Evidence) -> list[str]:
     found, lost = [], disturbances(evidence)
     if lost:
         found.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
+    if evidence.untracked:
+        more = f" and {len(evidence.untracked) - 1} more" if len(evidence.untracked) > 1 else ""
+        what = f"it runs a module that is in no commit: {evidence.untracked[0]}{more}"
+        found.append(f"{what}; no other clone measures the same")
     if evidence.tree_changed:
         found.append("files changed while it was measured: its launches may be of different code")
     return [f"{evidence.case_id}: {one}" for one in found]
