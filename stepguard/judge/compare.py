@@ -30,6 +30,15 @@ _KINDS = {
         r"select|slice|split|squeeze|t|transpose|unbind|unsqueeze|view)(\.|$)"
     ),
 }
+# Operators that compute nothing: what they copy, if they do, is an operator of its own. Not detach,
+# with which a step keeps what it would have freed.
+_VIEW = re.compile(
+    r"[.:](_reshape_alias|_unsafe_view|as_strided|chunk|expand|expand_as|flatten|"
+    r"movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|transpose|"
+    r"unbind|unflatten|unsqueeze|view|view_as)$"
+)
+VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches it is as much
+_CALLS = (OPERATORS, "compiled_operator_calls_per_step")
 
 
 def compare(
@@ -127,8 +136,12 @@ def _compare_count(
     if found.reason is Reason.EQUAL and moved and METRICS[metric].parts:
         # As many operators, but other ones: an improvement would hide what was added beside it.
         found = replace(found, status=Status.CHANGED, reason=Reason.WORK_MOVED)
+    if found.reason is Reason.WORK_MOVED and metric in _CALLS and _computes_as_much(moved, old):
+        found = replace(found, status=Status.SAME, reason=Reason.WITHIN_LIMIT)
     # After the parts: what falls on one rank must not hide other parts that another one has.
     found = _compare_ranks(metric, now, past, found)
+    if found.reason is Reason.WITHIN_LIMIT:  # nothing that a reader has to know
+        return found
     if metric == OPERATORS:
         sites = _moved_operators(moved, now, past[-1])
     else:
@@ -232,6 +245,19 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
         if old.get(name, 0) != new.get(name, 0)
     ]
     return tuple(sorted(moves, key=_distance_from_cause))
+
+
+def _computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
+    """Tell whether nothing moved but how operators are called: by another overload, by other views,
+    or with a few views more or fewer.
+    """
+    changes: Counter[str] = Counter()
+    for part in moved:
+        overloaded = part.name.count(".") > 1  # "aten.sum.default"; the profiler has "aten::sum"
+        name = part.name.rpartition(".")[0] if overloaded else part.name
+        changes[name] += part.new - part.old
+    views = all(_VIEW.search(name) for name, change in changes.items() if change)
+    return bool(moved) and views and abs(changes.total()) <= VIEWS_PCT / 100 * calls
 
 
 def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, int]:

@@ -168,3 +168,56 @@ def test_a_case_with_a_known_cause_is_named_by_it():
     )
     found = judge(now, entry())
     assert (found.case_id, found.worst.metric) == (CASE_ID, OPERATORS)
+
+
+# Calls that compute nothing
+
+
+def judged_calls(then, now):
+    """The verdict on the operators of a step that had some parts and has others."""
+    known = entry(epochs=[epoch(recordings=[stored(counted(**then))])])
+    return judge(counted(**now), known)
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (dict(mm=500, view=12), dict(mm=500, unflatten=12)),
+        (dict(mm=500, split=4), dict(mm=500, chunk=4)),
+        (dict(mm=500, split=1), dict(mm=500, slice=3)),
+        (dict(mm=500), dict(mm=500, expand=10)),
+    ],
+)
+def test_views_in_place_of_others_are_the_same(then, now):
+    """They compute nothing, and a reader would dispute a red; nor is anything said of them."""
+    found = judged_calls(then, now)
+    assert found.status is Status.SAME
+    assert not any(metric.moved or metric.sites for metric in found.metrics)
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (dict(mm=500), dict(mm=500, detach=1)),
+        (dict(mm=500), dict(mm=500, expand=11)),  # more than 2 %: work for the host
+        (dict(mm=500, view=1), dict(mm=500, clone=1)),
+        (dict(mm=500), dict(mm=501, view=1)),
+        (dict(mm=500, view=1), dict(mm=500, slice_backward=1)),
+        (dict(mm=500, sum=3), dict(mm=500, mean=3)),
+        (dict(mm=500), dict(mm=500, empty=1)),
+    ],
+)
+def test_whatever_computes_or_allocates_is_other_work(then, now):
+    """However few, and though as many calls as before."""
+    assert judged_calls(then, now).status is Status.CHANGED
+
+
+def test_another_overload_is_the_same_operator():
+    """arange(0, t) and arange(t): the profiler has one name for both."""
+    parts = [{"aten.arange.start": 2, "aten.mm.default": 9}, {"aten.arange.default": 2}]
+    parts[1]["aten.mm.default"] = 9
+    then, now = (
+        evidence(counts=Counts(COUNTS | {OPERATORS: 11}, {}, {OPERATORS: one})) for one in parts
+    )
+    known = entry(epochs=[epoch(recordings=[stored(then)])])
+    assert judge(now, known).status is Status.SAME
