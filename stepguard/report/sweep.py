@@ -1,6 +1,7 @@
 """The rows of a sweep as a table, as CSV and as a chart."""
 
 import csv
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def write_plot(content: SweepFile, path: Path) -> bool:
         _draw(axes, content, plot.x, column)
     handles, labels = panels[0][0].get_legend_handles_labels()
     if len(labels) > 1:
-        figure.legend(handles, labels, loc="outside right upper", fontsize="small")
+        columns = max(1, int(figure.get_figwidth() / (0.6 + 0.075 * max(map(len, labels)))))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
+        figure.set_figheight(4 + 0.2 * math.ceil(len(labels) / columns))
     figure.suptitle(f"{content.sweep.workload}, {content.machine}; x: not measured")
     figure.savefig(path)
     pyplot.close(figure)

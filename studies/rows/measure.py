@@ -3,7 +3,7 @@
     python -m studies.rows.measure --out rows.json sweeps/attention.toml:compile=false \\
         sweeps/decode.toml:mode=eager,cuda-graph
     python -m studies.rows.measure --out cpu.json --limit-s 20 sweeps/attention_cpu.toml
-    python -m studies.rows.measure --show rows.json --plots studies/rows/plots
+    python -m studies.rows.measure --show rows.json more.json --plots studies/rows
 
 `python -m stepguard sweep` starts two launches for each row and warms up until a step is steady,
 30 s a row. Here a row is built, warmed up by a few steps and timed in three blocks from synchronize
@@ -180,7 +180,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("sweeps", nargs="*", metavar="FILE[:key=a,b]")
     parser.add_argument("--out", type=Path, help="JSON, written after every row")
     parser.add_argument("--limit-s", type=float, default=60.0, help="for each sweep (%(default)s)")
-    parser.add_argument("--show", type=Path, help="print the tables of such a file")
+    parser.add_argument("--show", type=Path, nargs="+", help="print the tables of such files")
     parser.add_argument("--plots", type=Path, help="with --show: draw them into this folder")
     options = parser.parse_args(arguments)
     if options.show:
@@ -216,18 +216,36 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def show(path: Path, plots: Path | None) -> int:
-    """Print every sweep of a file as a table, and how many of its rows were not reached."""
-    for name, raw in json.loads(path.read_text(encoding="utf-8"))["sweeps"].items():
-        content = msgspec.convert(raw, SweepFile)
+def show(paths: list[Path], plots: Path | None) -> int:
+    """Print every sweep of the files as a table, and how many of its rows were not reached."""
+    for name, content in merged(paths).items():
         print(f"\n{name}", *report.table(content), sep="\n")
         missing = len(content.sweep.cases()) - len(content.rows)
         if missing:
-            print(f"{missing} rows were not reached in time")
+            print(f"{missing} rows of this grid are not there")
         if plots and content.sweep.report.plot and content.rows:
             plots.mkdir(exist_ok=True)
             report.write_plot(content, plots / f"{name}.svg")
     return 0
+
+
+def merged(paths: list[Path]) -> dict[str, SweepFile]:
+    """Return the sweeps of several files; of a row that is there twice the later one."""
+    found: dict[str, SweepFile] = {}
+    for path in paths:
+        for label, raw in json.loads(path.read_text(encoding="utf-8"))["sweeps"].items():
+            one, name = msgspec.convert(raw, SweepFile), label.rstrip("+")
+            both = [content for content in (found.get(name), one) if content is not None]
+            rows = {repr(row.parameters): row for content in both for row in content.rows}
+            grid = {
+                key: list(dict.fromkeys(v for content in both for v in content.sweep.grid[key]))
+                for key in one.sweep.grid
+            }
+            grid = {k: v if isinstance(v[0], str) else sorted(v) for k, v in grid.items()}
+            sweep = msgspec.structs.replace(one.sweep, grid=grid)
+            ordered = [rows[repr(v)] for v, _ in sweep.cases() if repr(v) in rows]
+            found[name] = msgspec.structs.replace(one, sweep=sweep, rows=ordered)
+    return found
 
 
 if __name__ == "__main__":
