@@ -46,8 +46,8 @@ def sources(package: str) -> dict[str, str]:
 
     What is installed with this Python is left out, except of ``package``, unless it is a link or a
     path that leads elsewhere: an editable install shows where its source is. A module without a
-    file (built in, a namespace) has no code of its own; code that was run but not imported is not
-    seen.
+    file (built in, a namespace, or torch.ops, which names one that does not exist) has no code of
+    its own; code that was run but not imported is not seen.
     """
     known = sysconfig.get_paths()
     folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -58,6 +58,7 @@ def sources(package: str) -> dict[str, str]:
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
             path = str(Path(file).resolve())
-            if name.partition(".")[0] == package or not path.startswith(installed):
+            own = name.partition(".")[0] == package
+            if (own or not path.startswith(installed)) and Path(path).is_file():
                 found[name] = path
     return found

@@ -96,7 +96,9 @@ def test_links_are_followed(spec, tmp_path):
 
 
 def test_what_a_rank_reports(tmp_path, monkeypatch):
-    """Modules with a file that is not installed; links are followed, also out of site-packages."""
+    """Modules with a file that is there and not installed; links are followed, also out of
+    site-packages.
+    """
     source = tmp_path / "a.py"
     source.write_text("")
     (tmp_path / "link.py").symlink_to(source)
@@ -105,6 +107,7 @@ def test_what_a_rank_reports(tmp_path, monkeypatch):
         "planted_link": str(tmp_path / "link.py"),
         "planted_installed": pytest.__file__,
         "planted_without": None,
+        "planted_absent": "_ops.py",  # as torch.ops says of itself
     }.items():
         module = types.ModuleType(name)
         module.__file__ = file
