@@ -230,16 +230,16 @@ class MetricVerdict:
         return next((site for site in self.sites if site.file), None)
 
 
-# Counters, each before those that follow from it: a sync is an operator, too, and an operator makes
-# launches, FLOPs and bytes.
+# Counters, each before those that follow from it: a sync is an operator, too, what is kept of each
+# step seldom comes without one, and an operator makes launches, FLOPs and bytes.
 _CAUSES = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
     "graph_breaks",
     "recompiles",
     "collectives_per_step",
-    "operator_calls_per_step",
     "leaked_bytes_per_step",
+    "operator_calls_per_step",
     "pageable_copies_per_step",
     "copies_per_step",
     "copied_bytes_per_step",

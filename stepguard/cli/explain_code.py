@@ -56,11 +56,15 @@ def _rows(page: str) -> Iterator[Code]:
 def _explain(options: argparse.Namespace) -> int:
     known = codes()
     if not options.code:
-        width = max(len(code.name) for code in known)
-        say(*(f"{code.name:{width}}  {code.verdict}" for code in known))
+        _list(known)
         return 0
     wanted = re.sub(r"\W+", "_", options.code.strip()).upper()
     found = [code for code in known if code.name == wanted]
+    verdict = wanted.replace("_", " ")
+    if not found and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):
+        say(f"{verdict} is a verdict; its reasons:")
+        _list(its)
+        return 0
     if not found:
         (nearest,) = get_close_matches(wanted, [code.name for code in known], n=1, cutoff=0)
         raise UsageError(f"{options.code!r} is no reason; the nearest is {nearest}")
@@ -69,3 +73,8 @@ def _explain(options: argparse.Namespace) -> int:
         for title, text in (("means", code.means), ("to do", code.remedy)):
             say(*textwrap.wrap(text, 79, initial_indent=f"  {title}: ", subsequent_indent="    "))
     return 0
+
+
+def _list(some: list[Code]) -> None:
+    width = max(len(code.name) for code in some)
+    say(*(f"{code.name:{width}}  {code.verdict}" for code in some))

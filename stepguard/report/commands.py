@@ -79,7 +79,7 @@ def next_steps(
     else:
         steps = _after_screen(verdict, commands, dirty)
     if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
-        steps.append("if it is meant: `# stepguard: allow sync: why`")
+        steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
     if verdict.outcome == "error" and verdict.status is not Status.NO_BASELINE:
         steps.append(commands.explain(verdict))
     return [*steps, f"look closer: {evidence_path}"]

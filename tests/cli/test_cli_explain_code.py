@@ -55,6 +55,14 @@ def test_without_a_code_all_are_listed(shell):
     assert [line.split()[0] for line in lines] == [one.name for one in codes()]
 
 
+def test_a_verdict_has_its_reasons_listed(shell):
+    """What a report shows most is a verdict."""
+    done = shell("explain-code", "no baseline")
+    assert done.status == 0, done.err
+    names = [line.split()[0] for line in done.out.splitlines()[1:]]
+    assert names == ["NOT_RECORDED", "METRIC_NOT_RECORDED"]
+
+
 def test_an_unknown_code_is_bad_usage_and_names_the_nearest(shell):
     """Status 2; whatever was typed, one is the nearest."""
     for typed, nearest in (("THROTLED", "THROTTLED"), ("unstable", "COUNT_UNSTABLE"), ("", "")):

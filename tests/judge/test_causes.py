@@ -42,9 +42,14 @@ def test_a_cause_comes_before_what_follows_from_it(cause, effect):
         assert [m.metric for m in sorted(both, key=cause_first)] == [cause, effect]
 
 
-@pytest.mark.parametrize("cause", ["host_syncs_per_step", "graph_breaks", "collectives_per_step"])
+@pytest.mark.parametrize(
+    "cause",
+    ["host_syncs_per_step", "graph_breaks", "collectives_per_step", "leaked_bytes_per_step"],
+)
 def test_what_is_an_operator_too_is_named_as_what_it_is(cause):
-    """An .item() is an operator, an exchange is one: the sync and the collective say more."""
+    """An .item() is an operator, an exchange is one, a list of losses detaches them: the sync, the
+    collective and the leak say more.
+    """
     assert min(moved(OPERATORS), moved(cause), key=cause_first).metric == cause
 
 

@@ -53,6 +53,7 @@ def test_blocks_by_phase_operator_and_line():
     ]
     lines = list(memory_page(found, {"memory_allocated": 2**20}, 1))
     assert "memory allocated: 1.00 MiB" in lines and "and 1 more with 0.00 MiB" in lines
+    assert any("model/gpt.py:7 " in line for line in memory_page(found, {}, 2))
     assert all(len(line) <= 80 for line in lines)
 
 

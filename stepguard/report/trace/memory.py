@@ -24,7 +24,7 @@ def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> I
     body += [
         (
             _end(one.operator.removeprefix(_AUTOGRAD), 20),
-            _end(one.source.partition(":")[0], 22),
+            _end(_place(one.source), 22),
             _end(one.phase.replace(MICRO_STEP, ""), 10),
             _mib(one.bytes),
             str(one.blocks),
@@ -36,6 +36,12 @@ def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> I
     if rest := found.holders[top:]:
         yield f"and {len(rest)} more with {_mib(sum(one.bytes for one in rest))} MiB"
     yield "before the step: parameters, optimizer state, what else was there"
+
+
+def _place(source: str) -> str:
+    """Return model/gpt.py:57 of "model/gpt.py(57): forward"."""
+    file, _, line = source.partition("): ")[0].rpartition("(")
+    return f"{file}:{line}" if file else source
 
 
 def _end(text: str, width: int) -> str:
