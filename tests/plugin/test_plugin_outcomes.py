@@ -64,8 +64,8 @@ def test_faster_passes_loudly(gate, h200, change):
             "linear?124m?: CHANGED: operator_calls_per_step 100 -> 99*",
         ),
         (
-            {"counters": {"peak_allocated_bytes": 64 * 2**20 + 512}},
-            "linear?124m?: CHANGED: peak_allocated_bytes 67,108,864 -> 67,109,376 B (+512 B)",
+            {"counters": {"peak_allocated_bytes": 64 * 2**20 + 2**16}},
+            "linear?124m?: CHANGED: peak_allocated_bytes 64.000 MiB -> 64.062 MiB (+65,536*",
         ),
         (
             {"counters": {"launches_per_step": 205}},
