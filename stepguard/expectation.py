@@ -58,6 +58,9 @@ def parse(value: str, commit: str, author: str) -> Expectation:
     found = _VALUE.fullmatch(value.strip())
     if found is None:
         raise ValueError("not of that form, or without a reason")
+    # Whoever approves the change reads it, in a terminal or a comment.
+    if not found["reason"].isprintable() or not any(map(str.isalnum, found["reason"])):
+        raise ValueError("its reason is no line of words")
     metric = METRICS.get(found["metric"])
     if metric is None or not metric.gateable:
         known = ", ".join(name for name, one in METRICS.items() if one.gateable)

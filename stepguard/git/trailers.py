@@ -14,6 +14,8 @@ _FORMAT = (
     f"%H%x00%an%x00%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)%x00%B%x00%x02"
 )
 
+_FIELDS = 5  # of a commit; the last one is empty
+
 
 def expectations(
     root: Path, base: str, head: str, cases: Collection[str] | None = None
@@ -22,19 +24,26 @@ def expectations(
 
     Raises TreeError, with the commit, the line and the right form, for a trailer that is malformed,
     of an unknown metric or of a case that is not among ``cases`` (None: any), for a line that was
-    meant as one and is none to git, and where the range cannot be read.
+    meant as one and is none to git, and where the range or a message cannot be read.
     """
     text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
     if text is None:
         raise TreeError(f"the commits {short(base)}..{short(head)} cannot be read for {KEY}")
     found = []
     for entry in filter(str.strip, text.split("\x02")):
-        commit, author, values, message, *_ = entry.lstrip("\n").split("\x00")
+        # What separates values and commits here a message may hold as well, where nobody sees it.
+        fields = entry.lstrip("\n").split("\x00")
+        if len(fields) != _FIELDS or "\x01" in fields[3]:
+            named = f"a commit of {short(base)}..{short(head)}"
+            raise TreeError(f"{named} has control characters in its message: amend it")
+        commit, author, values, message, _ = fields
         known = [value for value in values.split("\x01") if value.strip()]
         meant = [line.strip() for line in _MEANT.findall(message)]
         found += [_parsed(value, commit, author, cases) for value in known]
         if len(meant) > len(known):
-            line = next(line for line in meant if not any(v.split(":")[0] in line for v in known))
+            # Of lines that say the same as a trailer the first is not the last paragraph, either.
+            other = (line for line in meant if not any(v.split(":")[0] in line for v in known))
+            line = next(other, meant[0])
             why = "git takes it for no trailer: those are the last paragraph of a message"
             raise TreeError(_wrong(commit, line, why))
     return found

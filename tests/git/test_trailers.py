@@ -55,6 +55,8 @@ def test_trailers_of_the_range_are_read(root):
         (f"x\n\nPerf-Expects: {CASE} step_ms: too large", "git takes it for no trailer"),
         (f"x\n\nperf expect: {CASE} step_ms: too large", "git takes it for no trailer"),
         (f"x\n\nPerf-Expect {CASE} step_ms: too large", "git takes it for no trailer"),
+        (f"x\n\n{LINE}\n\nWords.\n\n{LINE}", "git takes it for no trailer"),
+        (f"x\n\nPerf-Expect: {CASE} step_ms: ...", "no line of words"),
     ],
 )
 def test_a_wrong_trailer_is_refused_loudly(root, message, why):
@@ -72,3 +74,13 @@ def test_a_range_that_cannot_be_read_is_refused(root):
     """A base that a shallow clone lacks."""
     with pytest.raises(TreeError, match="cannot be read"):
         expectations(root, "0" * 40, "HEAD")
+
+
+@pytest.mark.parametrize("reason", ["\u200b", "larger\u202e", "red \x1b[31m", "a\x01b", "a\x02b"])
+def test_a_reason_that_nobody_can_read_is_refused(root, reason):
+    """It is shown to whoever approves; and no character of it is one that git's answer is cut at,
+    so that one line declares one metric.
+    """
+    commit(root, f"x\n\nPerf-Expect: {CASE} step_ms: {reason}")
+    with pytest.raises(TreeError, match="no line of words|control characters"):
+        read(root)
