@@ -39,6 +39,9 @@ def _problem(found: RunDocument) -> str:
         if result.verdict.case_id != result.case:
             return f"the verdict of {result.case!r} is of {result.verdict.case_id!r}"
         judged = [metric.metric for metric in result.verdict.metrics]
+        # The gate would believe the last one.
+        if twice := next((one for one, count in Counter(judged).items() if count > 1), ""):
+            return f"{result.case!r} has two verdicts on {twice!r}"
         for name in (*result.gates, *result.metrics, *judged):
             if name not in METRICS:
                 return f"{result.case!r} has {name!r}, which is no metric"

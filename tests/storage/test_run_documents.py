@@ -57,6 +57,12 @@ BAD = {
         f"the verdict of '{CASE_ID}' is of 'a[b]'",
     ),
     "text for a number": (put("wall_s", value="1"), "Expected `float`, got `str`"),
+    "a metric twice": (
+        lambda plain: plain["results"][0]["verdict"]["metrics"].append(
+            plain["results"][0]["verdict"]["metrics"][0] | {"status": "same"}
+        ),
+        "two verdicts on",
+    ),
     "a result twice": (lambda plain: plain["results"].append(plain["results"][0]), "two results"),
 }
 
