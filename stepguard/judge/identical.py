@@ -78,7 +78,9 @@ def identical(comparison: Comparison) -> bool:
 
 
 def _odd(comparison: Comparison) -> str:
-    """Return what the one pair shows that a pair of unchanged code hardly ever does."""
+    """Return what the pairs so far show that pairs of unchanged code hardly ever do."""
+    if comparison.again:
+        return "a pair before it was out of line"
     head, base = comparison.head.launches[0], comparison.base.launches[0]
     if not comparison.together or not (head.has_times() and base.has_times()):
         return "it was not measured in turns"

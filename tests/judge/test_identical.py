@@ -13,6 +13,7 @@ from comparisons import comparison_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.comparison import DisturbedPair
 from stepguard.evidence import Counts
 from stepguard.identity import StepIdentity
 from stepguard.judge.ab import judge_ab, wants_another_pair
@@ -188,6 +189,17 @@ def test_a_second_pair_is_judged_by_the_plan():
     assert not identical(replace(found, together=False))
     both = [replace(side, launches=side.launches * 2) for side in (found.head, found.base)]
     assert not identical(replace(found, head=both[0], base=both[1]))
+
+
+def test_after_a_pair_that_was_out_of_line_there_are_pairs_as_ever():
+    """What HEAD does in some launches only is not the machine's for sure: a pair that was measured
+    again is one that was odd.
+    """
+    found = pair()
+    odd = DisturbedPair(found.head.launches[0], found.base.launches[0])
+    again = replace(found, again=(odd,))
+    assert identical(found) and not identical(again) and wants_another_pair(again)
+    assert judge_ab(again).status is Status.INCONCLUSIVE
 
 
 def test_the_limits():
