@@ -226,3 +226,22 @@ def test_another_overload_is_the_same_operator():
     )
     known = entry(epochs=[epoch(recordings=[stored(then)])])
     assert judge(now, known).status is Status.SAME
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ({}, {"moe.permute.default": 2}),
+        ({"aten.view.default": 2}, {"moe::expand": 2}),
+        ({"moe.mix.default": 2}, {"moe.mix.slow": 2}),
+    ],
+)
+def test_an_operator_of_another_library_is_no_view(parts):
+    """Kernels that move all tokens of a mixture of experts are called permute."""
+    sides = [one | {"aten.mm.default": 500} for one in parts]
+    then, now = (
+        evidence(counts=Counts(COUNTS | {OPERATORS: sum(one.values())}, {}, {OPERATORS: one}))
+        for one in sides
+    )
+    known = entry(epochs=[epoch(recordings=[stored(then)])])
+    assert judge(now, known).status is Status.CHANGED
