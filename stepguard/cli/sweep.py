@@ -94,7 +94,8 @@ def _known(folder: Path, now: SweepFile) -> SweepFile:
                 f"{folder / ROWS}: its rows are of another {name}{was}; keep them by another "
                 "--out, or drop them by --anew"
             )
-    return found
+    # Files have sorted keys, and the columns follow the declaration.
+    return msgspec.structs.replace(found, sweep=now.sweep)
 
 
 def _row(values: dict[str, Scalar], result: Result) -> Row:

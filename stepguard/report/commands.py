@@ -117,7 +117,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
         then = "; then remove the waiver" if waive else ""
         return [
             *([f"if it is meant: {waive}"] if waive else []),
-            f"or in the message of a commit: {KEY}: {verdict.case_id} METRIC: why",
+            *(f"{said}: {KEY}: {verdict.case_id} {name}: why" for said, name in _declared(verdict)),
             f"after the merge, on main: {again}, then {accept}{then}",
         ]
     if verdict.reason is Reason.UNDECIDED:
@@ -127,3 +127,10 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
     if verdict.status is Status.NOT_COMPARABLE:
         return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
     return [commands.doctor] if verdict.status is Status.UNFIT else []
+
+
+def _declared(verdict: Verdict) -> list[tuple[str, str]]:
+    """Return each failing metric behind words: a commit has to declare all of them."""
+    failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
+    names = [m.metric for m in failing if not m.waived_until and not verdict.whole]
+    return [("and" if i else "or in the message of a commit", n) for i, n in enumerate(names)]
