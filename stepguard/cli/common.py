@@ -130,7 +130,7 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
             "judge again; measure: pytest perf_tests"
         )
     if not found:
-        here = "the last run left no evidence; measure: pytest perf_tests"
+        here = "the last run left no evidence; measure: pytest perf_tests, or name a case"
         there = "no evidence.json is below it"
         raise ValueError(f"{source}: {there if options.evidence else here}")
     if unknown:

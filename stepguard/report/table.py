@@ -8,8 +8,8 @@ from stepguard.document import MetricDocument, VerdictDocument
 from stepguard.metrics import METRICS, format_value
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
-# Counters that moved and pass, since a time says what they are worth.
-_OUTWEIGHED = (Reason.TIME_DECIDES.name, Reason.PAID_FOR.name)
+# Counters that moved and pass, since a time says what they are worth or a commit declares them.
+_OUTWEIGHED = (Reason.TIME_DECIDES.name, Reason.PAID_FOR.name, Reason.EXPECTED.name)
 # Of this process, or as another one wrote them.
 AnyVerdict = Verdict | VerdictDocument
 AnyMetric = MetricVerdict | MetricDocument
