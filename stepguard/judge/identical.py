@@ -86,7 +86,9 @@ def _odd(comparison: Comparison) -> str:
         return "it was not measured in turns"
     if any(not _ahead(launch) for launch in (head, base)):
         return "the host is hardly ahead of the GPU"
-    limit = min(PAIR_SDS * comparison.prior.sd_pct / 100, comparison.margins.matter)
+    limit = PAIR_SDS * comparison.prior.sd_pct / 100
+    if limit > comparison.margins.matter:
+        return "one pair of this noise says nothing"
     if not abs(comparison.log_ratios()[0]) <= limit:
         return "the step time differs"
     if not _rise(head, base) <= RISE_LIMIT:
