@@ -9,7 +9,7 @@ from typing import Any
 from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
-from stepguard.judge.confirm import confirmed, to_confirm
+from stepguard.judge.ab.confirm import confirmed, to_confirm
 from stepguard.judge.screen import judge
 from stepguard.judge.waivers import final, waive
 from stepguard.report import documents

@@ -20,12 +20,12 @@ from stepguard.cli.common import (
     wanted_evidence,
 )
 from stepguard.comparison import Comparison
-from stepguard.judge.ab import judge_ab
+from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.waivers import waive
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.progress_line import columns
-from stepguard.report.waivers import sentences
+from stepguard.report.stored.waivers import sentences
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, pairs_beside, read_comparisons
 from stepguard.storage.waivers import load_waivers, today, unknown

@@ -14,23 +14,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from stepguard.cli import (
-    accept,
-    baselines,
-    calibrate,
-    comment,
-    compare,
-    doctor,
-    explain_code,
-    gate,
-    init,
-    judge,
-    run,
-    sweep,
-    waive,
-)
+from stepguard.cli import comment, compare, doctor, explain_code, gate, init, judge, run, sweep
 from stepguard.cli.common import UsageError, complain
 from stepguard.cli.profilers import analyze, memory, nsight, trace
+from stepguard.cli.stored import accept, baselines, calibrate, waive
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
 from stepguard.launch.scheduler import LauncherError

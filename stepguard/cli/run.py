@@ -27,7 +27,7 @@ from stepguard.measure.suite import Suite
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
-from stepguard.report.recorded import figures
+from stepguard.report.stored.recorded import figures
 from stepguard.storage import baselines as baseline
 
 

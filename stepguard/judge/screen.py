@@ -10,9 +10,9 @@ from typing import Any
 
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
+from stepguard.judge.ab.profiled import against_recordings, with_alarm
 from stepguard.judge.compare import compare, screen_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
-from stepguard.judge.profiled import against_recordings, with_alarm
 from stepguard.judge.series import noticed
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import notes, summarise

@@ -18,7 +18,7 @@ from scipy.special import stdtr, stdtrit
 from stepguard.comparison import Comparison
 from stepguard.device import CPU, GPU
 from stepguard.evidence import Launch
-from stepguard.judge.sequential_plan import MIN_PAIRS
+from stepguard.judge.ab.sequential_plan import MIN_PAIRS
 from stepguard.verdict import Facts, MetricVerdict, Reason, Status
 
 Numbers = npt.NDArray[Any]

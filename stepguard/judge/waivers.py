@@ -10,8 +10,8 @@ from dataclasses import replace
 from datetime import date
 
 from stepguard.evidence import Evidence
+from stepguard.judge.ab.confirm import settled
 from stepguard.judge.acceptance import has_words
-from stepguard.judge.confirm import settled
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import METRICS
 from stepguard.verdict import MetricVerdict, Status, Verdict

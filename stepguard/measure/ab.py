@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from stepguard.case import Case
 from stepguard.comparison import JUDGED_TIME, Comparison, DisturbedPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
-from stepguard.judge.ab import wants_another_pair
-from stepguard.judge.calibration import DecisionRule, RuleFor
-from stepguard.judge.identical import unlike
-from stepguard.judge.pairs import out_of_line
-from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.ab.calibration import DecisionRule, RuleFor
+from stepguard.judge.ab.decision import wants_another_pair
+from stepguard.judge.ab.identical import unlike
+from stepguard.judge.ab.pairs import out_of_line
+from stepguard.judge.ab.sequential_plan import MOST_PAIRS
 from stepguard.measure.pair import (
     FAR_PAIRS,
     HEAD,

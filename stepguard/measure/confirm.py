@@ -14,8 +14,8 @@ from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, commit_for_confirmation
 from stepguard.git.revision import Revision
 from stepguard.git.worktree import Tree, tree_of
-from stepguard.judge.calibration import RuleFor
-from stepguard.judge.confirm import (
+from stepguard.judge.ab.calibration import RuleFor
+from stepguard.judge.ab.confirm import (
     confirmation_wants_pair,
     confirmed,
     same_code,

@@ -18,14 +18,14 @@ from stepguard.expectation import Expectation
 from stepguard.git.revision import Revision, current, differing
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
-from stepguard.judge.ab import (
+from stepguard.judge.ab.calibration import RuleFor, decision_rule
+from stepguard.judge.ab.decision import (
     judge_ab,
     wants_another_pair,
     wants_every_pair,
     without_false_discoveries,
 )
-from stepguard.judge.calibration import RuleFor, decision_rule
-from stepguard.judge.expectations import expect
+from stepguard.judge.ab.expectations import expect
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import final, waive
 from stepguard.launch.scheduler import Launcher, spread

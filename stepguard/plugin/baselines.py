@@ -13,8 +13,8 @@ from stepguard.baseline_file import Entry
 from stepguard.git.resolve import files_at, main_branch
 from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
-from stepguard.report.baseline_changes import changes
-from stepguard.report.waivers import described, removal, sentences
+from stepguard.report.stored.baseline_changes import changes
+from stepguard.report.stored.waivers import described, removal, sentences
 from stepguard.storage import calibrations
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, load
 from stepguard.storage.json_file import FileError

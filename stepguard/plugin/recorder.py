@@ -12,7 +12,7 @@ from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands
-from stepguard.report.recorded import accepted_line, moves
+from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage.accept import Action, accept
 from stepguard.storage.json_file import FileError
 from stepguard.verdict import Reason, Status, Verdict

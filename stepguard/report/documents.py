@@ -19,7 +19,7 @@ from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.report import why, words
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.waivers import described, sentences
+from stepguard.report.stored.waivers import described, sentences
 from stepguard.sentences import message, note
 from stepguard.storage.json_file import replace_file
 from stepguard.text import printable_document

@@ -9,7 +9,7 @@ from stepguard.metrics import METRICS, format_bytes, format_value
 from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.waivers import sentences
+from stepguard.report.stored.waivers import sentences
 from stepguard.sentences import message, note, pattern_text
 from stepguard.site import Site
 from stepguard.text import printable

@@ -13,8 +13,8 @@ import msgspec
 
 from stepguard.baseline_file import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.evidence import Evidence
+from stepguard.judge.ab.confirm import same_code
 from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
-from stepguard.judge.confirm import same_code
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.judge.summary import stored

@@ -6,7 +6,7 @@ baselines/calibration/h200x1.json       of the machines whose baselines are in b
 from pathlib import Path
 
 from stepguard.git.revision import CALIBRATION
-from stepguard.judge.calibration import SCHEMA, CalibratedCase, CalibrationFile
+from stepguard.judge.ab.calibration import SCHEMA, CalibratedCase, CalibrationFile
 from stepguard.storage.baselines import refuse_other_machine
 from stepguard.storage.json_file import read, save
 

@@ -15,7 +15,7 @@ from stepguard.cli.main import main as stepguard
 from stepguard.cli.profilers.trace import analysed, read_files
 from stepguard.report.table import aligned
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.host import host_summary
+from stepguard.trace.host_side.breakdown import host_summary
 from stepguard.trace.summary import summary
 from stepguard.trace.windows import STEPS
 

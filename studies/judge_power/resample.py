@@ -30,7 +30,7 @@ from stepguard.ab_margins import (
     PRIOR,
     Prior,
 )
-from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.verdict import Status
 from studies.common.results import command_line
 from studies.common.series import half_width

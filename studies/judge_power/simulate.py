@@ -23,8 +23,8 @@ from stepguard.ab_margins import (
     PRIOR,
     Prior,
 )
-from stepguard.judge.pairs import bounds
-from stepguard.judge.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.ab.pairs import bounds
+from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.verdict import Status
 
 BUDGET = SEQUENTIAL_PLAN[-1].pairs

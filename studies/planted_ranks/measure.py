@@ -25,7 +25,7 @@ from stepguard.comparison import Comparison
 from stepguard.git.revision import current
 from stepguard.git.worktree import tree_of
 from stepguard.gpu.nvml import visible_gpus
-from stepguard.judge.ab import judge_ab
+from stepguard.judge.ab.decision import judge_ab
 from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import compare_with
 from stepguard.measure.workers import Bench

@@ -20,7 +20,7 @@ from stepguard.profile import mean
 from stepguard.report.trace.timeline import timeline
 from stepguard.storage import peaks
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.host import host_summary
+from stepguard.trace.host_side.breakdown import host_summary
 from stepguard.trace.summary import Summary, summary
 from stepguard.trace.windows import STEPS
 

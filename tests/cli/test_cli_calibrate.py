@@ -12,7 +12,7 @@ from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.fingerprint import Fingerprint
-from stepguard.judge.calibration import widened
+from stepguard.judge.ab.calibration import widened
 from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.storage import calibrations
 from stepguard.storage.runs import Store

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.memory import memory_table
+from stepguard.trace.host_side.memory import memory_table
 from stepguard.trace.profiles import analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.worker.position import Phases

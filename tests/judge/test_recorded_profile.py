@@ -13,7 +13,7 @@ from comparisons import alike
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.explain.causes import explain
 from stepguard.explanation import Kind
-from stepguard.judge.confirm import confirmed, settled, to_confirm
+from stepguard.judge.ab.confirm import confirmed, settled, to_confirm
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored

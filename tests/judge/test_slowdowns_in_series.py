@@ -10,8 +10,8 @@ from builders import block as block_of
 
 from stepguard.comparison import Comparison
 from stepguard.evidence import Launch
-from stepguard.judge.ab import judge_ab, wants_another_pair, without_false_discoveries
-from stepguard.judge.confirm import confirmed
+from stepguard.judge.ab.confirm import confirmed
+from stepguard.judge.ab.decision import judge_ab, wants_another_pair, without_false_discoveries
 from stepguard.judge.screen import judge
 from stepguard.judge.series import of_launches, of_pairs
 from stepguard.judge.summary import summarise

@@ -8,8 +8,8 @@ from comparisons import alike
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.judge.ab import judge_ab
-from stepguard.judge.profiled import STRAGGLER_SHARE, straggler
+from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.ab.profiled import STRAGGLER_SHARE, straggler
 from stepguard.profile import Parts, Profile
 
 STEPS = 6

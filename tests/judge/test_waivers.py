@@ -14,7 +14,7 @@ from stepguard.judge.screen import judge
 from stepguard.judge.waivers import MAX_DAYS, problem_of, suggested_size, waive
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands
-from stepguard.report.waivers import sentences
+from stepguard.report.stored.waivers import sentences
 from stepguard.report.words import block as told
 from stepguard.storage.baselines import files, load, save
 from stepguard.storage.json_file import FileError

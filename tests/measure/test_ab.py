@@ -18,7 +18,7 @@ from stepguard.ab_margins import Margins, Prior
 from stepguard.evidence import Disturbance, Fault
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import Gpu
-from stepguard.judge.ab import judge_ab
+from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.screen import judge
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted, measure_ab

@@ -7,7 +7,7 @@ from stepguard import Case
 from stepguard.ab_margins import Margins, Prior
 from stepguard.evidence import Evidence, Fault
 from stepguard.git.revision import Revision
-from stepguard.judge.calibration import NOT_CALIBRATED, DecisionRule
+from stepguard.judge.ab.calibration import NOT_CALIBRATED, DecisionRule
 from stepguard.measure.ab import PairsWanted, measure_ab
 from stepguard.measure.workers import Bench
 

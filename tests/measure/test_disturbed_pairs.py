@@ -9,7 +9,7 @@ from builders import block, launch
 from stepguard import Case
 from stepguard.ab_margins import Prior
 from stepguard.comparison import DisturbedPair
-from stepguard.judge.pairs import decide, out_of_line
+from stepguard.judge.ab.pairs import decide, out_of_line
 from stepguard.measure.ab import MOST_AGAIN, PairsWanted, _PairRun
 from stepguard.verdict import Status
 

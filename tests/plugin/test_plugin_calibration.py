@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from stepguard.judge.ab import wants_another_pair, wants_every_pair
-from stepguard.judge.calibration import CalibratedCase
+from stepguard.judge.ab.calibration import CalibratedCase
+from stepguard.judge.ab.decision import wants_another_pair, wants_every_pair
 from stepguard.measure.ab import PAIR_TIMINGS
 from stepguard.storage import calibrations
 

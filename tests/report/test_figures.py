@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from builders import evidence
 
 from stepguard.evidence import Counts
-from stepguard.report.recorded import PARTS, figures
+from stepguard.report.stored.recorded import PARTS, figures
 from stepguard.site import Site
 
 LOSS = Site(".item()", "train.py", 10, "step", "loss.item()", "forward", 2)

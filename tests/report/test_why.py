@@ -9,7 +9,7 @@ from builders import CASE_ID
 from stepguard.ab_margins import MARGINS
 from stepguard.document import MOST_CAUSES, ExplanationDocument
 from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.judge.pairs import decide
+from stepguard.judge.ab.pairs import decide
 from stepguard.report import why
 from stepguard.report.documents import verdict_document
 from stepguard.report.words import evidence_lines, headline, place

@@ -29,7 +29,7 @@ from stepguard import Case
 from stepguard.evidence import Block, Evidence, Launch
 from stepguard.git.revision import current
 from stepguard.git.worktree import tree_of
-from stepguard.judge.ab import judge_ab, wants_another_pair
+from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import compare_with, confirm
 from stepguard.measure.workers import Bench

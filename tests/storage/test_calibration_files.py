@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepguard.git.revision import current
-from stepguard.judge.calibration import SCHEMA, CalibratedCase, CalibrationFile
+from stepguard.judge.ab.calibration import SCHEMA, CalibratedCase, CalibrationFile
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError
 

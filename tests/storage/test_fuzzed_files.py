@@ -30,22 +30,23 @@ from run_documents import measured, run_document
 from stepguard import comparison as comparisons
 from stepguard.baseline_file import BaselineFile
 from stepguard.case import Case
-from stepguard.cli import calibrate
+from stepguard.cli.stored import calibrate
 from stepguard.evidence import Difference, Disturbance, Fault, to_json
-from stepguard.judge.ab import judge_ab
+from stepguard.judge.ab.calibration import SCHEMA as CALIBRATIONS
+from stepguard.judge.ab.calibration import CalibratedCase, CalibrationFile, decision_rule
+from stepguard.judge.ab.confirm import confirmed, to_confirm
+from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.acceptance import moved_together
-from stepguard.judge.calibration import SCHEMA as CALIBRATIONS
-from stepguard.judge.calibration import CalibratedCase, CalibrationFile, decision_rule
-from stepguard.judge.confirm import confirmed, to_confirm
 from stepguard.judge.screen import judge, wants_another_launch
 from stepguard.judge.waivers import waive
 from stepguard.measure.suite import Result
-from stepguard.report import recorded, words
+from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import as_json, result_document
 from stepguard.report.github import comment
 from stepguard.report.page import page
-from stepguard.report.waivers import described
+from stepguard.report.stored import recorded
+from stepguard.report.stored.waivers import described
 from stepguard.site import Site
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.accept import accept

@@ -19,10 +19,10 @@ from stepguard.roofline import Peaks
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.collectives import exchanges
-from stepguard.trace.memory import memory_table
+from stepguard.trace.host_side.memory import memory_table
+from stepguard.trace.host_side.steps import read_steps
 from stepguard.trace.profiles import profile
 from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.steps import read_steps
 from stepguard.trace.summary import summary
 from stepguard.trace.windows import STEPS
 

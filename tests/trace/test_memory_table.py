@@ -8,7 +8,7 @@ from kineto import MAIN, Kineto
 
 from stepguard.report.trace.memory import memory_page
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.memory import memory_table
+from stepguard.trace.host_side.memory import memory_table
 from stepguard.trace.read.chunks import TraceError
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stepguard.trace.steps import read_steps
+from stepguard.trace.host_side.steps import read_steps
 from stepguard.worker.count import profiled
 from stepguard.worker.count.profiled import MARK, ProfiledSteps
 from stepguard.worker.count.tally import CountedStep, Tally

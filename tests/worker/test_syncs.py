@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from stepguard.allow import allow_sync
 from stepguard.site import Site
-from stepguard.trace.steps import StepCalls, Sync
+from stepguard.trace.host_side.steps import StepCalls, Sync
 from stepguard.worker.count.profiled import count_syncs
 from stepguard.worker.count.syncs import SyncListener, by_place, located, what_waits
 from stepguard.worker.count.tally import Tally

@@ -22,7 +22,7 @@ from stepguard.measure.suite import Suite
 from stepguard.report.trace.memory import memory_page
 from stepguard.storage import baselines as baseline
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.memory import memory_table
+from stepguard.trace.host_side.memory import memory_table
 from stepguard.trace.read.chrome import read_chrome
 
 

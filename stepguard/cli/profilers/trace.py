@@ -30,7 +30,7 @@ from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import exchanges
 from stepguard.trace.columns import Trace
-from stepguard.trace.host import HostSummary, host_summary
+from stepguard.trace.host_side.breakdown import HostSummary, host_summary
 from stepguard.trace.profiles import Analysis, analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError

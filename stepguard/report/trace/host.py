@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from stepguard.profile import mean
 from stepguard.report.table import aligned
-from stepguard.trace.host import HostSummary
+from stepguard.trace.host_side.breakdown import HostSummary
 
 
 def host_page(ranks: Sequence[HostSummary], top: int) -> Iterator[str]:

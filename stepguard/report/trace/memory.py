@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from stepguard.report.table import aligned
-from stepguard.trace.memory import MemoryTable
+from stepguard.trace.host_side.memory import MemoryTable
 
 BEFORE = "before the step"
 MICRO_STEP, _AUTOGRAD = "micro_step_", "autograd::engine::evaluate_function: "

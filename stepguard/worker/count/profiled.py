@@ -17,12 +17,12 @@ from stepguard.identity import StepIdentity
 from stepguard.profile import Profile, bounded
 from stepguard.site import Site
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.identity import identity_of, with_settings
+from stepguard.trace.host_side.identity import identity_of, with_settings
+from stepguard.trace.host_side.steps import StepCalls, read_steps
 from stepguard.trace.profiles import analyse
 from stepguard.trace.profiles import profile as profile_of
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.steps import StepCalls, read_steps
 from stepguard.worker.count.settings import settings
 from stepguard.worker.count.syncs import SyncListener, located
 from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from stepguard.allow import allowed_by_comment, allowed_now
 from stepguard.site import Site
-from stepguard.trace.steps import Sync
+from stepguard.trace.host_side.steps import Sync
 from stepguard.worker.count.locate import frames, locate
 from stepguard.worker.device import SYNC_KINDS, call_on_sync
 from stepguard.worker.position import MICRO_STEP, Phases

@@ -21,10 +21,10 @@ from scipy.special import chdtri, stdtrit
 from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Evidence
-from stepguard.judge.ab import judge_ab
+from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.ab.pairs import smallest_detectable_pct
+from stepguard.judge.ab.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.judge.pairs import smallest_detectable_pct
-from stepguard.judge.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status
 

@@ -8,7 +8,7 @@ from builders import CASE_ID, entry, epoch, recording
 from stepguard.metrics import METRICS
 from stepguard.recording import RecordedDifference
 from stepguard.report.commands import Commands
-from stepguard.report.recorded import accepted_line, lines, moves
+from stepguard.report.stored.recorded import accepted_line, lines, moves
 from stepguard.storage.accept import Accepted, Action
 from stepguard.verdict import MetricVerdict, Reason, Status
 

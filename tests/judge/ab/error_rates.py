@@ -4,7 +4,7 @@ import numpy as np
 from scipy import stats
 
 from stepguard.ab_margins import Prior
-from stepguard.judge.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.ab.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 
 
 def errors(prior: Prior, ratio: float, points: int = 1000) -> dict[str, float]:

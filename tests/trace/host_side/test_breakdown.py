@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from kineto import AUTOGRAD, Kineto
 
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.host import host_summary, own_us
+from stepguard.trace.host_side.breakdown import host_summary, own_us
 from stepguard.trace.read.chunks import TraceError
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from stepguard.cli.common import add_evidence, add_parser, complain, say
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.judge.calibration import MEASURE, NotCalibrated, calibrated, pool
-from stepguard.report import calibration as report
+from stepguard.judge.ab.calibration import MEASURE, NotCalibrated, calibrated, pool
+from stepguard.report.stored import calibration as report
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError

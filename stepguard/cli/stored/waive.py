@@ -15,9 +15,9 @@ from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, say, verdict_of_run
 from stepguard.git.revision import user_name
-from stepguard.judge.ab import judge_ab
+from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.waivers import MAX_DAYS, suggested_sizes, waive
-from stepguard.report.waivers import described
+from stepguard.report.stored.waivers import described
 from stepguard.report.words import headline
 from stepguard.storage.runs import Store, last_measured
 from stepguard.storage.waivers import (

@@ -13,8 +13,8 @@ from typing import Any
 
 from stepguard.identity import StepIdentity
 from stepguard.trace.calls import API_CATEGORIES, LAUNCH_CALLS, SYNC_CALLS, is_copy, is_memset
+from stepguard.trace.host_side.steps import marked_steps
 from stepguard.trace.phases import LIBRARIES
-from stepguard.trace.steps import marked_steps
 
 Event = dict[str, Any]
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")

@@ -6,9 +6,9 @@ from typing import TypeVar
 
 from stepguard.baseline_file import Entry
 from stepguard.git.revision import CALIBRATION
-from stepguard.judge.calibration import CalibratedCase
+from stepguard.judge.ab.calibration import CalibratedCase
 from stepguard.metrics import METRICS, format_value
-from stepguard.report.waivers import described
+from stepguard.report.stored.waivers import described
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.waivers import load_waivers, today
 

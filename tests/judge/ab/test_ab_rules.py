@@ -13,7 +13,7 @@ from stepguard import Case
 from stepguard.ab_margins import Margins, Prior
 from stepguard.comparison import Comparison, from_json, judged, to_json
 from stepguard.evidence import Counts, Fault
-from stepguard.judge.ab import (
+from stepguard.judge.ab.decision import (
     FALSE_DISCOVERIES,
     decision,
     judge_ab,

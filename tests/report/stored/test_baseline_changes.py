@@ -3,8 +3,8 @@
 import pytest
 from builders import CASE, CASE_ID, SOFTWARE, baseline_file, entry, epoch, recording
 
-from stepguard.judge.calibration import CalibratedCase
-from stepguard.report.baseline_changes import changes
+from stepguard.judge.ab.calibration import CalibratedCase
+from stepguard.report.stored.baseline_changes import changes
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import add_waiver, today

@@ -17,8 +17,8 @@ from stepguard.ab_margins import Margins, Prior
 from stepguard.comparison import DisturbedPair
 from stepguard.evidence import Counts
 from stepguard.identity import StepIdentity
-from stepguard.judge.ab import judge_ab, wants_another_pair
-from stepguard.judge.identical import HOST_SHARE, IDLE_SHARE, identical, unlike
+from stepguard.judge.ab.decision import judge_ab, wants_another_pair
+from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, identical, unlike
 from stepguard.profile import Parts, Profile
 from stepguard.report.terminal import _beside
 from stepguard.report.words import times

@@ -9,7 +9,7 @@ from test_ab_rules import decided, metric, turns
 from stepguard import Case
 from stepguard.ab_margins import MARGINS_PCT, Margins
 from stepguard.comparison import glances, judged
-from stepguard.judge.ab import (
+from stepguard.judge.ab.decision import (
     LEAST_GLANCED,
     MOST_GLANCED,
     judge_ab,

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from stepguard.measure.ranks import counts_of
 from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
-from stepguard.trace.steps import read_steps
+from stepguard.trace.host_side.steps import read_steps
 from stepguard.worker.count import profiled
 from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 LONG_S = 900.0
 MAIN, AUTOGRAD, GLOO = 1, 2, 3
 MARK = "stepguard.step"

@@ -6,8 +6,8 @@ import pytest
 from test_ab_rules import COST, fault, metric, shifted, turns
 
 from stepguard.expectation import Expectation, ExpectationEffect
-from stepguard.judge.ab import judge_ab, without_false_discoveries
-from stepguard.judge.expectations import expect
+from stepguard.judge.ab.decision import judge_ab, without_false_discoveries
+from stepguard.judge.ab.expectations import expect
 from stepguard.report.commands import Commands
 from stepguard.report.documents import verdict_document
 from stepguard.report.words import block as shown_block

@@ -16,12 +16,12 @@ from stepguard.ab_margins import Margins
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
+from stepguard.judge.ab.identical import identical
+from stepguard.judge.ab.pairs import benjamini_hochberg, decide
+from stepguard.judge.ab.profiled import explained, straggler
+from stepguard.judge.ab.sequential_plan import MOST_PAIRS
 from stepguard.judge.compare import compare
-from stepguard.judge.identical import identical
-from stepguard.judge.pairs import benjamini_hochberg, decide
-from stepguard.judge.profiled import explained, straggler
 from stepguard.judge.screen import moved_counters
-from stepguard.judge.sequential_plan import MOST_PAIRS
 from stepguard.judge.series import judged_within, of_pairs
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import summarise

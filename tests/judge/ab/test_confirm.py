@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from stepguard.ab_margins import Margins
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.evidence import Fault
-from stepguard.judge.ab import decision
-from stepguard.judge.confirm import (
+from stepguard.judge.ab.confirm import (
     MACHINE_LIMIT_PCT,
     confirmation_wants_pair,
     confirmed,
@@ -21,6 +20,7 @@ from stepguard.judge.confirm import (
     to_confirm,
     unconfirmed,
 )
+from stepguard.judge.ab.decision import decision
 from stepguard.judge.screen import judge
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands, next_steps

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from stepguard.judge.calibration import (
+from stepguard.judge.ab.calibration import (
     CalibratedCase,
     PairPool,
     pair_noise,
     widened,
 )
-from stepguard.judge.pairs import smallest_detectable_pct
-from stepguard.judge.sequential_plan import MOST_PAIRS
+from stepguard.judge.ab.pairs import smallest_detectable_pct
+from stepguard.judge.ab.sequential_plan import MOST_PAIRS
 
 HALF = 24  # columns of the picture on either side of zero
 

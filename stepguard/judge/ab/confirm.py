@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.judge.ab import decision, pairs_finding, problem, wants_another_pair, why
+from stepguard.judge.ab.decision import decision, pairs_finding, problem, wants_another_pair, why
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.series import of_pairs
 from stepguard.judge.summary import summarise

@@ -16,8 +16,7 @@ from scipy import stats
 
 from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.evidence import Fault
-from stepguard.judge.ab import judge_ab, wants_another_pair, wants_every_pair
-from stepguard.judge.calibration import (
+from stepguard.judge.ab.calibration import (
     NOT_CALIBRATED,
     POOLED_PAIRS,
     WIDEST_PCT,
@@ -31,8 +30,9 @@ from stepguard.judge.calibration import (
     prior_of,
     widened,
 )
-from stepguard.judge.pairs import smallest_detectable_pct
-from stepguard.judge.sequential_plan import ALPHA, BETA, MOST_PAIRS
+from stepguard.judge.ab.decision import judge_ab, wants_another_pair, wants_every_pair
+from stepguard.judge.ab.pairs import smallest_detectable_pct
+from stepguard.judge.ab.sequential_plan import ALPHA, BETA, MOST_PAIRS
 from stepguard.sentences import note
 
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01]
@@ -256,7 +256,7 @@ def test_pairs_that_do_not_differ_are_refused():
 
 def test_pairs_of_an_h200():
     """Twenty pairs measured on one: around zero, and decided by the usual margins."""
-    path = Path(__file__).parents[2] / "studies" / "judge_power" / "h200_pairs_aa_2026-11-21.json"
+    path = Path(__file__).parents[3] / "studies" / "judge_power" / "h200_pairs_aa_2026-11-21.json"
     pairs = json.loads(path.read_text())["pairs"]
     head, base = ([pair[side]["blocks_ms"] for pair in pairs] for side in ("head", "base"))
     found = noise_of(comparison_of(head, base))

@@ -24,7 +24,7 @@ from stepguard.git.revision import current
 from stepguard.judge.acceptance import has_words, moved_together
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands
-from stepguard.report.recorded import accepted_line, moves
+from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from stepguard.ab_margins import Margins, Prior
-from stepguard.judge.pairs import benjamini_hochberg, bounds, decide, smallest_detectable_pct
-from stepguard.judge.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.ab.pairs import benjamini_hochberg, bounds, decide, smallest_detectable_pct
+from stepguard.judge.ab.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
 from stepguard.verdict import Status
 from studies.judge_power.simulate import NOISES, binomial_bounds, outcomes
 

@@ -16,7 +16,7 @@ from scipy.special import chdtri, ndtr, stdtr, stdtrit
 
 from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.evidence import Launch
-from stepguard.judge.sequential_plan import (
+from stepguard.judge.ab.sequential_plan import (
     ALPHA,
     MIN_PAIRS,
     MOST_PAIRS,

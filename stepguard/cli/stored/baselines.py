@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from stepguard.cli.common import UsageError, add_parser, say
-from stepguard.report import recorded
+from stepguard.report.stored import recorded
 from stepguard.storage import baselines as baseline
 from stepguard.text import printable_document
 
