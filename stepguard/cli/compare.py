@@ -89,7 +89,8 @@ def _side(file: _File, label: str) -> Side:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise FileError(f"{path}: {error}") from None
+        which = "a baseline file, what --perf-json wrote, or an evidence.json"
+        raise FileError(f"{path}: no JSON ({error}); give {which}") from None
     keys = set(raw) if isinstance(raw, dict) else set()
     if file.card and keys & {"case_id", "results"}:
         raise FileError(f"{path}: only a baseline file has recordings of several cards")

@@ -139,11 +139,12 @@ def lines(verdict: Verdict) -> Iterator[str]:
         yield f"the profiles cannot be compared: {refused_because(found.refused[0])}"
         return
     if found.causes:
-        explained, change = found.explained_us / 1e3, found.change_us / 1e3
-        yield f"the profiled steps explain {explained:+.2f} of their {change:+.2f} ms:"
+        yield f"the profiled steps differ by {found.change_us / 1e3:+.2f} ms:"
         yield from (f"  {line(cause)}" for cause in found.causes[:SHOWN])
         if (rest := len(found.causes) - SHOWN) > 0:
-            yield f"  and {rest} smaller"
+            smaller_us = sum(cause.us for cause in found.causes[SHOWN:])
+            yield f"  {smaller_us / 1e3:+.2f} ms: {rest} smaller causes"
+        yield f"  {found.scatter_us / 1e3:+.2f} ms: not explained, within the scatter of steps"
 
 
 def line(cause: Cause) -> str:

@@ -140,11 +140,11 @@ def test_only_a_baseline_has_cards(shell):
     ("content", "message"),
     [
         (None, "No such file"),
-        ("{", "x.json: "),
+        ("{", "an evidence.json"),
         ("[1]", "x.json: "),
         ('{"case_id": 3}', "x.json"),
         ('{"results": []}', "x.json"),
-        ("[" * 100_000, "x.json: maximum recursion"),
+        ("[" * 100_000, "x.json: no JSON (maximum recursion"),
     ],
 )
 def test_what_is_none_of_the_three_is_refused(shell, content, message):

@@ -107,7 +107,7 @@ def test_three_causes_and_the_straggler_are_shown():
     many = [cause(1000.0 - i) for i in range(MOST_CAUSES + 2)]
     found = replace(verdict(many), straggler=Straggler(1, 250.0, 254.0, 0.02))
     lines = "\n".join(evidence_lines(found))
-    assert lines.count(GELU) == why.SHOWN and f"and {len(many) - why.SHOWN} smaller" in lines
+    assert lines.count(GELU) == why.SHOWN and f"{len(many) - why.SHOWN} smaller causes" in lines
     assert "rank 1 takes 250.00 -> 254.00 ms without waiting for others (+1.60 %" in lines
     document = verdict_document(found).explanation
     assert len(document.causes) == MOST_CAUSES
