@@ -7,6 +7,7 @@ kernels need not be the ones that were launched last time, steps that are not al
 import hashlib
 import json
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from stepguard.trace.host_side.steps import marked_steps
 from stepguard.trace.phases import LIBRARIES
 
 Event = dict[str, Any]
+_TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")  # versions are software
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
 # Operands; and of a kernel that the compiler made, which.
 _INPUTS: tuple[str, ...] = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
@@ -71,10 +73,13 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
     threads: dict[Any, int] = {}
     streams: dict[Any, int] = {}
     operators, calls, work, messages = [], [], [], []
+    around: dict[Any, list[Event]] = defaultdict(list)  # by thread: operators that have begun
     for event in host:
         name, args = str(event["name"]), event.get("args", {})
         operator = event["cat"] == "cpu_op"
         works = _works(name)
+        if operator:
+            around[event["tid"]].append(event)
         if not (works or name in SYNC_CALLS) and (not operator or LIBRARIES.search(name)):
             continue  # polls vary, and so do the threads that poll
         thread = threads.setdefault(event["tid"], len(threads))
@@ -90,6 +95,8 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
             record = records.get(args.get("correlation"))
             if record is None:
                 return "launches lack the GPU's record"
+            if name in LAUNCH_CALLS and not _known_code(around[event["tid"]], event["ts"]):
+                return "a kernel's code is not known: no operator of torch's launches it"
             made = record["args"]
             stream = streams.setdefault(made.get("stream"), len(streams))
             shape = [made.get(key) for key in _SHAPE]
@@ -98,6 +105,18 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
         return "it launches nothing"
     parts = {"kernels and copies": work, "operators": operators, "CUDA calls": calls}
     return {name: _hash(rows) for name, rows in (parts | {"collectives": messages}).items()}
+
+
+def _known_code(around: list[Event], ts: float) -> bool:
+    """Tell whether the innermost operator at that time is torch's own, NCCL's, or generated code
+    with its hash: a kernel that somebody wrote can change without its name, grid or registers.
+    """
+    while around and float(around[-1]["ts"]) + float(around[-1]["dur"]) < ts:
+        around.pop()
+    if not around:
+        return False
+    name = str(around[-1]["name"])
+    return name.startswith(_TORCHS) or "kernel_hash" in around[-1].get("args", {})
 
 
 def _works(call: str) -> bool:

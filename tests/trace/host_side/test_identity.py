@@ -62,6 +62,19 @@ def test_the_same_is_the_same():
     assert identity(poll) == found
 
 
+@pytest.mark.parametrize("around", ["", "mine::gelu", "triton_poi_1"])
+def test_a_kernel_that_somebody_wrote_is_not_known(around):
+    """Its body may change and nothing else: no operator, an extension's, no hash of the code."""
+
+    def launch(number, add):
+        at = 1000.0 * number + 200
+        if around:
+            add.event("cpu_op", around, at, 20)
+        add.kernel(at + 1, at + 20, at + 60, "gelu", grid=[2, 1, 1])
+
+    assert "code is not known" in identity(launch).problem
+
+
 @pytest.mark.parametrize(
     ("name", "args", "part"),
     [
@@ -107,7 +120,7 @@ def test_settings_are_a_part():
     ("change", "problem"),
     [
         (
-            lambda n, add: n == 2 and add.kernel(2500, 2600, 2610, "more"),
+            lambda n, add: n == 2 and add.copy(2500, 2600, 2610, bytes=64),
             "kernels and copies, CUDA calls differ from step to step",
         ),
         (
