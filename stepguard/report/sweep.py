@@ -50,6 +50,9 @@ def write_csv(content: SweepFile, path: Path) -> None:
             writer.writerow([*parameters, row.status, row.message, *values])
 
 
+_STYLES = ("-", "--", ":", "-.")  # of ten lines each: there are ten colours
+
+
 def write_plot(content: SweepFile, path: Path) -> bool:
     """Draw the chart that the sweep asks for; tell whether there is matplotlib to draw it with.
 
@@ -74,7 +77,7 @@ def write_plot(content: SweepFile, path: Path) -> bool:
         columns = max(1, int(figure.get_figwidth() / (0.6 + 0.075 * max(map(len, labels)))))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
         figure.set_figheight(4 + 0.2 * math.ceil(len(labels) / columns))
-    figure.suptitle(f"{content.sweep.workload}, {content.machine}; x: not measured")
+    figure.suptitle(f"{content.sweep.workload}, {content.machine}; x: no figure")
     figure.savefig(path)
     pyplot.close(figure)
     return True
@@ -84,11 +87,11 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> None:
     """Draw a line for each combination of the other parameters; logarithmic where x is numbers."""
     unit = METRICS[column.partition(":")[0]].unit
     unit, of_unit = ("MiB", 2.0**20) if unit == "B" else (unit, 1.0)
-    for label, rows in _lines(content, x).items():
+    for number, (label, rows) in enumerate(_lines(content, x).items()):
         known = [row for row in rows if row.status == MEASURED and column in row.values]
         at = [row.parameters[x] for row in known]
         values = [row.values[column] / of_unit for row in known]
-        (drawn,) = axes.plot(at, values, marker="o", label=label)
+        (drawn,) = axes.plot(at, values, _STYLES[number // 10 % 4], marker="o", label=label)
         unknown = [row.parameters[x] for row in rows if row not in known]
         bottom = axes.get_xaxis_transform()
         axes.plot(unknown, [0.02] * len(unknown), "x", color=drawn.get_color(), transform=bottom)
