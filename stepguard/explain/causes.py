@@ -116,7 +116,8 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
             yield Term(kind, *steady, certain=True), cause
             continue
         if abs(calls[1] - calls[0]) < 1e-6:
-            yield Term(kind, *steady, unsure_us=pace.unsure_us(one)), _as(cause, Kind.TIME)
+            found = Kind.SHAPE if one.other_work else Kind.TIME
+            yield Term(kind, *steady, unsure_us=pace.unsure_us(one)), _as(cause, found)
             continue
         # d = (n1 - n0) t0 + n1 (t1 - t0): more calls, then slower calls.
         each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0

@@ -19,6 +19,7 @@ class How(StrEnum):
     RENAMED = "renamed"  # name but for what differs from build to build, and phase
     MOVED = "moved"  # name, in another phase
     OPERATOR = "operator"  # launched by the same operator in the same phase
+    ATTENTION = "attention"  # fused or in steps, in the same phase
     CLASS = "class"  # of one class in the same phase
     ALONE = "alone"  # on one side only
 
@@ -36,17 +37,38 @@ class Match:
         """All rows, those of the later side first."""
         return self.after + self.before
 
+    @property
+    def other_work(self) -> bool:
+        """Tell whether a launch is known to compute more or less than before: of a kernel that
+        stays on its multiprocessors the grid does not say so.
+        """
+        old, new = ({row.work.flops for row in side} for side in (self.before, self.after))
+        return 0.0 not in old | new and old != new
+
 
 _Key = Callable[[KernelRow], tuple[object, ...] | None]
+_BATCHED = ("aten::bmm", "aten::baddbmm")
+
+
+def _attends(row: KernelRow) -> bool:
+    """Tell whether a kernel is attention or one of its steps: a product for each head, a softmax
+    that is not the loss's.
+    """
+    softmax = "softmax" in row.name and "log_softmax" not in row.name
+    return row.kind == "attention" or row.operator in _BATCHED or softmax
+
+
 _PASSES: tuple[tuple[How, _Key], ...] = (
     (How.SAME, lambda row: (row.name, row.grid, row.block, row.phase)),
     (How.SHAPE, lambda row: (row.name, row.phase)),
     (How.RENAMED, lambda row: (row.canonical, row.phase)),
     (How.MOVED, lambda row: (row.name, row.grid, row.block)),
     (How.OPERATOR, lambda row: (row.operator, row.phase, row.kind) if row.operator else None),
-    (How.CLASS, lambda row: (row.kind, row.phase)),
-    # Another class in the place of one operator: attention by a fused kernel, or by products.
+    # Another class in the place of one operator: attention by a fused kernel, or by products; which
+    # the compiler makes operators of their own, and of the softmax a kernel of its own.
     (How.OPERATOR, lambda row: (row.operator, row.phase) if row.operator else None),
+    (How.ATTENTION, lambda row: (row.phase,) if _attends(row) else None),
+    (How.CLASS, lambda row: (row.kind, row.phase)),
 )
 
 

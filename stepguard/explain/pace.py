@@ -156,8 +156,8 @@ class Pace:
 
 
 def _kernel(one: Match) -> _Kernel | None:
-    """Return a match of one kernel that is launched as often on both sides, else None."""
-    if one.how != How.SAME or _calls(one.before) != _calls(one.after):
+    """Return a match of one kernel, launched as often for as much on both sides, else None."""
+    if one.how != How.SAME or one.other_work or _calls(one.before) != _calls(one.after):
         return None
     sides = [np.array(row.us) for row in (one.before[0], one.after[0])]
     if min(side.min(initial=np.inf) for side in sides) < _LEAST_US or not all(map(len, sides)):

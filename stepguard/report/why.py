@@ -103,7 +103,7 @@ def _how(cause: Cause) -> str:
         case Kind.CALLS | Kind.REPLACED | Kind.MOVED if old != new:
             return f"{old:g} -> {new:g} launches"
         case Kind.SHAPE:
-            return f"{new:g} launches, another grid"
+            return f"{new:g} launches, another shape"
         case Kind.ADDED:
             return f"{new:g} launches, new"
         case Kind.REMOVED:

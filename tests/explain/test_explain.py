@@ -21,7 +21,10 @@ from stepguard.profile import (
     bounded,
     over_ranks,
 )
+from stepguard.roofline import Work
+from stepguard.trace.classes import usual_classes
 
+ANONYMOUS = "void at::native::(anonymous namespace)::"
 STEPS = 3
 # class, phase, kernels, launches of each a step, us of each launch
 WORKLOAD = (
@@ -97,6 +100,15 @@ PLANTED = {
             row("gemm_qk", "GEMM", "forward", 12, 400, operator="aten::attention"),
         ]),
         Kind.REPLACED, "softmax_warp_forward",
+    ),
+    "math attention, compiled": (
+        lambda: profile([
+            *without("attention_forward_0", "Triton_forward_0"),
+            row("triton_per_fused_softmax_7", "Triton", "forward", 12, 700),
+            row("triton_poi_fused_view_8", "Triton", "forward", 12, 62),
+            row("gemm_qk", "GEMM", "forward", 24, 300, operator="aten::bmm"),
+        ]),
+        Kind.REPLACED, "triton_per_fused_softmax_7",
     ),
     "fp32 products": (
         lambda: profile([one for one in rows() if one.kind != "GEMM"] + [
@@ -220,6 +232,49 @@ def test_every_row_is_in_one_match(before, after):
         matched = [row for one in found for row in getattr(one, side)]
         assert sorted(map(id, matched)) == sorted(map(id, rows_of_side))
     assert all(one.how == How.ALONE or (one.before and one.after) for one in found)
+
+
+def test_attention_in_steps_replaces_the_fused_one():
+    """Though the compiler calls all of them otherwise; the loss's softmax is no part of it."""
+    loss = row("triton_red_fused__log_softmax_3", "Triton", "forward", 2, 800)
+    steps = [
+        row("triton_per_fused_softmax_7", "Triton", "forward", 12, 700),
+        row("gemm_qk", "GEMM", "forward", 24, 300, operator="aten::bmm"),
+    ]
+    found = match([*rows(), loss], [*without("attention_forward_0"), loss, *steps])
+    (other,) = [one for one in found if one.how != How.SAME]
+    assert [one.name for one in other.before] == ["attention_forward_0"]
+    assert [one.name for one in other.after] == ["triton_per_fused_softmax_7", "gemm_qk"]
+
+
+@pytest.mark.parametrize(("flops", "kind"), [(1e9, Kind.TIME), (1.25e9, Kind.SHAPE)])
+def test_a_launch_of_more_work_is_another_shape(flops, kind):
+    """And none of the slower ones, where the grid is what it was."""
+    name = "GEMM_forward_1"
+    before = changed(name, work=Work(1e9))
+    us = next(row.us for row in rows() if row.name == name)
+    slower = changed(name, work=Work(flops), us=tuple(1.25 * one for one in us))
+    (cause,) = explain(profile(before), profile(slower, seed=7)).causes
+    assert (cause.kind, cause.what) == (kind, name)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("nvjet_sm90_tst_256x128_64x4_h_NNT", "nvjet_sm90_tst_192x192_64x3_h_NTN", True),
+        ("nvjet_sm90_tst_256x128_64x4_h_NNT", "nvjet_sm90_sss_256x128_64x4_h_NNT", False),
+        (f"{ANONYMOUS}multi_tensor_apply_kernel<L<4>, FusedAdamMathFunctor<float>>(L<4>)",
+         f"{ANONYMOUS}multi_tensor_apply_kernel<L<2>, LpNormFunctor<float>>(L<2>)", False),
+        (f"{ANONYMOUS}softmax_warp_forward<float, 8>(float*)",
+         f"{ANONYMOUS}softmax_warp_forward<float, 9>(float*)", True),
+        (f"{ANONYMOUS}softmax_warp_forward<float>(float*)",
+         f"{ANONYMOUS}indexing_backward_kernel<float>(float*)", False),
+    ],
+)  # fmt: skip
+def test_another_build_of_a_kernel_is_told_from_another_kernel(one, other, same):
+    """Tiles and arguments differ from build to build; data types and functors are other work."""
+    canonical = usual_classes().canonical_name
+    assert (canonical(one) == canonical(other)) is same
 
 
 def test_work_that_changed_its_place_is_moved():
