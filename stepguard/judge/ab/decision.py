@@ -237,7 +237,7 @@ def _compared(comparison: Comparison) -> Verdict:
         if name in values
     )
     decided = found.status if found and is_gpu(comparison.head.case.get("device", "")) else None
-    metrics = tuple(_beside_time(one, decided) for one in compared)
+    metrics = tuple(beside_time(one, decided) for one in compared)
     worst = worst_of(metrics)
     assert worst is not None
     return Verdict(
@@ -268,7 +268,7 @@ def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float 
     return min([*known, found.p_value]) if found else None
 
 
-def _beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
+def beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
     """Make a counter that moved a notice, where the time on a GPU says what it is worth: any other
     work, also while the pairs do not decide, and a cost that rose only if the step is FASTER.
     ``time``: None where it is not judged.
