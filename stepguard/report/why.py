@@ -17,7 +17,12 @@ MAIN_SHARE = 0.5
 SHOWN = 3
 # Costs of which the host or the compiler says the line, and which make a step slower by themselves.
 _LINES = ("graph_breaks", "recompiles")
-_WAITS = ("host_syncs_per_step", "pageable_copies_per_step", "device_allocations_per_step")
+_WAITS = (
+    "host_syncs_per_step",
+    "pageable_copies_per_step",
+    "device_allocations_per_step",
+    "collectives_per_step",
+)
 _BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)  # kernels; a wait says why
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
 

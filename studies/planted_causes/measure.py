@@ -121,6 +121,7 @@ def judged_fault(planted: Planted, base: Evidence, head: Evidence) -> dict[str, 
         "before_ms": found.before_us / 1e3 if found else None,
         "change_ms": found.change_us / 1e3 if found else None,
         "causes": [asdict(one) for one in found.causes[:5]] if found else [],
+        "no_profile": head.counts.profile_problem if head.counts else "not counted",
         "refused": [asdict(one) for one in found.refused] if found else [],
     }
 
@@ -218,7 +219,7 @@ def arguments() -> argparse.Namespace:
     possible = [
         name
         for name, fault in FAULTS.items()
-        if (fault.gpus == options.gpus or name == NOTHING)
+        if fault.gpus == options.gpus
         and (not cpu or ((fault.on_cpu or name == NOTHING) and fault.compiled <= options.compile))
     ]
     options.only = options.only or possible

@@ -24,6 +24,7 @@ LINE = Site(".item()", "model/train.py", 88, "step", "loss.item()", "forward", c
 SYNC = MetricVerdict(
     "host_syncs_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 0, 2, sites=(LINE,)
 )
+EXCHANGES = MetricVerdict("collectives_per_step", Status.CHANGED, Reason.COUNTER_ROSE, 15, 51)
 
 
 def cause(us, kind=Kind.TIME, what=GELU, place="aten::gelu"):
@@ -47,6 +48,10 @@ def verdict(causes, *metrics, time=TIME):
         (verdict([cause(3600.0, Kind.IDLE, "cudaStreamSynchronize")], SYNC), "host_syncs_per_step"),
         (verdict([cause(3600.0, Kind.COPIES, "exposed copies")], SYNC), "host_syncs_per_step"),
         (verdict([cause(2600.0)], SYNC), GELU),
+        (
+            verdict([cause(3600.0, Kind.COMMUNICATION, "exposed communication")], EXCHANGES),
+            "collectives_per_step 15 -> 51 (+36 calls)",
+        ),
         (verdict([cause(1600.0)], SYNC), "host_syncs_per_step 0 -> 2 (+2 syncs) model/train.py:88"),
         # Nothing is a good part of the time, or in its direction, or work.
         (verdict([cause(900.0), cause(-3000.0), cause(3600.0, Kind.CLOCK)]), "step_ms 250.0"),
