@@ -207,7 +207,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, help="sequences (16; on a CPU 4)")
     parser.add_argument("--compile", action="store_true", help="on a CPU, too")
     parser.add_argument("--at-once", type=int, default=4, help="trees built (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=240.0, help="no new ones (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=200.0, help="no new ones (%(default)s)")
     parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
     parser.add_argument("--out", type=Path, help="(.stepguard/planted_causes.json)")
     options = parser.parse_args()
