@@ -104,7 +104,7 @@ def test_each_command_does_what_the_page_says(answers):
     assert [status for status, _ in found] == [status for status, _ in said], found
     for (_, out), (_, words) in zip(found, said, strict=True):
         assert words in out and words in PAGE
-    steps = re.findall(r"^  (?:accept|or for some days|if it is meant): .*$", PAGE, re.M)
+    steps = re.findall(r"^  (?:accept|or for some days|if the sync is meant): .*$", PAGE, re.M)
     assert len(steps) == 3 and all(step in found[3][1] for step in steps), found[3][1]
 
 

@@ -506,7 +506,7 @@ def test_a_refactor_of_our_model_is_the_same(names, our_base, tmp_path):
                 "        self.iteration += 1\n"
                 "        self.__dict__.setdefault('losses', []).append(torch.ones(()))\n",
             ),
-            "+1 aten.ones in Training.step (small_gpt.py:",
+            "leaked_bytes_per_step 0 B -> 4 B (+4 B) small_gpt.py:",
         ),
         (
             (

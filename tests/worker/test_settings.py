@@ -35,9 +35,11 @@ def set_collection(monkeypatch):
 def usual():
     """What was set before is set again."""
     before = torch.are_deterministic_algorithms_enabled()
+    tf32 = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False  # whatever another test has left
     yield
     torch.use_deterministic_algorithms(before)
-    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = tf32
     gc.enable()
 
 

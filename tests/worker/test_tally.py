@@ -15,6 +15,9 @@ def test_a_count_that_differs_between_steps_is_no_value():
         "detail": {"graph_breaks": {"a": 1, "b": 1}},
         "sites": {},
         "information": {},
+        "profile": None,
+        "profile_problem": "",
+        "identity": None,
     }
 
 
