@@ -251,9 +251,9 @@ def test_a_commit_that_declares_its_sync(hub, api):
     clone = hub.folder / "author"
     git(hub.folder, "clone", "--quiet", "--branch", "declared", str(origin), str(clone))
     trailer = "Perf-Expect: step[tiny] sync_candidates_per_step: read on purpose"
-    more = [
-        f"Perf-Expect: step[tiny] {name}operator_calls_per_step: so" for name in ("", "compiled_")
-    ]
+    # The read is 8 % of a step of 4 us, on some machines: beyond a CPU's margin.
+    costs = ("operator_calls_per_step", "compiled_operator_calls_per_step", "step_ms")
+    more = [f"Perf-Expect: step[tiny] {name}: so" for name in costs]
     message = "\n".join(["declare", "", trailer, *more])
     git(clone, "commit", "--quiet", "--allow-empty", "-m", message)
     git(clone, "push", "--quiet", "origin", "declared")
