@@ -47,8 +47,11 @@ class Screen:
 
     @property
     def close(self) -> bool:
-        """Tell whether more launches could change what the comparison says."""
-        return abs(abs(self.change_pct) - self.limit_pct) < CLOSE_SE * self.se_pct
+        """Tell whether more launches could change what the comparison says. On a card that was
+        never recorded they could not: they know it better, but not how far it is from the others.
+        """
+        within = abs(abs(self.change_pct) - self.limit_pct) < CLOSE_SE * self.se_pct
+        return self.own_card and within
 
 
 def own_card_limit_pct(levels: Sequence[float]) -> float:

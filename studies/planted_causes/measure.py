@@ -235,7 +235,7 @@ def case_of(options: argparse.Namespace) -> Case:
     params = SEED_STEP if options.device == "cuda" else NANO_STEP
     batch = options.batch or (16 if options.device == "cuda" else 4)
     params = params | {"batch": batch, "compile": options.compile}
-    return Case("planted", FACTORY, params, options.device, options.gpus, 1)
+    return Case("planted", FACTORY, params, options.device, options.gpus)
 
 
 class Results:

@@ -117,6 +117,13 @@ def test_two_faults_on_a_cpu(monkeypatch, capsys, tmp_path):
     assert "right in 2 of 3" in capsys.readouterr().out
 
 
+def test_the_case_of_a_gpu_is_a_case(monkeypatch):
+    """The step of the suite, with fewer sequences, is accepted for one GPU and for two."""
+    for gpus in (1, 2):
+        monkeypatch.setattr(sys, "argv", ["causes", "--gpus", str(gpus)])
+        assert measure.case_of(measure.arguments()).world_size == gpus
+
+
 @pytest.mark.parametrize(
     ("given", "problem"),
     [
