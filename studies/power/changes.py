@@ -1,0 +1,199 @@
+"""Changes of the training step for the gate to judge: slowdowns by size, honest optimizations, and
+a refactor.
+
+A change is a list of replacements in files of ``model/``. A ``reverse`` one is judged backwards:
+the base has the replacements, HEAD is the step as it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from studies.planted_causes.faults import FAULTS, GPT, WORKLOADS, Fault
+
+SLOWER, FASTER, SAME = "SLOWER", "FASTER", "same"
+Edit = tuple[str, str, str]  # file, old text, new text
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change, and what has to be said of it on a GPU."""
+
+    edits: tuple[Edit, ...]
+    expected: str
+    named: str = ""  # pattern that the first line has to contain; empty: none
+    reverse: bool = False
+    needs_gpu: bool = False
+
+    def plant(self, tree: Path) -> None:
+        """Make the edits. Raises ValueError where a text is not there, or not once."""
+        for path, old, new in self.edits:
+            Fault(path, ((old, new),)).plant(tree)
+
+
+_LAYERS = '        self.ln_f = nn.LayerNorm(config.n_embd, device="meta")\n'
+_GELU = '        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n'
+_ATTEND = "        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)\n"
+_PRODUCT = "            for part in self.c_attn(x).split(width, dim=2)\n"
+_THREE = "            for part in self._parts(x, width)\n"
+_PARTS = """
+    def _parts(self, x: Tensor, width: int) -> tuple[Tensor, ...]:
+        if not getattr(self, "planted", False):
+            return self.c_attn(x).split(width, dim=2)
+        weights, biases = self.c_attn.weight.chunk(3), self.c_attn.bias.chunk(3)
+        return tuple(F.linear(x, weight, bias) for weight, bias in zip(weights, biases))
+
+"""
+_MLP = '\n\nclass MLP(nn.Module):\n    """Two linear'
+_CLIP = "self._grad_clip, foreach=True\n"
+_LOSS = "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n"
+_CALL = "            return self._network(inputs, targets)\n"
+_SETTLED = "        self._network = settings.compiled(self.model)\n"
+
+
+def _in_layers(layers: int, *edits: tuple[str, str]) -> tuple[Edit, ...]:
+    """Return edits of gpt.py that the first ``layers`` blocks are marked for."""
+    mark = (
+        f"        for block in self.h[:{layers}]:\n"
+        "            block.mlp.planted = block.attn.planted = True\n"
+    )
+    return tuple((GPT, old, new) for old, new in ((_LAYERS, _LAYERS + mark), *edits))
+
+
+def _where_planted(lines: str) -> str:
+    return '        if getattr(self, "planted", False):\n' + lines
+
+
+def gelu_twice(layers: int) -> Change:
+    """Return a change of a Triton kernel: so many layers apply GELU twice."""
+    new = (
+        '        hidden = F.gelu(self.c_fc(x), approximate="tanh")\n'
+        + _where_planted('            hidden = F.gelu(hidden, approximate="tanh")\n')
+        + "        return self.c_proj(hidden)\n"
+    )
+    return Change(_in_layers(layers, (_GELU, new)), SLOWER, "gelu")
+
+
+def clones(layers: int) -> Change:
+    """Return copies within the graph: so many layers clone query, key and value."""
+    new = _where_planted(
+        "            query, key, value = query.clone(), key.clone(), value.clone()\n"
+    )
+    return Change(_in_layers(layers, (_ATTEND, new + _ATTEND)), SLOWER, "clone|copy")
+
+
+def slow_attention(layers: int) -> Change:
+    """Return another attention kernel, PyTorch's memory-efficient one, in so many layers."""
+    new = (
+        _where_planted(
+            "            with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):\n"
+            "                mixed = F.scaled_dot_product_attention(\n"
+            "                    query, key, value, is_causal=True\n"
+            "                )\n"
+        )
+        + "        else:\n"
+        + _ATTEND.replace("        mixed", "            mixed")
+    )
+    named = "attention|fmha|flash|sdp"
+    return Change(_in_layers(layers, (_ATTEND, new)), SLOWER, named, needs_gpu=True)
+
+
+def three_products(layers: int) -> Change:
+    """Return other GEMM shapes with equal FLOPs: query, key and value in a product each."""
+    edits = ((_PRODUCT, _THREE), (_MLP, _PARTS.rstrip("\n") + "\n" + _MLP))
+    return Change(_in_layers(layers, *edits), SLOWER, "nvjet|gemm|cutlass|xmma")
+
+
+def optimizer_passes(count: int) -> Change:
+    """Return more work of the optimizer: all parameters multiplied by 1, so many times."""
+    old = "            self._scaler.step(self.optimizer)\n"
+    new = (
+        f"            for _ in range({count}):\n"
+        "                torch._foreach_mul_([p.data for p in self.model.parameters()], 1.0)\n"
+    )
+    return Change(((WORKLOADS, old, new + old),), SLOWER, "multi_tensor_apply|foreach_mul")
+
+
+def _fault(name: str) -> Change:
+    fault = FAULTS[name]
+    return Change(tuple((fault.path, old, new) for old, new in fault.edits), SLOWER)
+
+
+def _undone(change: Change) -> Change:
+    return replace(change, reverse=True, expected=FASTER, named="")
+
+
+FOREACH = Change(
+    ((WORKLOADS, "betas=(0.9, 0.95), fused=True)", "betas=(0.9, 0.95), foreach=True)"),),
+    SLOWER,
+    "multi_tensor_apply|optimizer",
+)
+LOGITS_TOO = Change(
+    (
+        (GPT, _LOSS, _LOSS.replace("return F", "return logits, F")),
+        (WORKLOADS, _CALL, _CALL.replace("targets)", "targets)[1]")),
+    ),
+    SLOWER,
+)
+BF16_WEIGHTS = Change(
+    ((WORKLOADS, _SETTLED, "        self.model.bfloat16()\n" + _SETTLED),), FASTER
+)
+FLASH = Change(
+    ((GPT, '"default": None,  #', '"default": SDPBackend.FLASH_ATTENTION,  #'),),
+    SAME,
+    needs_gpu=True,
+)
+HELPER = Change(
+    (
+        (GPT, _GELU, "        return self.c_proj(self._hidden(x))\n"),
+        (
+            GPT,
+            "\n\nclass Block(nn.Module):\n",
+            "\n    def _hidden(self, x: Tensor) -> Tensor:\n"
+            '        return F.gelu(self.c_fc(x), approximate="tanh")\n'
+            "\n\nclass Block(nn.Module):\n",
+        ),
+    ),
+    SAME,
+)
+SEPARATE_NORMS = Change(((WORKLOADS, _CLIP, _CLIP.replace("True", "False")),), SLOWER)
+
+# By worth: one of each kind at about one percent first, with what an honest optimization and a
+# refactor cost, then other sizes.
+CHANGES: dict[str, Change] = {
+    "gelu twice in 3 layers": gelu_twice(3),
+    "bf16 weights": BF16_WEIGHTS,
+    "attention in 1 layer": slow_attention(1),
+    "a helper extracted": HELPER,
+    "clones in 8 layers": clones(8),
+    "optimizer of 10 more passes": optimizer_passes(10),
+    "loss alone": _undone(LOGITS_TOO),
+    "three products in 12 layers": three_products(12),
+    "gelu twice in 1 layer": gelu_twice(1),
+    "fused optimizer": _undone(FOREACH),
+    "gelu twice in 6 layers": gelu_twice(6),
+    "flash attention by name": FLASH,
+    "optimizer of 5 more passes": optimizer_passes(5),
+    "clones in 4 layers": clones(4),
+    "one product": _undone(three_products(12)),
+    "attention in 4 layers": slow_attention(4),
+    "no clones": _undone(clones(12)),
+    "optimizer of 20 more passes": optimizer_passes(20),
+    "default attention": replace(_undone(slow_attention(2)), needs_gpu=True),
+    "gelu twice in 12 layers": gelu_twice(12),
+    "one gelu": _undone(gelu_twice(4)),
+    "pinned input": _undone(_fault("a pageable copy")),
+    "no sync": _undone(_fault("a sync")),
+    "no graph break": _undone(_fault("a graph break")),
+    "norms at once": _undone(SEPARATE_NORMS),
+    "clones in 12 layers": clones(12),
+    "foreach optimizer": FOREACH,
+}
+
+
+def wanted(names: Sequence[str], device: str) -> list[str]:
+    """Return the changes to make, by worth. Raises ValueError for one that there is not."""
+    possible = [name for name, one in CHANGES.items() if device == "cuda" or not one.needs_gpu]
+    if wrong := [name for name in names if name not in possible]:
+        raise ValueError(f"{wrong[0]!r}: no such change here; possible: {', '.join(possible)}")
+    return [name for name in possible if not names or name in names]

@@ -1,0 +1,254 @@
+"""What the shipped command says of changes of known size: found or not, named or not, seconds.
+
+    python -m studies.power.measure --seconds 300 --out power.json      # every GPU of this machine
+    python -m studies.power.measure --device cpu --only "gelu twice in 12 layers"
+
+Each change of changes.py is made in a clone of this repository and judged there by `pytest
+perf_tests --perf-against=HEAD` of the core train step, nothing else: the run that a user would
+make. The machine's GPUs take changes by turns, in the order of the table, and then measure the true
+size of theirs (sizes.py). No verdict begins that could not end within --seconds; one that does not
+is cut off, and says so. Every result is in --out as soon as it is known, and what is there already
+is not measured again. On a CPU it only shows that the script works. The exit status is 1 if a
+verdict was not the expected one.
+"""
+
+import argparse
+import json
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from stepguard.comparison import from_json
+from stepguard.git.revision import current
+from stepguard.gpu.nvml import visible_gpus
+from studies.common.clones import clone_head, commit_all, only_case, share_cache
+from studies.common.pair_data import as_data
+from studies.common.results import ROOT, Document, command_line, default_path, machine
+from studies.power.changes import CHANGES, Change, wanted
+
+CASES = {"cuda": "test_train_step and 124m-bf16", "cpu": "test_train_step and nano-cpu"}
+# Of a verdict with six pairs on an H200, of its end, and of a size: two builds and blocks.
+VERDICT_S, END_S, SIZE_S = 150.0, 20.0, 60.0
+
+
+def planted(tree: Path, change: Change, cache: Path) -> Path:
+    """Return a clone whose working tree is HEAD and whose commit is the base."""
+    clone_head(tree)
+    share_cache(tree, cache)
+    change.plant(tree)
+    if change.reverse:
+        commit_all(tree, "Before the change")
+        back = ["git", "checkout", "-q", "HEAD~1", "--", "model"]
+        subprocess.run(back, cwd=tree, check=True)
+    return tree
+
+
+def run_until(command: list[str], limit_s: float, **how: Any) -> tuple[str, bool]:
+    """Run a command; return what it printed, and whether it was ended after ``limit_s``."""
+    both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, **both, **how) as process:
+        for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+            try:
+                return process.communicate(timeout=max(1.0, limit_s))[0], sign != signal.SIGINT
+            except subprocess.TimeoutExpired:
+                process.send_signal(sign)
+                limit_s = END_S
+        return process.communicate()[0], True
+
+
+def verdict(tree: Path, device: str, limit_s: float, env: dict[str, str]) -> dict[str, Any]:
+    """Return what the shipped command says of a tree."""
+    document, began = tree / ".stepguard" / "power.json", time.monotonic()
+    budget_min = max(0.5, (limit_s - END_S) / 60)
+    command = [sys.executable, "-m", "pytest", "perf_tests", "-v", "-k", CASES[device]]
+    command += ["--deselect", "perf_tests/test_train_step.py::test_train_step[nano-cpu-compiled]"]
+    command += ["--perf-against=HEAD", f"--perf-json={document}", f"--perf-budget={budget_min:.2f}"]
+    printed, ended = run_until(command, limit_s, cwd=tree, env=env)
+    seconds = round(time.monotonic() - began, 1)
+    stages = [line.strip() for line in printed.splitlines() if re.match(r"\s*[\d.]+ s  ", line)]
+    found: dict[str, Any] = {"command_s": seconds, "stages": stages}
+    try:
+        measured = only_case(document, printed)
+    except SystemExit as problem:
+        return found | {"failed": "cut off" if ended else str(problem)[-2000:]}
+    said = measured["verdict"]
+    times = [one for one in said["metrics"] if one["metric"] == "step_ms"]
+    kept = tree / measured["evidence"]
+    pairs = as_data(from_json(kept.read_bytes(), str(kept))) if kept.is_file() else {}
+    return found | {
+        "status": said["status"],
+        "reason": said["reason"],
+        "first_line": said["headline"],
+        "message": said["message"],
+        "step_ms": {key: times[0][key] for key in ("status", "change_pct", "note")}
+        if times
+        else {},
+        "moved": [
+            one["metric"]
+            for one in said["metrics"]
+            if one["gated"] and one["metric"] != "step_ms" and one["status"] != "same"
+        ],
+        "explanation": said.get("explanation"),
+        **pairs,
+    }
+
+
+def as_expected(change: Change, found: dict[str, Any]) -> bool:
+    """Tell whether it was said what has to be: a slowdown in time, an honest change never red."""
+    said = found.get("step_ms", {}).get("status")
+    if change.expected == "SLOWER":
+        return said == "SLOWER" or found.get("status") == "CHANGED"
+    return found.get("status") in ("same", "FASTER")
+
+
+class Results:
+    """What is known of each change, in a file that is whole at any time."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        content = json.loads(options.out.read_text()) if options.out.exists() else {}
+        self.changes: dict[str, dict[str, Any]] = content.get("changes", {})
+        self._document, self._lock = Document(options.out, content), threading.Lock()
+        self._about = {
+            "command": command_line(),
+            "commit": current(ROOT, ROOT / "baselines").commit,
+            "machine": machine(options.device, 1),
+        }
+
+    def take(self, name: str, found: dict[str, Any]) -> None:
+        """Add figures of a change."""
+        with self._lock:
+            self.changes[name] = self.changes.get(name, self._about) | found
+            self._document.update(changes=self.changes)
+
+    def row(self, name: str) -> str:
+        """Return a change's row of the table."""
+        found, change = self.changes[name], CHANGES[name]
+        size = found.get("size", {})
+        interval = size.get("interval_95_pct") or (0, 0)
+        true = (
+            f"{size['ratio_minus_1_pct']:+.2f} [{interval[0]:+.2f}, {interval[1]:+.2f}]"
+            if size
+            else ""
+        )
+        said = found.get("status") or f"failed: {found.get('failed', '')[-200:]}"
+        line = found.get("first_line", "")
+        named = "" if not change.named else str(bool(re.search(change.named, line)))
+        pairs, busy = len(found.get("pairs", [])), found.get("gpu_s", "")
+        right = "yes" if found.get("right") else "NO"
+        cells = (name, true, said, right, named, pairs, found.get("command_s"), busy, line)
+        return "| " + " | ".join(str(cell).replace("|", "/") for cell in cells) + " |"
+
+
+class Work:
+    """Changes that the GPUs take by turns."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path, names: list[str]) -> None:
+        self.options, self.folder = options, folder
+        self.cache = (options.cache or folder / "cache").resolve()
+        self.results = Results(options)
+        self.queue: queue.SimpleQueue[str] = queue.SimpleQueue()
+        for name in names:
+            if "status" not in self.results.changes.get(name, {}):
+                self.queue.put(name)
+        self._until = time.monotonic() + options.seconds
+
+    def left_s(self) -> float:
+        """Return the seconds that are left."""
+        return self._until - time.monotonic()
+
+    def on(self, gpu: str) -> None:
+        """Judge changes on one GPU (empty: the CPU), then measure their sizes."""
+        env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
+        done: list[str] = []
+        # The last ones of a GPU keep the time for their sizes.
+        while self.left_s() > VERDICT_S and (name := self._next()):
+            tree = planted(self.folder / name.replace(" ", "-"), CHANGES[name], self.cache)
+            found = verdict(tree, self.options.device, self.left_s() - END_S, env)
+            self.results.take(name, found | {"right": as_expected(CHANGES[name], found)})
+            print(self.results.row(name), flush=True)
+            done.append(name)
+        for at, name in enumerate(done):
+            share_s = self.left_s() / (len(done) - at)
+            if share_s > SIZE_S:
+                self._size(name, share_s, env)
+
+    def _next(self) -> str:
+        try:
+            return self.queue.get_nowait()
+        except queue.Empty:
+            return ""
+
+    def _size(self, name: str, limit_s: float, env: dict[str, str]) -> None:
+        change = CHANGES[name]
+        with_it = clone_head(self.folder / "sizes" / name.replace(" ", "-"))
+        change.plant(with_it)
+        trees = [with_it, ROOT] if change.reverse else [ROOT, with_it]
+        seconds = min(self.options.size_s, limit_s - SIZE_S / 2)
+        command = [sys.executable, "-m", "studies.power.sizes", *map(str, trees)]
+        command += ["--device", self.options.device, "--seconds", f"{seconds:.0f}"]
+        caches = {
+            "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "inductor"),
+            "TRITON_CACHE_DIR": str(self.cache / "triton"),
+        }
+        printed, ended = run_until(command, limit_s, cwd=ROOT, env=env | caches)
+        line = printed.strip().splitlines()[-1:] or [""]
+        try:
+            size = json.loads(line[0])[0]
+        except (ValueError, IndexError):
+            problem = "cut off" if ended else printed[-1000:]
+            self.results.take(name, {"size_failed": problem})
+            print(f"size of {name}: {problem}", flush=True)
+            return
+        self.results.take(name, {"size": size})
+        print(self.results.row(name), flush=True)
+
+
+def arguments() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--only", nargs="+", default=[], metavar="CHANGE", help="(all)")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--seconds", type=float, default=300.0, help="in all (%(default)s)")
+    parser.add_argument("--size-s", type=float, default=45.0, help="of blocks (%(default)s)")
+    parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
+    parser.add_argument("--out", type=Path, help="(.stepguard/power.json)")
+    options = parser.parse_args()
+    options.out = options.out or default_path("power.json")
+    if not options.out.resolve().parent.is_dir():
+        parser.error(f"{options.out}: there is no folder {options.out.resolve().parent}")
+    try:
+        options.only = wanted(options.only, options.device)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def main() -> int:
+    """Run the study; return the exit status."""
+    options = arguments()
+    gpus = [gpu.uuid for gpu in visible_gpus()] if options.device == "cuda" else [""]
+    print("| change | true size, % | said | right | named | pairs | s | GPU s | first line |")
+    print("|---|---|---|---|---|---|---|---|---|", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Work(options, Path(folder), options.only)
+        threads = [threading.Thread(target=work.on, args=(gpu,)) for gpu in gpus]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    found = work.results.changes
+    right = sum(found[name].get("right", False) for name in options.only if name in found)
+    print(f"{right} of {len(found)} as expected; {work.queue.qsize()} not begun; {options.out}")
+    return 0 if right == len(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

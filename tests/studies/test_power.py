@@ -1,0 +1,47 @@
+"""studies/power: every change can be made, and taken back; what counts as expected."""
+
+import shutil
+
+import pytest
+
+from studies.common.results import ROOT
+from studies.power.changes import CHANGES, FASTER, SAME, SLOWER, wanted
+from studies.power.measure import as_expected
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_every_change_can_be_made(name, tmp_path):
+    """The model is Python still, and not what it was; a second time is refused."""
+    shutil.copytree(ROOT / "model", tmp_path / "model", ignore=shutil.ignore_patterns("*.bin"))
+    change = CHANGES[name]
+    change.plant(tmp_path)
+    for path, _, _ in change.edits:
+        text = (tmp_path / path).read_text()
+        compile(text, path, "exec")
+        assert text != (ROOT / path).read_text()
+
+
+def test_what_is_expected_is_no_matter_of_luck():
+    """A slowdown is red by time or by a counter; honest work is never red, nor undecided."""
+    said = {
+        "slower": {"status": "SLOWER", "step_ms": {"status": "SLOWER"}},
+        "counter": {"status": "CHANGED", "step_ms": {"status": "same"}},
+        "faster": {"status": "FASTER", "step_ms": {"status": "FASTER"}},
+        "same": {"status": "same", "step_ms": {"status": "same"}},
+        "undecided": {"status": "INCONCLUSIVE", "step_ms": {"status": "INCONCLUSIVE"}},
+        "failed": {"failed": "cut off"},
+    }
+    right = {SLOWER: {"slower", "counter"}, FASTER: {"faster", "same"}, SAME: {"faster", "same"}}
+    for change in CHANGES.values():
+        assert {name for name, one in said.items() if as_expected(change, one)} == right[
+            change.expected
+        ]
+
+
+def test_a_name_that_there_is_not_is_refused():
+    """As is a change of a GPU's kernels on a CPU."""
+    assert len(wanted([], "cuda")) == len(CHANGES)
+    with pytest.raises(ValueError, match="no such change"):
+        wanted(["gelu"], "cuda")
+    with pytest.raises(ValueError, match="no such change"):
+        wanted(["flash attention by name"], "cpu")
