@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, SideDocument
 from stepguard.explanation import Cause, Explanation, Kind, Side
 from stepguard.recording import OPERATORS
-from stepguard.report.trace.explanation import refused_because, sentence
-from stepguard.report.trace.page import short
+from stepguard.report.trace.causes import how, named, sentence
+from stepguard.report.trace.explanation import refused_because
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
 
@@ -64,7 +64,7 @@ def moved(cause: Cause, verdict: Verdict) -> list[str]:
     """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" in ever fewer words; with a
     line where one is known. Times are of a step, over all launches.
     """
-    text = f"{_named(cause)} {_figures(cause.before, cause.after)}"
+    text = f"{named(cause)} {_figures(cause.before, cause.after)}"
     where, site = _where(cause), site_of(cause, verdict)
     found = [f"{text}, {where}", text] if where else [text]
     return [f"{found[0]} {site.place}", *found] if site else found
@@ -83,42 +83,10 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
     return None
 
 
-def _named(cause: Cause) -> str:
-    what = short(cause.what, 44)
-    if cause.kind is Kind.IDLE:
-        return f"GPU idle, {what}"
-    if cause.kind is Kind.REPLACED and cause.before.names and cause.after.names:
-        old, new = (short(side.names[0], 36) for side in (cause.before, cause.after))
-        return f"{old} replaced by {new}"
-    return what
-
-
 def _where(cause: Cause) -> str:
     """Return the phase, and a line where the place is one; an operator says what the name does."""
     place = cause.place if cause.kind is Kind.IDLE or "." in cause.place else ""
     return ", ".join(filter(None, (cause.phase, place)))
-
-
-def _how(cause: Cause) -> str:
-    """Return what makes a cause's time: "12 launches, each slower"."""
-    old, new = cause.before.calls, cause.after.calls
-    match cause.kind:
-        case Kind.TIME if new:
-            return f"{new:g} launches, each {'slower' if cause.us > 0 else 'faster'}"
-        case Kind.CALLS | Kind.REPLACED | Kind.MOVED if old != new:
-            return f"{old:g} -> {new:g} launches"
-        case Kind.SHAPE:
-            return f"{new:g} launches, another shape"
-        case Kind.ADDED:
-            return f"{new:g} launches, new"
-        case Kind.REMOVED:
-            return f"{old:g} launches, gone"
-        case Kind.IDLE:
-            return f"{old:g} -> {new:g} gaps"
-        case Kind.CLOCK:
-            return ", ".join(cause.after.names)
-        case _:
-            return str(cause.kind)
 
 
 def _figures(before: Side, after: Side) -> str:
@@ -157,9 +125,9 @@ def line(cause: Cause) -> str:
     forward".
     """
     old, new = cause.before.us / 1e3, cause.after.us / 1e3
-    where = _where(cause)
-    figures = f"{old:.2f} -> {new:.2f} ms a step ({_how(cause)})"
-    return f"{cause.us / 1e3:+.2f} ms: {_named(cause)} {figures}" + (f", {where}" if where else "")
+    makes = f" ({how(cause)})" if how(cause) else ""
+    text = f"{cause.us / 1e3:+.2f} ms: {named(cause)} {old:.2f} -> {new:.2f} ms a step{makes}"
+    return ", ".join(filter(None, (text, _where(cause))))
 
 
 def document(found: Explanation) -> ExplanationDocument:

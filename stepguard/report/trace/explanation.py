@@ -4,8 +4,8 @@ import textwrap
 from collections.abc import Iterator
 
 from stepguard.explain.comparable import LOST_AT_MOST
-from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.report.trace.page import short
+from stepguard.explanation import Cause, Explanation, Refusal, Refused
+from stepguard.report.trace.causes import sentence
 from stepguard.roofline import Peaks, position
 
 WIDTH = 80
@@ -76,66 +76,6 @@ def _roof(cause: Cause, peaks: Peaks | None) -> str:
 def refused_because(one: Refused) -> str:
     """Return the sentence of a reason not to compare."""
     return _REFUSED[one.reason].format(before=one.before, after=one.after)
-
-
-def sentence(cause: Cause) -> str:
-    """Return a cause in words: what, how often and where."""
-    place = ", ".join(part for part in (cause.phase, cause.place) if part)
-    return _what(cause) + (f" in {place}" if place else "")
-
-
-def _what(cause: Cause) -> str:
-    before, after = cause.before, cause.after
-    match cause.kind:
-        case Kind.IDLE:
-            return _idle(cause)
-        case Kind.CALLS:
-            return f"{short(cause.what, 48)}: {before.calls:g} -> {after.calls:g} launches"
-        case Kind.TIME if before.calls and after.calls:
-            old, new = before.us / before.calls, after.us / after.calls
-            each = f"{old:,.1f} -> {new:,.1f} us a launch"
-            return f"{short(cause.what, 48)}: {each}, {after.calls:g} launches"
-        case Kind.TIME:
-            return f"{cause.what}: {_times(before, after)} as long, launched as before"
-        case Kind.SHAPE:
-            shapes = f"{_shape(before)} -> {_shape(after)}"
-            return f"{short(cause.what, 48)}: other launch shape, {shapes}"
-        case Kind.REPLACED:
-            return f"{_names(before)} replaced by {_names(after)}"
-        case Kind.ADDED:
-            return f"new: {short(cause.what, 48)}, {after.calls:g} launches"
-        case Kind.REMOVED:
-            return f"gone: {short(cause.what, 48)}, {before.calls:g} launches"
-        case Kind.MOVED:
-            return f"moved: {_names(before)} to {_names(after)}"
-        case Kind.CLOCK:
-            kinds = ", ".join(after.names)
-            return f"the clock: {kinds} take {_times(before, after)} as long, by one ratio"
-        case _:
-            return f"{cause.what}: {_ms(before.us)} -> {_ms(after.us)} ms"
-
-
-def _idle(cause: Cause) -> str:
-    before, after = cause.before, cause.after
-    why = (after.names or before.names)[0]
-    what = why if cause.what == why else f"{why}: {cause.what}"
-    return f"GPU idle, {what}, {before.calls:g} -> {after.calls:g} gaps"
-
-
-def _times(before: Side, after: Side) -> str:
-    return f"{after.us / before.us:.3f} times" if before.us else "new, not times"
-
-
-def _shape(side: Side) -> str:
-    return "x".join(map(str, side.shapes[0])) if side.shapes else "?"
-
-
-def _names(side: Side) -> str:
-    """Return the longest kernel of a side, and how many more there are."""
-    if not side.names:
-        return "nothing"
-    more = f" and {len(side.names) - 1} more" if len(side.names) > 1 else ""
-    return f"{short(side.names[0], 48)}{more} ({side.calls:g} launches)"
 
 
 def _when(cause: Cause) -> str:
