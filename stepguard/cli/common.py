@@ -10,6 +10,7 @@ from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.confirm import confirmed, to_confirm
+from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.screen import judge
 from stepguard.judge.waivers import final, waive
 from stepguard.report import documents
@@ -94,11 +95,14 @@ def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
 
 
 def verdict_of_run(
-    evidence: Evidence, pairs: Comparison | None, folder: Path, waivers: Sequence[Waiver]
+    evidence: Evidence | None, pairs: Comparison | None, folder: Path, waivers: Sequence[Waiver]
 ) -> Verdict:
     """Return the verdict as a run ends with it, by today's baselines and waivers; ``pairs`` are
-    those that were kept of its confirmation.
+    those that were kept of its confirmation. Without evidence they alone judge.
     """
+    if evidence is None:
+        assert pairs is not None, "nothing was measured"
+        return waive(judge_ab(pairs), pairs.head, waivers, today())
     found = waive(verdict_today(evidence, folder), evidence, waivers, today())
     if pairs is not None and to_confirm(found) is not None:
         found = confirmed(found, pairs, pairs.named, steps=evidence.timed_steps)

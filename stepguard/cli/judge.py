@@ -20,8 +20,6 @@ from stepguard.cli.common import (
     wanted_evidence,
 )
 from stepguard.comparison import Comparison
-from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.waivers import waive
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.progress_line import columns
@@ -58,7 +56,7 @@ def _judge(options: argparse.Namespace) -> int:
         commit = evidence.commit[:10] or "no commit"
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     for found in pairs_alone:
-        verdicts.append(waive(judge_ab(found), found.head, waivers, today()))
+        verdicts.append(verdict_of_run(None, found, options.baselines, waivers))
         say(f"{found.head.case_id}: measured {found.head.date}, in pairs with {found.named}")
     _say(verdicts)
     put_json([verdict_document(verdict) for verdict in verdicts], options.json)

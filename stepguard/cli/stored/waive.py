@@ -15,8 +15,7 @@ from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, say, verdict_of_run
 from stepguard.git.revision import user_name
-from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.waivers import MAX_DAYS, suggested_sizes, waive
+from stepguard.judge.waivers import MAX_DAYS, suggested_sizes
 from stepguard.report.stored.waivers import described
 from stepguard.report.words import headline
 from stepguard.storage.runs import Store, last_measured
@@ -93,10 +92,7 @@ def _as_measured(options: argparse.Namespace) -> dict[str, tuple[float | None, i
     source = Path(options.evidence) if options.evidence else Store(options.root).runs
     evidence, pairs = last_measured(source, options.case)
     waivers = load_waivers(options.baselines, today())
-    if evidence is not None:
-        verdict = verdict_of_run(evidence, pairs, options.baselines, waivers)
-    elif pairs is not None:
-        verdict = waive(judge_ab(pairs), pairs.head, waivers, today())
+    verdict = verdict_of_run(evidence, pairs, options.baselines, waivers)
     if sizes := suggested_sizes(verdict):
         return {
             metric: (size, None) if option == "--limit-pct" else (None, int(size))
