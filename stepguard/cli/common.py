@@ -9,10 +9,13 @@ from typing import Any
 from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
+from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.ab.confirm import confirmed, to_confirm
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.screen import judge
 from stepguard.judge.waivers import final, waive
+from stepguard.launch.scheduler import Launcher
+from stepguard.measure.suite import Suite
 from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
@@ -39,6 +42,12 @@ def say(*lines: object) -> None:
 def complain(problem: object) -> None:
     """Print what is wrong to standard error."""
     print(printable(f"stepguard: {problem}"), file=sys.stderr)
+
+
+def suite_of(root: Path, launcher: Launcher | None = None) -> Suite:
+    """Return what measures for a command in the project ``root``, on this machine's GPUs."""
+    typed = ["python", "-m", "stepguard", *sys.argv[1:]]
+    return Suite(root, baseline.usual(root), tuple(visible_gpus()), typed, launcher=launcher)
 
 
 def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:

@@ -17,18 +17,16 @@ from stepguard.cli.common import (
     put_json,
     refuse_target,
     say,
+    suite_of,
 )
 from stepguard.cli.profilers.record import add_trace_options, record, refuse_trace_options
 from stepguard.cli.workload import add_workload, chosen_case
-from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
 from stepguard.launch.scheduler import survey
-from stepguard.measure.suite import Suite
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
 from stepguard.report.stored.recorded import figures
-from stepguard.storage import baselines as baseline
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -45,23 +43,19 @@ def add_command(commands: Any, root: Path) -> None:
 def _run(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     refuse_trace_options(options)
-    case, gpus = chosen_case(options, options.launches), tuple(visible_gpus())
+    case = chosen_case(options, options.launches)
     launcher = None
     if options.launcher is not None:
         if case.world_size == 1:
             raise UsageError("--launcher is for several ranks: say how many with --gpus")
         launcher = survey(options.launcher, options.root)
         launcher.per_node(case)
-    typed = ["python", "-m", "stepguard", *sys.argv[1:]]
-    suite = Suite(options.root, baseline.usual(options.root), gpus, typed, launcher=launcher)
+    suite = suite_of(options.root, launcher)
     if options.trace is not None:
         return record(suite, case, options)
     line = progress_line(options.root, [case])
-    line.begin(case.id)
-    try:
+    with line.case(case.id):
         result = suite.run(case, line.stage)
-    finally:
-        line.end()
     say(*figures(result))
     # A sound measurement is enough: what a baseline says of it does not count here.
     measured = measurement_problem(result.evidence) is None

@@ -4,7 +4,6 @@ python -m stepguard sweep sweeps/attention.toml
 """
 
 import argparse
-import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,14 @@ from typing import Any
 import msgspec
 
 from stepguard.case import Scalar
-from stepguard.cli.common import UsageError, progress_line, say
+from stepguard.cli.common import UsageError, progress_line, say, suite_of
 from stepguard.device import is_gpu
 from stepguard.git.worktree import FOLDER
-from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
 from stepguard.judge.summary import summarise
-from stepguard.measure.suite import Result, Suite
+from stepguard.measure.suite import Result
 from stepguard.report import sweep as report
 from stepguard.sentences import message
-from stepguard.storage import baselines as baseline
 from stepguard.storage.baselines import CPU_MACHINE
 from stepguard.storage.json_file import FileError
 from stepguard.storage.sweeps import ROWS, load_rows, save_rows
@@ -53,12 +50,9 @@ def read_declaration(path: Path) -> Sweep:
 def _sweep(options: argparse.Namespace) -> int:
     sweep = read_declaration(options.file)
     folder = options.out or options.root / FOLDER / "sweeps" / options.file.stem
-    gpus = tuple(visible_gpus())
-    typed = ["python", "-m", "stepguard", *sys.argv[1:]]
-    suite = Suite(options.root, baseline.usual(options.root), gpus, typed)
-    machine = CPU_MACHINE
+    suite, machine = suite_of(options.root), CPU_MACHINE
     if is_gpu(sweep.device):
-        machine = gpus[0].name if gpus else "no GPU"
+        machine = suite.gpus[0].name if suite.gpus else "no GPU"
     now = SweepFile(
         SCHEMA, sweep, suite.revision.commit, list(suite.revision.dirty), machine, rows=[]
     )
@@ -69,11 +63,8 @@ def _sweep(options: argparse.Namespace) -> int:
         say(f"{len(done)} of {len(done) + len(left)} rows are in {folder / ROWS}")
     line = progress_line(options.root, [case for _, case in left])
     for values, case in left:
-        line.begin(case.id)
-        try:
+        with line.case(case.id):
             result = suite.run(case, line.stage)
-        finally:
-            line.end()
         rows = [*content.rows, _row(values, result)]
         content = msgspec.structs.replace(content, rows=rows)
         save_rows(folder, content)

@@ -200,11 +200,8 @@ class Session:
         suite, line = self._started()
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
-        line.begin(case.id, suite.longest_s(case))
-        try:
+        with line.case(case.id, suite.longest_s(case)):
             result = suite.run(case, line.stage)
-        finally:
-            line.end()
         self.selection.measured(item, case)
         self.recorder.record(result)
         return self.recorder.marked(result)

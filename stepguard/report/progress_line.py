@@ -8,7 +8,7 @@ In a log a line says that a case begins, and with -v every stage gets one.
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -49,6 +49,15 @@ class ProgressLine:
     def plan(self, cases: list[tuple[str, str]]) -> None:
         """Take (case id, device) of every case to come, in order."""
         self._queue = list(cases)
+
+    @contextlib.contextmanager
+    def case(self, case_id: str, most_s: float | None = None) -> Iterator[None]:
+        """Show a case while it runs; see begin()."""
+        self.begin(case_id, most_s)
+        try:
+            yield
+        finally:
+            self.end()
 
     def begin(self, case_id: str, most_s: float | None = None) -> None:
         """Begin a case. ``most_s`` is how long it may take, where what it took before says nothing

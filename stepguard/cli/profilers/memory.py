@@ -8,19 +8,14 @@ On a GPU it also writes a file for https://pytorch.org/memory_viz.
 
 import argparse
 import dataclasses
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import refuse_target, say
+from stepguard.cli.common import add_json, put_json, refuse_target, say, suite_of
 from stepguard.cli.profilers.record import ask, new_folder
 from stepguard.cli.workload import add_workload, chosen_case
 from stepguard.git.worktree import FOLDER
-from stepguard.gpu.nvml import visible_gpus
-from stepguard.measure.suite import Suite
 from stepguard.report.trace.memory import memory_page
-from stepguard.storage import baselines as baseline
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.host_side.memory import memory_table
 from stepguard.trace.read.chrome import read_chrome
@@ -33,18 +28,16 @@ def add_command(commands: Any, root: Path) -> None:
     text = "folder of the files (.stepguard/memory)"
     command.add_argument("--out", type=Path, metavar="DIR", help=text)
     command.add_argument("--top", type=int, default=16, metavar="N", help="rows (%(default)s)")
-    command.add_argument("--json", metavar="PATH", help="write all figures as one JSON document")
+    add_json(command)
     command.set_defaults(call=_memory, root=root)
 
 
 def _memory(options: argparse.Namespace) -> int:
     refuse_target(options.json)
-    case, gpus = chosen_case(options), tuple(visible_gpus())
+    case = chosen_case(options)
     folder = new_folder(options.out or options.root / FOLDER / "memory")
-    typed = ["python", "-m", "stepguard", *sys.argv[1:]]
-    suite = Suite(options.root, baseline.usual(options.root), gpus, typed)
     tables = []
-    for number, rank in enumerate(ask(suite, case, "memory", folder=str(folder))):
+    for number, rank in enumerate(ask(suite_of(options.root), case, "memory", folder=str(folder))):
         with Path(rank["trace"]).open("rb") as file:
             trace = read_chrome(file)
         found = memory_table(trace, usual_classes(), rank["live_bytes"], rank["on_gpu"])
@@ -53,6 +46,5 @@ def _memory(options: argparse.Namespace) -> int:
         tables.append({"allocator": rank, **dataclasses.asdict(found)})
         if snapshot := rank.get("snapshot"):
             say(f"drop into https://pytorch.org/memory_viz: {snapshot}")
-    if options.json:
-        Path(options.json).write_text(json.dumps({"ranks": tables}) + "\n")
+    put_json({"ranks": tables}, options.json)
     return 0

@@ -75,12 +75,10 @@ def new_folder(path: Path) -> Path:
 def ask(suite: Suite, case: Case, command: str, **arguments: Any) -> Answers:
     """Return the answers of the case's ranks, with progress. Raises ValueError for a failure."""
     line = progress_line(suite.root, [case])
-    line.begin(case.id)
     try:
-        return suite.ask(case, line.stage, command, **arguments)
+        with line.case(case.id):
+            return suite.ask(case, line.stage, command, **arguments)
     except LaunchFailed as failed:
         fault = failed.fault
         sys.stderr.writelines(f"  {printable(line)}\n" for line in fault.detail.splitlines())
         raise ValueError(f"{case.id}, {fault.during}: {fault.message}") from None
-    finally:
-        line.end()

@@ -6,19 +6,18 @@ python -m stepguard trace new.json.gz --against old.json.gz
 
 import argparse
 import csv
-import dataclasses
-import json
 import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
-from stepguard.cli.common import UsageError, refuse_target, say
+from stepguard.cli.common import UsageError, add_json, put_json, refuse_target, say
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
-from stepguard.profile import over_ranks
+from stepguard.profile import mean, over_ranks
 from stepguard.report.trace import explanation
 from stepguard.report.trace.host import host_page
 from stepguard.report.trace.page import page
@@ -57,7 +56,7 @@ def add_command(commands: Any, root: Path) -> None:
     trace.add_argument("--step", metavar="REGEX", help="the annotations that mark steps")
     trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
     trace.add_argument("--top", type=int, default=12, metavar="N", help="rows (%(default)s)")
-    trace.add_argument("--json", metavar="PATH", help="write all figures as one JSON document")
+    add_json(trace)
     trace.add_argument("--svg", type=Path, metavar="PATH", help="draw one step: host and GPU")
     trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
     trace.set_defaults(call=_trace, root=root)
@@ -78,8 +77,7 @@ def _trace(options: argparse.Namespace) -> int:
             raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
         hosts = on_cpu(traces, classes, marks, options.rank)
         say(*host_page(hosts, options.top))
-        if options.json:
-            _write_json({"ranks": hosts}, Path(options.json))
+        put_json({"ranks": hosts}, options.json)
         return 0
     found = analysed(traces, classes, marks)
     if options.against:
@@ -90,9 +88,7 @@ def _trace(options: argparse.Namespace) -> int:
     ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
     rows = exchanges([found[rank][1] for rank in order])
     say(*page(ranks, rows, options.top), *roofline(ranks[0]))
-    if options.json:
-        document = {"ranks": ranks, "collectives": rows}
-        _write_json(document, Path(options.json))
+    put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
         _write_csv(ranks, options.csv)
     if options.svg:
@@ -122,9 +118,7 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     ]
     found = explain(*profiles)
     say(*explanation.lines(found, peaks=peaks.newest(profiles[1].gpu)))
-    if options.json:
-        document = {"explanation": found, "before": profiles[0], "after": profiles[1]}
-        _write_json(document, Path(options.json))
+    put_json({"explanation": found, "before": profiles[0], "after": profiles[1]}, options.json)
     return 1 if found.refused else 0
 
 
@@ -245,13 +239,6 @@ def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
     return rows
 
 
-def _write_json(document: Any, path: Path) -> None:
-    def plain(value: Any) -> Any:
-        return dataclasses.asdict(value)
-
-    path.write_text(json.dumps(document, default=plain, allow_nan=False) + "\n")
-
-
 def _write_csv(ranks: list[Summary], path: Path) -> None:
     """Write a row for each kernel, launch shape and phase of each rank."""
     columns = ["rank", "kernel", "class", "phase", "operator", "source", "grid", "block"]
@@ -260,10 +247,7 @@ def _write_csv(ranks: list[Summary], path: Path) -> None:
         table.writerow([*columns, *(f"{name}_per_step" for name in ("calls", "us", "us_sd"))])
         for one in ranks:
             for row in one.profile.kernels:
-                steps = len(row.us)
-                average = sum(row.us) / steps
-                spread = sum((us - average) ** 2 for us in row.us) / max(1, steps - 1)
+                spread = stdev(row.us) if len(row.us) > 1 else 0.0
                 shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
                 named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
-                figures = [sum(row.calls) / steps, average, spread**0.5]
-                table.writerow([*named, *shape, *figures])
+                table.writerow([*named, *shape, mean(row.calls), mean(row.us), spread])

@@ -24,7 +24,7 @@ def named(cause: Cause) -> str:
 
 
 def how(cause: Cause) -> str:
-    """Return what makes a cause's time: "12 launches, each slower"; nothing of a part of the step."""
+    """Return what makes a cause's time: "12 launches, each slower"; of a part nothing."""
     return _word(cause, 1)
 
 
