@@ -78,18 +78,20 @@ def judged(case: Case) -> tuple[str, ...]:
     A difference of two variants of the step would cost as much again, and is in the step's time,
     which is judged in its place.
     """
-    kinds = {name: METRICS[name].kind for name in case.gates}
-    timed = {"time", "difference"} & set(kinds.values()) or glances(case)
-    times = (JUDGED_TIME,) if timed else ()
-    return times + tuple(name for name, kind in kinds.items() if kind == "counter")
+    times = (JUDGED_TIME,) if gates_times(case) or glances(case) else ()
+    return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
 
 
 def glances(case: Case) -> bool:
     """Tell whether the case is on a CPU and gates no time. Beside another revision its step time is
     judged all the same, but only for a slowdown that is beyond doubt.
     """
-    kinds = {METRICS[name].kind for name in case.gates}
-    return not is_gpu(case.device) and not {"time", "difference"} & kinds
+    return not is_gpu(case.device) and not gates_times(case)
+
+
+def gates_times(case: Case) -> bool:
+    """Tell whether a time, or a difference of times, is among a case's gates."""
+    return any(METRICS[name].kind in ("time", "difference") for name in case.gates)
 
 
 def to_json(comparison: Comparison) -> bytes:

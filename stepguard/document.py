@@ -6,13 +6,13 @@ project's folder. Whoever reads one from a file reads it with storage/documents.
 """
 
 from enum import Enum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 
 from stepguard.explanation import Kind
 from stepguard.site import Site
-from stepguard.verdict import NOTICES, Outcome, Reason, Status, word_of
+from stepguard.verdict import Outcome, Reason, Status, notable, word_of
 
 SCHEMA = 2
 MOST_CAUSES = 40  # of an explanation
@@ -72,6 +72,15 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the document."""
 
 
+Part = TypeVar("Part", bound=_Part)
+
+
+def filled(kind: type[Part], source: object, **others: object) -> Part:
+    """Return a part of the document: its fields are ``others`` and, else, those of ``source``."""
+    names = [name for name in kind.__struct_fields__ if name not in others]
+    return kind(**{n: getattr(source, n) for n in names if hasattr(source, n)}, **others)
+
+
 class Problem(_Part, frozen=True, kw_only=True):
     """Say why the run is no pass, with what mends it."""
 
@@ -115,15 +124,15 @@ class MetricDocument(_Part, frozen=True, kw_only=True):
     noise_pct: float | None
     gated: bool
     waived_until: str
-    failing_ranks: list[tuple[float, float]]
+    failing_ranks: tuple[tuple[float, float], ...]
     note: str
-    sites: list[Site]
+    sites: tuple[Site, ...]
 
 
 class SideDocument(_Part, frozen=True, kw_only=True):
     """Describe what a cause is made of on one side."""
 
-    names: list[str]
+    names: tuple[str, ...]
     calls: float  # a step
     us: float  # a step
 
@@ -184,8 +193,8 @@ class VerdictDocument(_Part, frozen=True, kw_only=True):
     @property
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
-        found = any(Reason[one.reason] in NOTICES for one in self.metrics if one.gated)
-        return self.status.outcome == "passed" and (found or bool(self.expectations))
+        reasons = (Reason[one.reason] for one in self.metrics if one.gated)
+        return notable(self.status, reasons, bool(self.expectations))
 
 
 class LaunchDocument(_Part, frozen=True, kw_only=True):
@@ -200,7 +209,7 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
 
     case: Text
     parameters: dict[str, Any]
-    gates: list[str]
+    gates: tuple[str, ...]
     metrics: dict[str, float]
     launches: list[LaunchDocument]
     verdict: VerdictDocument

@@ -324,8 +324,8 @@ class Verdict:
     @property
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
-        found = any(m.reason in NOTICES for m in self.metrics if m.gated)
-        return self.status.outcome == "passed" and (found or bool(self.expectations))
+        reasons = (m.reason for m in self.metrics if m.gated)
+        return notable(self.status, reasons, bool(self.expectations))
 
     @property
     def worst(self) -> MetricVerdict | None:
@@ -361,6 +361,13 @@ class Verdict:
             reason=Reason.MACHINE_MOVED if machine else worst.reason,
             waived_until=until if worst.waived_until else "",
         )
+
+
+def notable(status: Status, gated: Iterable[Reason], declared: bool) -> bool:
+    """Tell whether a verdict has something to say though it passes, by the reasons of its ``gated``
+    metrics and whether a commit ``declared`` one.
+    """
+    return status.outcome == "passed" and (declared or any(one in NOTICES for one in gated))
 
 
 def labelled(status: Status, waived_until: str) -> str:

@@ -20,6 +20,15 @@ def command(module: str) -> list[str]:
     return [sys.executable, "-P", "-m", module]
 
 
+def caches(folder: Path) -> dict[str, str]:
+    """Return the environment of a process that compiles into ``folder`` and counts GPUs as NVML."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
 def import_path(folder: Path, root: Path, theirs: str, forbidden: Iterable[Path]) -> str:
     """Return PYTHONPATH of a launch: the engine, by a link in ``folder``, which must not exist;
     ``root``; the caller's own; and what lies beside the engine, unless that is a forbidden tree.

@@ -126,9 +126,7 @@ def launch_environment(
             scratch / "engine", spec.root, env.get("PYTHONPATH", ""), spec.forbidden
         ),
         "PYTHONUNBUFFERED": "1",
-        "TORCHINDUCTOR_CACHE_DIR": str(spec.cache / "inductor"),
-        "TRITON_CACHE_DIR": str(spec.cache / "triton"),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # so that NVML and CUDA count alike
+        **engine.caches(spec.cache),
     }
     if spec.forbidden:  # torch keeps built extensions by name alone: another tree's would be loaded
         own = hashlib.sha256(str(spec.root).encode()).hexdigest()[:16]

@@ -38,9 +38,7 @@ from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watc
 from stepguard.verdict import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
-MOST_AGAIN = (
-    3  # pairs that others replace; a machine that is always so is noisy, and judged as such
-)
+MOST_AGAIN = 3  # pairs that others replace; a machine that is always so is judged as noisy
 # On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
 # 13.5 s of load a pair, 8 of them timed: 8 pairs in two minutes of GPU time, 22 in five.

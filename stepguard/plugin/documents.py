@@ -19,6 +19,7 @@ from stepguard.document import (
     Options,
     Problem,
     RunDocument,
+    filled,
 )
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import Gpu
@@ -70,21 +71,19 @@ def run_document(
     gpus, inside = facts.gpus or (), Commands(facts.root, baselines=commands.baselines)
     machine = gpus[0].name if gpus else CPU_MACHINE
     # Whoever reads it may have another interpreter, and another folder: paths are the project's.
-    return RunDocument(
+    return filled(
+        RunDocument,
+        facts,
         schema=SCHEMA,
         date=facts.began.isoformat(timespec="seconds"),
         wall_s=round((datetime.now(UTC) - facts.began).total_seconds(), 3),
         end=end_of(exitstatus),
         passed=exitstatus == pytest.ExitCode.OK and not facts.problems,
-        strict=facts.strict,
         commit=facts.revision.commit,
         dirty=list(facts.revision.dirty),
-        against=facts.against,
-        base_commit=facts.base_commit,
         machine="" if facts.gpus is None else machine,
-        gpus=[GpuDocument(name=gpu.name, uuid=gpu.uuid, driver=gpu.driver) for gpu in gpus],
+        gpus=[filled(GpuDocument, gpu) for gpu in gpus],
         baselines=inside.relative(facts.baselines),
-        base=facts.base,
         base_changes=list(facts.base_changes),
         options=_options(config),
         cases=list(facts.cases),

@@ -13,6 +13,7 @@ from stepguard.document import (
     ResultDocument,
     VerdictDocument,
     WaiverDocument,
+    filled,
 )
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
@@ -23,49 +24,28 @@ from stepguard.report.stored.waivers import described, sentences
 from stepguard.sentences import message, note
 from stepguard.storage.json_file import replace_file
 from stepguard.text import printable_document
-from stepguard.verdict import MetricVerdict, Verdict
+from stepguard.verdict import Verdict
 from stepguard.waiver import Waiver
 
 
 def verdict_document(verdict: Verdict) -> VerdictDocument:
     """Return a verdict as a document: statuses, names of reasons, the sentences of reports."""
-    return VerdictDocument(
-        case_id=verdict.case_id,
-        status=verdict.status,
+    return filled(
+        VerdictDocument,
+        verdict,
         reason=verdict.reason.name,
-        outcome=verdict.outcome,
         headline=words.headline(verdict),
         message=message(verdict),
         detail=verdict.detail or words.detail(verdict),
         lines=words.evidence_lines(verdict),
         place=words.place(verdict),
-        recordings=verdict.recordings,
-        recorded=verdict.recorded,
-        against=verdict.against,
-        p_value=verdict.p_value,
-        waived_until=verdict.waived_until,
         waivers=sentences(verdict),
         expectations=[one.sentence for one in verdict.expectations],
-        metrics=[_metric(metric) for metric in verdict.metrics],
+        metrics=[
+            filled(MetricDocument, one, reason=one.reason.name, note=note(one))
+            for one in verdict.metrics
+        ],
         explanation=why.document(verdict.explanation) if verdict.explanation else None,
-    )
-
-
-def _metric(found: MetricVerdict) -> MetricDocument:
-    return MetricDocument(
-        metric=found.metric,
-        status=found.status,
-        reason=found.reason.name,
-        old=found.old,
-        new=found.new,
-        change_pct=found.change_pct,
-        limit_pct=found.limit_pct,
-        noise_pct=found.noise_pct,
-        gated=found.gated,
-        waived_until=found.waived_until,
-        failing_ranks=list(found.failing_ranks),
-        note=note(found),
-        sites=list(found.sites),
     )
 
 
@@ -74,23 +54,19 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
     relative to the folder of the ``commands``.
     """
     evidence, path = result.evidence, commands.relative(result.evidence_path)
-    return ResultDocument(
+    launches = [one for one in evidence.launches if one.has_times()]
+    return filled(
+        ResultDocument,
+        evidence,
         case=result.case.id,
         parameters=evidence.case,
-        gates=list(evidence.gates),
         metrics=summarise(evidence).values(),
-        launches=[
-            LaunchDocument(step_ms=launch.step_ms, step_ms_median=launch.step_ms_median)
-            for launch in evidence.launches
-            if launch.has_times()
-        ],
+        launches=[filled(LaunchDocument, one) for one in launches],
         verdict=verdict_document(result.verdict),
         steps=next_steps(result.verdict, path, commands, bool(evidence.dirty)),
         evidence=path,
         baseline=commands.relative(result.baseline_path),
-        commit=evidence.commit,
         dirty=list(evidence.dirty),
-        tree_changed=evidence.tree_changed,
         disturbed=words.disturbances(evidence),
     )
 
@@ -103,9 +79,9 @@ def waiver_documents(waivers: Sequence[Waiver], results: Sequence[Result]) -> li
         for one in result.verdict.waivers
     }
     return [
-        WaiverDocument(
-            case=waiver.case,
-            metric=waiver.metric,
+        filled(
+            WaiverDocument,
+            waiver,
             expires=waiver.expires.isoformat(),
             effect=outcomes.get((waiver.case, waiver.metric), ""),
             text=described(waiver),
@@ -133,7 +109,7 @@ def as_json(document: Any, indent: int = 1) -> str:
     """Return a document as JSON; a number that is not finite becomes null, which most readers take,
     and no text can steer whoever shows it. A negative ``indent`` leaves it in one line.
     """
-    plain = printable_document(msgspec.to_builtins(document))
+    plain = printable_document(msgspec.to_builtins(document, enc_hook=float))  # numpy's floats
     return msgspec.json.format(msgspec.json.encode(plain), indent=indent).decode()
 
 

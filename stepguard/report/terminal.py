@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from stepguard.comparison import gates_times
 from stepguard.device import is_gpu
 from stepguard.document import Problem
 from stepguard.measure.suite import Result
-from stepguard.metrics import METRICS
 from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.verdict import Reason, Status, Verdict
@@ -120,7 +120,5 @@ def colour(status: Status | None) -> Markup:
 
 
 def _may_judge_times(result: Result) -> bool:
-    case = result.case
-    kinds = {METRICS[name].kind for name in case.gates}
     beside = bool(result.verdict.against)  # another revision, where a CPU's are judged, too
-    return beside or is_gpu(case.device) or bool(kinds & {"time", "difference"})
+    return beside or is_gpu(result.case.device) or gates_times(result.case)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, SideDocument
+from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, SideDocument, filled
 from stepguard.explanation import Cause, Explanation, Kind, Side
 from stepguard.recording import OPERATORS
 from stepguard.report.trace.causes import how, named, sentence
@@ -143,17 +143,9 @@ def document(found: Explanation) -> ExplanationDocument:
 
 
 def _cause(cause: Cause) -> CauseDocument:
-    return CauseDocument(
-        kind=cause.kind,
-        us=round(cause.us, 3),
-        what=cause.what,
-        phase=cause.phase,
-        place=cause.place,
-        before=_side(cause.before),
-        after=_side(cause.after),
-        text=sentence(cause),
+    before, after = (
+        filled(SideDocument, side, names=side.names[:SHOWN], us=round(side.us, 3))
+        for side in (cause.before, cause.after)
     )
-
-
-def _side(side: Side) -> SideDocument:
-    return SideDocument(names=list(side.names[:SHOWN]), calls=side.calls, us=round(side.us, 3))
+    us, text = round(cause.us, 3), sentence(cause)
+    return filled(CauseDocument, cause, us=us, before=before, after=after, text=text)

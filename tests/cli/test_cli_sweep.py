@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 import stepguard.measure.suite
-from stepguard.cli import sweep as command
 from stepguard.evidence import Fault
 
 DECLARED = """
@@ -49,7 +48,6 @@ def measured(shell, monkeypatch):
     shell.commit()
     found = Measured(shell.made)
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", found)
-    monkeypatch.setattr(command, "visible_gpus", lambda: [])
     return found
 
 

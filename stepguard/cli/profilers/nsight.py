@@ -101,13 +101,7 @@ def _profile(options: argparse.Namespace) -> int:
 def _run(command: list[str], root: Path) -> None:
     """Run one command, its output passed on. Raises ValueError if it fails."""
     say(shlex.join(command))
-    cache = Store(root).cache
-    env = os.environ | {
-        "PYTHONPATH": _python_path(root),
-        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
-        "TRITON_CACHE_DIR": str(cache / "triton"),
-        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    }
+    env = os.environ | engine.caches(Store(root).cache) | {"PYTHONPATH": _python_path(root)}
     status = subprocess.run(command, cwd=root, env=env, check=False).returncode
     if status:
         hint = ""
