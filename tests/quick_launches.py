@@ -1,7 +1,7 @@
 """Real launches of CPU cases in a fraction of their time, for tests of anything but times.
 
-What is timed is short, ranks import the compiler only where the workload asks for it, and nothing
-is given up early because the machine is busy with something else.
+What is timed is short, of the compiler only what every count needs is imported before a workload
+asks for more, and nothing is given up early because the machine is busy with something else.
 """
 
 from dataclasses import replace
@@ -87,7 +87,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shorten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the launches of this process short and patient."""
-    monkeypatch.setattr(workers, "COMPILER", ())
+    monkeypatch.setattr(workers, "COMPILER", ("torch._dynamo",))
     monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)

@@ -24,7 +24,7 @@ class LaunchSpec:
     """Say where and with what a launch runs."""
 
     device: str
-    preload: tuple[str, ...]  # modules imported before the ranks say hello
+    preload: tuple[str, ...]  # modules that each rank imports before it says hello
     world_size: int
     root: Path  # the source tree: working directory and, behind the engine, first to import from
     folder: Path  # logs and notes of this launch; kept
@@ -34,6 +34,7 @@ class LaunchSpec:
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from, the engine excepted
     one_of_several: bool = False  # one rank of a case that has several
+    shared: tuple[str, ...] = ()  # modules that the agent imports, once for all ranks of a node
     standby: bool = False  # the agent imports, and starts no rank before release()
     launcher: tuple[str, ...] = ()  # a command that starts its argument on each node; empty: here
     nodes: int = 1  # that share the ranks equally
@@ -120,6 +121,7 @@ def launch_environment(
         "STEPGUARD_HOST_PID": str(os.getpid()),
         "STEPGUARD_DEVICE": spec.device,
         "STEPGUARD_PRELOAD": " ".join(spec.preload),
+        "STEPGUARD_SHARED": " ".join(spec.shared),
         # What a killed process leaves there is removed with the folder.
         "TMPDIR": str(scratch),
         "PYTHONPATH": engine.import_path(

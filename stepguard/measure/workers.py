@@ -138,9 +138,11 @@ class CaseWorkers:
         """Start a group, which imports from now on; see RunningLaunch."""
         launcher = None if alone else spread(self.case, self._bench.launcher)
         name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
+        gpu = is_gpu(self.case.device)  # where a fork is not known to be sound after this import
         spec = LaunchSpec(
             device=self.case.device,
-            preload=(self.case.workload.partition(":")[0], *COMPILER),
+            preload=(self.case.workload.partition(":")[0], *(COMPILER if gpu else ())),
+            shared=() if gpu else COMPILER,
             world_size=1 if alone else self.case.world_size,
             root=self._bench.root,
             folder=self._bench.folder / self.case.slug / name,

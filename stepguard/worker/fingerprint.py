@@ -1,5 +1,6 @@
 """A rank's device and software, the variables that change either, and its modules' files."""
 
+import functools
 import os
 import platform
 import site
@@ -53,12 +54,16 @@ def sources(package: str) -> dict[str, str]:
     folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     folders += [*site.getsitepackages(), site.getusersitepackages()]
     installed = tuple(f"{Path(folder).resolve()}/" for folder in folders)
+    real_folder = functools.cache(os.path.realpath)  # torch has two thousand modules in few folders
     found = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str):
-            path = str(Path(file).resolve())
+            folder, base = os.path.split(file)
+            path = os.path.join(real_folder(folder), base)
+            if os.path.islink(path):
+                path = os.path.realpath(path)
             own = name.partition(".")[0] == package
-            if (own or not path.startswith(installed)) and Path(path).is_file():
+            if (own or not path.startswith(installed)) and os.path.isfile(path):
                 found[name] = path
     return found

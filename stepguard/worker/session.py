@@ -76,7 +76,7 @@ class Session:
 
     def __init__(self, note: Note) -> None:
         self._frozen = gc.get_freeze_count()
-        preload()
+        preload("STEPGUARD_PRELOAD")
         self.note = note
         self.phases = Phases(note.phase)
         try:
@@ -256,12 +256,11 @@ def _misspelt(name: str, possible: list[str]) -> list[str]:
     return [] if name in possible else get_close_matches(name, possible, n=1)
 
 
-def preload() -> None:
-    """Import what the launch will need while nobody waits for it: the next launch starts early.
-
-    Whatever fails here fails again in ``prepare``, where it is reported.
+def preload(variable: str) -> None:
+    """Import the modules that an environment variable lists, while nobody waits for them: the next
+    launch starts early. Whatever fails here fails again in ``prepare``, where it is reported.
     """
-    for name in os.environ.get("STEPGUARD_PRELOAD", "").split():
+    for name in os.environ.get(variable, "").split():
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 

@@ -10,6 +10,7 @@ from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 from stepguard.launch import group as launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
+from stepguard.measure import workers
 
 FACTS = """
 import gc, json, os, signal, sys
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-rank = os.environ["RANK"]
+rank, modules = os.environ["RANK"], {*sys.modules}
 frozen = gc.get_freeze_count()
 gc.unfreeze()
 frozen_tensors = sum(type(thing) is torch.Tensor for thing in gc.get_objects())
@@ -34,6 +35,7 @@ facts = {
     "omp": os.environ["OMP_NUM_THREADS"],
     "agent_threads": len(os.listdir(f"/proc/{os.getppid()}/task")),
     "cuda": torch.cuda.is_initialized(),
+    "compiler": "torch._inductor" in modules,
     "collects": gc.isenabled(),
     "frozen": frozen,
     "frozen_tensors": frozen_tensors,
@@ -51,11 +53,12 @@ def patience(monkeypatch):
 
 
 def test_a_rank_is_a_process_of_its_own(tmp_path):
-    """Session, streams and signal handlers as after an exec; nothing but imports before the fork:
-    no thread that could hold a lock, no CUDA.
+    """Session, streams and signal handlers as after an exec; nothing but imports before the fork,
+    the compiler's included: no thread that could hold a lock, no CUDA.
     """
     (tmp_path / "facts.py").write_text(FACTS)
-    with WorkerGroup(launch_spec(tmp_path, world_size=2, preload=("facts",))) as group:
+    imported = {"preload": ("facts",), "shared": workers.COMPILER}
+    with WorkerGroup(launch_spec(tmp_path, world_size=2, **imported)) as group:
         group.hello()
         group.leave()
         agent = group._agent.pid
@@ -68,7 +71,8 @@ def test_a_rank_is_a_process_of_its_own(tmp_path):
         assert Path(facts["main"]).name == "ranks.py"
         assert facts["path"][1] == str(tmp_path)
         assert (facts["omp"], facts["agent_threads"], facts["cuda"]) == ("1", 1, False)
-        assert facts["collects"] and facts["frozen"] > 100_000, "of torch's own"
+        assert facts["collects"] and facts["compiler"]
+        assert facts["frozen"] > 100_000, "of torch's own"
         assert facts["frozen_tensors"] == 0, "else the counting pass would miss them"
         for stream, word in (("stdout", "writes"), ("stderr", "complains")):
             assert (
