@@ -56,6 +56,9 @@ def verdict(causes, *metrics, time=TIME):
         # Nothing is a good part of the time, or in its direction, or work.
         (verdict([cause(900.0), cause(-3000.0), cause(3600.0, Kind.CLOCK)]), "step_ms 250.0"),
         (verdict([]), "step_ms 250.0"),
+        # The GPU cannot have waited for much longer than the step got slower by.
+        (verdict([cause(9600.0, Kind.IDLE, "host late"), cause(3600.0)]), f"{GELU} 6.5 -> 10.1"),
+        (verdict([cause(9600.0, Kind.IDLE, "host late")]), "step_ms 250.0"),
         (
             verdict([cause(3600.0, Kind.IDLE, "sync", "model/train.py(88): step")]),
             "GPU idle, sync 6.5 -> 10.1 ms (+3.6), forward, model/train.py(88): step; step_ms",

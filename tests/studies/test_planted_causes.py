@@ -102,19 +102,19 @@ def test_a_slower_clock_is_made_of_a_profile():
 
 def test_two_faults_on_a_cpu(monkeypatch, capsys, tmp_path):
     """A sync and a clone, each named by its line; a second run keeps what the first one found."""
-    out = tmp_path / "causes.json"
+    out = tmp_path / "causes"
+    out.mkdir()
+    failed = json.dumps({"a graph break": {"failed": "not begun"}})
+    (out / "index.json").write_text(failed)
     given = ["causes", "--device", "cpu", "--batch", "1", "--out", str(out)]
-    found = json.dumps({"faults": {"a graph break": {"right": False}}})
-    out.write_text(found)
     monkeypatch.setattr(sys, "argv", [*given, "--only", "a sync", "an extra clone per block"])
     assert measure.main() == 1  # since one of the first run was wrong
-    faults = json.loads(out.read_text())["faults"]
-    assert {name for name, one in faults.items() if one["right"]} == {
-        "a sync",
-        "an extra clone per block",
-    }
-    assert faults["a sync"]["first"]["metric"] == "sync_candidates_per_step"
-    assert "right in 2 of 3" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "sync_candidates_per_step 0 -> 2" in said and "+6 aten.clone" in said
+    assert "| a graph break | not begun | NO |" in said and "right in 2 of 3" in said
+    assert {path.name for path in out.iterdir()} == {
+        "a-sync.json.gz", "an-extra-clone-per-block.json.gz", "base-of-1.json.gz", "index.json",
+    }  # fmt: skip
 
 
 def test_the_case_of_a_gpu_is_a_case(monkeypatch):
@@ -129,8 +129,8 @@ def test_the_case_of_a_gpu_is_a_case(monkeypatch):
     [
         (("--only", "small buckets"), "possible: nothing"),
         (("--device", "cpu", "--only", "a graph break"), "possible: nothing"),
-        (("--only", CLOCK), "name both"),
-        (("--out", "nowhere/causes.json"), "there is no folder"),
+        (("--only", CLOCK), "not there; possible: nothing"),
+        (("--out", "nowhere/causes"), "there is no folder"),
     ],
 )
 def test_what_cannot_be_done_is_a_usage_error(monkeypatch, capsys, given, problem):

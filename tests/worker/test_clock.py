@@ -76,6 +76,7 @@ def test_no_garbage_collection_inside_a_block():
     raises; what was frozen stays so.
     """
     states = []
+    gc.unfreeze()  # what another test may have left
     Clock(CPU).block(lambda: states.append(gc.isenabled()), 2, lambda index: None)
     assert states == [False, False] and gc.isenabled()
     with pytest.raises(ZeroDivisionError), quiet_gc():
