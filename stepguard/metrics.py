@@ -17,6 +17,7 @@ from typing import Literal
 from stepguard.device import is_gpu
 
 ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
+BETWEEN_STEPS = "allocated_bytes_between_steps"
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
 
@@ -132,6 +133,13 @@ _TABLE = (
         _EXACT,
         # Two summands that change places moved it by 0.02 %: backward passes run in another order.
         slack_pct=0.05,
+        floor=ALLOCATION_BYTES,
+    ),
+    _cost(
+        BETWEEN_STEPS,
+        "B",
+        "bytes that live when a steady step has ended, without gradients",
+        _EXACT,
         floor=ALLOCATION_BYTES,
     ),
     _cost("leaked_bytes_per_step", "B", "what a steady step leaves behind", _EXACT),

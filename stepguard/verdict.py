@@ -252,6 +252,7 @@ _CAUSES = (
     "launches_per_step",
     "flops_per_step",
     "tokens_per_step",
+    "allocated_bytes_between_steps",
     "peak_allocated_bytes",
 )
 

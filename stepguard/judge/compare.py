@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
-from stepguard.metrics import METRICS
+from stepguard.metrics import BETWEEN_STEPS, METRICS
 from stepguard.recording import OPERATORS, Recording
 from stepguard.site import Site, added
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
@@ -304,7 +304,8 @@ def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
 
 def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
     """Return the places of what rose, or the former ones of what fell, but not allowed ones."""
-    if not past.sites.get(metric) and past.counters.get(metric):  # where it was is not known
+    # Where it was is not known; but a model's weights have no place among what its steps allocate.
+    if not past.sites.get(metric) and past.counters.get(metric) and metric != BETWEEN_STEPS:
         return ()
     new = [site for site in now.sites.get(metric, ()) if not site.allowed]
     old = [site for site in past.sites.get(metric, ()) if not site.allowed]

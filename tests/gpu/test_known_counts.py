@@ -180,3 +180,29 @@ def test_peak_and_leak():
     assert clean["values"]["leaked_bytes_per_step"] == 0
     assert clean["detail"]["peak_reserved_bytes"]["forward"] >= 3_000_001
     del x
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_a_step_keeps(compiled: bool):
+    """What lives between steps is what did before and what each step replaces, to the byte; of an
+    eager step with the line that made it. A step that keeps nothing has the former alone.
+    """
+    x = torch.ones(5_003, dtype=torch.uint8, device="cuda")
+    double = torch.compile(lambda x: x * 2) if compiled else lambda x: x * 2
+    module: dict[str, torch.Tensor] = {}
+
+    def keep() -> None:
+        module["logits"] = double(x)
+
+    keep()
+    module.clear()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    nothing = Program(lambda: double(x), 3).counted()
+    assert nothing["values"]["allocated_bytes_between_steps"] == before
+    assert "allocated_bytes_between_steps" not in nothing["sites"]
+    kept = Program(keep, 3).counted()
+    assert kept["values"]["allocated_bytes_between_steps"] == before + 5_003
+    assert kept["values"]["leaked_bytes_per_step"] == 0
+    (site,) = kept["sites"]["allocated_bytes_between_steps"]
+    assert (site["count"], site["phase"]) == (5_003, "forward")
+    assert "x * 2" in site["text"]

@@ -11,7 +11,7 @@ from stepguard.metrics import METRICS
 from stepguard.site import merge
 from stepguard.worker.count import compiler
 from stepguard.worker.count.eager import count_eager
-from stepguard.worker.count.leaks import locate_leak
+from stepguard.worker.count.kept import locate_kept
 from stepguard.worker.count.memory import count_memory
 from stepguard.worker.count.profiled import count_profiled
 from stepguard.worker.count.tally import CountedStep, Tally
@@ -37,7 +37,7 @@ def count(counted: CountedStep, progress: Callable[[str], None]) -> dict[str, An
     # Last, since a step without the compiler leaves other buffers behind.
     progress("count: eager operators")
     count_eager(tally, counted)
-    locate_leak(tally, counted)
+    locate_kept(tally, counted)
     return tally.as_dict()
 
 

@@ -1,4 +1,5 @@
-"""Memory of a steady step: its peak by phase, what it leaves behind, the device allocator's calls.
+"""Memory of a steady step: its peak by phase, what lives between steps, what each step leaves
+behind, the device allocator's calls.
 
 The peak counts the bytes that tensors ask for. What the caching allocator hands out for them
 depends on which blocks happen to be free, and so on what ran before, the compiler's own trials
@@ -6,12 +7,16 @@ included: on an H200 the same step read 1.7 MB apart with a cold and a warm comp
 """
 
 import gc
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch._C._profiler import _EventType
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from stepguard.device import CPU
+from stepguard.metrics import BETWEEN_STEPS
 from stepguard.worker import device
 from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 
@@ -22,16 +27,18 @@ _OUTSIDE = "before any phase"
 
 
 def count_memory(tally: Tally, counted: CountedStep) -> None:
-    """Count peak_allocated_bytes, leaked_bytes_per_step and, on a GPU, device_allocations_per_step.
+    """Count allocated_bytes_between_steps, peak_allocated_bytes, leaked_bytes_per_step and, on a
+    GPU, device_allocations_per_step.
 
     On a CPU only what this thread frees is seen: of a rank among several, whose gloo threads free
-    too, neither the peak nor the leak would be exact (metrics.Scope.EXACT_MEMORY).
+    too, none of them would be exact (metrics.Scope.EXACT_MEMORY).
     """
     gpu = device.on_gpu(counted.device)
-    on_gpu = (_gpu_peaks, _gpu_peaks, _gpu_growth)
-    settle, peaks_of, growth = on_gpu if gpu else (_allocations, _cpu_peaks, _cpu_growth)
-    for _ in range(PERIOD):  # on a CPU frees of what was made before the first profile go unseen
-        settle(counted)
+    on_gpu = (_gpu_between, _gpu_peaks, _gpu_growth)
+    between, peaks_of, growth = on_gpu if gpu else (_cpu_between, _cpu_peaks, _cpu_growth)
+    # First: on a CPU frees of what was made before the first profile go unseen.
+    held = between(counted) - _bytes(gradients(counted.frozen, counted.device.type))
+    tally.add(BETWEEN_STEPS, [held])
     peaks = [peaks_of(counted) for _ in range(ACTIVE_STEPS)]
     calls_before = device.allocator_calls() if gpu else {}
     leaked = max(0, growth(counted)) // LEAK_STEPS
@@ -68,16 +75,46 @@ def _gpu_peaks(counted: CountedStep, what: str = device.REQUESTED) -> dict[str, 
     return peaks
 
 
-def _gpu_growth(counted: CountedStep) -> int:
-    def live() -> int:
-        gc.collect()
-        device.synchronize(counted.device)
-        return device.live_bytes()
-
-    before = live()
-    for _ in range(LEAK_STEPS):
+def _gpu_between(counted: CountedStep, steps: int = PERIOD) -> int:
+    """Return the bytes that live tensors asked for when some more steps have ended."""
+    for _ in range(steps):
         counted.step()
-    return live() - before
+    gc.collect()
+    device.synchronize(counted.device)
+    return device.live_bytes()
+
+
+def _gpu_growth(counted: CountedStep) -> int:
+    before = _gpu_between(counted, steps=0)
+    return _gpu_between(counted, LEAK_STEPS) - before
+
+
+def _cpu_between(counted: CountedStep) -> int:
+    """Return the bytes that two more steps allocate and do not free, whoever has them, and of the
+    storages that Python could reach before them, those that still live.
+    """
+    before = [(StorageWeakRef(s), s.nbytes()) for s in _live_storages(counted.frozen).values()]
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        for _ in range(PERIOD):
+            counted.step()
+        gc.collect()
+    made: dict[int, int] = {}  # by address
+    for _, address, size in sorted(_by_address(profiled.profiler.kineto_results)):
+        made.pop(address, None)
+        if size > 0:
+            made[address] = size
+    survived: list[int] = [size for storage, size in before if not storage.expired()]
+    return sum(made.values()) + sum(survived)
+
+
+def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
+    """Yield when what address was allocated, with its bytes, or freed, with less than none."""
+    rest = list(results.experimental_event_tree())
+    while rest:
+        event = rest.pop()
+        rest += event.children
+        if event.tag == _EventType.Allocation:
+            yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
 
 
 def _cpu_growth(counted: CountedStep) -> int:
@@ -140,7 +177,37 @@ def running_peaks(events: Any, live: int) -> dict[str, int]:
 
 
 def live_tensor_bytes(frozen: int = 0) -> int:
-    """Return the bytes of distinct CPU storages that Python can reach through tensors.
+    """Return the bytes of distinct CPU storages that Python can reach through tensors."""
+    return _bytes(_live_storages(frozen))
+
+
+def _bytes(storages: dict[int, torch.UntypedStorage]) -> int:
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def _live_storages(frozen: int) -> dict[int, torch.UntypedStorage]:
+    tensors = _reachable(frozen, CPU)
+    return _by_data(tensors) | _by_data(_gradients(tensors))
+
+
+def gradients(frozen: int, kind: str) -> dict[int, torch.UntypedStorage]:
+    """Return the storages of gradients on that kind of device, by address of their data."""
+    return _by_data(_gradients(_reachable(frozen, kind)))
+
+
+def _gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    # One may have no Python object yet. Of leaves alone: torch warns at others.
+    found = (tensor.grad for tensor in tensors if tensor.is_leaf)
+    return [grad for grad in found if grad is not None and grad.layout == torch.strided]
+
+
+def _by_data(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return {storage.data_ptr(): storage for storage in storages}
+
+
+def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
+    """Return the dense tensors on a kind of device that Python can reach.
 
     A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it: where more
     than ``frozen`` objects are, they are thawed, and frozen again.
@@ -151,14 +218,5 @@ def live_tensor_bytes(frozen: int = 0) -> int:
     things = gc.get_objects()
     if hidden:
         gc.freeze()
-    storages: dict[int, int] = {}
-    for thing in things:
-        if type(thing) not in (torch.Tensor, torch.nn.Parameter):
-            continue
-        # A gradient may have no Python object yet. Leaves alone: torch warns at others.
-        for tensor in (thing, thing.grad if thing.is_leaf else None):
-            if tensor is None or tensor.device.type != CPU or tensor.layout != torch.strided:
-                continue
-            storage = tensor.untyped_storage()
-            storages[storage.data_ptr()] = storage.nbytes()
-    return sum(storages.values())
+    tensors = (thing for thing in things if type(thing) in (torch.Tensor, torch.nn.Parameter))
+    return [t for t in tensors if t.device.type == kind and t.layout == torch.strided]

@@ -1,24 +1,26 @@
-"""Lines of a leak: programs that keep known bytes of known lines."""
+"""Lines of what outlives a step: programs that keep known bytes of known lines."""
 
 from collections import deque
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from stepguard.worker.count.leaks import LEAK, locate_leak
+from stepguard.metrics import BETWEEN_STEPS
+from stepguard.worker.count.kept import LEAK, locate_kept
 from stepguard.worker.count.tally import CountedStep, Tally
 from stepguard.worker.position import Phases
 
 N = 1 << 10  # a tensor of it has 4 KiB
 
 
-def places(make, leaked=1):
+def places(make, leaked=1, metric=LEAK):
     """The places of a leak in a step that ``make(phases)`` returns: bytes, source, phase."""
-    phases, tally = Phases(), Tally(values={LEAK: leaked})
+    phases, tally = Phases(), Tally(values={LEAK: leaked, BETWEEN_STEPS: 0})
     step = make(phases)
     step()
-    locate_leak(tally, CountedStep(step, torch.device("cpu"), phases))
-    return [(site.count, site.text, site.phase) for site in tally.sites.get(LEAK, ())]
+    locate_kept(tally, CountedStep(step, torch.device("cpu"), phases))
+    return [(site.count, site.text, site.phase) for site in tally.sites.get(metric, ())]
 
 
 def test_each_line_has_its_bytes_and_the_largest_comes_first():
@@ -98,19 +100,29 @@ def test_a_line_every_other_step_has_half_its_bytes():
     assert places(make) == [(2 * N, "kept.append(torch.ones(N))", "")]
 
 
-def test_without_a_leak_no_step_is_run():
-    """It costs nothing where nothing was left behind."""
+def test_what_lives_between_steps_has_a_place_for_each_operator_of_a_line():
+    """Kept logits and a kept product; gradients, what is freed or was there before have none."""
 
     def make(phases):
-        steps = []
+        weight = torch.ones(N, requires_grad=True)
+        bias = torch.ones(N, requires_grad=True)
+        module = SimpleNamespace()
 
         def step():
-            steps.append(0)
-            assert len(steps) == 1
+            weight.grad = bias.grad = None
+            phases("forward")
+            logits = weight.exp() + bias.sum()
+            module.logits, module.both = logits, [logits * 2, logits + 1]
+            phases("backward")
+            logits.sum().backward()
 
         return step
 
-    assert places(make, leaked=0) == []
+    assert places(make, leaked=0, metric=BETWEEN_STEPS) == [
+        (4 * N, "logits = weight.exp() + bias.sum()", "forward"),
+        (4 * N, "module.logits, module.both = logits, [logits * 2, logits + 1]", "forward"),
+        (4 * N, "module.logits, module.both = logits, [logits * 2, logits + 1]", "forward"),
+    ]
 
 
 def test_a_leak_that_does_not_fit_eagerly_has_no_lines():
