@@ -45,6 +45,9 @@ class Comparison:
     again: tuple[DisturbedPair, ...] = ()  # kept for the record; they do not count
     glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
     files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
+    earlier: int = 0  # pairs, the first ones, that an earlier run of these commits measured
+    spent: tuple[int, ...] = ()  # pairs at which such a run was judged since its time was up
+    not_pooled: str = ""  # why pairs of an earlier run of these commits do not count
     schema: int = SCHEMA
 
     @property
@@ -112,5 +115,7 @@ def _problems(found: Comparison) -> Iterator[str]:
         yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"
     if not 1e-6 < found.prior.sd_pct < 1e6 or not 1e-6 < found.prior.degrees < 1e6:
         yield f"no noise of pairs is like {found.prior}"
+    if not 0 <= found.earlier <= found.pairs or any(one < 1 for one in found.spent):
+        yield f"it has {found.earlier} pairs of earlier runs, judged at {found.spent}"
     if not all(value > 0 for value in found.timing.values()):
         yield f"its pairs have the timing {found.timing}"

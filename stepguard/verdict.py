@@ -173,6 +173,8 @@ class PairsFinding:
     together: bool  # both revisions alive, one of them parked; else one after the other
     most: int = 0  # pairs that the plan allows, where it was not followed to its end
     again: int = 0  # pairs whose blocks were out of line, measured again
+    earlier: int = 0  # of the pairs, that an earlier run of these commits measured
+    not_pooled: str = ""  # why pairs of such a run do not count
 
 
 @dataclass(frozen=True)

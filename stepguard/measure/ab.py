@@ -20,6 +20,7 @@ from stepguard.comparison import JUDGED_TIME, Comparison, DisturbedPair, glances
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab.calibration import DecisionRule, RuleFor
 from stepguard.judge.ab.decision import wants_another_pair
+from stepguard.judge.ab.earlier import EarlierPairs, pooled
 from stepguard.judge.ab.identical import unlike
 from stepguard.judge.ab.pairs import out_of_line
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS
@@ -60,6 +61,9 @@ class PairsWanted:
     steps: range = range(0)  # of all that are timed, counted from the first; empty: any
     # In which the trees differ: where it is known, a step that is the same is timed by one pair.
     files: tuple[str, ...] | None = None
+    # Of these commits, newest first: a retry goes on from their pairs.
+    earlier: tuple[Comparison, ...] = ()
+    not_pooled: str = ""  # why others of them are not there
 
 
 def measure_ab(
@@ -96,16 +100,23 @@ class _PairRun:
         self.again: list[DisturbedPair] = []
         self.aside: DisturbedPair | None = None  # one that waits for the next
         self.following: list[Pair] = []  # they import: the next one, and of a second the agents
+        self.earlier = EarlierPairs()
+        # Every second pair has another order; a retry goes on with it.
+        self.first = 1 + max((one.pairs for one in wanted.earlier), default=0)
 
     def measure(self) -> None:
         """Run counting passes and pairs; what fails is noted on its side, and ends it."""
         try:
             self._count()
-            for number in range(1, MOST_PAIRS + MOST_AGAIN + 1):
+            self._go_on()
+            for number in range(self.first, self.first + MOST_PAIRS + MOST_AGAIN):
                 counted = len(self.sides[HEAD].launches)
-                if counted == MOST_PAIRS or not self.wanted.wants_another(self.comparison()):
+                if counted == MOST_PAIRS or not self._wants_another():
                     return
-                if number > 1 and time.monotonic() - self.sides[HEAD].began > self.wanted.budget_s:
+                if (
+                    number > self.first
+                    and time.monotonic() - self.sides[HEAD].began > self.wanted.budget_s
+                ):
                     self.out_of_time = True
                     return
                 self._pair(number)
@@ -115,6 +126,18 @@ class _PairRun:
             if self.aside:  # none came after it, so that it counts
                 self._count_pair(self.aside)
 
+    def _go_on(self) -> None:
+        """Take the pairs of an earlier run of these commits."""
+        self.earlier = pooled(self.wanted.earlier, self.comparison())
+        found = self.earlier
+        for workers, launches in zip(self.sides, (found.head, found.base), strict=True):
+            workers.launches.extend(launches)
+        self.again, self.out_of_time = [*found.again], found.out_of_time
+        self.together = self.together and found.together
+
+    def _wants_another(self) -> bool:
+        return not self.earlier.decided and self.wanted.wants_another(self.comparison())
+
     def _count(self) -> None:
         # Counts do not mind a busy host: the next launches import meanwhile.
         launches = [
@@ -123,7 +146,7 @@ class _PairRun:
         for launch in launches:
             build_alone(launch)
             if launch is launches[-1]:
-                self.following.append(Pair(1, self.sides, self.timing))
+                self.following.append(Pair(self.first, self.sides, self.timing))
             launch.count()
             launch.leave()
 
@@ -134,7 +157,7 @@ class _PairRun:
                 both = self._pair_at_once(number, order)
             except WorkersFailed as failed:
                 # Each of them fitted alone, when it was counted.
-                if number > 1 or failed.fault.code != Reason.OUT_OF_MEMORY.name:
+                if number > self.first or failed.fault.code != Reason.OUT_OF_MEMORY.name:
                     raise
                 self.together = False
         if not self.together:
@@ -239,5 +262,8 @@ class _PairRun:
             timing=self.timing.as_dict(),
             files=self.wanted.files,
             again=tuple(self.again),
+            earlier=self.earlier.pairs,
+            spent=self.earlier.spent,
+            not_pooled=self.wanted.not_pooled or self.earlier.refused,
             glance=glances(self.case),
         )

@@ -155,6 +155,11 @@ class Suite:
             wants_another = wants_every_pair if with_itself else wants_another_pair
             files = differing(tree.base, tree.commit, self.baselines)
             wanted = PairsWanted(self.budget.share_s(), wants_another, rule_for, files=files)
+            # Of a commit with itself all pairs are wanted; a glance does not follow the plan.
+            if not with_itself and not glances(case):
+                commits = revision.commit, tree.commit
+                earlier, not_pooled = self._store.of_these_commits(case.slug, *commits)
+                wanted = replace(wanted, earlier=earlier, not_pooled=not_pooled)
             found = compare_with(case, self._bench, tree, progress, wanted)
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees

@@ -29,6 +29,7 @@ from stepguard.storage.json_file import FileError, contents, replace_file
 KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
+DIGEST = ".sha256"  # of a comparison, beside it
 Kept = TypeVar("Kept", Evidence, Comparison)
 
 
@@ -92,7 +93,31 @@ class Store:
 
         It is no evidence to accept: parked groups are no launches of the protocol.
         """
-        return _kept(run / slug / COMPARISON, comparison_json(found), found.head)
+        data = comparison_json(found)
+        path = _kept(run / slug / COMPARISON, data, found.head)
+        # A retry goes on from what is in there, if nobody edited it.
+        _kept(path.with_suffix(DIGEST), _digest(data), found.head)
+        return path
+
+    def of_these_commits(
+        self, slug: str, commit: str, base: str
+    ) -> tuple[tuple[Comparison, ...], str]:
+        """Return a case's comparisons of two commits, newest first, and which of them were changed
+        since they were written, which is no evidence.
+        """
+        found: list[Comparison] = []
+        edited: list[Path] = []
+        for run in reversed(self._runs()):
+            path = run / slug / COMPARISON
+            with contextlib.suppress(FileError, OSError):
+                (one,) = read_comparisons(path)
+                if (one.head.commit, one.base.commit) == (commit, base):
+                    intact = path.with_suffix(DIGEST).read_bytes() == _digest(path.read_bytes())
+                    if intact:
+                        found.append(one)
+                    else:
+                        edited.append(path)
+        return tuple(found), f"{edited[0]} was changed after it was written" if edited else ""
 
     @staticmethod
     def of_the_same_run(path: Path) -> list[Path]:
@@ -156,6 +181,10 @@ class Store:
             and found.case_id in asked
             and asked[found.case_id] <= found.case.items()
         }
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode() + b"\n"
 
 
 def _evidence_files(run: Path) -> list[Path]:

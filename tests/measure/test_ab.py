@@ -533,6 +533,49 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
     assert not world.groups and judge_ab(found).reason is Reason.GPU_LOCKED
 
 
+# a run that is repeated
+
+
+def test_a_retry_of_what_is_decided_measures_no_pair(world, measure):
+    """It counts, and says again what the pairs of the run before say; a pair that imported
+    meanwhile runs nothing.
+    """
+    world.step_ms = {"head": 250.0, "base": 250.0}
+    before = measure(4, GPU)
+    assert judge_ab(before).status is Status.SAME
+    world.events.clear()
+    again = measure(24, GPU, earlier=(before,))
+    assert again.head.launches == before.head.launches and again.earlier == 4
+    assert {what for label, what in world.events if label.startswith("pair")} <= {"start", "close"}
+    assert judge_ab(again).status is Status.SAME
+    assert ("counting launch head", "count") in world.events
+
+
+def test_a_retry_of_what_is_undecided_goes_on(world, measure):
+    """With the next pair, in its order, and from an analysis that was not made yet."""
+    measure(4, GPU)
+    fourth = [event for event in blocks(world, 4) if event[1].startswith("block")]
+    before = replace(measure(3, GPU), out_of_time=True)
+    world.events.clear()
+    again = measure(6, GPU, earlier=(before,))
+    assert (again.earlier, again.pairs, again.spent) == (3, 6, (3,))
+    assert again.head.launches[:3] == before.head.launches
+    assert [one.index for one in again.head.launches] == [1, 2, 3, 4, 5, 6]
+    assert [number for number in range(1, 8) if blocks(world, number)][:1] == [4]
+    assert [event for event in blocks(world, 4) if event[1].startswith("block")] == fourth
+    assert judge_ab(again).status is Status.SLOWER
+
+
+def test_a_retry_on_another_card_begins_anew(world, measure):
+    """And says so."""
+    before = measure(4, GPU)
+    other = replace(before.head.fingerprint, device_uuid="GPU-9999")
+    before = replace(before, head=replace(before.head, fingerprint=other))
+    again = measure(2, GPU, earlier=(before,))
+    assert (again.earlier, again.pairs) == (0, 2) and "GPU-9999" in again.not_pooled
+    assert again.head.launches[0] is not before.head.launches[0]
+
+
 # failures
 
 

@@ -155,6 +155,7 @@ class Gate:
         """In place of stepguard.measure.ab.measure_ab."""
         self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
         self.pair_steps, self.wants_another = wanted.steps, wanted.wants_another
+        self.earlier = wanted.earlier
         progress("pair 1 head: block 1 of 2")
         fields = dict(self.pair_fields.get(case.id, {"pct": 0.0}))
         does, pairs = fields.pop("does", None), fields.pop("pairs", 6)

@@ -69,6 +69,22 @@ def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, to
     result.stdout.fnmatch_lines([f"*linear?124m?: {told}*"])
 
 
+def test_a_run_that_is_repeated_goes_on_from_its_pairs(gate, h200):
+    """It is given what the run before kept of these commits; another commit, or the base itself,
+    begins anew.
+    """
+    a_case(gate, h200)
+    seen = []
+    for _ in range(2):
+        gate.run(OTHER)
+        seen.append(len(gate.earlier))
+    gate.run("--perf-against=HEAD")
+    seen.append(len(gate.earlier))
+    gate.commit()
+    gate.run(OTHER)
+    assert [*seen, len(gate.earlier)] == [0, 1, 0, 0]
+
+
 def test_no_stored_baseline_has_a_say(gate, h200):
     """A recording that would be SLOWER, or NOT COMPARABLE, changes nothing."""
     case = a_case(gate, h200)

@@ -4,10 +4,12 @@ import errno
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from builders import CASE_ID, evidence
+from comparisons import alike
 
 from stepguard import Case
 from stepguard.evidence import Fault, from_json
@@ -149,3 +151,22 @@ def test_the_compile_caches_have_a_path_that_a_compiler_takes(tmp_path, monkeypa
     assert re.fullmatch(r"[\w./-]+", str(cache), re.ASCII)
     assert cache == Store(Path("/srv") / name).cache, "the same one the next time"
     assert cache != Store(Path("/srv") / "other models").cache
+
+
+def test_comparisons_of_two_commits_are_found_if_nobody_edited_them(store):
+    """Newest first; of other commits none, and of one that was written to since it is said."""
+    made = replace(alike([0.1]), base=evidence((), commit="b" * 40))
+    commits = "a" * 40, "b" * 40
+    for name in ("20261120T1-1", "20261121T1-1"):
+        store.keep_comparison(a_run(store, name), "a", replace(made, against=name))
+    other = replace(made, base=replace(made.base, commit="c" * 40))
+    store.keep_comparison(a_run(store, "20261122T1-1"), "a", other)
+    found, edited = store.of_these_commits("a", *commits)
+    assert [one.against for one in found] == ["20261121T1-1", "20261120T1-1"] and not edited
+    assert store.of_these_commits("b", *commits) == ((), "")
+    path = store.runs / "20261121T1-1" / "a" / "comparison.json"
+    path.write_text(path.read_text().replace("20261121T1-1", "20261123T1-1"))
+    found, edited = store.of_these_commits("a", *commits)
+    assert [one.against for one in found] == ["20261120T1-1"] and str(path) in edited
+    path.with_suffix(".sha256").unlink()
+    assert store.of_these_commits("a", *commits) == (found, "")

@@ -89,6 +89,7 @@ def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None
         comparison.margins,
         comparison.prior,
         last=comparison.out_of_time,
+        spent=comparison.spent,
     )
     if identical(comparison):
         return replace(found, status=Status.SAME, final=True)
@@ -111,7 +112,14 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     ended = found.final and not comparison.out_of_time
     most = 0 if ended else MOST_PAIRS
     return PairsFinding(
-        found, comparison.margins, comparison.why, comparison.together, most, len(comparison.again)
+        found,
+        comparison.margins,
+        comparison.why,
+        comparison.together,
+        most,
+        len(comparison.again),
+        comparison.earlier,
+        comparison.not_pooled,
     )
 
 

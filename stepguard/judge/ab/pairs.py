@@ -23,6 +23,7 @@ from stepguard.judge.ab.sequential_plan import (
     SEQUENTIAL_PLAN,
     InterimAnalysis,
     analysis_at,
+    may_decide,
 )
 from stepguard.verdict import Decision, Status
 
@@ -116,17 +117,19 @@ def decide(
     prior: Prior = PRIOR,
     *,
     last: bool = False,
+    spent: Sequence[int] = (),
 ) -> Decision:
     """Judge the pairs so far, each a log(head / base) of the step time; all of them, in any order.
 
     Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
     up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
-    of the one before. Raises ValueError as bounds() does.
+    of the one before; ``spent`` says where earlier runs of these pairs did. Raises ValueError as
+    bounds() does.
     """
     found = bounds(log_ratios, prior)
     count, budget = found.pairs, MOST_PAIRS
     status = Status.INCONCLUSIVE
-    if last or count == found.analysis.pairs:
+    if may_decide(count, last, spent):
         status = found.status(margins)
     return Decision(
         status=status,

@@ -5,6 +5,7 @@ SEQUENTIAL_PLAN says how much. What the whole plan errs by, at any standard devi
 `docs/judge.md`. The analyses' errors add up (Bonferroni).
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 ALPHA = 0.001  # of all analyses together: SLOWER although nothing changed at all
@@ -39,6 +40,18 @@ SEQUENTIAL_PLAN = (
     InterimAnalysis(24, 0.00014, 0.0055),
 )
 MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
+
+
+def may_decide(pairs: int, last: bool, spent: Sequence[int] = ()) -> bool:
+    """Tell whether so many pairs may decide: at an analysis of the plan, or since time is up
+    (``last``), which spends the error of the next one. What was ``spent`` so at some number of
+    pairs, in an earlier run that these pairs are of, is not there again.
+    """
+
+    def due(at: int) -> int:
+        return min((one.pairs for one in SEQUENTIAL_PLAN if one.pairs >= at), default=0)
+
+    return (last or due(pairs) == pairs) and due(pairs) not in map(due, spent)
 
 
 def analysis_at(pairs: int) -> InterimAnalysis:

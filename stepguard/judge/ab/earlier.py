@@ -1,0 +1,104 @@
+"""Pairs of an earlier run of the same commits: a retry is no new draw. Pure.
+
+Who repeats a red run until it is green draws pairs anew each time, and one draw in twenty may miss
+a slowdown of the matter margin. So a run of the same two commits on the same machine goes on from
+the pairs that are there: what they decided stays, what they left undecided takes more pairs, and an
+interim analysis is made once (`pairs.decide`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from stepguard.comparison import Comparison, DisturbedPair
+from stepguard.evidence import Evidence, Launch
+from stepguard.fingerprint import Fingerprint
+from stepguard.judge.ab.decision import decision, problem
+from stepguard.judge.ab.pairs import decide
+from stepguard.verdict import Status
+
+DIFFERS = "{name} was {then} and is {now}"
+
+
+@dataclass(frozen=True)
+class EarlierPairs:
+    """What a run goes on from; nothing at first."""
+
+    head: tuple[Launch, ...] = ()
+    base: tuple[Launch, ...] = ()
+    again: tuple[DisturbedPair, ...] = ()
+    together: bool = True
+    spent: tuple[int, ...] = ()  # pairs at which an earlier run was judged since its time was up
+    decided: bool = False  # no further pair may change it
+    out_of_time: bool = False  # ... and it was decided when time was up
+    refused: str = ""  # why there are pairs of these commits that do not count
+
+    @property
+    def pairs(self) -> int:
+        """Return how many there are."""
+        return len(self.head)
+
+
+def pooled(earlier: Sequence[Comparison], now: Comparison) -> EarlierPairs:
+    """Return what ``now``, of which no pair is measured yet, goes on from: of the earlier runs,
+    newest first, the first that it can, since that holds the pairs of those before it.
+    """
+    refused = [_unlike(one, now) for one in earlier]
+    for one, why in zip(earlier, refused, strict=True):
+        if not why:
+            return _from(one)
+    return EarlierPairs(refused=refused[0] if refused else "")
+
+
+def _from(earlier: Comparison) -> EarlierPairs:
+    found = decide(
+        earlier.log_ratios(),
+        earlier.margins,
+        earlier.prior,
+        last=earlier.out_of_time,
+        spent=earlier.spent,
+    )
+    decided, spent = found.status is not Status.INCONCLUSIVE, earlier.spent
+    if earlier.out_of_time and not decided:
+        spent = (*spent, earlier.pairs)
+    return EarlierPairs(
+        head=earlier.head.launches,
+        base=earlier.base.launches,
+        again=earlier.again,
+        together=earlier.together,
+        spent=spent,
+        decided=decided,
+        out_of_time=earlier.out_of_time and decided,
+    )
+
+
+def _unlike(earlier: Comparison, now: Comparison) -> str:
+    """Return why the earlier pairs are not of what is measured now; empty if they are."""
+    for side, then in ((now.head, earlier.head), (now.base, earlier.base)):
+        for one, when in ((then, "had"), (side, "has")):
+            if one.dirty or one.tree_changed or one.untracked:
+                return f"its tree {when} files that are in no commit"
+        if differs := _differs(then, side):
+            return differs
+    rules = ("margins", "prior", "timing", "glance", "files")
+    for name in rules:
+        then, is_now = getattr(earlier, name), getattr(now, name)
+        if then != is_now:
+            return DIFFERS.format(name=name, then=then, now=is_now)
+    if decision(earlier) is None or problem(earlier) is not None:
+        return "it failed, or timed no pair"
+    return ""
+
+
+def _differs(then: Evidence, now: Evidence) -> str:
+    known = [("case", then.case, now.case), ("gates", then.gates, now.gates)]
+    old, new = then.fingerprint, now.fingerprint
+    if old is None or new is None:
+        return "its machine is not known"
+    known += [(one.name, getattr(old, one.name), getattr(new, one.name)) for one in _FIELDS]
+    for name, was, is_now in known:
+        if was != is_now:
+            return DIFFERS.format(name=name, then=was, now=is_now)
+    return ""
+
+
+_FIELDS = fields(Fingerprint)
