@@ -315,6 +315,19 @@ def test_operators_are_counted_backward_included():
     assert counter.calls["aten.mm.default"] == 3
 
 
+def test_a_cast_has_its_type():
+    """One to another type is another operator; a copy of the same type has none, on any line."""
+    x = torch.ones(2)
+    with OperatorCounter() as counter:
+        x.bfloat16(), x.to(torch.bfloat16), x.half().float(), x.to(torch.float32, copy=True)
+    assert counter.calls == {
+        "aten._to_copy[bfloat16].default": 2,
+        "aten._to_copy[float16].default": 1,
+        "aten._to_copy[float32].default": 1,
+        "aten._to_copy.default": 1,
+    }
+
+
 def _does_not_fit():
     raise torch.OutOfMemoryError("planted")
 

@@ -526,6 +526,13 @@ def test_a_refactor_of_our_model_is_the_same(names, our_base, tmp_path):
         ),
         (
             (
+                "            loss = loss / self.accumulation\n",
+                "            loss = loss.double() / self.accumulation\n",
+            ),
+            "+2 aten._to_copy[float",
+        ),
+        (
+            (
                 "            loss = F.cross",
                 "            self.logits = logits\n            loss = F.cross",
             ),
@@ -534,8 +541,8 @@ def test_a_refactor_of_our_model_is_the_same(names, our_base, tmp_path):
     ],
 )
 def test_what_is_no_refactor_is_named_by_its_cause(edit, cause, small_base, tmp_path):
-    """The same way finds a LayerNorm, a clone, a sync, lists that grow and logits that outlive
-    their step, each by its line.
+    """The same way finds a LayerNorm, a clone, a sync, lists that grow, a loss in fp64 and
+    logits that outlive their step, each by its line.
     """
     verdict = judge(small(tmp_path, (edit,)), baseline(small_base))
     assert verdict.status is Status.CHANGED

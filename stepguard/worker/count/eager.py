@@ -19,6 +19,8 @@ from stepguard.worker.count.locate import Place, frames, locate
 from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 from stepguard.worker.device import empty_cache, on_gpu
 
+_CAST = "aten._to_copy.default"  # also a copy to another device
+
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
     """Counts every ATen operator that reaches the dispatcher's Python key, backward included."""
@@ -29,10 +31,13 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         self._placed: Counter[tuple[str, Place]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
         name = str(func)
+        if name == _CAST and result.dtype != args[0].dtype:  # costs and rounds as that type does
+            name = f"aten._to_copy[{str(result.dtype).removeprefix('torch.')}].default"
         self.calls[name] += 1
         self._placed[name, locate(frames(sys._getframe()))] += 1
-        return func(*args, **(kwargs or {}))
+        return result
 
     def sites(self) -> tuple[Site, ...]:
         """Return a Site for each operator and line; of a backward pass the line that started it."""
