@@ -1,12 +1,13 @@
 """Plans the launches of one case in one tree, runs one after the other, and returns evidence.
 
 While a launch compiles and warms up, the next one is started and imports torch; its import is over
-before the first timed block begins, since that waits for its hello.
+before the first timed block begins, since that waits for its hello. So is one that may be wanted
+beyond the planned ones, and ended if it is not.
 """
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from stepguard.case import Case
@@ -126,9 +127,11 @@ class _CaseRun:
                     self._more_launches(wants_another)
                     self._one_rank(launch, plan)
                 else:
+                    if following is None and self._may_want(wants_another):
+                        following = self._one_more(2)
                     launch = self._run(launch, plan, following)
-            if not planned[-1].alone and not self._unsteady():
-                self._more_launches(wants_another)
+            if not planned[-1].alone:
+                self._more_launches(wants_another, launch)
         except LaunchFailed as failed:
             self.workers.faults.append(failed.fault)
 
@@ -144,12 +147,32 @@ class _CaseRun:
         except LaunchFailed as failed:
             self.one_rank["one_rank_problem"] = failed.fault.message
 
-    def _more_launches(self, wants_another: Callable[[Evidence], bool]) -> None:
-        launches = self.workers.launches
-        while len(launches) < self.most_launches and wants_another(self.evidence()):
-            label = f"launch {len(launches) + 1} (close, one more)"
-            plan = PlannedLaunch(label, timed=True, count=False)
-            self._run(self._start(plan), plan, None)
+    def _more_launches(
+        self, wants_another: Callable[[Evidence], bool], launch: RunningLaunch | None = None
+    ) -> None:
+        """Run launches as long as one more is wanted; ``launch`` is one that imports already."""
+        while self._room(1) and not self._unsteady() and wants_another(self.evidence()):
+            plan = self._one_more(1)
+            launch = self._run(
+                launch or self._start(plan), plan, self._one_more(2) if self._room(2) else None
+            )
+        if launch:
+            launch.group.close()
+
+    def _room(self, launches: int) -> bool:
+        return len(self.workers.launches) + launches <= self.most_launches
+
+    def _may_want(self, wants_another: Callable[[Evidence], bool]) -> bool:
+        """Tell whether a launch is likely to be wanted after the last planned one, so that it may
+        import meanwhile: it would be, were the case one of so many launches as there are.
+        """
+        done = len(self.workers.launches)
+        so_far = replace(self.evidence(), planned_launches=done)
+        return done > 0 and self._room(2) and not self._unsteady() and wants_another(so_far)
+
+    def _one_more(self, ahead: int) -> PlannedLaunch:
+        label = f"launch {len(self.workers.launches) + ahead} (close, one more)"
+        return PlannedLaunch(label, timed=True, count=False)
 
     def _start(self, plan: PlannedLaunch) -> RunningLaunch:
         return RunningLaunch(self.workers, plan.label, self.protocol, alone=plan.alone)

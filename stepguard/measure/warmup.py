@@ -1,14 +1,14 @@
 """Warms a launch up until it is steady.
 
 That is: enough load for the clocks to settle, no recompilation, no new device allocation, and
-two neighbouring windows that agree. A fixed number of warm-up steps measures a slope instead: an
-H200 gets 4 % slower within three seconds and stays so.
+two neighbouring stretches of windows that agree. A fixed number of warm-up steps measures a slope
+instead: an H200 gets 4 % slower within three seconds and stays so.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from stepguard.case import Case
@@ -32,10 +32,16 @@ class Protocol:
     segment_s: float = 3.0
     pairs_in_a_series: int = 6  # even: a series is P S S P ... without a pause
     settling_segments: int = 3  # before the first series, one before each other
+    # Of the load so far, in each of the two stretches that are compared; and whether a window
+    # counts with the mean of its steps, or with their median.
+    share: float = 0.25
+    of_means: bool = False
 
 
 PROTOCOLS = {
-    GPU: Protocol(5.0, 60.0, 1.0, 0.003, blocks=3, block_s=2.0),
+    # At its power cap a card's clock swings about once a second, single steps by 5 %: medians of
+    # windows of a second then scatter twice as much as means do (studies/warm_up).
+    GPU: Protocol(5.0, 60.0, 1.0, 0.004, blocks=3, block_s=2.0, share=1 / 3, of_means=True),
     CPU: Protocol(0.5, 3.0, 0.25, 0.1, blocks=3, block_s=0.5, segment_s=0.3, settling_segments=1),
 }
 
@@ -108,14 +114,15 @@ class WarmUp:
             self._window_ms, self._window_s = [], []
             return
         slowest = max(ranks, key=lambda rank: rank["wall_ms"])
-        # Medians: the clocks are what has to settle, and one slow step in ten is not drift.
-        self._window_ms.append(median(slowest["step_ms"]))
+        # Medians on a CPU, and of pairs: one slow step in ten is not drift.
+        middle = fmean if self.protocol.of_means else median
+        self._window_ms.append(middle(slowest["step_ms"]))
         self._window_s.append(wall_s)
 
     def done(self) -> bool:
         """Tell whether it is steady, or out of time (then ``problem`` says so)."""
         if self.seconds >= self.protocol.warmup_min_s and steady(
-            self._window_ms, self._window_s, self.protocol.tolerance
+            self._window_ms, self._window_s, self.protocol.tolerance, self.protocol.share
         ):
             self.problem = ""  # it may go on after its time, until another launch's import is over
             return True
@@ -133,16 +140,18 @@ class WarmUp:
         return True
 
 
-def steady(window_ms: Sequence[float], window_s: Sequence[float], tolerance: float) -> bool:
-    """Tell whether a warm-up has ended: two neighbouring windows agree in step time.
+def steady(
+    window_ms: Sequence[float], window_s: Sequence[float], tolerance: float, share: float
+) -> bool:
+    """Tell whether a warm-up has ended: two neighbouring stretches of windows agree in step time.
 
     ``window_ms`` are step times of consecutive windows, ``window_s`` how long each took. The
-    two windows compared are each a quarter of the load so far, and at least one window: they grow
-    with the load, so that noise averages out while drift does not.
+    stretches are each a ``share`` of the load so far, and at least one window: they grow with the
+    load, so that noise averages out while drift does not.
     """
-    total = sum(window_s)
-    newer, taken = _tail_mean(window_ms, window_s, total / 4)
-    older, taken_older = _tail_mean(window_ms[: len(window_ms) - taken], window_s, total / 4)
+    least_s = share * sum(window_s)
+    newer, taken = _tail_mean(window_ms, window_s, least_s)
+    older, taken_older = _tail_mean(window_ms[: len(window_ms) - taken], window_s, least_s)
     if not taken or not taken_older:
         return False
     return abs(math.log(newer / older)) <= tolerance

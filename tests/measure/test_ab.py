@@ -731,3 +731,27 @@ def test_no_launch_follows_one_that_never_got_steady(world, monkeypatch, tmp_pat
     assert not [label for label, what in world.events if what == "hello" and label == "launch 2"]
     world.compiles = {}
     assert len(measure_launches(replace(GPU, launches=3), bench).launches) == 3
+
+
+@pytest.mark.parametrize("wanted", [3, 4, 5])
+def test_a_launch_that_may_be_wanted_imports_meanwhile(world, monkeypatch, tmp_path, wanted):
+    """It starts as the one before it is built, does nothing until that has ended, and is ended
+    itself if it is not wanted after all; what is clear starts none.
+    """
+    monkeypatch.setattr(stepguard.measure.launches, "watch", lambda *rest: (world.monitor, None))
+    bench = Bench(tmp_path, tmp_path, tmp_path / "head", (H200,), Revision("f" * 40), "pytest")
+    found = measure_launches(
+        replace(GPU, launches=3), bench, wants_another=lambda one: len(one.launches) < wanted
+    )
+    assert len(found.launches) == wanted and not found.faults
+    labels = [label.partition(" (")[0] for label, what in world.events if what == "start"]
+    ahead = wanted + 1 if wanted > 3 else 3 + (wanted > 2)
+    assert labels[-1] == f"launch {ahead}" and len(labels) == len(set(labels))
+    assert all(group.closed for group in world.groups.values())
+    events = [(label.partition(" (")[0], what) for label, what in world.events]
+    for number in range(4, wanted + 1):
+        before, mine = f"launch {number - 1}", f"launch {number}"
+        assert events.index((mine, "start")) < events.index((before, "prepare"))
+        assert events.index((before, "leave")) < events.index((mine, "prepare"))
+    unused = [what for label, what in events if label == f"launch {wanted + 1}"]
+    assert set(unused) <= {"start", "ready", "close"}

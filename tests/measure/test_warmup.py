@@ -1,5 +1,6 @@
 """When a warm-up is over, and what is said of one that did not settle in its time."""
 
+import math
 from dataclasses import replace
 
 from stepguard.measure.warmup import PROTOCOLS, WarmUp
@@ -48,3 +49,27 @@ def test_a_warm_up_that_never_gets_steady_is_given_up_early():
     late = [min(second, 9) for second in range(100)]
     seconds, problem = seconds_until_done(late)
     assert seconds < PROTOCOLS["cuda"].warmup_cap_s and problem == ""
+
+
+def test_a_clock_that_swings_each_second_is_steady_and_one_that_drifts_is_not():
+    """Steps of 42 ms that are slower by a fifth for a quarter of each second: windows of a second
+    agree in their mean, whatever their phase. A card that slows down by 4 % over ten seconds is
+    not steady at five.
+    """
+
+    def seconds(drift, offset):
+        warmup, at = WarmUp(PROTOCOLS["cuda"]), 0.0
+        while not warmup.done():
+            steps = []
+            for _ in range(warmup.next_steps()):
+                slow = 1.2 if (at + offset) % 1.0 < 0.25 else 1.0
+                steps.append(42.0 * slow * (1 + drift * (1 - math.exp(-at / 3))))
+                at += steps[-1] / 1e3
+            times = {"step_ms": steps, "wall_ms": sum(steps)}
+            warmup.add([times | {"compiled_graphs": 0, "device_allocations": 0}])
+        assert not warmup.problem
+        return warmup.seconds
+
+    for offset in (0.0, 0.2, 0.4, 0.6, 0.8):
+        assert seconds(0.0, offset) < 7.5
+        assert 7.5 < seconds(0.04, offset) < 20
