@@ -16,11 +16,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def environment() -> Iterator[None]:
     """The environment of tests and of what they start.
 
-    Without this setting the first compilation in each cache builds and runs a program for every
-    instruction set. Not for the cases of perf_tests/, whose recordings are without it.
+    Without the first setting the first compilation in each cache builds and runs a program for
+    every instruction set; without the second a process that compiles starts others that import
+    torch. Not for the cases of perf_tests/, whose recordings are without them.
     """
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
+        monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
         # In CI, too, a run within a test is strict only if the test says so.
         monkeypatch.delenv("CI", raising=False)
         yield

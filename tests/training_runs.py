@@ -1,6 +1,11 @@
-"""Options of short training runs, for the tests of training on a CPU and on a GPU."""
+"""Options of short training runs, on a CPU and on a GPU; and two ranks for such tests."""
 
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+import torch.multiprocessing as mp
 
 from model.config import GPTConfig
 from model.data.shards import STDLIB_SHARD
@@ -18,3 +23,9 @@ def short_run(**changed: Any) -> Options:
     every = {"log_every": 2, "eval_every": 4, "eval_batches": 2, "save_every": 4}
     last = {"sample_tokens": 0, "peak_tflops": 0.5}
     return Options(**{**shape, **step, **learning, **run, **every, **last, **changed})
+
+
+def run_two_ranks(function: Callable[[int, str], None], folder: Path) -> None:
+    """Call ``function(rank, folder)`` in two processes, forks of one that has imported torch."""
+    multiprocessing.set_forkserver_preload(["model.train", "torch.distributed", "torch._dynamo"])
+    mp.start_processes(function, args=(str(folder),), nprocs=2, start_method="forkserver")

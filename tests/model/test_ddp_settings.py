@@ -5,14 +5,15 @@ python -m pytest tests/model/test_ddp_settings.py
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor
+from training_runs import run_two_ranks
 
 from model.config import SIZES, GPTConfig
 from model.ddp import DdpSettings
@@ -72,6 +73,8 @@ def one_rank(rank: int, folder: str) -> None:
     """One of two ranks: its gradients by way, and without any sync."""
     torch.set_num_threads(1)
     SIZES["tiny"] = TINY
+    # What DDP and the compiler do to each other ends before any kernel is generated.
+    torch.compile = partial(torch.compile, backend="aot_eager")
     rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     found = {}
@@ -97,7 +100,7 @@ def calls() -> list[list[str]]:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[dict[str, Tensor]]]]:
     """What the two ranks found."""
     folder: Path = tmp_path_factory.mktemp("ranks")
-    mp.spawn(one_rank, args=(str(folder),), nprocs=2)
+    run_two_ranks(one_rank, folder)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(2)]
 
 

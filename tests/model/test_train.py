@@ -19,8 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
-from training_runs import TINY, short_run
+from training_runs import TINY, run_two_ranks, short_run
 
 from model.checkpoint import CheckpointError, Checkpoints, load
 from model.config import SIZES
@@ -95,7 +94,7 @@ def one_rank(rank: int, folder: str) -> None:
 
 def test_two_ranks_resume_bit_for_bit(tmp_path: Path):
     """The same with two ranks that exchange gradients; one of them was asked to stop."""
-    mp.spawn(one_rank, args=(str(tmp_path),), nprocs=2)
+    run_two_ranks(one_rank, tmp_path)
     found, expected = (
         load(Checkpoints(tmp_path / name).paths()[-1]) for name in ("parts", "whole")
     )
