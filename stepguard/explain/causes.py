@@ -32,9 +32,10 @@ def explain(before: Profile, after: Profile, *, clock_ratio: float | None = None
     matches = match(*_comparable(before, after))
     pace = Pace(matches, (before.steps, after.steps))
     terms = [*_kernel_terms(matches, pace), *_other_terms(before, after, matches, pace)]
-    scatter = Scatter([term for term, _ in terms] + [term for _, term in pace.terms()])
+    classes = list(pace.terms())
+    scatter = Scatter([term for term, _ in terms] + [term for _, term in classes])
     causes, rest = _sorted_out(terms, scatter)
-    paced, unpaced = _pace_causes(pace, scatter, clock_ratio)
+    paced, unpaced = _pace_causes(pace, classes, scatter, clock_ratio)
     causes = _with_moves(causes) + paced
     rest += unpaced
     return Explanation(
@@ -117,14 +118,17 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
             continue
         if abs(calls[1] - calls[0]) < 1e-6:
             found = Kind.SHAPE if one.other_work else Kind.TIME
-            yield Term(kind, *steady, unsure_us=pace.unsure_us(one)), _as(cause, found)
+            yield Term(kind, *steady, unsure_us=pace.unsure_us(one)), replace(cause, kind=found)
             continue
         # d = (n1 - n0) t0 + n1 (t1 - t0): more calls, then slower calls.
         each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0
         as_many = tuple(n * each_us for n in added([row.calls for row in one.after]))
-        yield Term(kind, steady[0], as_many, certain=True), _as(cause, Kind.CALLS)
+        yield Term(kind, steady[0], as_many, certain=True), replace(cause, kind=Kind.CALLS)
         slower = _less(steady[1], as_many)
-        yield Term(kind, (0.0,) * len(steady[0]), slower, size=sides[1].us), _as(cause, Kind.TIME)
+        yield (
+            Term(kind, (0.0,) * len(steady[0]), slower, size=sides[1].us),
+            replace(cause, kind=Kind.TIME),
+        )
 
 
 def _kind_of(one: Match) -> Kind:
@@ -134,10 +138,6 @@ def _kind_of(one: Match) -> Kind:
     if not one.after:
         return Kind.REMOVED
     return {How.SHAPE: Kind.SHAPE, How.MOVED: Kind.MOVED}.get(one.how, Kind.REPLACED)
-
-
-def _as(cause: Cause, kind: Kind, us: float = 0.0) -> Cause:
-    return Cause(kind, us, cause.what, cause.phase, cause.place, cause.before, cause.after)
 
 
 def _other_terms(
@@ -195,18 +195,21 @@ def _sorted_out(
     causes, rest = [], []
     for term, cause in terms:
         if scatter.beyond(term):
-            causes.append(_as(cause, cause.kind, term.change_us))
+            causes.append(replace(cause, us=term.change_us))
         else:
             rest.append((term.part, term.change_us))
     return causes, rest
 
 
 def _pace_causes(
-    pace: Pace, scatter: Scatter, clock_ratio: float | None
+    pace: Pace,
+    classes: Sequence[tuple[str, Term]],
+    scatter: Scatter,
+    clock_ratio: float | None,
 ) -> tuple[list[Cause], list[tuple[str, float]]]:
     """Return by how much whole classes got slower: the clock, if several did by one ratio."""
-    found = [(kind, term) for kind, term in pace.terms() if scatter.beyond(term)]
-    rest = [(term.part, term.change_us) for _, term in pace.terms() if not scatter.beyond(term)]
+    found = [(kind, term) for kind, term in classes if scatter.beyond(term)]
+    rest = [(term.part, term.change_us) for _, term in classes if not scatter.beyond(term)]
     if not found:
         return [], rest
     sides = {kind: [Side((kind,), 0.0, us) for us in pace.class_us(kind)] for kind, _ in found}

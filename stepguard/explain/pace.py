@@ -55,6 +55,10 @@ class Pace:
         for phase in dict.fromkeys(one.phase for one in same.values()):
             self._add_phase(phase, {i: one for i, one in same.items() if one.phase == phase})
         self._shifts = self._class_shifts(same)
+        self._kinds: dict[str, list[Match]] = {}
+        for one in matches:
+            self._kinds.setdefault(one.rows[0].kind, []).append(one)
+        self._steady = {id(one): self._at_class_pace(one) for one in matches}
 
     def _add_phase(self, phase: str, kernels: dict[int, _Kernel]) -> None:
         weights = np.array([one.us for one in kernels.values()])
@@ -95,6 +99,9 @@ class Pace:
 
     def steady(self, one: Match) -> tuple[Series, Series]:
         """Return a match's us for each step on both sides, at the pace of its phase and class."""
+        return self._steady[id(one)]
+
+    def _at_class_pace(self, one: Match) -> tuple[Series, Series]:
         before, after = self._at_pace(one)
         after = after * np.exp(-self._shifts.get(one.rows[0].kind, 0.0))
         return tuple(before.tolist()), tuple(after.tolist())
@@ -113,33 +120,31 @@ class Pace:
 
     def terms(self) -> Iterator[tuple[str, Term]]:
         """Yield what the pace of each class's kernels adds to the step."""
-        for kind in dict.fromkeys(one.rows[0].kind for one in self._matches):
-            mine = [one for one in self._matches if one.rows[0].kind == kind]
-            series = []
-            for side in (0, 1):
-                raw = self._raw(mine, side)
-                calm = added([self.steady(one)[side] for one in mine])
-                series.append(tuple(x - y for x, y in zip(raw, calm, strict=True)))
-            yield kind, Term(kind, series[0], series[1], Usual.PACE, size=self.class_us(kind)[0])
+        for kind, mine in self._kinds.items():
+            before, after = (
+                tuple(x - y for x, y in zip(raw, self._calm(kind, side), strict=True))
+                for side, raw in enumerate(self.sums(mine))
+            )
+            yield kind, Term(kind, before, after, Usual.PACE, size=self.class_us(kind)[0])
 
-    def _raw(self, mine: Sequence[Match], side: int) -> Series:
-        rows = [row.us for one in mine for row in (one.before, one.after)[side]]
-        return _sum(rows, self._steps[side])
+    def _calm(self, kind: str, side: int) -> Series:
+        return added([self.steady(one)[side] for one in self._kinds[kind]])
 
     def class_us(self, kind: str) -> tuple[float, float]:
         """Return a class's time a step on both sides."""
-        mine = [one for one in self._matches if one.rows[0].kind == kind]
-        return mean(self._raw(mine, 0)), mean(self._raw(mine, 1))
+        before, after = self.sums(self._kinds[kind])
+        return mean(before), mean(after)
 
     def sums(self, matches: Sequence[Match]) -> tuple[Series, Series]:
         """Return the sum of all kernels for each step on both sides."""
-        return self._raw(matches, 0), self._raw(matches, 1)
+        before = [row.us for one in matches for row in one.before]
+        after = [row.us for one in matches for row in one.after]
+        return _sum(before, self._steps[0]), _sum(after, self._steps[1])
 
     def ratio(self, kind: str) -> float:
         """Return how much longer the kernels of a class take by their pace alone."""
-        mine = [one for one in self._matches if one.rows[0].kind == kind]
-        calm = added([self.steady(one)[1] for one in mine])
-        return mean(self._raw(mine, 1)) / mean(calm) if mean(calm) else 1.0
+        calm = mean(self._calm(kind, 1))
+        return self.class_us(kind)[1] / calm if calm else 1.0
 
     def is_clock(self, kinds: Sequence[str], clock_ratio: float | None) -> bool:
         """Return whether these classes moved as a clock moves them: by one ratio, or, where
