@@ -18,6 +18,7 @@ from stepguard.document import (
     GpuDocument,
     Options,
     Problem,
+    ProblemCode,
     RunDocument,
     filled,
 )
@@ -59,9 +60,26 @@ class Facts:
     waivers: Sequence[Waiver] = field(default=())
 
 
-def end_of(exitstatus: int) -> End:
-    """Return how a run ended, by pytest's exit status."""
+def _end_of(exitstatus: int) -> End:
     return _ENDS.get(pytest.ExitCode(exitstatus), End.FINISHED)
+
+
+def problems_of(exitstatus: int, unrecorded: Sequence[str], nothing: bool) -> list[Problem]:
+    """Return why a run is no pass, strict or not, apart from its verdicts: by how it ended, by what
+    is ``unrecorded`` though that was asked for, and where ``nothing`` that was selected came to a
+    result.
+    """
+    problems = [Problem(code=ProblemCode.NOT_RECORDED, text=text) for text in unrecorded]
+    end = _end_of(exitstatus)
+    if end is End.REFUSED:
+        problems.append(Problem(code=ProblemCode.REFUSED, text="pytest refused its arguments"))
+    elif end is not End.FINISHED:
+        text = f"the run did not finish: {end.value}"
+        problems.append(Problem(code=ProblemCode.NOT_FINISHED, text=text))
+    elif nothing:
+        text = "no selected case came to a result"
+        problems.append(Problem(code=ProblemCode.NOTHING_MEASURED, text=text))
+    return problems
 
 
 def run_document(
@@ -77,7 +95,7 @@ def run_document(
         schema=SCHEMA,
         date=facts.began.isoformat(timespec="seconds"),
         wall_s=round((datetime.now(UTC) - facts.began).total_seconds(), 3),
-        end=end_of(exitstatus),
+        end=_end_of(exitstatus),
         passed=exitstatus == pytest.ExitCode.OK and not facts.problems,
         commit=facts.revision.commit,
         dirty=list(facts.revision.dirty),

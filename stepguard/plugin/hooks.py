@@ -6,7 +6,6 @@ decide is an error of its test; a run that selected cases and measured none of t
 
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ from stepguard.plugin.items import (
 )
 from stepguard.plugin.refusals import Refused
 from stepguard.plugin.session import Session
-from stepguard.report import terminal
+from stepguard.plugin.terminal import Block, write_summary
 from stepguard.report.documents import benchmark_info
 from stepguard.storage.json_file import FileError
 from stepguard.text import printable
@@ -117,22 +116,6 @@ def measuring(
         pytest.fail(NOTHING_MEASURED, pytrace=False)
 
 
-class Block:
-    """A verdict as pytest prints it among its failures. Of a text, or of what crashed somewhere,
-    pytest's summary would show the first words.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def __str__(self) -> str:
-        return self._text
-
-    def toterminal(self, writer: Any) -> None:
-        """Print it; called by pytest, with its terminal writer."""
-        writer.line(self._text)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The changes to the report of a test's call."""
@@ -219,10 +202,5 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the table and, for everything that did not pass, what to do."""
-    run = terminalreporter.config.stash[_SESSION].summary()
-    if run is None:
-        return
-    terminalreporter.section("performance")
-    width = terminalreporter._tw.fullwidth if terminalreporter.isatty else 0  # a log has any width
-    for text, markup in terminal.lines(run, width):
-        terminalreporter.line(printable(text), **markup)
+    if run := terminalreporter.config.stash[_SESSION].summary():
+        write_summary(terminalreporter, run)

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from stepguard.case import Case
-from stepguard.document import CaseState, End, Problem, ProblemCode
+from stepguard.document import CaseState, Problem, ProblemCode
 from stepguard.expectation import Expectation
 from stepguard.git.resolve import TreeError
 from stepguard.git.revision import current
@@ -35,15 +34,16 @@ from stepguard.plugin.baselines import (
     whole_folders,
 )
 from stepguard.plugin.benchmark import Bridge
-from stepguard.plugin.documents import Facts, end_of, run_document, write
+from stepguard.plugin.documents import Facts, problems_of, run_document, write
 from stepguard.plugin.guard import Guard, left_out_line, unsuited
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.selection import Selection
+from stepguard.plugin.terminal import progress_line
 from stepguard.report import words
 from stepguard.report.commands import Commands, interpreter
-from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
+from stepguard.report.progress_line import ProgressLine
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
@@ -239,7 +239,7 @@ class Session:
                 base=option.perf_base or "",
                 base_baselines=self._base.folder if self._base else None,
             )
-            self._line = _progress_line(self._config, Store(self._root).last_wall_s(self._cases))
+            self._line = progress_line(self._config, Store(self._root).last_wall_s(self._cases))
             self._line.plan([(case.id, case.device) for case in self._cases])
         return self._suite, self._line
 
@@ -291,7 +291,9 @@ class Session:
             # Of another status pytest says itself why it is no pass.
             collected = self._checked or exitstatus != pytest.ExitCode.OK
             self.guard.finish(states, results, collected)
-        problems = [*self._ended(exitstatus, results), *self.guard.problems]
+        nothing = self.selection.asked and not results
+        problems = list(self._refused) or problems_of(exitstatus, self.recorder.refused, nothing)
+        problems += self.guard.problems
         unwritten: list[str] = []
         if not hasattr(self._config, "workerinput"):
             unwritten = self._write(exitstatus, results, problems, states)
@@ -301,25 +303,6 @@ class Session:
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []
         return [self.recorder.marked(result) for result in results]
-
-    def _ended(self, exitstatus: int, results: list[Result]) -> list[Problem]:
-        """Return why the run is no pass, strict or not, apart from its verdicts."""
-        if self._refused:
-            return list(self._refused)
-        problems = [
-            Problem(code=ProblemCode.NOT_RECORDED, text=text) for text in self.recorder.refused
-        ]
-        end = end_of(exitstatus)
-        if end is End.REFUSED:
-            text = "pytest refused its arguments"
-            problems.append(Problem(code=ProblemCode.REFUSED, text=text))
-        elif end is not End.FINISHED:
-            text = f"the run did not finish: {end.value}"
-            problems.append(Problem(code=ProblemCode.NOT_FINISHED, text=text))
-        elif self.selection.asked and not results:
-            text = "no selected case came to a result"
-            problems.append(Problem(code=ProblemCode.NOTHING_MEASURED, text=text))
-        return problems
 
     def _write(
         self,
@@ -374,34 +357,3 @@ class Session:
             self.selection.skips,
             problems=self.guard.missed,
         )
-
-
-def _progress_line(config: pytest.Config, expected_s: dict[str, float]) -> ProgressLine:
-    reporter = config.pluginmanager.getplugin("terminalreporter")
-    return ProgressLine(_screen(config, reporter), config.option.verbose > 0, expected_s)
-
-
-def _screen(config: pytest.Config, reporter: Any) -> Screen:
-    """Return pytest's terminal, past its capturing: a case runs inside its test."""
-    capture = config.pluginmanager.getplugin("capturemanager")
-    uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
-    if reporter is None:
-        return Screen(lambda text: None)
-    writer, file = reporter._tw, reporter._tw._file
-    with uncaptured():  # else the file may be one that pytest captures in
-        terminal = has_cursor(file)
-
-    def write(text: str) -> None:
-        with uncaptured():
-            if not terminal:
-                writer.write(text, flush=True)
-                return
-            # Not by the writer, which counts the columns of what pytest itself has written.
-            file.write(text)
-            file.flush()
-
-    def width() -> int:
-        with uncaptured():
-            return columns(file)
-
-    return Screen(write, terminal, width, lambda: int(writer.width_of_current_line))

@@ -1,0 +1,66 @@
+"""The writing to pytest's terminal: the progress line, verdicts among the failures, the summary."""
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from stepguard.report import terminal
+from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
+from stepguard.text import printable
+
+
+def progress_line(config: pytest.Config, expected_s: dict[str, float]) -> ProgressLine:
+    """Return the run's line on pytest's terminal; ``expected_s`` are its cases' times, by id."""
+    reporter = config.pluginmanager.getplugin("terminalreporter")
+    return ProgressLine(_screen(config, reporter), config.option.verbose > 0, expected_s)
+
+
+def _screen(config: pytest.Config, reporter: Any) -> Screen:
+    """Return pytest's terminal, past its capturing: a case runs inside its test."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
+    if reporter is None:
+        return Screen(lambda text: None)
+    writer, file = reporter._tw, reporter._tw._file
+    with uncaptured():  # else the file may be one that pytest captures in
+        terminal = has_cursor(file)
+
+    def write(text: str) -> None:
+        with uncaptured():
+            if not terminal:
+                writer.write(text, flush=True)
+                return
+            # Not by the writer, which counts the columns of what pytest itself has written.
+            file.write(text)
+            file.flush()
+
+    def width() -> int:
+        with uncaptured():
+            return columns(file)
+
+    return Screen(write, terminal, width, lambda: int(writer.width_of_current_line))
+
+
+class Block:
+    """A verdict as pytest prints it among its failures. Of a text, or of what crashed somewhere,
+    pytest's summary would show the first words.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def toterminal(self, writer: Any) -> None:
+        """Print it; called by pytest, with its terminal writer."""
+        writer.line(self._text)
+
+
+def write_summary(reporter: pytest.TerminalReporter, run: terminal.Run) -> None:
+    """Write the table and, for everything that did not pass, what to do."""
+    reporter.section("performance")
+    width = reporter._tw.fullwidth if reporter.isatty else 0  # a log has any width
+    for text, markup in terminal.lines(run, width):
+        reporter.line(printable(text), **markup)
