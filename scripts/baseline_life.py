@@ -215,7 +215,10 @@ def slow_down(life: Life) -> None:
     folder = life.measured(260.1, PEAK - 9_000_000_000)
     life.stepguard("judge", "--evidence", folder)
     life.stepguard("accept", "--evidence", folder)
-    life.say("With a reason a new epoch begins. From now on runs are compared with that one only.")
+    life.say(
+        "With a reason a new epoch begins, the recordings at another level. From now on runs are "
+        "compared with that one only."
+    )
     reason = "9 GB less for 3 % of time: batch 96 fits now"
     life.stepguard("accept", "--evidence", folder, "--reason", reason)
     life.diff()
