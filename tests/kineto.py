@@ -3,12 +3,21 @@
 import json
 from io import BytesIO
 
+from stepguard.roofline import Peaks
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.columns import Trace
 from stepguard.trace.profiles import Analysis, analyse
 from stepguard.trace.read.chrome import read_chrome
 
 MAIN, AUTOGRAD, STREAM, COMMS = 1, 2, 7, 19
+PEAKS = Peaks(
+    device_name="NVIDIA H200",
+    device_uuid="GPU-1234",
+    date="2026-11-22T00:00:00+00:00",
+    torch="2.11.0",
+    copy_bytes_per_s=4e12,
+    flops_per_s={"bf16": 800e12, "fp32": 50e12},
+)
 
 
 class Kineto:

@@ -6,26 +6,17 @@ import pytest
 from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
-from kineto import Kineto
+from kineto import PEAKS, Kineto
 
 from stepguard.cli.main import main
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
 from stepguard.report.trace.explanation import lines
-from stepguard.roofline import Peaks, Work, position
+from stepguard.roofline import Work, position
 from stepguard.storage import peaks as storage
 from stepguard.storage.json_file import FileError
 from stepguard.trace.profiles import profile
 from stepguard.trace.work import Inputs, work_of
-
-PEAKS = Peaks(
-    device_name="NVIDIA H200",
-    device_uuid="GPU-1234",
-    date="2026-11-22T00:00:00+00:00",
-    torch="2.11.0",
-    copy_bytes_per_s=4e12,
-    flops_per_s={"bf16": 800e12},
-)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from model.config import SIZES
+
 
 @pytest.fixture(autouse=True, scope="package")
 def one_thread() -> Iterator[None]:
@@ -20,3 +22,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def tiny_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Offer a module's TINY as a size, for which a step takes a few milliseconds, and leave no
+    global state behind.
+    """
+    if tiny := getattr(request.module, "TINY", None):
+        monkeypatch.setitem(SIZES, "tiny", tiny)
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)

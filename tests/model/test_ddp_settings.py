@@ -46,12 +46,6 @@ WAYS: dict[str, dict[str, Any]] = {
 STEPS = 3  # buckets are arranged anew in the second
 
 
-@pytest.fixture(autouse=True)
-def tiny_size(monkeypatch: pytest.MonkeyPatch):
-    """Offer a size for which a step takes a few milliseconds."""
-    monkeypatch.setitem(SIZES, "tiny", TINY)
-
-
 def gradients(sync: bool = True, **params: Any) -> list[dict[str, Tensor]]:
     """The gradients that the optimizer is handed in each of STEPS steps."""
     workload: Any = train_step(**SMALL | params)

@@ -14,22 +14,13 @@ import torch
 from torch import nn
 
 from model import parts
-from model.config import SIZES, GPTConfig
+from model.config import GPTConfig
 from model.parts import attention, checkpointed, decode, loading, reading_step, tokenization
 from model.workloads import forward_backward
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=64, vocab_size=8256)
 SMALL: dict[str, Any] = {"size": "tiny", "batch": 2, "seq": 16, "precision": "fp32"}
 SMALL |= {"compile": False, "device": "cpu"}
-
-
-@pytest.fixture(autouse=True)
-def tiny_size(monkeypatch: pytest.MonkeyPatch):
-    """Offer a size for which a step takes a few milliseconds, and leave no global state behind."""
-    monkeypatch.setitem(SIZES, "tiny", TINY)
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 def test_every_kind_of_attention_is_the_same_function():

@@ -30,15 +30,6 @@ from model.training import LOG, Run, TrainingError, read_log
 from studies.learning.kills import RUN, differing, killed_often, leaves
 
 
-@pytest.fixture(autouse=True)
-def tiny_size(monkeypatch: pytest.MonkeyPatch):
-    """Offer a size for which a step takes a few milliseconds, and leave no global state behind."""
-    monkeypatch.setitem(SIZES, "tiny", TINY)
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 def assert_same_bits(found: Any, expected: Any) -> None:
     """Two states are equal in every bit of every tensor."""
     ours, theirs = leaves(found), leaves(expected)

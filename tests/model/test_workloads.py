@@ -35,15 +35,6 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def tiny_size(monkeypatch: pytest.MonkeyPatch):
-    """Offer a size for which a step takes a few milliseconds, and leave no global state behind."""
-    monkeypatch.setitem(SIZES, "tiny", TINY)
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 def parameters(workload: Workload) -> dict[str, Tensor]:
     return {name: p.detach().clone() for name, p in workload.model.named_parameters()}
 

@@ -198,12 +198,15 @@ class Gate:
             accept(path, self.evidence(case), "")
         return path
 
-    def run(self, *arguments) -> pytest.RunResult:
-        """pytest in this folder, in this process."""
+    def run(self, *arguments, **outcomes) -> pytest.RunResult:
+        """pytest in this folder, in this process; with these outcomes, if any are given."""
         self.measured.clear()
         self.paired.clear()
         options = {"no_reraise_ctrlc": True}  # a test may be about a Ctrl-C
-        return self.pytester.runpytest_inprocess(*WITHOUT, *arguments, **options)
+        result = self.pytester.runpytest_inprocess(*WITHOUT, *arguments, **options)
+        if outcomes:
+            result.assert_outcomes(**outcomes)
+        return result
 
     def git(self, *arguments: str) -> str:
         """A git command in the folder."""

@@ -45,8 +45,7 @@ def old(gate):
 def test_equal_trees_pass_without_a_baseline(gate, h200):
     """`same`, exit 0: no stored baseline has a say, and nothing is launched for one."""
     case = a_case(gate, h200)
-    result = gate.run("-v", OTHER)
-    result.assert_outcomes(passed=1)
+    result = gate.run("-v", OTHER, passed=1)
     assert result.ret == 0 and gate.measured == []
     result.stdout.fnmatch_lines(["same *100%]", "linear?124m?*same", "1 same"])
     ((case_id, commit, _),) = gate.paired
@@ -98,8 +97,7 @@ def test_slower_fails_and_says_by_what(gate, h200):
     acceptance of this run.
     """
     a_case(gate, h200, 2.0)
-    result = gate.run("-v", OTHER)
-    result.assert_outcomes(failed=1)
+    result = gate.run("-v", OTHER, failed=1)
     assert result.ret == 1
     shown = old(gate).replace("(", "?").replace(")", "?")
     result.stdout.fnmatch_lines(
@@ -121,16 +119,14 @@ def test_slower_fails_and_says_by_what(gate, h200):
 def test_faster_passes_loudly(gate, h200):
     """With the word, and how the gain is kept."""
     a_case(gate, h200, -2.0)
-    result = gate.run("-v", OTHER)
-    result.assert_outcomes(passed=1)
+    result = gate.run("-v", OTHER, passed=1)
     result.stdout.fnmatch_lines(["FASTER *100%]", "linear?124m?: FASTER: *", "  if it is meant: *"])
 
 
 def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
     """CHANGED, with the counter."""
     a_case(gate, h200, head={"counters": {"launches_per_step": 300}})
-    result = gate.run("-v", OTHER)
-    result.assert_outcomes(failed=1)
+    result = gate.run("-v", OTHER, failed=1)
     result.stdout.fnmatch_lines(["CHANGED *", "*launches_per_step 200 -> 300*"])
 
 
@@ -166,8 +162,7 @@ RAISES = {
 def test_what_could_not_be_judged_is_an_error(gate, h200, fields, word, lines):
     """Never a pass, and never an offer to accept it."""
     a_case(gate, h200, **fields)
-    result = gate.run("-v", OTHER)
-    result.assert_outcomes(errors=1)
+    result = gate.run("-v", OTHER, errors=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines([f"{word} *", *lines])
     result.stdout.no_fnmatch_line("*accept*")
@@ -177,8 +172,7 @@ def test_a_changed_tree_is_allowed(gate, h200):
     """Work in progress against a clean revision is the commonest use."""
     a_case(gate, h200, 2.0)
     (gate.path / "factories.py").write_text("# edited\n")
-    result = gate.run(OTHER)
-    result.assert_outcomes(failed=1)
+    result = gate.run(OTHER, failed=1)
     result.stdout.fnmatch_lines(["linear?124m?: SLOWER: *"])
 
 
@@ -186,8 +180,7 @@ def test_a_run_that_judged_nothing_fails(gate, h200):
     """Every case skipped for want of a GPU: not green, and no tree was made."""
     a_case(gate, h200)
     gate.gpus = []
-    result = gate.run(OTHER)
-    result.assert_outcomes(skipped=1)
+    result = gate.run(OTHER, skipped=1)
     assert result.ret == 1 and gate.paired == []
     result.stdout.fnmatch_lines(["NOTHING WAS MEASURED*"])
     assert not (gate.path / ".stepguard").exists()
@@ -196,9 +189,9 @@ def test_a_run_that_judged_nothing_fails(gate, h200):
 def test_it_works_without_pytest_benchmark(gate, h200):
     """-p no:benchmark."""
     a_case(gate, h200, 2.0)
-    gate.run("-p", "no:benchmark", OTHER).assert_outcomes(failed=1)
+    gate.run("-p", "no:benchmark", OTHER, failed=1)
     gate.will_compare(gate.cuda())
-    gate.run("-p", "no:benchmark", OTHER).assert_outcomes(passed=1)
+    gate.run("-p", "no:benchmark", OTHER, passed=1)
 
 
 def test_a_claim_among_many_is_taken_back(gate, h200):
@@ -212,8 +205,7 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     gate.git("tag", "old")
     gate.commit()
     gate.will_compare(cases[7], 0.9, wider=18)
-    alone = gate.run(OTHER, "-k", "c7", "--perf-json=run.json")
-    alone.assert_outcomes(failed=1, deselected=59)
+    gate.run(OTHER, "-k", "c7", "--perf-json=run.json", failed=1, deselected=59)
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert 0.01 / 60 < found["verdict"]["p_value"] <= 0.001
     result = gate.run(OTHER, "--perf-json=run.json")
@@ -237,8 +229,7 @@ def test_a_tree_edited_meanwhile_is_broken(gate, h200):
     case = a_case(gate, h200)
     for edits in ("# first\n", "# and again, while it is dirty\n"):
         gate.will_compare(case, does=lambda _, text=edits: (gate.path / "x.py").write_text(text))
-        result = gate.run(OTHER)
-        result.assert_outcomes(errors=1)
+        result = gate.run(OTHER, errors=1)
         result.stdout.fnmatch_lines(["*BROKEN: *the tree changed while it was measured*"])
 
 
@@ -349,8 +340,7 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch):
 
     a_case(gate, h200)
     monkeypatch.setattr(stepguard.plugin.session, "tree_of", full)
-    result = gate.run(OTHER)
-    result.assert_outcomes(errors=1)
+    result = gate.run(OTHER, errors=1)
     assert result.ret == 1 and gate.paired == []
     result.stdout.fnmatch_lines(
         ["linear?124m?: BROKEN: --perf-against=old: cannot be made: no space left; free some"]
@@ -431,9 +421,9 @@ def test_head_beside_itself_has_to_be_said(gate, h200):
     result = gate.run("--perf-against=main")
     assert result.ret == pytest.ExitCode.USAGE_ERROR and not gate.paired
     result.stderr.fnmatch_lines(["ERROR: --perf-against=main: that is HEAD itself*"])
-    gate.run("--perf-against=HEAD").assert_outcomes(passed=1)
+    gate.run("--perf-against=HEAD", passed=1)
     (gate.path / "new.py").write_text("")
-    gate.run("--perf-against=main").assert_outcomes(passed=1)
+    gate.run("--perf-against=main", passed=1)
 
 
 def test_a_commit_declares_what_it_makes_slower(gate, h200):

@@ -31,9 +31,8 @@ def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
     """Green by its own baseline; by main's it is CHANGED, and what was edited is said first."""
     case = branch(gate)
     accept_more(gate, case)
-    gate.run().assert_outcomes(passed=1)
-    result = gate.run("--perf-base=main", "--perf-json=run.json", "--perf-report=run.md")
-    result.assert_outcomes(failed=1)
+    gate.run(passed=1)
+    result = gate.run("--perf-base=main", "--perf-json=run.json", "--perf-report=run.md", failed=1)
     edit = "cpu.json: linear?nano?: generated_kernels 7 -> 8"
     said = "judged by the baselines and waivers of main (????????????), not by this tree's, which*"
     result.stdout.fnmatch_lines(
@@ -63,7 +62,7 @@ def test_an_edit_that_is_not_committed_is_an_edit(gate):
     accept_more(gate, case)
     gate.git("reset", "-q", "--soft", "main")
     gate.git("update-index", "--assume-unchanged", "baselines/cpu.json")
-    gate.run("--perf-base=main").assert_outcomes(failed=1)
+    gate.run("--perf-base=main", failed=1)
 
 
 def test_a_tree_that_edits_none_has_nothing_to_say(gate):
@@ -74,8 +73,7 @@ def test_a_tree_that_edits_none_has_nothing_to_say(gate):
     accept_more(gate, case)
     gate.git("checkout", "-q", "change")
     gate.will_measure(case)
-    result = gate.run("--perf-base=main")
-    result.assert_outcomes(passed=1)
+    result = gate.run("--perf-base=main", passed=1)
     result.stdout.no_fnmatch_line("*judged by the baselines*")
 
 
@@ -90,14 +88,13 @@ def test_a_waiver_of_the_tree_itself_does_not_waive(gate):
     with pytest.MonkeyPatch.context() as patch:
         _on_2030_01_01(patch)
         gate.commit()
-        gate.run().assert_outcomes(passed=1)
-        result = gate.run("--perf-base=main")
-        result.assert_outcomes(failed=1)
+        gate.run(passed=1)
+        result = gate.run("--perf-base=main", failed=1)
         result.stdout.fnmatch_lines(
             ["stepguard:   waivers.json: linear?nano?, generated_kernels: none -> *up to 8 until*"]
         )
         gate.git("branch", "-f", "main", "change")
-        gate.run("--perf-base=main").assert_outcomes(passed=1)
+        gate.run("--perf-base=main", passed=1)
 
 
 def _on_2030_01_01(patch):
@@ -112,8 +109,7 @@ def test_a_case_that_main_has_no_baseline_of_is_not_judged_by_its_own(gate):
     gate.suite(case, new)
     gate.record(new)
     gate.commit()
-    result = gate.run("--perf-base=main")
-    result.assert_outcomes(passed=1, errors=1)
+    result = gate.run("--perf-base=main", passed=1, errors=1)
     result.stdout.fnmatch_lines(["*cpu.json: linear?new?: none -> recorded, flops_per_step 1,000*"])
 
 
@@ -157,7 +153,7 @@ def test_a_gate_that_is_dropped_with_its_recording_is_missed(gate):
     (gate.baselines / "cpu.json").unlink()
     gate.record(fewer)
     gate.commit()
-    gate.run("--perf-strict").assert_outcomes(passed=1)
+    gate.run("--perf-strict", passed=1)
     result = gate.run("--perf-strict", "--perf-base=main")
     assert result.ret != 0
     result.stderr.fnmatch_lines(["*gates less than its recording in cpu.json has, no generated*"])

@@ -23,7 +23,7 @@ def recorded(gate):
 
 def test_without_benchmark(recorded):
     """-p no:benchmark: the gate works, and only its table is missing."""
-    recorded.run("-p", "no:benchmark").assert_outcomes(passed=1)
+    recorded.run("-p", "no:benchmark", passed=1)
     recorded.will_measure(recorded.cpu(), counters={"flops_per_step": 2})
     assert recorded.run("-p", "no:benchmark").ret == 1
 
@@ -55,8 +55,7 @@ def test_they_are_refused_from_the_ini_file_too(recorded):
 def test_benchmark_only_keeps_the_cases(recorded):
     """--benchmark-only measures the cases and skips other tests."""
     (recorded.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
-    result = recorded.run("--benchmark-only")
-    result.assert_outcomes(passed=1, skipped=1)
+    recorded.run("--benchmark-only", passed=1, skipped=1)
     assert recorded.measured == ["linear[nano]"]
 
 
@@ -128,8 +127,7 @@ def test_its_other_options_change_no_verdict(recorded, option):
     """Options of pytest-benchmark's own loop have no hold on a replayed measurement."""
     if "histogram" in option:
         pytest.importorskip("pygal")
-    result = recorded.run(option, "--benchmark-json=bench.json")
-    result.assert_outcomes(passed=1)
+    recorded.run(option, "--benchmark-json=bench.json", passed=1)
     (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
     assert bench["stats"]["data"] == pytest.approx([ms / 1e3 for ms in SAMPLES], rel=1e-12)
 
@@ -172,8 +170,7 @@ def test_its_comparison_still_fails(recorded):
 def test_ordinary_benchmarks_run_beside_cases(recorded):
     """A user's own benchmark test in the same run is timed by its own timer."""
     (recorded.path / "test_own.py").write_text(OWN)
-    result = recorded.run("--benchmark-json=bench.json", "--benchmark-max-time=0.01")
-    result.assert_outcomes(passed=2)
+    recorded.run("--benchmark-json=bench.json", "--benchmark-max-time=0.01", passed=2)
     benches = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
     own = next(bench for bench in benches if bench["name"] == "test_own")
     assert 0 < own["stats"]["min"] < 10e-3
@@ -188,7 +185,6 @@ def test_no_cases_no_refusal(gate):
 def test_benchmark_loaded_without_its_entry_point(recorded, monkeypatch):
     """With autoload off and -p pytest_benchmark.plugin the samples still reach it."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
-    result = recorded.run("-p", "pytest_benchmark.plugin", "--benchmark-json=bench.json")
-    result.assert_outcomes(passed=1)
+    recorded.run("-p", "pytest_benchmark.plugin", "--benchmark-json=bench.json", passed=1)
     (bench,) = json.loads((recorded.path / "bench.json").read_text())["benchmarks"]
     assert bench["stats"]["rounds"] == len(SAMPLES)

@@ -104,8 +104,7 @@ def test_a_confirmation_judges_by_it(gate, h200):
     gate.will_measure(case, commit=gate.git("rev-parse", "HEAD~1").strip())
     gate.record(case)
     gate.will_measure(case, step_ms=11.0)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     result.stdout.fnmatch_lines(
         ["*confirmed, the code is SLOWER: *margins 0.2 and 1.29 % (widened from*"]
     )
@@ -134,8 +133,7 @@ def test_another_machines_file(gate, h200):
     a_case(gate, h200, sd_pct=1.0)
     path = gate.path / FILE
     path.write_text(path.read_text().replace('"NVIDIA H200"', '"NVIDIA H100"'))
-    result = gate.run(OTHER)
-    result.assert_outcomes(errors=1)
+    result = gate.run(OTHER, errors=1)
     result.stdout.fnmatch_lines(["*holds figures of 'NVIDIA H100', not of 'NVIDIA H200'*"])
     assert gate.paired == []
 

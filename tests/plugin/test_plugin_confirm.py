@@ -39,8 +39,7 @@ def test_slower_code_is_confirmed(gate, h200):
     """The recording's own commit runs beside HEAD and is faster: SLOWER, and it says so."""
     case = recorded(gate, h200)
     gate.will_compare(case, 10.0)
-    result = gate.run("-v")
-    result.assert_outcomes(failed=1)
+    result = gate.run("-v", failed=1)
     (commit,) = {commit for _, commit, _ in gate.paired}
     assert commit == gate.git("rev-parse", "HEAD~1").strip()
     assert gate.pair_steps == gate.evidence(case).timed_steps
@@ -61,8 +60,7 @@ def test_slower_code_is_confirmed(gate, h200):
 def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
     """Both codes are as fast here: exit 0, and the summary and both documents tell it."""
     case = recorded(gate, h200)
-    result = gate.run("-v", "--perf-json=run.json", "--perf-report=run.md")
-    result.assert_outcomes(passed=1)
+    result = gate.run("-v", "--perf-json=run.json", "--perf-report=run.md", passed=1)
     assert result.ret == 0 and [one[0] for one in gate.paired] == [case.id]
     result.stdout.fnmatch_lines(["same *100%]", "1 same", *MOVED])
     result.stdout.no_fnmatch_line("*accept:*")
@@ -74,8 +72,7 @@ def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
 def test_no_confirm_leaves_the_screens_word(gate, h200):
     """--perf-no-confirm: SLOWER as the baseline has it, and no second tree is measured."""
     recorded(gate, h200)
-    result = gate.run("--perf-no-confirm")
-    result.assert_outcomes(failed=1)
+    result = gate.run("--perf-no-confirm", failed=1)
     assert gate.paired == []
     result.stdout.fnmatch_lines(["  accept: *", "1 SLOWER", "linear?124m?: SLOWER: *"])
     result.stdout.no_fnmatch_line("*confirmed*")
@@ -84,8 +81,7 @@ def test_no_confirm_leaves_the_screens_word(gate, h200):
 def test_the_recordings_own_code_needs_no_second_look(gate, h200):
     """HEAD is the commit that was recorded: only the machine can have moved."""
     recorded(gate, h200, ahead=False)
-    result = gate.run()
-    result.assert_outcomes(passed=1)
+    result = gate.run(passed=1)
     assert gate.paired == []
     result.stdout.fnmatch_lines(MOVED)
 
@@ -95,7 +91,7 @@ def test_an_edited_tree_is_not_the_recordings_code(gate, h200):
     case = recorded(gate, h200, ahead=False)
     gate.will_compare(case, 10.0)
     (gate.path / "factories.py").write_text("# edited\n")
-    gate.run().assert_outcomes(failed=1)
+    gate.run(failed=1)
     assert len(gate.paired) == 1
 
 
@@ -103,12 +99,10 @@ def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     """FASTER stays if the code is; else there is no gain to keep."""
     case = recorded(gate, h200, step_ms=9.0)
     gate.will_compare(case, -10.0)
-    result = gate.run()
-    result.assert_outcomes(passed=1)
+    result = gate.run(passed=1)
     result.stdout.fnmatch_lines(["linear?124m?: FASTER: *", "  step_ms: confirmed, the code is*"])
     gate.will_compare(case, 0.0)
-    result = gate.run()
-    result.assert_outcomes(passed=1)
+    result = gate.run(passed=1)
     result.stdout.fnmatch_lines(["linear?124m?: same: *", "  step_ms: the machine changed*"])
     result.stdout.no_fnmatch_line("*keep the gain*")
 
@@ -133,8 +127,7 @@ def test_what_cannot_be_confirmed_stays_slower(gate, h200, fields, why):
     """SLOWER fails, unconfirmed, and says why nobody could tell."""
     case = recorded(gate, h200)
     gate.will_compare(case, **fields)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     result.stdout.fnmatch_lines([f"    unconfirmed: {why}", "1 SLOWER"])
 
 
@@ -148,8 +141,7 @@ def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch):
 
     recorded(gate, h200)
     monkeypatch.setattr(stepguard.measure.confirm, "tree_of", full)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     result.stdout.fnmatch_lines(["    unconfirmed: cannot be made: no space left; *"])
 
 
@@ -160,16 +152,14 @@ def test_without_a_repository_slower_is_unconfirmed(gate, h200):
     gate.suite(case)
     gate.record(case)
     gate.will_measure(case, step_ms=11.0)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     result.stdout.fnmatch_lines(["    unconfirmed: git knows no commit of *"])
 
 
 def test_a_counter_keeps_its_say(gate, h200):
     """The machine moved, and a counter rose: CHANGED, which fails."""
     recorded(gate, h200, counters={"generated_kernels": 8})
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     assert len(gate.paired) == 1
     result.stdout.fnmatch_lines(["1 CHANGED", "linear?124m?: CHANGED: generated_kernels 7 -> 8*"])
 
@@ -184,12 +174,10 @@ def test_a_waived_counter_lets_no_slower_code_pass(gate, h200):
     text = json.dumps({"schema": 1, "waivers": [waiver]})
     (gate.baselines / "waivers.json").write_text(text)
     gate.will_compare(case, 10.0)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     result.stdout.fnmatch_lines(["    confirmed, the code is SLOWER, not FASTER: *", "1 SLOWER"])
     gate.will_compare(case, 0.0)
-    result = gate.run()
-    result.assert_outcomes(passed=1)
+    result = gate.run(passed=1)
     result.stdout.fnmatch_lines(["1 CHANGED (waived until *", "linear?124m?: waived: gen*"])
 
 
@@ -235,8 +223,7 @@ def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
         return measure(*arguments)
 
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", edited)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     assert not gate.paired and case
     result.stdout.fnmatch_lines(["    unconfirmed: the tree changed while it was measured"])
     result.stdout.fnmatch_lines(["*accept: commit, measure again, then *"])
@@ -254,12 +241,10 @@ def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200
     gate.git("checkout", "-q", "-b", "change")
     gate.commit()
     gate.will_measure(case, step_ms=12.0)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     result.stdout.fnmatch_lines(["    unconfirmed: as slow as that other commit*merge base*"])
     gate.will_compare(case, 10.0)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     result.stdout.fnmatch_lines(["    confirmed, the code is SLOWER*"])
 
 
@@ -275,8 +260,7 @@ def test_an_edited_hash_does_not_blame_the_machine(gate, h200, step_ms):
     path.write_text(path.read_text().replace(own, slow))
     gate.commit()
     gate.will_compare(case, 0.0)
-    result = gate.run()
-    result.assert_outcomes(failed=1)
+    result = gate.run(failed=1)
     result.stdout.fnmatch_lines(
         ["    unconfirmed: as slow as that other commit, *is not on main; in its place*"]
     )
@@ -286,8 +270,7 @@ def test_no_machine_changes_by_so_much(gate, h200):
     """+171 % with the recording's own code as slow beside it: an error, and nothing to record."""
     case = recorded(gate, h200, step_ms=27.1)
     gate.will_compare(case, 0.0)
-    result = gate.run("--perf-update")
-    result.assert_outcomes(errors=1)
+    result = gate.run("--perf-update", errors=1)
     result.stdout.fnmatch_lines(["not recorded, the machine changed, not the code: *"])
     result.stdout.fnmatch_lines(
         ["    unconfirmed: the pairs see no change, but cards and clocks differ by 15 % at*"]

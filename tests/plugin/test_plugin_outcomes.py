@@ -129,8 +129,7 @@ def test_unstable_counter_is_inconclusive(gate, h200):
 def test_no_baseline_is_an_error(gate):
     """NO BASELINE is an error with the command that accepts the measurement."""
     gate.suite(gate.cpu())
-    result = gate.run("-v")
-    result.assert_outcomes(errors=1)
+    result = gate.run("-v", errors=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
@@ -145,8 +144,7 @@ def test_other_parameters_are_not_compared(gate):
     """A baseline recorded with other parameters is NOT COMPARABLE, and the parameter is named."""
     gate.record(Case("nano", "factories:linear", {"n": 32}, device="cpu", launches=1))
     gate.suite(Case("nano", "factories:linear", {"n": 16}, device="cpu", launches=1))
-    result = gate.run()
-    result.assert_outcomes(errors=1)
+    result = gate.run(errors=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["linear?nano?: NOT COMPARABLE: n 32 -> 16"])
 
@@ -169,8 +167,7 @@ def test_one_bad_case_among_good_ones_fails_the_run(gate):
     gate.record(*cases)
     gate.will_measure(cases[1], counters={"flops_per_step": 2})
     gate.will_measure(cases[2], **faulty("OUT_OF_MEMORY"))
-    result = gate.run()
-    result.assert_outcomes(passed=2, failed=1, errors=1)
+    result = gate.run(passed=2, failed=1, errors=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["1 BROKEN, 1 CHANGED, 2 same"])
 

@@ -29,8 +29,7 @@ def unchanged(gate):
 def test_perf_never_called_is_an_error(unchanged, body):
     """A test that has perf and does not call it is an error that says what to write."""
     unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    {body}\n")
-    result = unchanged.run()
-    result.assert_outcomes(errors=1)
+    result = unchanged.run(errors=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["the test asked for perf and measured nothing: call perf(case)"])
 
@@ -65,7 +64,7 @@ def test_perf_may_come_through_another_fixture(unchanged):
     """A test that has perf by way of a fixture of its own is measured."""
     fixture = "@pytest.fixture\ndef judged(perf, case):\n    return perf(case)\n\n\n"
     unchanged.tests(f"{fixture}{PARAMETRIZED}def test_step(judged, case):\n    pass\n")
-    unchanged.run().assert_outcomes(passed=1)
+    unchanged.run(passed=1)
     assert unchanged.measured == ["linear[nano]"]
 
 
@@ -73,7 +72,7 @@ def test_other_tests_may_be_parametrized_over_cases(gate):
     """A test about cases, which does not say @cases, is none of our business."""
     mark = f'@pytest.mark.parametrize("case", [{CASE}])\n'
     gate.tests(f"{mark}def test_it(case):\n    assert case.name\n")
-    gate.run().assert_outcomes(passed=1)
+    gate.run(passed=1)
 
 
 def test_perf_used_but_not_called_is_an_error(unchanged):
@@ -97,8 +96,7 @@ def test_perf_called_twice_is_refused(unchanged):
 def test_a_test_that_fails_after_perf_is_not_called_same(unchanged):
     """An assertion after a `same` measurement is a plain failure, in -v too."""
     unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n    assert 0\n")
-    result = unchanged.run("-v")
-    result.assert_outcomes(failed=1)
+    result = unchanged.run("-v", failed=1)
     assert result.ret == 1
     result.stdout.no_fnmatch_line("same *100%]")
 
@@ -106,8 +104,7 @@ def test_a_test_that_fails_after_perf_is_not_called_same(unchanged):
 def test_a_test_that_raises_before_perf_fails_once(unchanged):
     """What the test raised is reported, without a second error about perf."""
     unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    1 / 0\n")
-    result = unchanged.run()
-    result.assert_outcomes(failed=1)
+    result = unchanged.run(failed=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*ZeroDivisionError*"])
     assert unchanged.measured == []
@@ -156,8 +153,7 @@ def test_xfail_does_not_hide_what_could_not_be_decided(gate):
 def test_skip_before_perf_measures_nothing_and_says_so(unchanged):
     """A suite whose every test skips itself is not green."""
     unchanged.tests(f"{PARAMETRIZED}def test_step(perf, case):\n    pytest.skip('later')\n")
-    result = unchanged.run()
-    result.assert_outcomes(skipped=1)
+    result = unchanged.run(skipped=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["NOTHING WAS MEASURED*"])
 
@@ -165,8 +161,7 @@ def test_skip_before_perf_measures_nothing_and_says_so(unchanged):
 def test_a_case_made_in_the_test_is_gated_and_listed(changed):
     """perf(Case(...)) without parametrization is judged, fails, and stands in the table."""
     changed.tests(f"def test_step(perf):\n    perf({CASE})\n")
-    result = changed.run()
-    result.assert_outcomes(failed=1)
+    result = changed.run(failed=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["*= performance =*", "linear?nano? *CHANGED"])
 
@@ -217,8 +212,7 @@ def test_a_skip_does_not_hide_a_verdict(changed):
     caught = "    except BaseException:\n        pytest.skip('flaky today')\n"
     body = "    try:\n        perf(case)\n" + caught
     changed.tests(f"{PARAMETRIZED}def test_step(perf, case):\n{body}")
-    result = changed.run()
-    result.assert_outcomes(failed=1)
+    result = changed.run(failed=1)
     assert result.ret == 1
 
 
@@ -226,8 +220,7 @@ def test_another_perf_fixture_does_not_pass_a_case(changed):
     """A fixture that takes the name perf and measures nothing is an error of every case."""
     fixture = "@pytest.fixture\ndef perf():\n    return lambda case: None\n\n\n"
     changed.tests(f"{fixture}{PARAMETRIZED}def test_step(perf, case):\n    perf(case)\n")
-    result = changed.run()
-    result.assert_outcomes(errors=1)
+    result = changed.run(errors=1)
     assert result.ret == 1
 
 
@@ -236,8 +229,7 @@ def test_other_suites_may_have_a_perf_fixture(gate):
     gate.tests(
         "@pytest.fixture\ndef perf():\n    return 1\n\n\ndef test_it(perf):\n    assert perf\n"
     )
-    result = gate.run("--benchmark-skip")
-    result.assert_outcomes(passed=1)
+    result = gate.run("--benchmark-skip", passed=1)
     assert result.ret == 0
 
 

@@ -73,8 +73,7 @@ def test_gpu_cases_are_skipped_without_a_gpu(gate):
     """Without a GPU the GPU case is skipped with its reason, the CPU case is measured."""
     gate.suite(gate.cpu(), gate.cuda())
     gate.record(gate.cpu())
-    result = gate.run("-rs")
-    result.assert_outcomes(passed=1, skipped=1)
+    result = gate.run("-rs", passed=1, skipped=1)
     assert result.ret == 0
     result.stdout.fnmatch_lines(["SKIPPED*linear?124m?: needs 1 GPU, this machine shows 0"])
 
@@ -82,8 +81,7 @@ def test_gpu_cases_are_skipped_without_a_gpu(gate):
 def test_a_suite_that_was_skipped_whole_is_not_green(gate):
     """Only GPU cases on a machine without one: exit 1, NOTHING WAS MEASURED, why and how often."""
     gate.suite(gate.cuda("a"), gate.cuda("b"), gate.cuda("pair", world_size=2))
-    result = gate.run()
-    result.assert_outcomes(skipped=3)
+    result = gate.run(skipped=3)
     assert result.ret == 1
     result.stdout.fnmatch_lines(
         [
@@ -137,8 +135,7 @@ def test_other_tests_do_not_make_up_for_it(gate):
     """A passing unit test beside skipped cases does not make the run green."""
     gate.suite(gate.cuda())
     (gate.path / "test_unit.py").write_text("def test_unit():\n    pass\n")
-    result = gate.run()
-    result.assert_outcomes(passed=1, skipped=1)
+    result = gate.run(passed=1, skipped=1)
     assert result.ret == 1
 
 
@@ -147,9 +144,9 @@ def test_cpu_cases_stand_back_on_a_gpu(gate, h200):
     gate.gpus = [h200]
     gate.suite(gate.cpu(), gate.cuda())
     gate.record(gate.cpu(), gate.cuda())
-    gate.run().assert_outcomes(passed=1, skipped=1)
+    gate.run(passed=1, skipped=1)
     assert gate.measured == ["linear[124m]"]
-    gate.run("-m", "smoke").assert_outcomes(passed=1, deselected=1)
+    gate.run("-m", "smoke", passed=1, deselected=1)
     assert gate.measured == ["linear[nano]"]
 
 

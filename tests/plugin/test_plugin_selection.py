@@ -17,8 +17,7 @@ def recorded(gate):
 
 def test_k_selects(recorded):
     """-k measures the chosen case alone."""
-    result = recorded.run("-k", "step[b]")
-    result.assert_outcomes(passed=1, deselected=1)
+    recorded.run("-k", "step[b]", passed=1, deselected=1)
     assert recorded.measured == ["linear[b]"]
 
 
@@ -76,7 +75,7 @@ def test_the_same_name_of_two_factories_is_no_duplicate(gate):
     other = type(one)("a", "factories:other", device="cpu", launches=1)
     gate.suite(one, other)
     gate.record(one, other)
-    gate.run().assert_outcomes(passed=2)
+    gate.run(passed=2)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_other_suites_may_use_xdist(gate):
 
 def test_n_0_is_no_xdist(recorded):
     """-n 0 runs in this process, so it is allowed."""
-    recorded.run("-n", "0").assert_outcomes(passed=2)
+    recorded.run("-n", "0", passed=2)
 
 
 @pytest.mark.parametrize(
@@ -111,14 +110,14 @@ def test_n_0_is_no_xdist(recorded):
 )
 def test_loaded_by_conftest_and_option_together(recorded, arguments):
     """conftest's pytest_plugins and -p load one plugin: every case is measured once."""
-    recorded.run(*arguments).assert_outcomes(passed=2)
+    recorded.run(*arguments, passed=2)
     assert recorded.measured == ["linear[a]", "linear[b]"]
 
 
 def test_loaded_by_option_alone(recorded):
     """Without a conftest, -p stepguard.plugin is enough."""
     (recorded.path / "conftest.py").unlink()
-    recorded.run("-p", "stepguard.plugin").assert_outcomes(passed=2)
+    recorded.run("-p", "stepguard.plugin", passed=2)
 
 
 def test_not_loaded_is_no_pass(recorded):
@@ -135,12 +134,11 @@ def test_started_from_another_folder(recorded):
     folder.mkdir()
     (recorded.path / "pytest.ini").write_text("[pytest]\n")
     os.chdir(folder)
-    recorded.run("..").assert_outcomes(passed=2)
+    recorded.run("..", passed=2)
 
 
 def test_other_options_run_with_it(recorded):
     """-s, -rA, --durations, --tb=short and -W error leave the outcome as it is."""
     options = ("-s", "-rA", "--durations=1", "--tb=short", "-W", "error::UserWarning")
-    result = recorded.run(*options)
-    result.assert_outcomes(passed=2)
+    result = recorded.run(*options, passed=2)
     assert result.ret == 0

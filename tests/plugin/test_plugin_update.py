@@ -81,8 +81,7 @@ def test_same_on_a_gpu_appends(committed, h200):
 def test_a_dirty_tree_is_not_recorded(committed):
     """With an uncommitted change nothing is written, the file is named, the case does not pass."""
     (committed.path / "new.py").write_text("")
-    result = committed.run("--perf-update")
-    result.assert_outcomes(errors=1)
+    result = committed.run("--perf-update", errors=1)
     assert result.ret == 1
     assert recorded(committed) == {}
     result.stdout.fnmatch_lines(["*not recorded, measured on a tree with uncommitted*new.py*"])
@@ -130,8 +129,7 @@ def test_unsound_evidence_is_never_recorded(committed, change):
     assert committed.run("--perf-update").ret == 0
     before = (committed.baselines / "cpu.json").read_bytes()
     committed.will_measure(committed.cpu(), **change)
-    result = committed.run("--perf-update")
-    result.assert_outcomes(errors=1)
+    result = committed.run("--perf-update", errors=1)
     assert result.ret == 1
     assert (committed.baselines / "cpu.json").read_bytes() == before
 
@@ -142,8 +140,7 @@ def test_one_unsound_case_does_not_stop_the_others(gate):
     gate.suite(*cases)
     gate.commit()
     gate.will_measure(cases[1], faults=(Fault("KILLED", "planted"),))
-    result = gate.run("--perf-update")
-    result.assert_outcomes(passed=2, errors=1)
+    result = gate.run("--perf-update", passed=2, errors=1)
     assert result.ret == 1
     assert set(recorded(gate)) == {"linear[a]", "linear[c]"}
 

@@ -10,8 +10,7 @@ def test_only_new_cases_are_recorded(gate):
     path = gate.record(old)
     gate.commit()
     gate.will_measure(old, counters={"flops_per_step": 2000})
-    result = gate.run("--perf-update-new", "-v", "--perf-report=report.md")
-    result.assert_outcomes(passed=1, failed=1)
+    result = gate.run("--perf-update-new", "-v", "--perf-report=report.md", passed=1, failed=1)
     assert result.ret == 1
     result.stdout.fnmatch_lines(["recorded *", "1 CHANGED, 1 recorded"])
     report = (gate.path / "report.md").read_text()
@@ -29,8 +28,7 @@ def test_other_parameters_are_not_new(gate):
     before = path.read_bytes()
     gate.suite(gate.cpu(params={"n": 16}))
     gate.commit()
-    result = gate.run("--perf-update-new")
-    result.assert_outcomes(errors=1)
+    gate.run("--perf-update-new", errors=1)
     assert path.read_bytes() == before
 
 
@@ -70,7 +68,6 @@ def test_a_dirty_tree_records_no_new_case(gate):
     gate.suite(gate.cpu())
     gate.commit()
     (gate.path / "new.py").write_text("")
-    result = gate.run("--perf-update-new")
-    result.assert_outcomes(errors=1)
+    result = gate.run("--perf-update-new", errors=1)
     assert result.ret == 1
     assert not list(gate.baselines.iterdir())

@@ -1,21 +1,16 @@
 """Exposed communication and rank skew of two real ranks, of which one sleeps longer."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from quick_launches import shorten_launches
 
 from stepguard import Case
-from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import summarise
 from stepguard.measure.launches import measure_launches, planned_launches
-from stepguard.measure.workers import Bench
 from stepguard.sentences import message
 from stepguard.verdict import Reason, Status
 
-ROOT = Path(__file__).resolve().parents[2]
 EXPOSED = "exposed_comm_pct"
 
 
@@ -23,22 +18,6 @@ def two_ranks(factory, **changes):
     """A case of two gloo ranks that gates exposed communication alone."""
     known = {"device": "cpu", "world_size": 2, "launches": 1, "gates": (EXPOSED,)}
     return Case(factory, f"factories:{factory}", **known | changes)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def short():
-    """Short launches, and none of one rank alone."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        shorten_launches(monkeypatch)
-        yield
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    """A place to measure in, from which tests/factories.py can be imported."""
-    folder = tmp_path_factory.mktemp("bench")
-    revision = Revision("a" * 40, ())
-    return Bench(ROOT / "tests", folder / "cache", folder / "runs", (), revision, "pytest")
 
 
 @pytest.fixture(scope="module")

@@ -3,39 +3,17 @@ them, held apart, and no failure if it fails.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from factories import COLLECT_S
-from quick_launches import shorten_launches
 
 from stepguard import Case
 from stepguard.baseline_file import Entry, Epoch
-from stepguard.git.revision import Revision
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.measure.launches import measure_launches
-from stepguard.measure.workers import Bench
 from stepguard.sentences import note
 from stepguard.verdict import Reason, Status
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def short():
-    """Short launches."""
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        shorten_launches(monkeypatch)
-        yield
-
-
-@pytest.fixture(scope="module")
-def bench(tmp_path_factory):
-    """A place to measure in, from which tests/factories.py can be imported."""
-    folder = tmp_path_factory.mktemp("bench")
-    revision = Revision("a" * 40, ())
-    return Bench(ROOT / "tests", folder / "cache", folder / "runs", (), revision, "pytest")
 
 
 def measured(bench, factory, world_size=2, wants_more=lambda evidence: False, times=()):

@@ -4,7 +4,7 @@ import contextlib
 import json
 
 from hypothesis import given, settings
-from kineto import steps
+from kineto import PEAKS, steps
 from mutated import FUZZ, FUZZED, mutated
 
 from stepguard.cli.profilers.trace import read_ranks
@@ -15,7 +15,6 @@ from stepguard.report.trace import explanation
 from stepguard.report.trace.memory import memory_page
 from stepguard.report.trace.page import page
 from stepguard.report.trace.roofs import roof_lines
-from stepguard.roofline import Peaks
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.collectives import exchanges
@@ -33,14 +32,6 @@ HEAD = {
     "baseTimeNanoseconds": 1_760_000_000_000_000_000,
 }
 CLASSES = usual_classes()
-PEAKS = Peaks(
-    device_name="NVIDIA H200",
-    device_uuid="GPU-1",
-    date="2026",
-    torch="2.11",
-    copy_bytes_per_s=4e12,
-    flops_per_s={"fp32": 5e13},
-)
 
 
 def with_shapes_and_memory():
