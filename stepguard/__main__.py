@@ -2,9 +2,19 @@
 
 import os
 import select
+import shlex
 import sys
+from pathlib import Path
 
-from stepguard.cli.main import main
+try:
+    from stepguard.cli.main import main
+except ModuleNotFoundError as missing:
+    clone = Path(__file__).resolve().parents[1]
+    source = shlex.quote(str(clone)) if (clone / "pyproject.toml").is_file() else "stepguard"
+    raise SystemExit(
+        f"stepguard: {missing.name} is not installed; install what it needs: "
+        f"{shlex.quote(sys.executable)} -m pip install {source}"
+    ) from None
 
 
 def nobody_reads() -> bool:

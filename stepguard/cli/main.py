@@ -63,9 +63,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
-    """Give a command's help the text and the examples of its module."""
+    """Give a command's help the text and the examples of its module, unless it has its own."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = text.partition(": ")[2].strip()
+    parser.description = parser.description or text.partition(": ")[2].strip()
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

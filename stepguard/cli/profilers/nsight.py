@@ -1,12 +1,5 @@
-"""The commands nsys and ncu: a workload under NVIDIA's profilers, and what they found.
-
-    python -m stepguard nsys 'train_step[124m-bf16]'
-    python -m stepguard ncu 'train_step[124m-bf16]' --kernel flash --phase backward
-    python -m stepguard ncu model.workloads:train_step batch=4 --kernel nvjet --print
-
-Both record after a warm-up, between CUDA's marks, in the process of our own worker. ncu runs each
-kernel several times, one by one, and is told to leave the clocks as they are
-(--clock-control none): otherwise it would lock them at the base clock.
+"""The commands nsys and ncu: a workload under NVIDIA's profilers, and what they found. Both record
+after a warm-up, between CUDA's marks, in the process of our own worker.
 """
 
 import argparse
@@ -32,6 +25,18 @@ from stepguard.gpu.nvml import visible_gpus
 from stepguard.launch import engine
 from stepguard.storage.runs import Store
 
+NSYS = """a workload under Nsight Systems: phases, kernels and calls, and what to try.
+
+    python -m stepguard nsys 'train_step[124m-bf16]'
+
+It records after a warm-up."""
+NCU = """a workload's kernels under Nsight Compute: occupancy, throughputs, caches.
+
+    python -m stepguard ncu 'train_step[124m-bf16]' --kernel flash --phase backward
+    python -m stepguard ncu model.workloads:train_step batch=4 --kernel nvjet --print
+
+It runs each kernel several times, one by one, after a warm-up, and leaves the clocks as they are
+(--clock-control none): otherwise it would lock them at the base clock."""
 COMES_WITH = {
     "nsys": "Nsight Systems: https://developer.nvidia.com/nsight-systems",
     "ncu": "Nsight Compute: https://developer.nvidia.com/nsight-compute",
@@ -47,11 +52,9 @@ REPORTS = (
 
 def add_command(commands: Any, root: Path) -> None:
     """Add both parsers."""
-    text = "a workload under Nsight Systems: phases, kernels, calls, with recommendations"
-    nsys = _parser(commands, root, "nsys", text)
+    nsys = _parser(commands, root, "nsys", NSYS)
     nsys.add_argument("--steps", type=int, default=5, metavar="N", help="recorded (%(default)s)")
-    text = "a workload's kernels under Nsight Compute: occupancy, throughputs, caches"
-    ncu = _parser(commands, root, "ncu", text)
+    ncu = _parser(commands, root, "ncu", NCU)
     ncu.add_argument("--kernel", metavar="REGEX", required=True, help="kernels by name")
     ncu.add_argument("--phase", metavar="NAME", help="only launches inside this NVTX range")
     text = "of these kernels at most (%(default)s)"
@@ -60,7 +63,9 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _parser(commands: Any, root: Path, tool: str, text: str) -> argparse.ArgumentParser:
-    command: argparse.ArgumentParser = commands.add_parser(tool, help=text)
+    command: argparse.ArgumentParser = commands.add_parser(
+        tool, help=text.partition(".\n")[0], description=text
+    )
     add_workload(command)
     command.add_argument("--warmup", type=int, default=5, metavar="N", help="steps (%(default)s)")
     text = f"folder of the files (.stepguard/{tool})"
