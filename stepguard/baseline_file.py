@@ -4,10 +4,12 @@ A file holds cases; a case holds epochs, oldest first; an epoch holds the record
 An accepted change of level opens an epoch, and only the last one is compared with.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any
 
 import msgspec
 
+from stepguard.metrics import METRICS
 from stepguard.recording import Recording, Text
 
 SCHEMA = 1
@@ -37,6 +39,11 @@ class Entry(
         newest = self.epochs[-1].recordings[-1]
         found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
         return frozenset(self.gates or found)
+
+    def lacking(self, gates: Iterable[str], device: str, ranks: int) -> list[str]:
+        """Return the metrics that a case with these gates has to gate, too, on that device."""
+        missing = self.required_gates - set(gates)
+        return [n for n, one in METRICS.items() if n in missing and one.exists(device, ranks)]
 
 
 class BaselineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -217,6 +217,12 @@ class Evidence:
         first = min((steps.start for steps in timed), default=0)
         return range(first, max((steps.stop for steps in timed), default=0))
 
+    @property
+    def disturbances(self) -> list[str]:
+        """Return why blocks were measured again, one for each."""
+        blocks = [block for launch in self.launches for block in launch.discarded]
+        return [block.disturbance.text for block in blocks if block.disturbance]
+
     def floor_ms(self) -> float | None:
         """Return the step time below which the result contradicts the hardware, None if unknown."""
         if self.fingerprint is None or not self.fingerprint.floor_flops:

@@ -7,6 +7,7 @@ from typing import Any
 
 from stepguard.ab_margins import Margins
 from stepguard.metrics import METRICS, format_value
+from stepguard.text import listed
 from stepguard.verdict import (
     Confirmation,
     Confirmed,
@@ -208,10 +209,9 @@ def _parts(found: MetricVerdict) -> str:
     shown = [
         f"{part.name} {format_value(found.metric, part.old)} -> "
         f"{format_value(found.metric, part.new)}"
-        for part in found.moved[:NOTE_PARTS]
+        for part in found.moved
     ]
-    rest = len(found.moved) - NOTE_PARTS
-    return ", ".join(shown) + (f" and {rest} more" if rest > 0 else "")
+    return listed(shown, NOTE_PARTS)
 
 
 def pairs_text(found: PairsFinding) -> str:

@@ -5,6 +5,7 @@ A terminal obeys escape sequences, and a CI log obeys lines that begin with "::"
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -23,6 +24,18 @@ def printable(text: object) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def first(lines: Sequence[str], most: int, front: str = "") -> list[str]:
+    """Return as many lines at most, and one behind ``front`` that counts the others."""
+    rest = len(lines) - most
+    return [*lines[:most], *([f"{front}and {rest} more"] if rest > 0 else [])]
+
+
+def listed(items: Sequence[str], most: int = 1) -> str:
+    """Return "a, b and 3 more"."""
+    rest = len(items) - most
+    return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
 def printable_lines(text: object) -> str:

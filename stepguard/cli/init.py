@@ -28,6 +28,7 @@ from stepguard.git.revision import current, git, no_commit, run_git
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.report.commands import interpreter
 from stepguard.storage.json_file import replace_file
+from stepguard.text import listed
 
 FACTORY = "perf_workload.py"
 FACTORY_TEXT = '''"""One training step, which stepguard measures: put your model in here."""
@@ -249,8 +250,7 @@ def _commit(root: Path, paths: list[Path]) -> str:
     top = (git(root, "rev-parse", "--show-toplevel") or "").rstrip("\n")
     ours = {os.path.relpath(root / name, top) for name in names}
     if others := sorted(dirty - ours):
-        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
-        return f"there are uncommitted changes ({others[0]}{more}): commit them"
+        return f"there are uncommitted changes ({listed(others)}): commit them"
     if not dirty:
         return ""
     typed = f"git add {shlex.join(names)} && git commit -m 'Guard the speed of a step'"

@@ -18,6 +18,7 @@ from stepguard.judge.screen import comparable
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import METRICS
 from stepguard.sentences import sentence
+from stepguard.text import listed
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 COMMAND_LINE_RUN = "[run]"  # the ids that `python -m stepguard run` gives
@@ -43,10 +44,9 @@ def unfit_to_record(evidence: Evidence) -> str:
     if not evidence.commit:
         return "the tree is not a git repository"
     if evidence.dirty:
-        more = f" and {len(evidence.dirty) - 1} more" if len(evidence.dirty) > 1 else ""
         return (
             "measured on a tree with uncommitted changes "
-            f"({evidence.dirty[0]}{more}); commit, then measure again"
+            f"({listed(evidence.dirty)}); commit, then measure again"
         )
     if evidence.tree_changed:
         return f"{Reason.TREE_CHANGED.value}; measure again"
@@ -59,8 +59,7 @@ def _disturbed(evidence: Evidence) -> str:
     kept = [block for launch in evidence.launches for block in launch.blocks]
     if spoilt := [block.disturbance for block in kept if block.disturbance]:
         return f"a block that counts was disturbed ({spoilt[0].text}); measure again"
-    blocks = [block for launch in evidence.launches for block in launch.discarded]
-    lost = [block.disturbance.text for block in blocks if block.disturbance]
+    lost = evidence.disturbances
     if lost and len(lost) >= len(kept):
         return (
             f"{len(lost)} blocks were disturbed ({lost[-1]}) and {len(kept)} were not; "

@@ -19,7 +19,6 @@ from stepguard.document import (
     RunDocument,
 )
 from stepguard.expectation import Expectation
-from stepguard.metrics import METRICS
 from stepguard.recording import geometric_mean
 from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver
@@ -124,13 +123,7 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
         yield _problem(ProblemCode.OTHER_CASE, text, name)
         return
     device, ranks = str(entry.case["device"]), int(entry.case["world_size"])
-    missing = [
-        metric
-        for metric in METRICS
-        if metric in entry.required_gates - set(result.gates)
-        and METRICS[metric].exists(device, ranks)
-    ]
-    if missing:
+    if missing := entry.lacking(result.gates, device, ranks):
         text = f"gates less than the base's recording has, no {', '.join(missing)}"
         yield _problem(ProblemCode.FEWER_GATES, text, name)
     if not found.against:

@@ -18,6 +18,7 @@ from stepguard.git.worktree import FOLDER
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.engine import ENGINE
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.text import listed
 from stepguard.verdict import Reason
 
 SHOWN = 3
@@ -107,6 +108,5 @@ def strays(
 
 def _came(found: Sequence[Module], where: str) -> str:
     many = "a module" if len(found) == 1 else f"{len(found)} modules"
-    shown = ", ".join(f"{name} ({file})" for name, file in found[:SHOWN])
-    more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
-    return f"{many} came from {where}: {shown}{more}"
+    shown = listed([f"{name} ({file})" for name, file in found], SHOWN)
+    return f"{many} came from {where}: {shown}"

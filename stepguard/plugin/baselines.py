@@ -19,6 +19,7 @@ from stepguard.storage import calibrations
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
+from stepguard.text import first
 from stepguard.waiver import Waiver
 
 
@@ -35,12 +36,10 @@ class Base:
         """Return what a reader has to know first; nothing if the tree changes no baseline."""
         if not self.changes:
             return []
-        rest = len(self.changes) - most
         return [
             f"judged by the baselines and waivers of {self.name} ({self.commit[:12]}), not by this "
             "tree's, which differ; a person has to look at:",
-            *(f"  {line}" for line in self.changes[:most]),
-            *([f"  and {rest} more"] if rest > 0 else []),
+            *first([f"  {line}" for line in self.changes], most, "  "),
         ]
 
 

@@ -25,6 +25,7 @@ from stepguard.plugin.refusals import (
 )
 from stepguard.plugin.selection import Selection
 from stepguard.report.commands import Commands
+from stepguard.text import listed
 
 
 class Guard:
@@ -140,7 +141,7 @@ def left_out_line(states: Sequence[CaseState]) -> list[str]:
     left_out = [one for one in states if one.state is State.LEFT_OUT]
     if not left_out:
         return []
-    shown = ", ".join(one.case for one in left_out[:5]) + (" ..." if len(left_out) > 5 else "")
+    shown = listed([one.case for one in left_out], 5)
     return [f"left out by {left_out[0].why}: {len(left_out)} of {len(states)} cases ({shown})"]
 
 

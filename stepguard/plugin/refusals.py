@@ -17,13 +17,12 @@ from stepguard.git.resolve import TreeError, resolve
 from stepguard.git.revision import current, no_commit, untracked
 from stepguard.gpu.nvml import known_gpus
 from stepguard.judge.acceptance import has_words
-from stepguard.metrics import METRICS
 from stepguard.plugin.baselines import Recorded
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import is_typed
 from stepguard.report import documents
 from stepguard.storage.baselines import files
-from stepguard.text import printable
+from stepguard.text import first, printable
 
 NO_GATE = "the run is strict since CI=true; a run that gates nothing says --perf-no-strict"
 SHOWN = 10  # lines of a refusal
@@ -41,9 +40,7 @@ class Refused(Exception):
     """Raised for problems that a strict run has before it measures; each is a line of pytest's."""
 
     def __init__(self, problems: Sequence[Problem], *more: str) -> None:
-        named = [one.sentence for one in problems]
-        if rest := named[SHOWN:]:
-            named[SHOWN:] = [f"and {len(rest)} more"]
+        named = first([one.sentence for one in problems], SHOWN)
         super().__init__(*map(printable, (*named, *more)))
         self.problems = tuple(problems)
 
@@ -183,13 +180,7 @@ def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:
 
 def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
     """Yield a problem if a case gates less than its recording has."""
-    required = recorded.entry.required_gates if recorded else frozenset()
-    missing = [
-        name
-        for name, metric in METRICS.items()
-        if name in required - set(case.gates) and metric.exists(case.device, case.world_size)
-    ]
-    if missing and recorded:
+    if recorded and (missing := recorded.entry.lacking(case.gates, case.device, case.world_size)):
         text = f"gates less than its recording in {recorded.path.name} has, no {', '.join(missing)}"
         text += "; gate it again, or record the case without it"
         yield Problem(code=ProblemCode.FEWER_GATES, text=text, case=case.id)

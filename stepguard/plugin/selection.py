@@ -12,6 +12,7 @@ from stepguard.case import Case
 from stepguard.document import CaseState, State
 from stepguard.plugin.baselines import Recorded, folders_alone
 from stepguard.plugin.items import Collected, CollectedTest
+from stepguard.text import listed
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"
@@ -33,7 +34,7 @@ class Wanted:
         """Raise UsageError for a name that is none of these cases."""
         for name, one in zip(self._names, self._patterns, strict=True):
             if not any(re.fullmatch(one, case_id) for case_id in known):
-                has = ", ".join(known[:10]) + (" ..." if len(known) > 10 else "")
+                has = listed(known, 10)
                 raise pytest.UsageError(f"--perf-select={name}: no such case; there is: {has}")
 
 

@@ -67,7 +67,7 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
         evidence=path,
         baseline=commands.relative(result.baseline_path),
         dirty=list(evidence.dirty),
-        disturbed=words.disturbances(evidence),
+        disturbed=evidence.disturbances,
     )
 
 

@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from stepguard.document import CaseState, ResultDocument, RunDocument, State
 from stepguard.report import table
-from stepguard.text import markdown, printable_lines
+from stepguard.text import first, markdown, printable_lines
 from stepguard.verdict import Status
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
@@ -147,8 +147,7 @@ def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str
     """Yield a list of at most LISTED lines, under a title that is folded, if there are any."""
     if not lines:
         return
-    more = [f"* and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
-    text = "\n".join([*lines[:LISTED], *more])
+    text = "\n".join(first(lines, LISTED, "* "))
     if folded is None:
         yield text
     else:

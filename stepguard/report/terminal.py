@@ -9,6 +9,7 @@ from stepguard.document import Problem
 from stepguard.measure.suite import Result
 from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps
+from stepguard.text import listed
 from stepguard.verdict import Reason, Status, Verdict
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
@@ -76,7 +77,7 @@ def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
     for problem in problems:
         cases.setdefault(problem.text, []).append(problem.case)
     for text, ids in cases.items():
-        shown = ", ".join(ids[:3]) + (f" and {len(ids) - 3} more" if len(ids) > 3 else "")
+        shown = listed(ids, 3)
         yield f"{shown}: {text}" if shown else text, {"red": True}
 
 

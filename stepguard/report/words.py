@@ -12,7 +12,7 @@ from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
 from stepguard.sentences import message, note, pattern_text
 from stepguard.site import Site
-from stepguard.text import printable
+from stepguard.text import first, listed, printable
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
@@ -133,10 +133,9 @@ def _where(found: MetricVerdict) -> list[str]:
         return [happens(site, METRICS[found.metric].unit) for site in found.sites]
     lines = [
         f"{_operator(site.what, site.count)} in {site.function} ({site.place})"
-        for site in found.sites[:OPERATORS_SHOWN]
+        for site in found.sites
     ]
-    rest = len(found.sites) - OPERATORS_SHOWN
-    return [*lines, f"and {rest} more"] if rest > 0 else lines
+    return first(lines, OPERATORS_SHOWN)
 
 
 def _short(name: str, value: float) -> str:
@@ -280,20 +279,13 @@ def _moved(verdict: Verdict) -> list[MetricVerdict]:
     return sorted(gated, key=cause_first)
 
 
-def disturbances(evidence: Evidence) -> list[str]:
-    """Return why blocks were measured again, one for each."""
-    blocks = [block for launch in evidence.launches for block in launch.discarded]
-    return [block.disturbance.text for block in blocks if block.disturbance]
-
-
 def remarks(evidence: Evidence) -> list[str]:
     """Return what a verdict does not show of how it was measured, a sentence each."""
-    found, lost = [], disturbances(evidence)
+    found, lost = [], evidence.disturbances
     if lost:
         found.append(f"blocks that were disturbed and measured again: {len(lost)} ({lost[-1]})")
     if evidence.untracked:
-        more = f" and {len(evidence.untracked) - 1} more" if len(evidence.untracked) > 1 else ""
-        what = f"it runs a module that is in no commit: {evidence.untracked[0]}{more}"
+        what = f"it runs a module that is in no commit: {listed(evidence.untracked)}"
         found.append(f"{what}; no other clone measures the same")
     if evidence.tree_changed:
         found.append("files changed while it was measured: its launches may be of different code")

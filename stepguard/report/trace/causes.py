@@ -2,6 +2,7 @@
 
 from stepguard.explanation import Cause, Kind, Side
 from stepguard.report.trace.page import short
+from stepguard.text import listed
 
 # By kind: what, how, and what a page of its own says besides.
 _WORDS = {
@@ -61,8 +62,7 @@ def _word(cause: Cause, column: int) -> str:
 
 def _names(side: Side) -> str:
     """Return the longest kernel of a side, and how many more there are."""
-    more = f" and {len(side.names) - 1} more" if len(side.names) > 1 else ""
-    return short(side.names[0], 36) + more if side.names else "nothing"
+    return listed([short(name, 36) for name in side.names]) or "nothing"
 
 
 def _shape(side: Side) -> str:
