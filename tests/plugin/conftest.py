@@ -198,6 +198,14 @@ class Gate:
             accept(path, self.evidence(case), "")
         return path
 
+    def guarded(self, *gpus: Gpu, **fields) -> Case:
+        """A case for this machine, which has these GPUs: in a test file, and recorded."""
+        self.gpus = list(gpus)
+        case = self.cuda(**fields) if gpus else self.cpu(**fields)
+        self.suite(case)
+        self.record(case)
+        return case
+
     def run(self, *arguments, **outcomes) -> pytest.RunResult:
         """pytest in this folder, in this process; with these outcomes, if any are given."""
         self.measured.clear()

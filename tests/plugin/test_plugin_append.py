@@ -13,10 +13,7 @@ def recordings(gate, case):
 
 def test_what_is_same_is_appended(gate, h200):
     """In a strict run, too: nothing passes by it that would not pass."""
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded(h200)
     gate.commit()
     result = gate.run("--perf-append", "--perf-strict")
     assert result.ret == 0, result.stdout.str()
@@ -25,10 +22,7 @@ def test_what_is_same_is_appended(gate, h200):
 
 def test_a_new_level_is_not(gate, h200):
     """SLOWER stays a failure, and FASTER a gain that somebody accepts."""
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded(h200)
     gate.commit()
     for ms, code in ((20.0, 1), (5.0, 0)):
         gate.will_measure(case, step_ms=ms)

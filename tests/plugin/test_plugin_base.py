@@ -11,9 +11,7 @@ RISEN = {"generated_kernels": 8}
 
 def branch(gate):
     """A case whose baseline on main is what it measures, and a branch beside main."""
-    case = gate.cpu()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded()
     gate.commit()
     gate.git("checkout", "-q", "-b", "change")
     return case

@@ -6,9 +6,7 @@ import pytest
 @pytest.fixture
 def recorded(gate):
     """A gate with one recorded case."""
-    case = gate.cpu()
-    gate.suite(case)
-    gate.record(case)
+    gate.guarded()
     return gate
 
 

@@ -147,10 +147,7 @@ def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch):
 
 def test_without_a_repository_slower_is_unconfirmed(gate, h200):
     """No git: nothing to run beside it."""
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded(h200)
     gate.will_measure(case, step_ms=11.0)
     result = gate.run(failed=1)
     result.stdout.fnmatch_lines(["    unconfirmed: git knows no commit of *"])

@@ -258,9 +258,7 @@ def test_a_document_that_cannot_be_written_loses_no_verdict(gate, monkeypatch):
     """A disk that is full at the end of the run: the summary is shown, the other document written,
     and the run fails and says why.
     """
-    case = gate.cpu()
-    gate.suite(case)
-    gate.record(case)
+    gate.guarded()
     real = documents.replace_file
 
     def replace_file(path, data):

@@ -98,9 +98,7 @@ def test_gpus_are_counted_on_every_node(gate, surveyed, h200):
 
 def test_the_baseline_of_one_node_is_not_asked(gate, surveyed):
     """A case that has one is NO BASELINE on two nodes."""
-    case = gate.cpu(world_size=2)
-    gate.suite(case)
-    gate.record(case)
+    gate.guarded(world_size=2)
     assert gate.run().ret == 0
     result = gate.run(SRUN, "--perf-json=run.json")
     assert result.ret == 1

@@ -11,10 +11,7 @@ from stepguard.metrics import METRICS
 
 def outcome(gate, h200, change):
     """Record a GPU case, then run it as ``change`` says."""
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded(h200)
     gate.will_measure(case, **change)
     return gate.run("-v")
 
@@ -151,9 +148,7 @@ def test_other_parameters_are_not_compared(gate):
 
 def test_time_is_not_gated_on_a_cpu(gate):
     """A CPU case twice as slow is `same`, and the summary says that times are not gated."""
-    case = gate.cpu()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded()
     gate.will_measure(case, step_ms=20.0)
     result = gate.run()
     assert result.ret == 0
@@ -174,9 +169,7 @@ def test_one_bad_case_among_good_ones_fails_the_run(gate):
 
 def test_quiet_options_do_not_hide_the_exit_code(gate):
     """-qq, --no-summary, --tb=no and a missing terminal reporter change no exit code."""
-    case = gate.cpu()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded()
     gate.will_measure(case, counters={"flops_per_step": 2})
     assert gate.run("-qq", "--tb=no").ret == 1
     assert gate.run("--no-summary").ret == 1

@@ -32,10 +32,7 @@ def test_it_is_checked_before_deselection(gate):
 
 def test_enough_gpus(gate, h200):
     """With enough GPUs the requirement changes nothing."""
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.record(case)
+    gate.guarded(h200)
     assert gate.run("--perf-require-gpus=1").ret == 0
 
 

@@ -63,9 +63,7 @@ def test_a_verdict_stands_once_in_full_and_once_as_a_line(gate):
 
 def test_without_blocks_the_summary_has_all_of_a_verdict(gate):
     """--tb=no leaves pytest's blocks out, and the first thing to do stands under the line."""
-    case = gate.cpu()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded()
     gate.will_measure(case, counters={"operator_calls_per_step": 101})
     result = gate.run("--tb=no")
     result.stdout.fnmatch_lines(["linear?nano?: CHANGED: *", "  accept: *"])
@@ -99,9 +97,7 @@ def test_the_failure_block_says_what_moved(gate):
 
 def test_stages_are_shown_with_v_only(gate):
     """-v prints a line a stage; without it a case begins with one line and nothing more."""
-    case = gate.cpu()
-    gate.suite(case)
-    gate.record(case)
+    gate.guarded()
     loud = gate.run("-v")
     loud.stdout.fnmatch_lines(
         [

@@ -11,9 +11,7 @@ from stepguard.storage.waivers import today
 @pytest.fixture
 def slower(gate):
     """A committed CPU case whose step has two graph breaks more than its baseline."""
-    case = gate.cpu()
-    gate.suite(case)
-    gate.record(case)
+    case = gate.guarded()
     gate.commit()
     gate.will_measure(case, counters={"graph_breaks": 2})
     return gate
