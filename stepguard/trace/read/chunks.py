@@ -5,6 +5,7 @@ ends: a prefix that decodes as a list of events was cut at the right place, sinc
 quotes of any other cut do not balance.
 """
 
+import gzip
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -165,33 +166,17 @@ class Chunks:
 
 def _source(file: BinaryIO, size: int) -> Callable[[], bytes]:
     """Return a function that returns the next ``size`` bytes or so, unpacked if they are gzip."""
-    size = max(size, len(_GZIP))
-    first = file.read(size)
-    if not first.startswith(_GZIP):
-        parts = iter([first] if first else [])
-        return lambda: next(parts, b"") or file.read(size)
-    unpacker = zlib.decompressobj(wbits=31)
-    packed = first
+    packed = file.read(len(_GZIP)) == _GZIP
+    file.seek(0)
+    source = gzip.GzipFile(fileobj=file) if packed else file
 
     def pull() -> bytes:
-        nonlocal packed, unpacker
-        while True:
-            if unpacker.eof:  # several members in one file are allowed
-                packed = unpacker.unused_data
-                if len(packed) < len(_GZIP):
-                    packed += file.read(size)
-                if not packed.startswith(_GZIP):
-                    return b""  # the end, or padding
-                unpacker = zlib.decompressobj(wbits=31)
-            if not packed and not (packed := file.read(size)):
-                raise TraceError("it is cut off: the gzip stream has no end")
-            try:
-                out = unpacker.decompress(packed, size)
-            except zlib.error as error:
-                raise TraceError(f"the gzip stream is damaged: {error}") from None
-            packed = unpacker.unconsumed_tail
-            if out:
-                return out
+        try:
+            return source.read(size)
+        except EOFError:
+            raise TraceError("it is cut off: the gzip stream has no end") from None
+        except (gzip.BadGzipFile, zlib.error) as error:
+            raise TraceError(f"the gzip stream is damaged: {error}") from None
 
     return pull
 
