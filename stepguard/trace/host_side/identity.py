@@ -6,18 +6,16 @@ kernels need not be the ones that were launched last time, steps that are not al
 
 import hashlib
 import json
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from stepguard.identity import StepIdentity
-from stepguard.trace.calls import API_CATEGORIES, LAUNCH_CALLS, SYNC_CALLS, is_copy, is_memset
-from stepguard.trace.host_side.steps import marked_steps
+from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS, is_copy, is_memset
+from stepguard.trace.host_side.steps import HOST, Event, host_steps, records_of, sound_events
 from stepguard.trace.phases import LIBRARIES
 
-Event = dict[str, Any]
 _TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")  # versions are software
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
 # Operands; and of a kernel that the compiler made, which.
@@ -32,33 +30,21 @@ def identity_of(events: Iterable[Event], mark: str, steps: int) -> StepIdentity:
     """Return the identity of the ``steps`` marked steps. Raises RuntimeError where the trace lacks
     one, or an event is not as it should be.
     """
-    try:
+    with sound_events():
         return _identity(list(events), mark, steps)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise RuntimeError(f"an event of the trace is not as it should be: {problem}") from None
 
 
 def _identity(events: list[Event], mark: str, steps: int) -> StepIdentity:
-    host = [e for e in events if e.get("cat") in ("cpu_op", *API_CATEGORIES)]
-    host.sort(key=lambda e: float(e["ts"]))
-    starts = [float(e["ts"]) for e in host]
-    records = {
-        e["args"]["correlation"]: e
-        for e in events
-        if e.get("cat") in _RECORDS and "correlation" in e.get("args", {})
-    }
-    marks = marked_steps(events, mark, steps)
+    records, hosts = records_of(events, _RECORDS), host_steps(events, mark, steps)
+    host = (e for e in events if e.get("cat") in HOST)
     called = {e.get("args", {}).get("correlation") for e in host if _works(str(e["name"]))}
     # What was launched before the file begins has a lower number.
     first_call = min((n for n in called if n is not None), default=0)
     if any(n > first_call and n not in called for n in records):
         return StepIdentity(problem="it launches by calls that are not known")
     found: list[dict[str, str]] = []
-    for one in marks:
-        first = bisect_left(starts, one["ts"])
-        last = bisect_left(starts, one["ts"] + one["dur"])
-        parts = _parts(host[first:last], records)
+    for one in hosts:
+        parts = _parts(one, records)
         if isinstance(parts, str):
             return StepIdentity(problem=parts)
         found.append(parts)

@@ -7,7 +7,8 @@ record; where one is missing, the copies of the step count as lost, which says s
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -22,6 +23,7 @@ from stepguard.trace.calls import (
 )
 
 Event = dict[str, Any]
+HOST = ("cpu_op", *API_CATEGORIES)  # categories of events
 
 
 @dataclass(frozen=True)
@@ -57,43 +59,54 @@ def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls
     Raises RuntimeError when the trace does not have every marked step, or an event lacks something:
     a count from an incomplete trace would be wrong, not approximate.
     """
+    with sound_events():
+        found = list(events)
+        sizes = _gloo_sizes(found)
+        records = records_of(found, ("gpu_memcpy", "gpu_memset"))
+        return [_step(host, records, sizes) for host in host_steps(found, mark, steps)]
+
+
+@contextmanager
+def sound_events() -> Iterator[None]:
+    """Raise RuntimeError for what an event lacks, or has as another type: it shows where it is
+    used.
+    """
     try:
-        return _read(list(events), mark, steps)
-    # What an event lacks, or has as another type, shows where it is used.
+        yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise RuntimeError(f"an event of the trace is not as it should be: {problem}") from None
 
 
-def _read(events: list[Event], mark: str, steps: int) -> list[StepCalls]:
-    marks = marked_steps(events, mark, steps)
-    host = [e for e in events if e.get("cat") in ("cpu_op", *API_CATEGORIES)]
-    host.sort(key=lambda e: float(e["ts"]))
-    starts = [float(e["ts"]) for e in host]
-    # By correlation: the GPU's record comes later, often after the step's mark has ended.
-    records = {
-        e["args"]["correlation"]: e
-        for e in events
-        if e.get("cat") in ("gpu_memcpy", "gpu_memset") and "correlation" in e.get("args", {})
-    }
-    sizes = _gloo_sizes(events)
-    found = []
-    for one in marks:
-        first = bisect_left(starts, one["ts"])
-        last = bisect_left(starts, one["ts"] + one["dur"])
-        found.append(_step(host[first:last], records, sizes))
-    return found
-
-
-def marked_steps(events: Iterable[Event], mark: str, steps: int) -> list[Event]:
-    """Return the ``steps`` user annotations named ``mark``, in order of time.
-
-    Raises RuntimeError if the trace does not have exactly that many.
+def host_steps(events: Sequence[Event], mark: str, steps: int) -> list[list[Event]]:
+    """Return the operators and CUDA calls of each of ``steps`` user annotations named ``mark``, all
+    in order of time. Raises RuntimeError if the trace does not have exactly that many.
     """
     marks = [e for e in events if e["name"] == mark and e.get("cat") == "user_annotation"]
     if len(marks) != steps:
         raise RuntimeError(f"the trace has {len(marks)} of {steps} marked steps")
-    return sorted(marks, key=lambda e: float(e["ts"]))
+    host = [e for e in events if e.get("cat") in HOST]
+    host.sort(key=_begin)
+    found = []
+    for one in sorted(marks, key=_begin):
+        first = bisect_left(host, one["ts"], key=_begin)
+        found.append(host[first : bisect_left(host, one["ts"] + one["dur"], key=_begin)])
+    return found
+
+
+def _begin(event: Event) -> float:
+    return float(event["ts"])
+
+
+def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[Any, Event]:
+    """Return the GPU's records of these categories, by the correlation with their call: they come
+    later, often after the step's mark has ended.
+    """
+    return {
+        e["args"]["correlation"]: e
+        for e in events
+        if e.get("cat") in categories and "correlation" in e.get("args", {})
+    }
 
 
 def _step(
