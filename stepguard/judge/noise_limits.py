@@ -73,10 +73,8 @@ def other_card_limit_pct(levels: Sequence[float]) -> float:
 
 def _limit_pct(levels: Sequence[float], prior_pct: float, weight: float, alpha: float) -> float:
     count = len(levels)
-    degrees = weight + count - 1
-    sample = variance(levels) if count > 1 else 0.0
-    spread = math.sqrt((weight * (prior_pct / 100) ** 2 + (count - 1) * sample) / degrees)
-    reach = float(stdtrit(degrees, 1 - alpha)) * spread * math.sqrt(1 + 1 / count)
+    spread = math.sqrt(_pooled_variance(levels, prior_pct, weight))
+    reach = float(stdtrit(weight + count - 1, 1 - alpha)) * spread * math.sqrt(1 + 1 / count)
     # Capped: recordings that differ much would else allow more than no knowledge at all.
     return min(LEVEL_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
 
@@ -87,11 +85,14 @@ def standard_error_pct(logs: Sequence[float]) -> float:
     The variance is pooled with LAUNCH_SD_PCT at four degrees of freedom, so that two launches that
     happen to agree are not taken for certainty.
     """
+    return 100 * math.sqrt(_pooled_variance(logs, LAUNCH_SD_PCT, PRIOR_WEIGHT) / len(logs))
+
+
+def _pooled_variance(logs: Sequence[float], prior_pct: float, weight: float) -> float:
+    """Return the variance, pooled with a known one that counts for ``weight`` degrees."""
     count = len(logs)
-    prior = (LAUNCH_SD_PCT / 100) ** 2
     sample = variance(logs) if count > 1 else 0.0
-    pooled = (PRIOR_WEIGHT * prior + (count - 1) * sample) / (PRIOR_WEIGHT + count - 1)
-    return 100 * math.sqrt(pooled / count)
+    return (weight * (prior_pct / 100) ** 2 + (count - 1) * sample) / (weight + count - 1)
 
 
 def launch_spread_pct(launch_ms: Sequence[float]) -> float:

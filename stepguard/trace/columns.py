@@ -6,6 +6,7 @@ thousand of them.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,16 @@ NONE = -1  # no correlation, no operator, no stream
 
 
 @dataclass(frozen=True)
-class Host:
+class _Table:
+    """Columns of one length."""
+
+    def where(self, rows: Bools) -> Self:
+        """Return only these rows."""
+        return type(self)(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
+
+
+@dataclass(frozen=True)
+class Host(_Table):
     """Describe what the host did, in order of its begin: operators, annotations, CUDA calls."""
 
     kind: Ints
@@ -35,13 +45,9 @@ class Host:
     correlation: Ints  # of a call, with the GPU's record
     external: Ints  # of an operator or call, with the GPU's record
 
-    def where(self, rows: Bools) -> "Host":
-        """Return only these rows."""
-        return Host(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
-
 
 @dataclass(frozen=True)
-class Gpu:
+class Gpu(_Table):
     """Describe what the GPU did, in order of its begin."""
 
     kind: Ints
@@ -55,13 +61,9 @@ class Gpu:
     bytes: Ints  # of a copy or a fill; NONE for a kernel
     shape: Ints  # into Trace.shapes; NONE for a copy or a fill
 
-    def where(self, rows: Bools) -> "Gpu":
-        """Return only these rows."""
-        return Gpu(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
-
 
 @dataclass(frozen=True)
-class Allocations:
+class Allocations(_Table):
     """Describe what was allocated and freed (``profile_memory=True``), in order of time."""
 
     when_us: Floats
@@ -71,10 +73,6 @@ class Allocations:
     bytes: Ints  # less than 0: freed
     allocated: Ints  # bytes in use after it; on a CPU since the profiler began
     reserved: Ints  # ... that the GPU's caching allocator holds
-
-    def where(self, rows: Bools) -> "Allocations":
-        """Return only these rows."""
-        return Allocations(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
 
 @dataclass(frozen=True)

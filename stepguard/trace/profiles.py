@@ -285,8 +285,8 @@ def _phase_of(found: Analysis, gap: int) -> str:
 def call_counts(found: Analysis) -> dict[str, Series]:
     """Return how often each CUDA call is made in each step."""
     calls, names = found.windows.calls, found.trace.names
-    step = np.searchsorted(found.windows.mark_us, calls.start_us, side="right") - 1
-    inside = (step >= 0) & (calls.start_us < found.windows.mark_end_us[np.maximum(step, 0)])
+    step = found.windows.marked_at(calls.start_us)
+    inside = step != NONE
     size = (len(names), found.windows.steps)
     cell = calls.name[inside].astype(np.int64) * size[1] + step[inside]
     count = np.bincount(cell, minlength=size[0] * size[1]).reshape(size)

@@ -7,7 +7,7 @@ import numpy as np
 from stepguard.profile import Profile, Series
 from stepguard.trace.calls import SYNC_CALLS
 from stepguard.trace.classes import COMMUNICATION
-from stepguard.trace.columns import KERNEL, NONE, Bools
+from stepguard.trace.columns import KERNEL, NONE
 from stepguard.trace.idle import CAUSES, Idle
 from stepguard.trace.profiles import Analysis, call_counts, profile
 from stepguard.trace.windows import queue_depth
@@ -121,12 +121,12 @@ def _phases(found: Analysis) -> list[PhaseRow]:
     np.minimum.at(first, found.pass_of_record[in_step], gpu.start_us[in_step])
     np.maximum.at(last, found.pass_of_record[in_step], gpu.end_us[in_step])
     span = np.where(np.isfinite(first), last - first, 0.0)
+    in_marks = windows.marked_at(np.array([one.start_us for one in found.passes])) != NONE
     rows = []
     for number, path in enumerate(found.phases):
         mine = [i for i, one in enumerate(found.passes) if one.path == path]
-        host = sum(
-            found.passes[i].end_us - found.passes[i].start_us for i in _in_steps(found, mine)
-        )
+        timed = [found.passes[i] for i in mine if in_marks[i]]
+        host = sum(one.end_us - one.start_us for one in timed)
         union = found.busy((found.phase == number) & in_step)
         gpu_us = float((union.end_us - union.start_us).sum())
         if host or gpu_us:
@@ -137,17 +137,9 @@ def _phases(found: Analysis) -> list[PhaseRow]:
     return rows
 
 
-def _in_steps(found: Analysis, passes: list[int]) -> list[int]:
-    """Return those passes that begin inside a complete step."""
-    start = np.array([found.passes[i].start_us for i in passes])
-    at = np.searchsorted(found.windows.mark_us, start, side="right") - 1
-    inside = (at >= 0) & (start < found.windows.mark_end_us[np.maximum(at, 0)])
-    return [i for i, kept in zip(passes, inside.tolist(), strict=True) if kept]
-
-
 def _calls(found: Analysis) -> list[CallRow]:
     windows, names = found.windows, found.trace.names
-    inside = _called_in_steps(found)
+    inside = windows.marked_at(windows.calls.start_us) != NONE
     us = windows.calls.end_us - windows.calls.start_us
     total = np.bincount(windows.calls.name[inside], us[inside], minlength=len(names))
     whole = max(float(total.sum()), 1e-9)
@@ -162,13 +154,6 @@ def _calls(found: Analysis) -> list[CallRow]:
         for name, calls in call_counts(found).items()
     ]
     return sorted(rows, key=lambda row: -row.us)
-
-
-def _called_in_steps(found: Analysis) -> Bools:
-    windows = found.windows
-    at = np.searchsorted(windows.mark_us, windows.calls.start_us, side="right") - 1
-    inside: Bools = (at >= 0) & (windows.calls.start_us < windows.mark_end_us[np.maximum(at, 0)])
-    return inside
 
 
 def _queue(found: Analysis) -> Queue:

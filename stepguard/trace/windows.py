@@ -49,6 +49,10 @@ class Windows:
         """Return how long each step takes the GPU."""
         return self.end_us - self.begin_us
 
+    def marked_at(self, when_us: Floats) -> Ints:
+        """Return the step that the host is in at each moment, NONE outside all."""
+        return _step_at(when_us, self.mark_us, self.mark_end_us)
+
 
 def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> Windows:
     """Return the complete steps of a trace; without any mark the whole trace is one step.
