@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepguard.ab_margins import Margins
-from stepguard.metrics import METRICS, format_value
+from stepguard.metrics import format_value
 from stepguard.text import listed
 from stepguard.verdict import (
     Confirmation,
@@ -263,8 +263,3 @@ def _confirmation(found: MetricVerdict, how: Confirmed) -> str:
         facts["text"] = sentence(facts["reason"], facts["facts"] or {})
     why = outcome.value.format(**facts)
     return "unconfirmed: " + ", ".join(filter(None, (why, beside or how.commit)))
-
-
-def unit(name: str) -> str:
-    """Return a metric's unit as it follows a value; bytes have theirs in the value."""
-    return "" if METRICS[name].unit == "B" else METRICS[name].unit

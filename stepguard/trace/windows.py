@@ -51,7 +51,7 @@ class Windows:
 
     def marked_at(self, when_us: Floats) -> Ints:
         """Return the step that the host is in at each moment, NONE outside all."""
-        return _step_at(when_us, self.mark_us, self.mark_end_us)
+        return step_at(when_us, self.mark_us, self.mark_end_us)
 
 
 def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> Windows:
@@ -63,13 +63,13 @@ def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS)
     """
     gpu = _main_device(trace.gpu)
     calls, call_of_record = trace.calls, _launched_by(trace.calls, gpu.correlation)
-    steps = _marks(trace, marks)
+    steps = marked(trace, marks)
     begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
     if not len(steps):
         return _whole(gpu, calls, call_of_record)
     if not len(calls.kind):
         raise TraceError("it has marked steps and no CUDA call: no kernel can be put into a step")
-    launched = _step_at(calls.start_us, begin, end)
+    launched = step_at(calls.start_us, begin, end)
     step_of_record = np.append(launched, NONE)[call_of_record]  # NONE is the last
     launches, lost = _lost(trace, calls, launched, gpu.correlation, len(steps))
     first = _first_record(gpu, trace.names, classes, step_of_record, len(steps))
@@ -112,7 +112,7 @@ def _main_device(gpu: Gpu) -> Gpu:
     return gpu.where(gpu.device == devices[counts.argmax()])
 
 
-def _marks(trace: Trace, patterns: tuple[str, ...]) -> Ints:
+def marked(trace: Trace, patterns: tuple[str, ...]) -> Ints:
     """Return the annotations that mark steps, in order of time."""
     for pattern in patterns:
         wanted = np.array([bool(re.search(pattern, name)) for name in trace.names], bool)
@@ -121,7 +121,7 @@ def _marks(trace: Trace, patterns: tuple[str, ...]) -> Ints:
     return np.zeros(0, np.int64)
 
 
-def _step_at(when_us: Floats, begin_us: Floats, end_us: Floats) -> Ints:
+def step_at(when_us: Floats, begin_us: Floats, end_us: Floats) -> Ints:
     """Return the mark that each moment is in, NONE outside all."""
     at = np.searchsorted(begin_us, when_us, side="right") - 1
     inside = (at >= 0) & (when_us < end_us[np.maximum(at, 0)])

@@ -4,7 +4,6 @@ The host computes here, so an operator's own time, less that of the operators in
 kernel's time is on a GPU.
 """
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +13,7 @@ from stepguard.trace.classes import Classes
 from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
 from stepguard.trace.phases import find_passes, pass_at
 from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.windows import STEPS
+from stepguard.trace.windows import STEPS, marked, step_at
 
 
 @dataclass(frozen=True)
@@ -51,12 +50,13 @@ def host_summary(
     trace: Trace, classes: Classes, source: str, rank: int, marks: tuple[str, ...] = STEPS
 ) -> HostSummary:
     """Return the figures of a trace without a GPU. Raises TraceError without a marked step."""
-    begin, end = _steps(trace, marks)
+    steps = marked(trace, marks)
+    if not len(steps):
+        raise TraceError("it has neither a kernel of a GPU nor a marked step: call profiler.step()")
+    begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
     passes = find_passes(trace, classes, marks)
     rows = trace.operators
-    step = np.searchsorted(begin, rows.start_us, side="right") - 1
-    inside = (step >= 0) & (rows.start_us < end[np.maximum(step, 0)])
-    rows = rows.where(inside)
+    rows = rows.where(step_at(rows.start_us, begin, end) != NONE)
     phase = pass_at(passes, rows.start_us)
     own = own_us(rows)
     operators = _by_operator(trace, rows, phase, own, [one.path for one in passes], len(begin))
@@ -72,15 +72,6 @@ def host_summary(
         phases=tuple(HostPhase(path, us / len(begin)) for path, us in paths.items()),
         operators=operators,
     )
-
-
-def _steps(trace: Trace, marks: tuple[str, ...]) -> tuple[Floats, Floats]:
-    rows = trace.annotations
-    for pattern in marks:
-        wanted = np.array([bool(re.search(pattern, name)) for name in trace.names], bool)
-        if len(found := np.flatnonzero(wanted[rows.name])):
-            return rows.start_us[found], rows.end_us[found]
-    raise TraceError("it has neither a kernel of a GPU nor a marked step: call profiler.step()")
 
 
 def own_us(rows: Host) -> Floats:

@@ -53,7 +53,6 @@ class Scalar(msgspec.Struct, gc=False):
     elements_out: int | float | None = msgspec.field(name="Out msg nelems", default=None)
     group: int | float | None = msgspec.field(name="Group size", default=None)
     dtype: str | None = None
-    sequence: int | float | None = msgspec.field(name="Sequence number", default=None)
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=_NO_JSON)
     types: msgspec.Raw = msgspec.field(name="Input type", default=_NO_JSON)
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_NO_JSON)
