@@ -1,0 +1,126 @@
+"""A/A verdicts from recorded launches: launches of the same code, paired anew with each other.
+
+    python -m studies.judge_power.repair studies/judge_power/h200_pairs_*.json --verdicts 300
+
+Every pair of a file has two launches, of which each ran the same code as the launches of its side
+in the other pairs of that run, planted or not. For a verdict one run and one of its sides is
+chosen, its launches are put into pairs at random, without any of them twice until all were used,
+and these go through the sequential plan. The truth is zero. Launches of different pairs were
+minutes apart, so that a drift of the card which turns take out is in these pairs: they scatter more
+than measured ones, and an error rate of them is on the safe side. What all pairs of a run share, as
+an order would give it, is not in them: what the means of the measured A/A runs say of that is
+printed beside it (a one-way analysis of variance).
+"""
+
+import argparse
+import json
+import math
+from collections import Counter
+from itertools import chain
+from pathlib import Path
+from statistics import fmean, stdev, variance
+
+import numpy as np
+from scipy.special import fdtrc, fdtri
+
+from stepguard.judge.ab.sequential_plan import MOST_PAIRS
+from stepguard.verdict import Status
+from studies.common.results import command_line
+from studies.judge_power.resample import log_ratio
+from studies.judge_power.simulate import binomial_bounds, run
+
+LEAST = 6  # launches of a side: fewer make too few different pairs
+
+
+def sides_of(paths: list[Path]) -> list[list[float]]:
+    """Return the step times in ms of every side of every run with enough launches."""
+    found = []
+    for one in runs_of(paths):
+        pairs = [pair for pair in one["pairs"] if "head" in pair]
+        if len(pairs) >= LEAST:
+            found += [[pair[side]["step_ms"] for pair in pairs] for side in ("head", "base")]
+    return found
+
+
+def runs_of(paths: list[Path]) -> list[dict]:
+    """Return the runs of all files."""
+    read = [json.loads(path.read_text()) for path in paths]
+    return [one for one in chain.from_iterable(each.get("runs", [each]) for each in read)]
+
+
+def repaired(step_ms: list[float], draw: np.random.Generator) -> list[float]:
+    """Return as many log-ratios as the plan takes, of launches drawn into pairs."""
+    ratios: list[float] = []
+    while len(ratios) < MOST_PAIRS:
+        order = draw.permutation(len(step_ms))
+        ratios += [
+            math.log(step_ms[a] / step_ms[b]) for a, b in zip(order[::2], order[1::2], strict=False)
+        ]
+    return ratios[:MOST_PAIRS]
+
+
+def shared_offset(runs: list[list[float]]) -> dict[str, float]:
+    """Return the standard deviation of what pairs of a run share, in percent, from the means of
+    runs of the same code: its estimate, and a 95 % interval by the F distribution. Runs differ in
+    length, so that the usual mean length is used (Snedecor and Cochran, 1980, section 13.6).
+    """
+    sizes = [len(one) for one in runs]
+    total, count = sum(sizes), len(runs)
+    grand = sum(chain.from_iterable(runs)) / total
+    between = sum(len(one) * (fmean(one) - grand) ** 2 for one in runs) / (count - 1)
+    within = sum((len(one) - 1) * variance(one) for one in runs) / (total - count)
+    length = (total - sum(size * size for size in sizes) / total) / (count - 1)
+    ratio = between / within
+
+    def tau(found: float) -> float:
+        return 100 * math.sqrt(max(0.0, (found - 1) * within / length))
+
+    free = (count - 1, total - count)
+    return {
+        "runs": count,
+        "pairs": total,
+        "within_sd_pct": round(100 * math.sqrt(within), 3),
+        "f": round(ratio, 2),
+        "p": round(float(fdtrc(*free, ratio)), 3),
+        "tau_pct": round(tau(ratio), 3),
+        "tau_low_pct": round(tau(ratio / float(fdtri(*free, 0.975))), 3),
+        "tau_high_pct": round(tau(ratio / float(fdtri(*free, 0.025))), 3),
+    }
+
+
+def main() -> None:
+    """Print the verdicts, and what runs share."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("files", type=Path, nargs="+")
+    parser.add_argument("--verdicts", type=int, default=300, help="(%(default)s)")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    sides, draw = sides_of(options.files), np.random.default_rng(20261123)
+    said: Counter[str] = Counter()
+    took, ratios = [], []
+    for _ in range(options.verdicts):
+        pairs = repaired(sides[draw.integers(len(sides))], draw)
+        status, count = run(pairs)
+        said[status.value] += 1
+        took.append(count)
+        ratios += [100 * one for one in pairs[:count]]
+    wrong = sum(said[one.value] for one in (Status.SLOWER, Status.FASTER))
+    low, high = (100 * bound for bound in binomial_bounds(wrong, options.verdicts))
+    launches = sum(map(len, sides))
+    print(
+        f"{options.verdicts} A/A verdicts of {launches} launches, {len(sides)} sides of runs: "
+        f"{dict(said)}; wrong {100 * wrong / options.verdicts:.2f} % [{low:.2f}, {high:.2f}]; "
+        f"pair sd {stdev(ratios):.2f} %, {fmean(took):.1f} pairs a verdict"
+    )
+    same_code = [one for one in runs_of(options.files) if one["plant_pct"] == 0]
+    measured = [[log_ratio(pair) for pair in one["pairs"]] for one in same_code]
+    shared = shared_offset([one for one in measured if len(one) > 1])
+    print(f"what the pairs of a run share: {shared}")
+    if options.out:
+        record = {"command": command_line(), "verdicts": dict(said), "wrong": wrong}
+        record |= {"bounds_pct": [low, high], "pair_sd_pct": stdev(ratios), "shared": shared}
+        options.out.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
