@@ -93,19 +93,19 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     be_patient(monkeypatch)
 
 
-def repeat_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let pairs beyond REAL_PAIRS be copies of those, for tests of what follows from many pairs."""
+def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> None:
+    """Let pairs beyond ``real`` be copies of those, for tests of what follows from many pairs."""
     measure, start_following = ab._PairRun._pair, ab._PairRun._start_following
 
     def pair(run: ab._PairRun, number: int) -> None:
-        if number <= REAL_PAIRS:
+        if number <= real:
             measure(run, number)
             return
         for side in run.sides:
-            side.launches.append(replace(side.launches[-REAL_PAIRS], index=number))
+            side.launches.append(replace(side.launches[-real], index=number))
 
     def following(run: ab._PairRun, number: int) -> None:
-        if number < REAL_PAIRS:
+        if number < real:
             start_following(run, number)
 
     monkeypatch.setattr(ab._PairRun, "_pair", pair)

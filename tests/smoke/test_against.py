@@ -20,6 +20,7 @@ from quick_launches import (
     BUSY_LIMIT_S,
     CLOCK_OF_STEPS,
     CONFTEST,
+    REAL_PAIRS,
     REPEATED,
     repeat_pairs,
     shorten_launches,
@@ -261,7 +262,7 @@ def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, facto
     """A sleep in every step, by the machine's own clock, is SLOWER beside the other revision; the
     same code passes, however busy the machine is.
     """
-    repeat_pairs(monkeypatch)
+    repeat_pairs(monkeypatch, real=1 if factory == "dozed" else REAL_PAIRS)
     verdict = judge_ab(compared(bench, factory, "old", gates=("flops_per_step",)))
     assert verdict.outcome == outcome, verdict
     if outcome == "failed":

@@ -7,6 +7,7 @@ them beside HEAD, on GPUs too. Here they are judged against a recording.
 from functools import partial
 
 import pytest
+from git_repositories import commit
 from quick_launches import shorten_launches
 
 from stepguard.baseline_file import Entry, Epoch
@@ -26,8 +27,13 @@ CASE = case_of("cpu", 2, "nothing")
 
 
 def measured(folder, name, where=".") -> Evidence:
-    """The step of two gloo ranks in a clone with that plant."""
+    """The step of two gloo ranks in a clone with that plant: two layers fill buckets of 1 MiB."""
     tree = clone(folder / where, name, 2, 0.0)
+    sizes = tree / "model" / "config.py"
+    before = sizes.read_text()
+    sizes.write_text(before.replace('"nano": GPTConfig(n_layer=3', '"nano": GPTConfig(n_layer=2'))
+    assert sizes.read_text() != before
+    commit(tree, "two layers")
     with pytest.MonkeyPatch.context() as monkeypatch:
         shorten_launches(monkeypatch)
         return measure_launches(CASE, bench_of(CASE, tree, folder, folder / "cache"))
