@@ -141,7 +141,7 @@ class WarmUp:
 
 
 def steady(
-    window_ms: Sequence[float], window_s: Sequence[float], tolerance: float, share: float
+    window_ms: Sequence[float], window_s: Sequence[float], tolerance: float, share: float = 0.25
 ) -> bool:
     """Tell whether a warm-up has ended: two neighbouring stretches of windows agree in step time.
 
