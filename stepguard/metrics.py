@@ -17,6 +17,7 @@ from typing import Literal
 from stepguard.device import is_gpu
 
 ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
+PEAK = "peak_allocated_bytes"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
@@ -127,7 +128,7 @@ _TABLE = (
         "recompiles", "recompiles", "compilations during the counted steps; steady ones have none"
     ),
     _cost(
-        "peak_allocated_bytes",
+        PEAK,
         "B",
         "peak of the bytes that live tensors asked for, within a steady step",
         _EXACT,

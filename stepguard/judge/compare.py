@@ -12,9 +12,9 @@ from dataclasses import replace
 import msgspec
 
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
-from stepguard.metrics import BETWEEN_STEPS, METRICS
+from stepguard.metrics import BETWEEN_STEPS, METRICS, PEAK
 from stepguard.recording import OPERATORS, Recording
-from stepguard.site import Site, added
+from stepguard.site import Site, added, merge
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
 
 _UNDECIDED = (Status.INCONCLUSIVE, Reason.TOO_NOISY)  # until it is compared with its limit
@@ -144,6 +144,8 @@ def _compare_count(
         return found
     if metric == OPERATORS:
         sites = _moved_operators(moved, now, past[-1])
+    elif metric == PEAK:
+        sites = _called_elsewhere(now, past[-1]) if new > old else ()
     else:
         sites = _moved_sites(metric, now, past[-1], new < old)
     if found.reason is Reason.EQUAL:  # shown all the same: one may be at another place now
@@ -253,22 +255,27 @@ def _computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:
     """
     changes: Counter[str] = Counter()
     for part in moved:
-        # "aten.sum.default"; the profiler has "aten::sum". What another library's do, nobody knows.
-        overloaded = part.name.startswith("aten.") and part.name.count(".") > 1
-        name = part.name.rpartition(".")[0] if overloaded else part.name
-        changes[name] += part.new - part.old
+        changes[_packet(part.name)] += part.new - part.old
     views = all(_VIEW.search(name) for name, change in changes.items() if change)
     return bool(moved) and views and abs(changes.total()) <= VIEWS_PCT / 100 * calls
 
 
-def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, int]:
+def _packet(name: str) -> str:
+    """Return an operator without its overload, "aten.sum" for "aten.sum.default"."""
+    # The profiler has "aten::sum". What another library's overloads do, nobody knows.
+    overloaded = name.startswith("aten.") and name.count(".") > 1
+    return name.rpartition(".")[0] if overloaded else name
+
+
+def _distance_from_cause(part: PartMove) -> tuple[int, bool, bool, bool, int]:
     """Order parts: by their kind, what is new or lost, attention before the products that are put
-    in its place, then by how far.
+    in its place, what is new before what it replaces, then by how far.
     """
     kinds = [rank for rank, kind in _KINDS.items() if kind.search(part.name)]
     kind = max(kinds, default=OTHER_KIND)
     changed_number = 0 not in (part.old, part.new)
-    return kind, changed_number, "attention" not in part.name, -abs(part.new - part.old)
+    lost = part.new < part.old
+    return kind, changed_number, "attention" not in part.name, lost, -abs(part.new - part.old)
 
 
 def _moved_operators(
@@ -277,9 +284,13 @@ def _moved_operators(
     """Return where these operators are called more often, or less: then the count is negative.
 
     A Site for each function that calls one more often, or less often if it is called less in all;
-    its line is one that the other side has not, or fewer times.
+    its line is one that the other side has not, or fewer times. What only backward passes and
+    optimizers call comes last, and has that as its phase.
     """
     new, old = now.operator_sites(), past.operator_sites()
+    # A baseline's lines have no phase; that of a line is the same for all that it calls.
+    called = {(s.file, s.function, s.text) for s in new if not s.phase}
+    phases = {(s.file, s.function, s.text): s.phase for s in new}
     found = []
     for part in moved:
         rose = part.new > part.old
@@ -291,8 +302,29 @@ def _moved_operators(
         for place, count in (_by_function(here) - _by_function(there)).items():
             inside = [site for site in lines if (site.file, site.function) == place]
             line = min(inside, key=lambda site: abs(site.count - count))
-            found.append(msgspec.structs.replace(line, count=count if rose else -count))
-    return tuple(found)
+            key = (line.file, line.function, line.text)
+            phase = "" if key in called else phases.get(key, line.phase)
+            count = count if rose else -count
+            found.append(msgspec.structs.replace(line, count=count, phase=phase))
+    return tuple(sorted(found, key=lambda site: bool(site.phase)))
+
+
+def _called_elsewhere(now: Recording, past: Recording) -> tuple[Site, ...]:
+    """Return the lines that now call what another one did, which is still there: a cast that a loss
+    made of its input, and now the line before it. A line that was only edited is none.
+    """
+    new, old = now.operator_sites(), past.operator_sites()
+    calls = {site.key: site.count for site in merge(new)}
+    lines = {site.key[1:] for site in new}
+    left: Counter[str] = Counter()
+    for site in merge(old):
+        if site.key[1:] in lines:
+            left[site.what] += max(0, site.count - calls.get(site.key, 0))
+    return tuple(
+        msgspec.structs.replace(site, what=_packet(site.what))
+        for site in added(old, new)
+        if left[site.what] >= site.count and not site.phase and not _VIEW.search(_packet(site.what))
+    )
 
 
 def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
@@ -309,4 +341,7 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
         return ()
     new = [site for site in now.sites.get(metric, ()) if not site.allowed]
     old = [site for site in past.sites.get(metric, ()) if not site.allowed]
-    return added(new, old) if fell else added(old, new)
+    found = added(new, old) if fell else added(old, new)
+    if METRICS[metric].unit == "B":  # as so many bytes; those that matter first
+        return tuple(sorted(found, key=lambda site: -site.count))
+    return found

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from stepguard.evidence import Evidence
 from stepguard.explanation import Cause
-from stepguard.metrics import METRICS, format_bytes, format_value
+from stepguard.metrics import METRICS, PEAK, format_bytes, format_value
 from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
@@ -16,7 +16,7 @@ from stepguard.text import first, listed, printable
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
-OPERATORS_SHOWN = 5
+PLACES_SHOWN = 5  # of operators and of bytes
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 _ONE = {"copies": "copy"}  # of a unit that is a word; the others lose their s
 ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
@@ -91,15 +91,27 @@ def _file(site: Site) -> str:
 
 
 def operator_move(found: MetricVerdict) -> str:
-    """Return the first operator that moved, and how often: "+4 aten.clone"."""
+    """Return the first operator that moved, and how often: "+4 aten.clone"; what took the place of
+    another with it: "+4 aten.silu for aten.gelu".
+    """
     if found.sites:
-        return _operator(found.sites[0].what, found.sites[0].count)
+        main, *rest = found.sites
+        text = _operator(main.what, main.count)
+        place = main.file, main.function, main.phase
+        here = [site for site in rest if (site.file, site.function, site.phase) == place]
+        if [site.count for site in here] == [-main.count] and main.count > 0:
+            return f"{text} for {_bare(here[0].what)}"
+        return text
     return _operator(found.moved[0].name, found.moved[0].new - found.moved[0].old)
 
 
 def _operator(name: str, count: int) -> str:
     """Return "+4 aten.clone" of "aten.clone.default", whose overload says nothing to a reader."""
-    return f"{count:+,d} {name.rpartition('.')[0] or name}"
+    return f"{count:+,d} {_bare(name)}"
+
+
+def _bare(name: str) -> str:
+    return name.rpartition(".")[0] or name
 
 
 def times(verdict: Verdict) -> list[str]:
@@ -129,13 +141,19 @@ def places(verdict: Verdict) -> list[str]:
 
 def _where(found: MetricVerdict) -> list[str]:
     """Return where a metric moved, a line each."""
-    if found.metric not in OPERATOR_METRICS:
-        return [happens(site, METRICS[found.metric].unit) for site in found.sites]
-    lines = [
-        f"{_operator(site.what, site.count)} in {site.function} ({site.place})"
-        for site in found.sites
-    ]
-    return first(lines, OPERATORS_SHOWN)
+    unit = METRICS[found.metric].unit
+    if found.metric == PEAK:  # no bytes are of a line: what lives longest has others beside it
+        lines = [f"called here now: {happens(site)}" for site in found.sites]
+    elif found.metric not in OPERATOR_METRICS:
+        lines = [happens(site, unit) for site in found.sites]
+        if unit != "B":
+            return lines
+    else:
+        lines = [
+            f"{_operator(site.what, site.count)} in {site.function} ({site.place})"
+            for site in found.sites
+        ]
+    return first(lines, PLACES_SHOWN)
 
 
 def _short(name: str, value: float) -> str:

@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import pytest
 from builders import CASE_ID, COUNTS, entry, epoch, evidence, with_counts
+from msgspec import structs
 
 from stepguard.evidence import Counts
 from stepguard.judge.compare import compare
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
-from stepguard.metrics import METRICS
+from stepguard.metrics import METRICS, PEAK
 from stepguard.recording import OPERATORS
+from stepguard.report.words import evidence_lines, headline
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, cause_first
 
@@ -173,6 +175,60 @@ def test_a_case_with_a_known_cause_is_named_by_it():
     )
     found = judge(now, entry())
     assert (found.case_id, found.worst.metric) == (CASE_ID, OPERATORS)
+
+
+def test_a_replaced_operator_is_named_with_what_it_replaces():
+    """As many of another, in the same function: the new one, and its line."""
+    then = counted(at(9, what="gelu", count=4), gelu=4)
+    now = counted(at(9, what="silu", count=4), silu=4)
+    verdict = judge(now, entry(epochs=[epoch(recordings=[stored(then)])]))
+    assert ": CHANGED: +4 aten.silu for aten.gelu in Block.forward (model/gpt.py:9)" in headline(
+        verdict
+    )
+
+
+@pytest.mark.parametrize("phase", ["backward", "optimizer"])
+def test_what_torch_calls_for_a_line_comes_last(phase):
+    """A norm more has an operator in the backward pass, too, where it is counted as a product."""
+    start = {"function": "step", "text": "loss.backward()"}
+    then = counted(structs.replace(at(20, what="mul", **start), phase=phase), mul=1)
+    now = counted(
+        structs.replace(at(20, what="mul", **start), phase=phase),
+        structs.replace(at(20, what="mm", **start), phase=phase),
+        at(9, what="norm"),
+        mul=1,
+        mm=1,
+        norm=1,
+    )
+    for new, old, lines in ((now, then, [9, 20]), (then, now, [0, 0])):
+        found = compare(OPERATORS, summarise(new), [stored(old)], now.gates)
+        assert [site.line for site in found.sites] == lines
+        assert [site.phase for site in found.sites] == ["", phase]
+
+
+def test_a_peak_names_what_another_line_calls_now():
+    """A cast that left the loss's line, which is still there, for the line before it; not the
+    product, whose line was only edited.
+    """
+    old = [
+        at(8, text="y = head(x)", what="mm"),
+        at(9, text="loss = f(y)", what="nll"),
+        at(9, text="loss = f(y)", what="cast"),
+    ]
+    new = [
+        at(8, text="y = head(x).float()", what="mm"),
+        at(8, text="y = head(x).float()", what="cast"),
+        at(9, text="loss = f(y)", what="nll"),
+    ]
+    then, now = (counted(*sites, mm=1, nll=1, cast=1) for sites in (old, new))
+    higher = {PEAK: now.counts.values[PEAK] * 2}
+    now = replace(now, counts=replace(now.counts, values=now.counts.values | higher))
+    verdict = judge(now, entry(epochs=[epoch(recordings=[stored(then)])]))
+    (site,) = verdict.worst.sites
+    assert (site.line, site.what, site.count) == (8, "aten.cast", 1)
+    assert headline(verdict).endswith(" model/gpt.py:8")
+    text = "\n".join(evidence_lines(verdict))
+    assert "called here now: aten.cast: y = head(x).float() in Block.forward (model/gpt.py" in text
 
 
 # Calls that compute nothing

@@ -529,7 +529,11 @@ def test_a_refactor_of_our_model_is_the_same(names, our_base, tmp_path):
                 "            loss = loss / self.accumulation\n",
                 "            loss = loss.double() / self.accumulation\n",
             ),
-            "+2 aten._to_copy[float",
+            "+2 aten._to_copy[float64] in Training.step (small_gpt.py:",
+        ),
+        (
+            ("        self.act = nn.GELU()\n", "        self.act = nn.SiLU()\n"),
+            "+4 aten.silu for aten.gelu in Feed.forward (small_gpt.py:",
         ),
         (
             (

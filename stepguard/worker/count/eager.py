@@ -6,6 +6,7 @@ A compiled region is opaque to dispatch modes, so the compiler is asked to step 
 
 import sys
 from collections import Counter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -15,10 +16,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from stepguard.site import Site, merge
 from stepguard.worker.clock import Step
 from stepguard.worker.count.candidates import count_candidates
-from stepguard.worker.count.locate import Place, frames, locate
+from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery
 from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 from stepguard.worker.device import empty_cache, on_gpu
 
+# What calls operators for a line of its caller's: a change elsewhere shows there, too.
+_FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}
 _CAST = "aten._to_copy.default"  # also a copy to another device
 
 
@@ -29,6 +32,7 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.calls: Counter[str] = Counter()
         self._placed: Counter[tuple[str, Place]] = Counter()
+        self._phases: dict[tuple[str, Place], set[str]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
@@ -36,13 +40,31 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         if name == _CAST and result.dtype != args[0].dtype:  # costs and rounds as that type does
             name = f"aten._to_copy[{str(result.dtype).removeprefix('torch.')}].default"
         self.calls[name] += 1
-        self._placed[name, locate(frames(sys._getframe()))] += 1
+        called = name, locate(frames(sys._getframe()))
+        self._placed[called] += 1
+        self._phases.setdefault(called, set()).add(_phase(sys._getframe()))
         return result
 
     def sites(self) -> tuple[Site, ...]:
-        """Return a Site for each operator and line; of a backward pass the line that started it."""
-        placed = [item for item in self._placed.items() if item[0][1].file]
-        return merge(Site(name, *place, count=count) for (name, place), count in placed)
+        """Return a Site for each operator and line; of a backward pass the line that started it.
+        One that only a backward pass or an optimizer calls has that as its phase.
+        """
+        return merge(
+            Site(name, *place, phase=min(self._phases[name, place]), count=count)
+            for (name, place), count in self._placed.items()
+            if place.file
+        )
+
+
+def _phase(innermost: FrameType | None) -> str:
+    """Return in which part of a step torch calls for the line that was located; "" if that line
+    calls by itself.
+    """
+    for file, _, _ in machinery(innermost):
+        for part, phase in _FOLLOWS.items():
+            if file.startswith(part, len(TORCH)) and file.startswith(TORCH):
+                return phase
+    return ""
 
 
 def count_eager(tally: Tally, counted: CountedStep) -> None:

@@ -1,6 +1,7 @@
 """Finds places in the source: from a call stack to a line, from a line to its function."""
 
 import ast
+import itertools
 import linecache
 import os
 import re
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-_TORCH = str(Path(torch.__file__).parent) + os.sep
+TORCH = str(Path(torch.__file__).parent) + os.sep
 _STDLIB = sysconfig.get_paths()["stdlib"] + os.sep
 _ENGINE = str(Path(__file__).parents[2]) + os.sep  # by the link that it was imported through
 _INSTALLED = ("site-packages", "dist-packages")
@@ -35,6 +36,11 @@ def frames(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
         code = innermost.f_code
         yield code.co_filename, innermost.f_lineno, code.co_qualname.replace(".<locals>", "")
         innermost = innermost.f_back
+
+
+def machinery(innermost: FrameType | None) -> Iterator[tuple[str, int, str]]:
+    """Yield the frames, from the innermost outwards, that lie within what ``locate`` points out."""
+    return itertools.takewhile(lambda frame: _is_machinery(frame[0]), frames(innermost))
 
 
 def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
@@ -68,7 +74,7 @@ def _in_tree(file: str, root: str) -> tuple[bool, str]:
 def _is_machinery(file: str) -> bool:
     """Return whether a frame's file is torch's, this engine's, the standard library's, or none."""
     # "<": <string>, <frozen ...> and the like, which are no files.
-    if file.startswith(("<", _TORCH, _ENGINE)):
+    if file.startswith(("<", TORCH, _ENGINE)):
         return True
     # site-packages lies below the standard library's folder.
     return file.startswith(_STDLIB) and not any(part in file for part in _INSTALLED)
