@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from statistics import median, variance
 
-from scipy.special import stdtrit
+import scipy
 
 from stepguard.profile import Series, mean
 
@@ -74,7 +74,7 @@ class Scatter:
         variance_us2 = max(own, (free * own + PRIOR_STEPS * prior) / (free + PRIOR_STEPS))
         of_means = variance_us2 * (1 / len(term.before) + 1 / len(term.after))
         error = (of_means + term.unsure_us**2) ** 0.5
-        limit = stdtrit(free + PRIOR_STEPS, 1 - self._alpha[term.usual] / 2) * error
+        limit = scipy.special.stdtrit(free + PRIOR_STEPS, 1 - self._alpha[term.usual] / 2) * error
         return bool(abs(term.change_us) > limit)
 
 

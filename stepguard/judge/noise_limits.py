@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
 
-from scipy.special import fdtri, stdtrit
+import scipy
 
 # Runs on one card, and cards of one kind: their standard deviation, and for how many degrees of
 # freedom that knowledge counts. Repeats on one card scattered by 0.06 to 0.15 % (mean and median, 4
@@ -74,7 +74,11 @@ def other_card_limit_pct(levels: Sequence[float]) -> float:
 def _limit_pct(levels: Sequence[float], prior_pct: float, weight: float, alpha: float) -> float:
     count = len(levels)
     spread = math.sqrt(_pooled_variance(levels, prior_pct, weight))
-    reach = float(stdtrit(weight + count - 1, 1 - alpha)) * spread * math.sqrt(1 + 1 / count)
+    reach = (
+        float(scipy.special.stdtrit(weight + count - 1, 1 - alpha))
+        * spread
+        * math.sqrt(1 + 1 / count)
+    )
     # Capped: recordings that differ much would else allow more than no knowledge at all.
     return min(LEVEL_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
 
@@ -115,7 +119,7 @@ def launch_spread_limit_pct(launches: int, recordings_ms: Sequence[Sequence[floa
         # Within each recording: levels of cards differ, too, and that is no spread of launches.
         weight += len(recording) - 1
         total += (len(recording) - 1) * 1e4 * variance(recording)
-    return math.sqrt(total / weight * float(fdtri(launches - 1, weight, 1 - ALPHA)))
+    return math.sqrt(total / weight * float(scipy.special.fdtri(launches - 1, weight, 1 - ALPHA)))
 
 
 def screen(
@@ -187,6 +191,8 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
     count = len(differences)
     half = math.inf
     if count > 1:
-        half = float(stdtrit(count - 1, 0.975)) * stdev(differences) / math.sqrt(count)
+        half = (
+            float(scipy.special.stdtrit(count - 1, 0.975)) * stdev(differences) / math.sqrt(count)
+        )
     mean = fmean(differences)
     return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms, count)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import stdtr, stdtrit
+import scipy
 
 from stepguard.comparison import Comparison
 from stepguard.device import CPU, GPU
@@ -218,11 +218,11 @@ def _late(series: Sequence[_Series], sd_pct: float) -> Pattern | None:
     ]
     pooled = (PRIOR_WEIGHT * (sd_pct / 100) ** 2 + (count - 1) * sample) / degrees
     distance = slower / math.sqrt((pooled + float(np.mean(its))) / count)
-    if distance < float(stdtrit(degrees, 1 - ALPHA)):
+    if distance < float(scipy.special.stdtrit(degrees, 1 - ALPHA)):
         return None
     usual = float(np.mean([one.ms for one in series]))
     later = float(np.mean([(one.steps >= begin).mean() for one in series]))
-    p_value = min(1.0, float(stdtr(degrees, -distance)) / ALPHA * 0.001)
+    p_value = min(1.0, float(scipy.special.stdtr(degrees, -distance)) / ALPHA * 0.001)
     ms = usual * math.expm1(slower)
     after = int(at[best - 1])
     return Pattern("late", begin, after, 0, slower, slower * later, ms, len(rises), p_value)

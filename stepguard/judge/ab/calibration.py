@@ -16,7 +16,7 @@ from statistics import fmean, stdev
 from typing import Annotated, Any
 
 import msgspec
-from scipy.special import chdtri, stdtrit
+import scipy
 
 from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.comparison import JUDGED_TIME, Comparison
@@ -155,10 +155,10 @@ def pair_noise(ratios_pct: Sequence[float]) -> PairNoise:
     return PairNoise(
         pairs=count,
         sd_pct=sd,
-        sd_low_pct=sd * math.sqrt(degrees / float(chdtri(degrees, 0.025))),
-        sd_high_pct=sd * math.sqrt(degrees / float(chdtri(degrees, 0.975))),
+        sd_low_pct=sd * math.sqrt(degrees / float(scipy.special.chdtri(degrees, 0.025))),
+        sd_high_pct=sd * math.sqrt(degrees / float(scipy.special.chdtri(degrees, 0.975))),
         mean_pct=fmean(ratios_pct),
-        mean_half_width_pct=float(stdtrit(degrees, 0.975)) * sd / math.sqrt(count),
+        mean_half_width_pct=float(scipy.special.stdtrit(degrees, 0.975)) * sd / math.sqrt(count),
     )
 
 

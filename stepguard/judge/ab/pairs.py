@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.special import chdtri, ndtr, stdtr, stdtrit
+import scipy  # whose .special is imported when it is first used: a third of a short command's time
 
 from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
 from stepguard.evidence import Launch
@@ -87,7 +87,9 @@ class Bounds:
         if self.pairs < MIN_PAIRS:
             return 1.0
         distance = -self.mean / self.sd * math.sqrt(self.pairs)
-        return min(1.0, float(stdtr(self.degrees, distance)) * ALPHA / self.analysis.alpha)
+        return min(
+            1.0, float(scipy.special.stdtr(self.degrees, distance)) * ALPHA / self.analysis.alpha
+        )
 
 
 def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
@@ -106,8 +108,8 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
     sample = math.fsum((d - mean) ** 2 for d in log_ratios) / max(count - 1, 1)
     sd, degrees = prior.moderated(sample, count)
     analysis, error = analysis_at(count), sd / math.sqrt(count)
-    surely = abs(mean) > float(stdtrit(degrees, 1 - analysis.alpha)) * error
-    reach = float(stdtrit(degrees, 1 - analysis.beta)) * error
+    surely = abs(mean) > float(scipy.special.stdtrit(degrees, 1 - analysis.alpha)) * error
+    reach = float(scipy.special.stdtrit(degrees, 1 - analysis.beta)) * error
     return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees)
 
 
@@ -180,8 +182,11 @@ def smallest_detectable_pct(
 
     def missed(true: float) -> float:
         earlier = zip(reaches[:-1], errors, strict=False)
-        same = sum(ndtr((same_below - true) / error).mean() for (same_below, _), error in earlier)
-        return float(same + ndtr((reaches[-1][1] - true) / errors[-1]).mean())
+        same = sum(
+            scipy.special.ndtr((same_below - true) / error).mean()
+            for (same_below, _), error in earlier
+        )
+        return float(same + scipy.special.ndtr((reaches[-1][1] - true) / errors[-1]).mean())
 
     # `missed` falls as the true slowdown grows, so it is bracketed, then bisected.
     low, high = margins.ignore, 2 * margins.matter
@@ -203,12 +208,12 @@ def _mean_reaches(
     chi-square on n - 1 degrees: its quantiles at POINTS midpoints represent it.
     """
     count = analysis.pairs
-    quantiles = chdtri(count - 1, (np.arange(POINTS) + 0.5) / POINTS)
+    quantiles = scipy.special.chdtri(count - 1, (np.arange(POINTS) + 0.5) / POINTS)
     variances = (sd_pct / 100) ** 2 * quantiles / (count - 1)
     sd, degrees = np.vectorize(prior.moderated)(variances, count)
     error = sd / math.sqrt(count)
-    sure = stdtrit(degrees, 1 - analysis.alpha) * error
-    reach = stdtrit(degrees, 1 - analysis.beta) * error
+    sure = scipy.special.stdtrit(degrees, 1 - analysis.alpha) * error
+    reach = scipy.special.stdtrit(degrees, 1 - analysis.beta) * error
     # As in Bounds.status(): `same` lies inside what matters, and not wholly beyond what is ignored.
     same_below = np.minimum(margins.matter - reach, margins.ignore + reach)
     return same_below, np.maximum(sure, margins.ignore + reach)
