@@ -20,10 +20,12 @@ from stepguard.measure.suite import Result
 from stepguard.report import sweep as report
 from stepguard.sentences import message
 from stepguard.storage.baselines import CPU_MACHINE
-from stepguard.storage.json_file import FileError
-from stepguard.storage.sweeps import ROWS, load_rows, save_rows
+from stepguard.storage.json_file import FileError, read, save
 from stepguard.sweep import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
 from stepguard.verdict import Reason
+
+RENEW = "python -m stepguard sweep FILE --anew"
+ROWS = "rows.json"
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -67,13 +69,13 @@ def _sweep(options: argparse.Namespace) -> int:
             result = suite.run(case, line.stage)
         rows = [*content.rows, _row(values, result)]
         content = msgspec.structs.replace(content, rows=rows)
-        save_rows(folder, content)
+        save(folder / ROWS, content, SCHEMA, "the rows before are kept: the same command again")
     return _report(folder, content)
 
 
 def _known(folder: Path, now: SweepFile) -> SweepFile:
     """Return the rows that are there. Raises FileError if they are of something else."""
-    found = load_rows(folder)
+    found = read(folder / ROWS, SweepFile, SCHEMA, RENEW)
     if found is None:
         return now
     for name in ("sweep", "commit", "dirty", "machine"):
