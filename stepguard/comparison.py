@@ -4,8 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-import msgspec
-
 from stepguard.ab_margins import Margins, Prior
 from stepguard.case import Case
 from stepguard.device import is_gpu
@@ -95,11 +93,6 @@ def glances(case: Case) -> bool:
 def gates_times(case: Case) -> bool:
     """Tell whether a time, or a difference of times, is among a case's gates."""
     return any(METRICS[name].kind in ("time", "difference") for name in case.gates)
-
-
-def to_json(comparison: Comparison) -> bytes:
-    """Return the comparison as a file holds it."""
-    return msgspec.json.format(msgspec.json.encode(comparison), indent=1)
 
 
 def from_json(data: bytes, source: str) -> Comparison:

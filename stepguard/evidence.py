@@ -230,9 +230,9 @@ class Evidence:
         return self.floor_flops_per_step / self.fingerprint.floor_flops * 1e3
 
 
-def to_json(evidence: Evidence) -> bytes:
-    """Return the evidence as one JSON document, keys in order of definition."""
-    return msgspec.json.format(msgspec.json.encode(evidence), indent=1)
+def to_json(kept: object) -> bytes:
+    """Return evidence, or a comparison, as one JSON document, keys in order of definition."""
+    return msgspec.json.format(msgspec.json.encode(kept), indent=1)
 
 
 def from_json(text: bytes, source: str) -> Evidence:

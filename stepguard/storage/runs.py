@@ -20,7 +20,6 @@ from typing import TypeVar
 from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.comparison import from_json as comparison_from_json
-from stepguard.comparison import to_json as comparison_json
 from stepguard.evidence import Evidence, from_json, to_json
 from stepguard.git.worktree import FOLDER, keep_out_of_git
 from stepguard.judge.summary import summarise
@@ -93,7 +92,7 @@ class Store:
 
         It is no evidence to accept: parked groups are no launches of the protocol.
         """
-        data = comparison_json(found)
+        data = to_json(found)
         path = _kept(run / slug / COMPARISON, data, found.head)
         # A retry goes on from what is in there, if nobody edited it.
         _kept(path.with_suffix(DIGEST), _digest(data), found.head)

@@ -27,7 +27,6 @@ from hypothesis import given, settings
 from mutated import FUZZ, FUZZED, mutated
 from run_documents import measured, run_document
 
-from stepguard import comparison as comparisons
 from stepguard.baseline_file import BaselineFile
 from stepguard.case import Case
 from stepguard.cli.stored import calibrate
@@ -209,7 +208,7 @@ def test_fuzzed_evidence(tmp_path, kind):
 def test_fuzzed_comparisons(tmp_path):
     """Refused, or judged, shown, and either a calibration or not."""
     margins = {"case_margins": {"ignore_pct": 0.2, "matter_pct": 0.5}, "timing": {"block_s": 2.0}}
-    sound = json.loads(comparisons.to_json(alike((0.1, -0.1, 0.2, -0.2, 0.1, 0.0)))) | margins
+    sound = json.loads(to_json(alike((0.1, -0.1, 0.2, -0.2, 0.1, 0.0)))) | margins
 
     @FUZZ
     @given(mutated(sound))

@@ -5,14 +5,14 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import PROPERTY, block, evidence, launch, with_counts
+from builders import PROPERTY, block, evidence, launch, metric, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard import Case
 from stepguard.ab_margins import Margins, Prior
-from stepguard.comparison import Comparison, from_json, judged, to_json
-from stepguard.evidence import Counts, Fault
+from stepguard.comparison import Comparison, from_json, judged
+from stepguard.evidence import Counts, Fault, to_json
 from stepguard.judge.ab.decision import (
     FALSE_DISCOVERIES,
     decision,
@@ -52,11 +52,6 @@ def decided(found):
     """Status and reason of the verdict on a comparison."""
     verdict = judge_ab(found)
     return verdict.status, verdict.reason
-
-
-def metric(verdict, name):
-    """The verdict on one metric."""
-    return next(found for found in verdict.metrics if found.metric == name)
 
 
 def fault(code, message="planted"):

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from builders import PROPERTY, block, entry, evidence, launch, with_counts
+from builders import PROPERTY, block, entry, evidence, launch, metric, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,11 +49,6 @@ def beside(pct, head=None, base=None, spread=SPREAD):
     new = evidence(tuple(250.0 * math.exp(d) for d in ratios), **sides)
     old = evidence((250.0,) * len(ratios), commit="0" * 40, **sides)
     return Comparison("0" * 40, replace(new, **head or {}), replace(old, **base or {}))
-
-
-def metric(verdict, name):
-    """The verdict on one metric."""
-    return next(found for found in verdict.metrics if found.metric == name)
 
 
 NOISY = (0.03, -0.03, 0.03, -0.03, 0.03, -0.03)

@@ -8,8 +8,8 @@ from builders import evidence
 from comparisons import alike, comparison_of
 
 from stepguard.ab_margins import MARGINS, Margins, Prior
-from stepguard.comparison import from_json, to_json
-from stepguard.evidence import Fault
+from stepguard.comparison import from_json
+from stepguard.evidence import Fault, to_json
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.earlier import pooled
 from stepguard.judge.ab.pairs import bounds, decide
