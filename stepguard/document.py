@@ -81,7 +81,7 @@ def filled(kind: type[Part], source: object, **others: object) -> Part:
     return kind(**{n: getattr(source, n) for n in names if hasattr(source, n)}, **others)
 
 
-class Problem(_Part, frozen=True, kw_only=True):
+class Problem(_Part, frozen=True):
     """Say why the run is no pass, with what mends it."""
 
     code: ProblemCode

@@ -56,9 +56,7 @@ def add_command(commands: Any, root: Path) -> None:
     text = "is this machine fit, and is there a baseline?"
     command = add_parser(commands, root, "doctor", _doctor, text)
     command.add_argument("--launcher", metavar="CMD", help="examine the nodes that it starts on")
-    text = (
-        "measure the peaks of this card, or else CPU, by a copy and matrix products, and keep them"
-    )
+    text = "measure the peaks of this card, or the CPU, by a copy and matrix products; keep them"
     command.add_argument("--peaks", action="store_true", help=text)
 
 

@@ -80,9 +80,8 @@ def _known(folder: Path, now: SweepFile) -> SweepFile:
         return now
     for name in ("sweep", "commit", "dirty", "machine"):
         if getattr(found, name) != getattr(now, name):
-            was = (
-                "" if name == "sweep" else f" {getattr(found, name)!r}, not {getattr(now, name)!r}"
-            )
+            both = f" {getattr(found, name)!r}, not {getattr(now, name)!r}"
+            was = "" if name == "sweep" else both
             raise FileError(
                 f"{folder / ROWS}: its rows are of another {name}{was}; keep them by another "
                 "--out, or drop them by --anew"

@@ -10,10 +10,8 @@ from stepguard.git.revision import git
 
 # What somebody may have meant as the trailer, wherever it is in a message.
 _MEANT = re.compile(r"^\s*perf[-_ ]?expect\w*\b.*", re.IGNORECASE | re.MULTILINE)
-_FORMAT = (
-    f"%H%x00%an%x00%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)%x00%B%x00%x02"
-)
-
+_TRAILERS = f"%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)"
+_FORMAT = f"%H%x00%an%x00{_TRAILERS}%x00%B%x00%x02"
 _FIELDS = 5  # of a commit; the last one is empty
 
 

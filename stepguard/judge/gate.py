@@ -67,7 +67,7 @@ def gate(found: RunDocument, base: Base) -> list[Problem]:
     problems = [*_of_run(found, base)]
     if not wanted:
         text = f"the base has no recording for {found.machine or 'an unknown machine'}"
-        problems.append(_problem(ProblemCode.NO_CASES, f"{text}, so that nothing is expected"))
+        problems.append(Problem(ProblemCode.NO_CASES, f"{text}, so that nothing is expected"))
     for name, entry in wanted.items():
         problems += _of_case(name, entry, found)
     for result in found.results:
@@ -75,37 +75,33 @@ def gate(found: RunDocument, base: Base) -> list[Problem]:
     return problems
 
 
-def _problem(code: ProblemCode, text: str, case: str = "") -> Problem:
-    return Problem(code=code, text=text, case=case)
-
-
 def _of_run(found: RunDocument, base: Base) -> Iterator[Problem]:
     yield from found.problems
     if found.commit != base.commit:
         measured = found.commit[:12] or "no commit"
         text = f"{measured} was measured, and not {base.commit[:12]}"
-        yield _problem(ProblemCode.FOREIGN_COMMIT, text)
+        yield Problem(ProblemCode.FOREIGN_COMMIT, text)
     if len(found.gpus) < base.gpus:
         text = f"{len(found.gpus)} GPUs measured, {base.gpus} should have"
-        yield _problem(ProblemCode.FEWER_GPUS, text)
+        yield Problem(ProblemCode.FEWER_GPUS, text)
     if found.dirty:
         text = f"files differ from the commit: {', '.join(found.dirty[:3])}"
-        yield _problem(ProblemCode.DIRTY, text)
+        yield Problem(ProblemCode.DIRTY, text)
     if found.end is not End.FINISHED and not found.problems:
-        yield _problem(ProblemCode.NOT_FINISHED, f"the run did not finish: {found.end.value}")
+        yield Problem(ProblemCode.NOT_FINISHED, f"the run did not finish: {found.end.value}")
     if found.against and found.base_commit in ("", found.commit):
         text = f"judged against {found.against}, which is itself, so always the same"
-        yield _problem(ProblemCode.OTHER_BASELINE, text)
+        yield Problem(ProblemCode.OTHER_BASELINE, text)
     elif found.against and found.base_commit != base.against:
         text = f"judged against {found.against} ({found.base_commit[:12]}), which may be of the "
         text += "branch itself: if it is the base, say so by gate --against COMMIT"
-        yield _problem(ProblemCode.OTHER_BASELINE, text)
+        yield Problem(ProblemCode.OTHER_BASELINE, text)
     if not found.strict:
-        yield _problem(ProblemCode.NOT_STRICT, "the run was not strict: --perf-strict")
+        yield Problem(ProblemCode.NOT_STRICT, "the run was not strict: --perf-strict")
     # Last: what else failed was a test that measures no case, or a plugin.
     failed = any(result.verdict.outcome != "passed" for result in found.results)
     if not (found.passed or found.problems or failed):
-        yield _problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
+        yield Problem(ProblemCode.NOT_PASSED, "pytest failed, see its log")
 
 
 def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
@@ -116,16 +112,16 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
         why = f"{state.state.value}, {state.why}" if state and state.why else "not in the document"
         told = any(one.case == name for one in found.problems)
         if not told:
-            yield _problem(ProblemCode.CASE_MISSING, f"guarded, but not measured: {why}", name)
+            yield Problem(ProblemCode.CASE_MISSING, f"guarded, but not measured: {why}", name)
         return
     if result.parameters != entry.case:
         text = "measured with other parameters than the base has recorded"
-        yield _problem(ProblemCode.OTHER_CASE, text, name)
+        yield Problem(ProblemCode.OTHER_CASE, text, name)
         return
     device, ranks = str(entry.case["device"]), int(entry.case["world_size"])
     if missing := entry.lacking(result.gates, device, ranks):
         text = f"gates less than the base's recording has, no {', '.join(missing)}"
-        yield _problem(ProblemCode.FEWER_GATES, text, name)
+        yield Problem(ProblemCode.FEWER_GATES, text, name)
     if not found.against:
         yield from _of_baseline(result, entry)
 
@@ -147,7 +143,7 @@ def _of_baseline(result: ResultDocument, entry: Entry) -> Iterator[Problem]:
             shown = "; ".join(f"{value:{digits}}" for value in dict.fromkeys(counts or times))
             compared = f"{metric.metric} was compared with {old:{digits}}"
             text = f"{compared}, the base has recorded {shown}"
-            yield _problem(ProblemCode.OTHER_BASELINE, text, result.case)
+            yield Problem(ProblemCode.OTHER_BASELINE, text, result.case)
 
 
 def _between(times: Sequence[float], old: float) -> bool:
@@ -159,29 +155,29 @@ def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterat
     verdict, name = result.verdict, result.case
     if result.commit != found.commit or result.dirty or result.tree_changed:
         text = "was not measured of the run's own commit, in a clean tree"
-        yield _problem(ProblemCode.TREE_CHANGED, text, name)
+        yield Problem(ProblemCode.TREE_CHANGED, text, name)
     if verdict.recorded and verdict.status is not Status.SAME:  # by --perf-append what passes joins
-        yield _problem(ProblemCode.RECORDS, "its verdict is that it was recorded", name)
+        yield Problem(ProblemCode.RECORDS, "its verdict is that it was recorded", name)
     judged = {metric.metric: metric for metric in verdict.metrics if metric.gated}
     # A case that was judged as a whole, and failed, says it in its headline.
     absent = [gate for gate in result.gates if gate not in judged]
     if absent and verdict.status.outcome == "passed":
         text = f"its verdict says nothing of {', '.join(absent)}"
-        yield _problem(ProblemCode.FEWER_GATES, text, name)
+        yield Problem(ProblemCode.FEWER_GATES, text, name)
     declared = {one.metric for one in base.expectations if one.case == name and found.against}
     for metric in judged.values():
         if metric.reason == Reason.EXPECTED.name and metric.metric not in declared:
             text = f"{metric.metric} passes as declared, and no commit of the range declares it"
-            yield _problem(ProblemCode.FAILED, text, name)
+            yield Problem(ProblemCode.FAILED, text, name)
     failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
     waivers = {one.metric: one for one in base.waivers if one.case == name}
     unwaived = [one for one in failing if not _waived(one, waivers.get(one.metric), base.today)]
     if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
-        yield _problem(ProblemCode.FAILED, verdict.headline)  # which names the case
+        yield Problem(ProblemCode.FAILED, verdict.headline)  # which names the case
     elif unwaived:
         names = ", ".join(one.metric for one in unwaived)
         text = f"passes though {names} does not, and the base has no such waiver"
-        yield _problem(ProblemCode.FAILED, text, name)
+        yield Problem(ProblemCode.FAILED, text, name)
 
 
 def _waived(metric: MetricDocument, waiver: Waiver | None, today: date) -> bool:

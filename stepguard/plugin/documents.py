@@ -69,16 +69,16 @@ def problems_of(exitstatus: int, unrecorded: Sequence[str], nothing: bool) -> li
     is ``unrecorded`` though that was asked for, and where ``nothing`` that was selected came to a
     result.
     """
-    problems = [Problem(code=ProblemCode.NOT_RECORDED, text=text) for text in unrecorded]
+    problems = [Problem(ProblemCode.NOT_RECORDED, text) for text in unrecorded]
     end = _end_of(exitstatus)
     if end is End.REFUSED:
-        problems.append(Problem(code=ProblemCode.REFUSED, text="pytest refused its arguments"))
+        problems.append(Problem(ProblemCode.REFUSED, "pytest refused its arguments"))
     elif end is not End.FINISHED:
-        text = f"the run did not finish: {end.value}"
-        problems.append(Problem(code=ProblemCode.NOT_FINISHED, text=text))
+        why = f"the run did not finish: {end.value}"
+        problems.append(Problem(ProblemCode.NOT_FINISHED, why))
     elif nothing:
-        text = "no selected case came to a result"
-        problems.append(Problem(code=ProblemCode.NOTHING_MEASURED, text=text))
+        why = "no selected case came to a result"
+        problems.append(Problem(ProblemCode.NOTHING_MEASURED, why))
     return problems
 
 

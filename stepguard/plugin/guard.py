@@ -74,7 +74,7 @@ class Guard:
             if self._option.perf_strict or needed:
                 text = "there is no performance test, so that nothing would be guarded"
                 why = "; ".join([text, *self._selection.modules])
-                self._refuse([Problem(code=ProblemCode.NO_CASES, text=why)])
+                self._refuse([Problem(ProblemCode.NO_CASES, why)])
             return
         # A test that declares no case may yet measure one that seems to be absent.
         absent = () if self._selection.undeclared else (State.ABSENT,)
@@ -92,7 +92,7 @@ class Guard:
         problems = list(fewer_gates(case, self._judging.get(case.id)))
         if own is not None and own != case and not problems:
             text = "its test measures another case than it declares, though of the same id"
-            problems.append(Problem(code=ProblemCode.OTHER_CASE, text=text, case=case.id))
+            problems.append(Problem(ProblemCode.OTHER_CASE, text, case.id))
         self._refused += problems
         self._refuse(problems)
 
@@ -107,13 +107,13 @@ class Guard:
         if not collected:
             text = "no case was collected in this process, so that nothing is guarded: run without "
             text += "-n (xdist), and let nothing end the run before its tests (pytest.exit)"
-            self.missed.append(Problem(code=ProblemCode.NO_CASES, text=text))
+            self.missed.append(Problem(ProblemCode.NO_CASES, text))
         told = {problem.case for problem in self._refused}
         missing = missing_cases(states, self._files)
         self.missed += [one for one in missing if one.case not in told]
         text = "files changed while it was measured: its launches may be of different code"
         self.missed += [
-            Problem(code=ProblemCode.TREE_CHANGED, text=text, case=result.case.id)
+            Problem(ProblemCode.TREE_CHANGED, text, result.case.id)
             for result in results
             if result.evidence.tree_changed
         ]

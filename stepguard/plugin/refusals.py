@@ -121,25 +121,22 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
     """Yield options with which no run is a gate."""
     option = config.option
     if option.collectonly:
-        text = "--collect-only measures nothing"
-        yield Problem(code=ProblemCode.ONLY_COLLECTED, text=text)
+        yield Problem(ProblemCode.ONLY_COLLECTED, "--collect-only measures nothing")
     if option.perf_against == "HEAD":
         text = "--perf-against=HEAD judges the tree against itself, which is always the same"
-        yield Problem(code=ProblemCode.OTHER_BASELINE, text=text)
+        yield Problem(ProblemCode.OTHER_BASELINE, text)
     elif (rev := option.perf_against) and not is_typed("--perf-against", config):
-        text = (
-            f"--perf-against={rev} comes from settings or PYTEST_ADDOPTS, and may be a commit of "
-        )
-        text += "this branch, as slow as HEAD: what judges is said by the command"
-        yield Problem(code=ProblemCode.OTHER_BASELINE, text=text)
+        text = f"--perf-against={rev} comes from settings or PYTEST_ADDOPTS, and may be a commit "
+        text += "of this branch, as slow as HEAD: what judges is said by the command"
+        yield Problem(ProblemCode.OTHER_BASELINE, text)
     if option.perf_select and not is_typed("--perf-select", config):
         text = f"--perf-select={option.perf_select} comes from settings or PYTEST_ADDOPTS: a "
         text += "selection that is meant is said by the command"
-        yield Problem(code=ProblemCode.CASE_MISSING, text=text)
+        yield Problem(ProblemCode.CASE_MISSING, text)
     for name in ("--perf-update", "--perf-update-new"):
         if getattr(option, name[2:].replace("-", "_")):
             text = f"{name} passes what it records: record in a run of its own"
-            yield Problem(code=ProblemCode.RECORDS, text=text)
+            yield Problem(ProblemCode.RECORDS, text)
 
 
 def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Iterator[Problem]:
@@ -147,8 +144,7 @@ def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Itera
     are ``written``, may lie in it.
     """
     if why := no_commit(root):
-        text = f"nobody could tell what was measured, {why}"
-        yield Problem(code=ProblemCode.NO_COMMIT, text=text)
+        yield Problem(ProblemCode.NO_COMMIT, f"nobody could tell what was measured, {why}")
         return
     revision = current(root, None)
     own = {os.path.relpath(path, root) for path in written}
@@ -156,7 +152,7 @@ def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Itera
     ignored = [os.path.relpath(path, root) for path in untracked(root, files(baselines))]
     for path in dict.fromkeys([*dirty, *ignored]):
         text = "differs from the commit: commit it, or let git ignore it if it is no source"
-        yield Problem(code=ProblemCode.DIRTY, text=f"{path} {text}", file=path)
+        yield Problem(ProblemCode.DIRTY, f"{path} {text}", file=path)
 
 
 def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:
@@ -164,18 +160,10 @@ def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:
     for item in items:
         case, mark = case_of(item), item.get_closest_marker("xfail")
         if case is not None and mark is not None:
-            text = (
-                "its mark xfail would let it fail without limit; remove the mark, and let a known "
-            )
-            text += f"regression pass with: python -m stepguard waive '{case.id}' METRIC"
+            text = "its mark xfail would let it fail without limit; remove the mark, and let a "
+            text += f"known regression pass with: python -m stepguard waive '{case.id}' METRIC"
             file, line, _ = item.location
-            yield Problem(
-                code=ProblemCode.EXPECTED_TO_FAIL,
-                text=text,
-                case=case.id,
-                file=file,
-                line=(line or 0) + 1,
-            )
+            yield Problem(ProblemCode.EXPECTED_TO_FAIL, text, case.id, file, (line or 0) + 1)
 
 
 def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
@@ -183,7 +171,7 @@ def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
     if recorded and (missing := recorded.entry.lacking(case.gates, case.device, case.world_size)):
         text = f"gates less than its recording in {recorded.path.name} has, no {', '.join(missing)}"
         text += "; gate it again, or record the case without it"
-        yield Problem(code=ProblemCode.FEWER_GATES, text=text, case=case.id)
+        yield Problem(ProblemCode.FEWER_GATES, text, case.id)
 
 
 def missing_cases(states: Sequence[CaseState], where: dict[str, str]) -> Iterator[Problem]:
@@ -197,10 +185,6 @@ def missing_cases(states: Sequence[CaseState], where: dict[str, str]) -> Iterato
     for one in states:
         if one.guarded and one.state in mends:
             mend = mends[one.state].format(where.get(one.case, "the baselines"))
-            yield Problem(
-                code=ProblemCode.CASE_MISSING,
-                text=f"guarded, but not measured: {one.why}; {mend}",
-                case=one.case or one.test,
-                file=one.file,
-                line=one.line,
-            )
+            text = f"guarded, but not measured: {one.why}; {mend}"
+            case = one.case or one.test
+            yield Problem(ProblemCode.CASE_MISSING, text, case, one.file, one.line)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepguard.case import Case
-from stepguard.document import CaseState, State
+from stepguard.document import CaseState, State, filled
 from stepguard.plugin.baselines import Recorded, folders_alone
 from stepguard.plugin.items import Collected, CollectedTest
 from stepguard.text import listed
@@ -153,16 +153,15 @@ class Selection:
 
     def _state(self, node: str, test: CollectedTest, case: Case | None, guarded: bool) -> CaseState:
         state, why = self._became(node, case)
-        return CaseState(
+        return filled(
+            CaseState,
+            case,
             state=state,
             case=case.id if case else "",
             why=why,
             test=node,
             file=test.file,
             line=test.line,
-            device=case.device if case else "",
-            world_size=case.world_size if case else 0,
-            extended=case.extended if case else False,
             guarded=guarded,
         )
 

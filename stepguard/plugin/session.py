@@ -98,7 +98,7 @@ class Session:
             yield
         except pytest.UsageError as error:
             why = error.__cause__
-            problem = Problem(code=ProblemCode.REFUSED, text=str(error))
+            problem = Problem(ProblemCode.REFUSED, str(error))
             self._refused = why.problems if isinstance(why, Refused) else (problem,)
             raise
 
