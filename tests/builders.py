@@ -78,6 +78,11 @@ def compared(metric, found, past):
     return replace(verdict, facts=notes(found).get(metric, {}))
 
 
+def metric(verdict, name):
+    """The verdict on one metric."""
+    return next(found for found in verdict.metrics if found.metric == name)
+
+
 def block(ms=250.0, steps=10, **changes):
     """A block whose every step takes ``ms``, on one rank."""
     sound = Block(steps, (ms * steps,), (ms * steps,), (ms,) * steps)

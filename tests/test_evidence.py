@@ -5,7 +5,18 @@ import math
 from dataclasses import fields, replace
 
 import pytest
-from builders import CASE, COUNTS, FINGERPRINT, PROPERTY, TOKENS, block, evidence, launch, values_of
+from builders import (
+    CASE,
+    COUNTS,
+    FINGERPRINT,
+    PROPERTY,
+    SOFTWARE,
+    TOKENS,
+    block,
+    evidence,
+    launch,
+    values_of,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -263,16 +274,8 @@ def test_geometric_mean_scales_and_lies_within(values, factor):
 
 def test_software_key_holds_versions_and_no_machine():
     """What must be equal for a comparison: versions, the driver's branch, no UUID and no name."""
-    versions = {
-        "torch": "2.11.0",
-        "cuda": "13.0",
-        "cudnn": "91900",
-        "triton": "3.6.0",
-        "driver_branch": "580",
-        "arch": "x86_64",
-    }
-    assert FINGERPRINT.software_key(1) == versions
-    assert replace(FINGERPRINT, nccl="2.28.9").software_key(2) == versions | {"nccl": "2.28.9"}
+    assert FINGERPRINT.software_key(1) == SOFTWARE
+    assert replace(FINGERPRINT, nccl="2.28.9").software_key(2) == SOFTWARE | {"nccl": "2.28.9"}
 
 
 def test_steering_variables_are_part_of_the_software():

@@ -21,6 +21,7 @@ from builders import (
     evidence,
     evidence_having,
     launch,
+    metric,
     one_recording,
     recording,
     two_rank_evidence,
@@ -43,11 +44,6 @@ COST = [name for name, metric in METRICS.items() if metric.role == "cost"]
 def decided(verdict):
     """Status and reason of a verdict."""
     return verdict.status, verdict.reason
-
-
-def metric(verdict, name):
-    """The verdict on one metric."""
-    return next(found for found in verdict.metrics if found.metric == name)
 
 
 def with_launches(*launches, **changes):

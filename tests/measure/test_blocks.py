@@ -125,6 +125,16 @@ def test_clocks_that_disagree_twice_in_a_launch_are_a_fault(which):
     assert fault.message.startswith("2 blocks could not be used: rank 0: wall clock 2012.00 ms")
 
 
+def fault_of(launch, measured):
+    """The fault in which measuring a "block" or the "sync overhead" ends."""
+    with pytest.raises(LaunchFailed) as raised:
+        if measured == "block":
+            time_blocks(launch)
+        else:
+            measure_difference("sync_overhead", launch, 6)
+    return raised.value.fault
+
+
 @pytest.mark.parametrize("measured", ["block", "sync overhead"])
 def test_a_rank_whose_clock_is_not_the_hosts_is_a_fault(measured):
     """Ranks that say 100 ms a step while the host waits 280 ms: nothing is measured."""
@@ -134,12 +144,7 @@ def test_a_rank_whose_clock_is_not_the_hosts_is_a_fault(measured):
         return [rank | {"outside_ms": 2.8 * rank["outside_ms"]} for rank in ranks]
 
     launch = running(answer=bent)
-    with pytest.raises(LaunchFailed) as raised:
-        if measured == "block":
-            time_blocks(launch)
-        else:
-            measure_difference("sync_overhead", launch, 6)
-    fault = raised.value.fault
+    fault = fault_of(launch, measured)
     assert (fault.code, fault.during) == ("CLOCKS_DISAGREE", f"launch 2, {measured}")
     if measured == "block":
         assert fault.message.endswith("the ranks' clock 2000 ms, the host's 5600 ms")
@@ -158,12 +163,7 @@ def test_a_rank_whose_clock_is_not_the_hosts_is_a_fault(measured):
 def test_a_machine_that_stays_disturbed_is_a_fault(how, measured):
     """After the retries neither gives a figure, and the fault says what disturbed it, how often."""
     launch = running(Machine(10**6, how))
-    with pytest.raises(LaunchFailed) as raised:
-        if measured == "block":
-            time_blocks(launch)
-        else:
-            measure_difference("sync_overhead", launch, 6)
-    fault = raised.value.fault
+    fault = fault_of(launch, measured)
     assert (fault.code, fault.during) == (how.reason, f"launch 2, {measured}")
     assert fault.message == f"{GPU.retries + 1} blocks could not be used: {how.text}"
 

@@ -4,6 +4,7 @@
 says, and answers every measurement with evidence that the test says.
 """
 
+import contextlib
 import math
 import subprocess
 from dataclasses import replace
@@ -22,6 +23,7 @@ from stepguard import Case
 from stepguard.comparison import Comparison, judged
 from stepguard.evidence import Block, Counts, Evidence, Launch
 from stepguard.fingerprint import Fingerprint
+from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import Gpu
 from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import accept
@@ -72,6 +74,20 @@ def sound_evidence(case: Case, serial: int) -> Evidence:
         tokens_per_step=64,
         wall_s=1.0,
     )
+
+
+class Run:
+    """A run of pytest that is over."""
+
+    def __init__(self, result: pytest.RunResult) -> None:
+        self._result = result
+
+    def __getattr__(self, name: str):
+        return getattr(self._result, name)
+
+    def says(self, *lines: str) -> None:
+        """It printed these lines, which may have wildcards, in this order."""
+        self.stdout.fnmatch_lines(lines)
 
 
 class Gate:
@@ -206,7 +222,7 @@ class Gate:
         self.record(case)
         return case
 
-    def run(self, *arguments, **outcomes) -> pytest.RunResult:
+    def run(self, *arguments, **outcomes) -> "Run":
         """pytest in this folder, in this process; with these outcomes, if any are given."""
         self.measured.clear()
         self.paired.clear()
@@ -214,7 +230,7 @@ class Gate:
         result = self.pytester.runpytest_inprocess(*WITHOUT, *arguments, **options)
         if outcomes:
             result.assert_outcomes(**outcomes)
-        return result
+        return Run(result)
 
     def git(self, *arguments: str) -> str:
         """A git command in the folder."""
@@ -223,13 +239,15 @@ class Gate:
             command, cwd=self.path, check=True, capture_output=True, text=True
         ).stdout
 
-    def commit(self) -> None:
-        """Make the folder a repository with everything in it committed."""
+    def commit(self, tag: str = "") -> None:
+        """Make the folder a repository with everything in it committed, and tagged if asked."""
         (self.path / ".gitignore").write_text(".stepguard/\n__pycache__/\n.pytest_cache/\n")
         if not (self.path / ".git").exists():
             self.git("init", "-q", "-b", "main")
         self.git("add", "-A")
         self.git("commit", "-q", "--allow-empty", "-m", "all of it")
+        if tag:
+            self.git("tag", tag)
 
 
 @pytest.fixture(autouse=True)
@@ -260,3 +278,15 @@ def gate(pytester, monkeypatch):
 def h200():
     """The GPU whose baselines ``gate.record`` writes."""
     return H200
+
+
+@pytest.fixture
+def no_tree():
+    """In place of tree_of: another revision's tree cannot be had."""
+
+    @contextlib.contextmanager
+    def full(*arguments):
+        raise TreeError("cannot be made: no space left; free some")
+        yield
+
+    return full

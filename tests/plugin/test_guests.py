@@ -92,7 +92,7 @@ def test_a_rerun_is_not_another_try(gate, counters, outcome):
     result.assert_outcomes(**outcome)
     told = "linear?nano?: its test was run again (--reruns?): the verdict stands, nothing *"
     if "failed" in outcome:
-        result.stdout.fnmatch_lines([told])
+        result.says(told)
     else:
         result.stdout.no_fnmatch_line(told)
 

@@ -1,6 +1,5 @@
 """--perf-against and --perf-budget: every case beside another revision, and what pytest says."""
 
-import contextlib
 import json
 
 import pytest
@@ -9,7 +8,6 @@ import stepguard.git.worktree
 import stepguard.plugin.session
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
-from stepguard.git.resolve import TreeError
 
 OTHER = "--perf-against=old"
 
@@ -19,8 +17,7 @@ def a_case(gate, h200, pct=0.0, **fields):
     gate.gpus = [h200]
     case = gate.cuda()
     gate.suite(case)
-    gate.commit()
-    gate.git("tag", "old")
+    gate.commit(tag="old")
     gate.commit()
     gate.will_compare(case, pct, **fields)
     return case
@@ -47,7 +44,7 @@ def test_equal_trees_pass_without_a_baseline(gate, h200):
     case = a_case(gate, h200)
     result = gate.run("-v", OTHER, passed=1)
     assert result.ret == 0 and gate.measured == []
-    result.stdout.fnmatch_lines(["same *100%]", "linear?124m?*same", "1 same"])
+    result.says("same *100%]", "linear?124m?*same", "1 same")
     ((case_id, commit, _),) = gate.paired
     assert (case_id, commit) == (case.id, gate.git("rev-parse", "old").strip())
 
@@ -60,12 +57,11 @@ def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, to
     gate.gpus = [h200]
     case = gate.cuda(gates=gates)
     gate.suite(case)
-    gate.commit()
-    gate.git("tag", "old")
+    gate.commit(tag="old")
     gate.commit()
     gate.will_compare(case)
     result = gate.run(OTHER)
-    result.stdout.fnmatch_lines([f"*linear?124m?: {told}*"])
+    result.says(f"*linear?124m?: {told}*")
 
 
 def test_a_run_that_is_repeated_goes_on_from_its_pairs(gate, h200):
@@ -100,19 +96,17 @@ def test_slower_fails_and_says_by_what(gate, h200):
     result = gate.run("-v", OTHER, failed=1)
     assert result.ret == 1
     shown = old(gate).replace("(", "?").replace(")", "?")
-    result.stdout.fnmatch_lines(
-        [
-            "SLOWER *100%]",
-            "linear?124m?: SLOWER: step_ms 10.000 -> 10.200 (+2.0 %, limit 0.2 %)",
-            "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, both*",
-            "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 % (not calibrated); *",
-            f"  compared with {shown}, measured in pairs with it",
-            "  if it is meant: *-m stepguard waive 'linear?124m?' --reason '...' --days N",
-            "  after the merge, on main: pytest perf_tests, then *accept 'linear?124m?' --reason*",
-            "  look closer: *comparison.json",
-            "1 SLOWER",
-            "linear?124m?: SLOWER: step_ms *",
-        ]
+    result.says(
+        "SLOWER *100%]",
+        "linear?124m?: SLOWER: step_ms 10.000 -> 10.200 (+2.0 %, limit 0.2 %)",
+        "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, both*",
+        "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 % (not calibrated); *",
+        f"  compared with {shown}, measured in pairs with it",
+        "  if it is meant: *-m stepguard waive 'linear?124m?' --reason '...' --days N",
+        "  after the merge, on main: pytest perf_tests, then *accept 'linear?124m?' --reason*",
+        "  look closer: *comparison.json",
+        "1 SLOWER",
+        "linear?124m?: SLOWER: step_ms *",
     )
 
 
@@ -120,14 +114,14 @@ def test_faster_passes_loudly(gate, h200):
     """With the word, and how the gain is kept."""
     a_case(gate, h200, -2.0)
     result = gate.run("-v", OTHER, passed=1)
-    result.stdout.fnmatch_lines(["FASTER *100%]", "linear?124m?: FASTER: *", "  if it is meant: *"])
+    result.says("FASTER *100%]", "linear?124m?: FASTER: *", "  if it is meant: *")
 
 
 def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
     """CHANGED, with the counter."""
     a_case(gate, h200, head={"counters": {"launches_per_step": 300}})
     result = gate.run("-v", OTHER, failed=1)
-    result.stdout.fnmatch_lines(["CHANGED *", "*launches_per_step 200 -> 300*"])
+    result.says("CHANGED *", "*launches_per_step 200 -> 300*")
 
 
 LACKS = {
@@ -164,7 +158,7 @@ def test_what_could_not_be_judged_is_an_error(gate, h200, fields, word, lines):
     a_case(gate, h200, **fields)
     result = gate.run("-v", OTHER, errors=1)
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"{word} *", *lines])
+    result.says(f"{word} *", *lines)
     result.stdout.no_fnmatch_line("*accept*")
 
 
@@ -173,7 +167,7 @@ def test_a_changed_tree_is_allowed(gate, h200):
     a_case(gate, h200, 2.0)
     (gate.path / "factories.py").write_text("# edited\n")
     result = gate.run(OTHER, failed=1)
-    result.stdout.fnmatch_lines(["linear?124m?: SLOWER: *"])
+    result.says("linear?124m?: SLOWER: *")
 
 
 def test_a_run_that_judged_nothing_fails(gate, h200):
@@ -182,7 +176,7 @@ def test_a_run_that_judged_nothing_fails(gate, h200):
     gate.gpus = []
     result = gate.run(OTHER, skipped=1)
     assert result.ret == 1 and gate.paired == []
-    result.stdout.fnmatch_lines(["NOTHING WAS MEASURED*"])
+    result.says("NOTHING WAS MEASURED*")
     assert not (gate.path / ".stepguard").exists()
 
 
@@ -201,8 +195,7 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     gate.gpus = [h200]
     cases = [gate.cuda(f"c{number}") for number in range(60)]
     gate.suite(*cases)
-    gate.commit()
-    gate.git("tag", "old")
+    gate.commit(tag="old")
     gate.commit()
     gate.will_compare(cases[7], 0.9, wider=18)
     gate.run(OTHER, "-k", "c7", "--perf-json=run.json", failed=1, deselected=59)
@@ -210,11 +203,9 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     assert 0.01 / 60 < found["verdict"]["p_value"] <= 0.001
     result = gate.run(OTHER, "--perf-json=run.json")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        [
-            "1 INCONCLUSIVE, 59 same",
-            "linear[[]c7]: SLOWER taken back, not proven among all that this run tried; judge it *",
-        ]
+    result.says(
+        "1 INCONCLUSIVE, 59 same",
+        "linear[[]c7]: SLOWER taken back, not proven among all that this run tried; judge it *",
     )
     document = json.loads((gate.path / "run.json").read_text())["results"]
     verdicts = {one["case"]: one["verdict"] for one in document}
@@ -230,7 +221,7 @@ def test_a_tree_edited_meanwhile_is_broken(gate, h200):
     for edits in ("# first\n", "# and again, while it is dirty\n"):
         gate.will_compare(case, does=lambda _, text=edits: (gate.path / "x.py").write_text(text))
         result = gate.run(OTHER, errors=1)
-        result.stdout.fnmatch_lines(["*BROKEN: *the tree changed while it was measured*"])
+        result.says("*BROKEN: *the tree changed while it was measured*")
 
 
 # options
@@ -330,20 +321,14 @@ def test_the_tree_is_given_up_however_it_ends(gate, h200, raised):
     assert trees(gate) == ([], 1)
 
 
-def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch):
+def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch, no_tree):
     """A full disk, say: no case passes for want of the other tree."""
-
-    @contextlib.contextmanager
-    def full(*arguments):
-        raise TreeError("cannot be made: no space left; free some")
-        yield
-
     a_case(gate, h200)
-    monkeypatch.setattr(stepguard.plugin.session, "tree_of", full)
+    monkeypatch.setattr(stepguard.plugin.session, "tree_of", no_tree)
     result = gate.run(OTHER, errors=1)
     assert result.ret == 1 and gate.paired == []
-    result.stdout.fnmatch_lines(
-        ["linear?124m?: BROKEN: --perf-against=old: cannot be made: no space left; free some"]
+    result.says(
+        "linear?124m?: BROKEN: --perf-against=old: cannot be made: no space left; free some"
     )
     result.stdout.no_fnmatch_line("*Traceback*")
 
@@ -353,7 +338,7 @@ def test_a_tree_that_cannot_be_removed_is_reported(gate, h200, monkeypatch):
     a_case(gate, h200)
     monkeypatch.setattr(stepguard.git.worktree, "_remove", lambda *told: "planted: rm -rf it")
     result = gate.run(OTHER)
-    result.stdout.fnmatch_lines(["* performance =*", "planted: rm -rf it"])
+    result.says("* performance =*", "planted: rm -rf it")
 
 
 def test_what_a_killed_run_left_is_reported(gate, h200):
@@ -364,7 +349,7 @@ def test_what_a_killed_run_left_is_reported(gate, h200):
     left.with_suffix(".lock").write_text("old, process 1")
     result = gate.run(OTHER)
     assert result.ret == 0
-    result.stdout.fnmatch_lines([f"{left} removed: the run that made it was killed *"])
+    result.says(f"{left} removed: the run that made it was killed *")
     assert trees(gate) == ([], 1)
 
 
@@ -433,7 +418,7 @@ def test_a_commit_declares_what_it_makes_slower(gate, h200):
     result = gate.run(OTHER, "--perf-json=run.json", "--perf-report=run.md")
     assert result.ret == 0
     said = "expected: step_ms, ???????????? by *: needed"
-    result.stdout.fnmatch_lines([f"  commit: {said}"])
+    result.says(f"  commit: {said}")
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert found["verdict"]["expectations"] and found["verdict"]["status"] == "same"
     assert ": needed" in (gate.path / "run.md").read_text()
@@ -445,4 +430,4 @@ def test_a_trailer_that_is_wrong_ends_the_run(gate, h200):
     gate.git("commit", "-q", "--allow-empty", "-m", "x\n\nPerf-Expect: linear[x] step_ms: needed")
     result = gate.run(OTHER)
     assert result.ret == 1 and gate.paired == []
-    result.stdout.fnmatch_lines(["*commit * says 'Perf-Expect: linear?x? step_ms: needed'*"])
+    result.says("*commit * says 'Perf-Expect: linear?x? step_ms: needed'*")

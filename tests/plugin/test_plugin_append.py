@@ -34,8 +34,7 @@ def test_beside_another_revision_nothing_is_recorded(gate, h200):
     """Pairs judge there, and recordings are of a run of their own."""
     gate.gpus = [h200]
     gate.suite(gate.cuda())
-    gate.commit()
-    gate.git("tag", "old")
+    gate.commit(tag="old")
     gate.commit()
     result = gate.run("--perf-append", "--perf-against=old")
     assert result.ret == 4 and "record in another run" in result.stderr.str()

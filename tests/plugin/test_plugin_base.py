@@ -33,17 +33,15 @@ def test_an_edited_baseline_does_not_judge_the_tree_that_edits_it(gate):
     result = gate.run("--perf-base=main", "--perf-json=run.json", "--perf-report=run.md", failed=1)
     edit = "cpu.json: linear?nano?: generated_kernels 7 -> 8"
     said = "judged by the baselines and waivers of main (????????????), not by this tree's, which*"
-    result.stdout.fnmatch_lines(
-        [
-            "stepguard: no GPU*",
-            f"stepguard: {said}",
-            f"stepguard:   {edit}",
-            "linear?nano?: CHANGED: generated_kernels 7 -> 8*",
-            "*= performance =*",
-            said,
-            f"  {edit}",
-            "case *",
-        ]
+    result.says(
+        "stepguard: no GPU*",
+        f"stepguard: {said}",
+        f"stepguard:   {edit}",
+        "linear?nano?: CHANGED: generated_kernels 7 -> 8*",
+        "*= performance =*",
+        said,
+        f"  {edit}",
+        "case *",
     )
     document = json.loads((gate.path / "run.json").read_text())
     assert document["base"] == "main"
@@ -88,8 +86,8 @@ def test_a_waiver_of_the_tree_itself_does_not_waive(gate):
         gate.commit()
         gate.run(passed=1)
         result = gate.run("--perf-base=main", failed=1)
-        result.stdout.fnmatch_lines(
-            ["stepguard:   waivers.json: linear?nano?, generated_kernels: none -> *up to 8 until*"]
+        result.says(
+            "stepguard:   waivers.json: linear?nano?, generated_kernels: none -> *up to 8 until*"
         )
         gate.git("branch", "-f", "main", "change")
         gate.run("--perf-base=main", passed=1)
@@ -108,7 +106,7 @@ def test_a_case_that_main_has_no_baseline_of_is_not_judged_by_its_own(gate):
     gate.record(new)
     gate.commit()
     result = gate.run("--perf-base=main", passed=1, errors=1)
-    result.stdout.fnmatch_lines(["*cpu.json: linear?new?: none -> recorded, flops_per_step 1,000*"])
+    result.says("*cpu.json: linear?new?: none -> recorded, flops_per_step 1,000*")
 
 
 def test_a_baseline_of_the_tree_that_cannot_be_read_stops_the_run(gate):

@@ -151,7 +151,7 @@ def test_its_table_has_the_users_benchmarks_alone(recorded):
 @pytest.mark.parametrize("option", ["--benchmark-columns=min,rounds", "--benchmark-verbose"])
 def test_its_table_has_the_cases_if_it_is_asked_for(recorded, option):
     """There a case has the name that it has in ours."""
-    recorded.run(option).stdout.fnmatch_lines(["Name (time in ms)*", "linear?nano? *"])
+    recorded.run(option).says("Name (time in ms)*", "linear?nano? *")
 
 
 def test_its_comparison_still_fails(recorded):

@@ -35,8 +35,7 @@ def a_case(gate, h200, pct=0.0, **calibrated):
         }
         entry = CalibratedCase(**fields | calibrated)
         calibrations.put(gate.path / FILE, h200.name, case.id, entry)
-    gate.commit()
-    gate.git("tag", "old")
+    gate.commit(tag="old")
     gate.commit()
     gate.will_compare(case, pct)
     return case
@@ -46,7 +45,7 @@ def test_without_a_calibration(gate, h200):
     """The verdict says that the machine was not calibrated."""
     a_case(gate, h200, 2.0)
     result = gate.run(OTHER)
-    result.stdout.fnmatch_lines(["*margins 0.2 and 0.5 % (not calibrated); smallest*"])
+    result.says("*margins 0.2 and 0.5 % (not calibrated); smallest*")
 
 
 def test_a_quiet_machine(gate, h200):
@@ -55,7 +54,7 @@ def test_a_quiet_machine(gate, h200):
     result = gate.run(OTHER)
     assert result.ret == 0
     line = "linear?124m? against *margins 0.2 and 0.5 % (calibrated 2030-01-01: pair sd 0.06 % *"
-    result.stdout.fnmatch_lines([line])
+    result.says(line)
     (path,) = (gate.path / ".stepguard/runs").glob("*/*/comparison.json")
     assert json.loads(path.read_text())["prior"] == {"sd_pct": 0.06, "degrees": 4.0}
 
@@ -65,7 +64,7 @@ def test_a_noisy_machine(gate, h200, pct):
     """`same`, SLOWER and FASTER alike say that the margins are wider, and why."""
     a_case(gate, h200, pct, sd_pct=1.0)
     result = gate.run(OTHER, "--perf-json=run.json")
-    result.stdout.fnmatch_lines(["*margins 0.2 and 1.29 % (widened from 0.2 and 0.5 %, which 24*"])
+    result.says("*margins 0.2 and 1.29 % (widened from 0.2 and 0.5 %, which 24*")
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert "margins 0.2 and 1.29 % (widened from 0.2 and 0.5 %" in json.dumps(found)
 
@@ -75,12 +74,10 @@ def test_a_stale_calibration_is_reported(gate, h200):
     a_case(gate, h200, sd_pct=1.0, software={"torch": "1.0"})
     result = gate.run(OTHER)
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "*margins 0.2 and 0.5 % (calibration of 2030-01-01 ignored, *"
-            "pytest perf_tests --perf-against=HEAD, then "
-            "python -m stepguard calibrate 'linear[[]124m]'*"
-        ]
+    result.says(
+        "*margins 0.2 and 0.5 % (calibration of 2030-01-01 ignored, *"
+        "pytest perf_tests --perf-against=HEAD, then "
+        "python -m stepguard calibrate 'linear[[]124m]'*"
     )
 
 
@@ -105,9 +102,7 @@ def test_a_confirmation_judges_by_it(gate, h200):
     gate.record(case)
     gate.will_measure(case, step_ms=11.0)
     result = gate.run(failed=1)
-    result.stdout.fnmatch_lines(
-        ["*confirmed, the code is SLOWER: *margins 0.2 and 1.29 % (widened from*"]
-    )
+    result.says("*confirmed, the code is SLOWER: *margins 0.2 and 1.29 % (widened from*")
 
 
 def test_a_case_without_an_entry(gate, h200):
@@ -115,7 +110,7 @@ def test_a_case_without_an_entry(gate, h200):
     a_case(gate, h200, 2.0, sd_pct=1.0)
     path = gate.path / FILE
     path.write_text(path.read_text().replace('"linear[124m]"', '"linear[350m]"'))
-    gate.run(OTHER).stdout.fnmatch_lines(["*margins 0.2 and 0.5 % (not calibrated)*"])
+    gate.run(OTHER).says("*margins 0.2 and 0.5 % (not calibrated)*")
 
 
 def test_a_file_that_cannot_be_trusted(gate, h200):
@@ -134,7 +129,7 @@ def test_another_machines_file(gate, h200):
     path = gate.path / FILE
     path.write_text(path.read_text().replace('"NVIDIA H200"', '"NVIDIA H100"'))
     result = gate.run(OTHER, errors=1)
-    result.stdout.fnmatch_lines(["*holds figures of 'NVIDIA H100', not of 'NVIDIA H200'*"])
+    result.says("*holds figures of 'NVIDIA H100', not of 'NVIDIA H200'*")
     assert gate.paired == []
 
 

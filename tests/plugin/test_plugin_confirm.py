@@ -1,6 +1,5 @@
 """What a stored baseline calls SLOWER or FASTER is judged on the spot, unless --perf-no-confirm."""
 
-import contextlib
 import json
 from datetime import timedelta
 
@@ -10,7 +9,6 @@ import stepguard.measure.confirm
 import stepguard.measure.suite
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
-from stepguard.git.resolve import TreeError
 from stepguard.storage.waivers import today
 
 MOVED = [
@@ -45,15 +43,13 @@ def test_slower_code_is_confirmed(gate, h200):
     assert gate.pair_steps == gate.evidence(case).timed_steps
     assert len(gate.pair_steps) > 0
     how = f"the recording's own commit, {commit[:12]} beside it"
-    result.stdout.fnmatch_lines(
-        [
-            "SLOWER *100%]",
-            f"    confirmed, the code is SLOWER: {how}: [[]+*over 6 pairs*",
-            "  compared with 1 recording",
-            "  accept: *",
-            "1 SLOWER",
-            "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 (+10.0 %, limit 1.0 %)",
-        ]
+    result.says(
+        "SLOWER *100%]",
+        f"    confirmed, the code is SLOWER: {how}: [[]+*over 6 pairs*",
+        "  compared with 1 recording",
+        "  accept: *",
+        "1 SLOWER",
+        "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 (+10.0 %, limit 1.0 %)",
     )
 
 
@@ -62,7 +58,7 @@ def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
     case = recorded(gate, h200)
     result = gate.run("-v", "--perf-json=run.json", "--perf-report=run.md", passed=1)
     assert result.ret == 0 and [one[0] for one in gate.paired] == [case.id]
-    result.stdout.fnmatch_lines(["same *100%]", "1 same", *MOVED])
+    result.says("same *100%]", "1 same", *MOVED)
     result.stdout.no_fnmatch_line("*accept:*")
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
     assert (found["verdict"]["status"], found["verdict"]["reason"]) == ("same", "MACHINE_MOVED")
@@ -74,7 +70,7 @@ def test_no_confirm_leaves_the_screens_word(gate, h200):
     recorded(gate, h200)
     result = gate.run("--perf-no-confirm", failed=1)
     assert gate.paired == []
-    result.stdout.fnmatch_lines(["  accept: *", "1 SLOWER", "linear?124m?: SLOWER: *"])
+    result.says("  accept: *", "1 SLOWER", "linear?124m?: SLOWER: *")
     result.stdout.no_fnmatch_line("*confirmed*")
 
 
@@ -83,7 +79,7 @@ def test_the_recordings_own_code_needs_no_second_look(gate, h200):
     recorded(gate, h200, ahead=False)
     result = gate.run(passed=1)
     assert gate.paired == []
-    result.stdout.fnmatch_lines(MOVED)
+    result.says(*MOVED)
 
 
 def test_an_edited_tree_is_not_the_recordings_code(gate, h200):
@@ -100,10 +96,10 @@ def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     case = recorded(gate, h200, step_ms=9.0)
     gate.will_compare(case, -10.0)
     result = gate.run(passed=1)
-    result.stdout.fnmatch_lines(["linear?124m?: FASTER: *", "  step_ms: confirmed, the code is*"])
+    result.says("linear?124m?: FASTER: *", "  step_ms: confirmed, the code is*")
     gate.will_compare(case, 0.0)
     result = gate.run(passed=1)
-    result.stdout.fnmatch_lines(["linear?124m?: same: *", "  step_ms: the machine changed*"])
+    result.says("linear?124m?: same: *", "  step_ms: the machine changed*")
     result.stdout.no_fnmatch_line("*keep the gain*")
 
 
@@ -128,21 +124,15 @@ def test_what_cannot_be_confirmed_stays_slower(gate, h200, fields, why):
     case = recorded(gate, h200)
     gate.will_compare(case, **fields)
     result = gate.run(failed=1)
-    result.stdout.fnmatch_lines([f"    unconfirmed: {why}", "1 SLOWER"])
+    result.says(f"    unconfirmed: {why}", "1 SLOWER")
 
 
-def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch):
+def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch, no_tree):
     """A full disk does not turn it green."""
-
-    @contextlib.contextmanager
-    def full(*arguments):
-        raise TreeError("cannot be made: no space left; free some")
-        yield
-
     recorded(gate, h200)
-    monkeypatch.setattr(stepguard.measure.confirm, "tree_of", full)
+    monkeypatch.setattr(stepguard.measure.confirm, "tree_of", no_tree)
     result = gate.run(failed=1)
-    result.stdout.fnmatch_lines(["    unconfirmed: cannot be made: no space left; *"])
+    result.says("    unconfirmed: cannot be made: no space left; *")
 
 
 def test_without_a_repository_slower_is_unconfirmed(gate, h200):
@@ -150,7 +140,7 @@ def test_without_a_repository_slower_is_unconfirmed(gate, h200):
     case = gate.guarded(h200)
     gate.will_measure(case, step_ms=11.0)
     result = gate.run(failed=1)
-    result.stdout.fnmatch_lines(["    unconfirmed: git knows no commit of *"])
+    result.says("    unconfirmed: git knows no commit of *")
 
 
 def test_a_counter_keeps_its_say(gate, h200):
@@ -158,7 +148,7 @@ def test_a_counter_keeps_its_say(gate, h200):
     recorded(gate, h200, counters={"generated_kernels": 8})
     result = gate.run(failed=1)
     assert len(gate.paired) == 1
-    result.stdout.fnmatch_lines(["1 CHANGED", "linear?124m?: CHANGED: generated_kernels 7 -> 8*"])
+    result.says("1 CHANGED", "linear?124m?: CHANGED: generated_kernels 7 -> 8*")
 
 
 def test_a_waived_counter_lets_no_slower_code_pass(gate, h200):
@@ -172,10 +162,10 @@ def test_a_waived_counter_lets_no_slower_code_pass(gate, h200):
     (gate.baselines / "waivers.json").write_text(text)
     gate.will_compare(case, 10.0)
     result = gate.run(failed=1)
-    result.stdout.fnmatch_lines(["    confirmed, the code is SLOWER, not FASTER: *", "1 SLOWER"])
+    result.says("    confirmed, the code is SLOWER, not FASTER: *", "1 SLOWER")
     gate.will_compare(case, 0.0)
     result = gate.run(passed=1)
-    result.stdout.fnmatch_lines(["1 CHANGED (waived until *", "linear?124m?: waived: gen*"])
+    result.says("1 CHANGED (waived until *", "linear?124m?: waived: gen*")
 
 
 @pytest.mark.parametrize(
@@ -222,8 +212,8 @@ def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", edited)
     result = gate.run(failed=1)
     assert not gate.paired and case
-    result.stdout.fnmatch_lines(["    unconfirmed: the tree changed while it was measured"])
-    result.stdout.fnmatch_lines(["*accept: commit, measure again, then *"])
+    result.says("    unconfirmed: the tree changed while it was measured")
+    result.says("*accept: commit, measure again, then *")
 
 
 def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200):
@@ -239,10 +229,10 @@ def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200
     gate.commit()
     gate.will_measure(case, step_ms=12.0)
     result = gate.run(failed=1)
-    result.stdout.fnmatch_lines(["    unconfirmed: as slow as that other commit*merge base*"])
+    result.says("    unconfirmed: as slow as that other commit*merge base*")
     gate.will_compare(case, 10.0)
     result = gate.run(failed=1)
-    result.stdout.fnmatch_lines(["    confirmed, the code is SLOWER*"])
+    result.says("    confirmed, the code is SLOWER*")
 
 
 @pytest.mark.parametrize("step_ms", [11.0, 27.1])
@@ -258,9 +248,7 @@ def test_an_edited_hash_does_not_blame_the_machine(gate, h200, step_ms):
     gate.commit()
     gate.will_compare(case, 0.0)
     result = gate.run(failed=1)
-    result.stdout.fnmatch_lines(
-        ["    unconfirmed: as slow as that other commit, *is not on main; in its place*"]
-    )
+    result.says("    unconfirmed: as slow as that other commit, *is not on main; in its place*")
 
 
 def test_no_machine_changes_by_so_much(gate, h200):
@@ -268,10 +256,8 @@ def test_no_machine_changes_by_so_much(gate, h200):
     case = recorded(gate, h200, step_ms=27.1)
     gate.will_compare(case, 0.0)
     result = gate.run("--perf-update", errors=1)
-    result.stdout.fnmatch_lines(["not recorded, the machine changed, not the code: *"])
-    result.stdout.fnmatch_lines(
-        ["    unconfirmed: the pairs see no change, but cards and clocks differ by 15 % at*"]
-    )
+    result.says("not recorded, the machine changed, not the code: *")
+    result.says("    unconfirmed: the pairs see no change, but cards and clocks differ by 15 % at*")
 
 
 def test_the_epochs_first_recording_is_what_is_confirmed_against(gate, h200):
@@ -295,7 +281,5 @@ def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
     before = (gate.baselines / "h200x1.json").read_text()
     result = gate.run("--perf-update")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        ["not recorded, the machine changed, not the code: linear?124m?: *needs a reason*"]
-    )
+    result.says("not recorded, the machine changed, not the code: linear?124m?: *needs a reason*")
     assert (gate.baselines / "h200x1.json").read_text() == before

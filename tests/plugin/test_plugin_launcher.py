@@ -90,7 +90,7 @@ def test_gpus_are_counted_on_every_node(gate, surveyed, h200):
     surveyed.found = launcher(2, gpus=1)
     result = gate.run(SRUN, "-rs")
     assert (result.ret, gate.measured) == (1, [])
-    result.stdout.fnmatch_lines(["*needs 4 GPUs, 2 nodes have 1 each*"])
+    result.says("*needs 4 GPUs, 2 nodes have 1 each*")
     surveyed.found = launcher(2, gpus=2)
     gate.run(SRUN)
     assert gate.measured == ["linear[four]"]

@@ -128,12 +128,10 @@ def test_no_baseline_is_an_error(gate):
     gate.suite(gate.cpu())
     result = gate.run("-v", errors=1)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        [
-            "NO BASELINE *100%]",
-            "linear?nano?: NO BASELINE: no recording for this machine in baselines/cpu.json",
-            "  accept: *-m stepguard accept 'linear?nano?'",
-        ]
+    result.says(
+        "NO BASELINE *100%]",
+        "linear?nano?: NO BASELINE: no recording for this machine in baselines/cpu.json",
+        "  accept: *-m stepguard accept 'linear?nano?'",
     )
 
 
@@ -143,7 +141,7 @@ def test_other_parameters_are_not_compared(gate):
     gate.suite(Case("nano", "factories:linear", {"n": 16}, device="cpu", launches=1))
     result = gate.run(errors=1)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["linear?nano?: NOT COMPARABLE: n 32 -> 16"])
+    result.says("linear?nano?: NOT COMPARABLE: n 32 -> 16")
 
 
 def test_time_is_not_gated_on_a_cpu(gate):
@@ -152,7 +150,7 @@ def test_time_is_not_gated_on_a_cpu(gate):
     gate.will_measure(case, step_ms=20.0)
     result = gate.run()
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["Times are not gated on CPU."])
+    result.says("Times are not gated on CPU.")
 
 
 def test_one_bad_case_among_good_ones_fails_the_run(gate):
@@ -164,7 +162,7 @@ def test_one_bad_case_among_good_ones_fails_the_run(gate):
     gate.will_measure(cases[2], **faulty("OUT_OF_MEMORY"))
     result = gate.run(passed=2, failed=1, errors=1)
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["1 BROKEN, 1 CHANGED, 2 same"])
+    result.says("1 BROKEN, 1 CHANGED, 2 same")
 
 
 def test_quiet_options_do_not_hide_the_exit_code(gate):

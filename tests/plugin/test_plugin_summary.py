@@ -17,21 +17,19 @@ def test_the_summary_is_ordered_worst_first(gate, h200):
     gate.will_measure(cases["e-bad"], faults=(Fault("KILLED", "rank 0 was killed"),))
     result = gate.run()
     assert result.ret == 1
-    result.stdout.fnmatch_lines(
-        [
-            "*= performance =*",
-            "case *verdict",
-            "linear?e-bad? *BROKEN",
-            "linear?c-slower? *12.000*10.000*+20.00*SLOWER",
-            "linear?d-new? *NO BASELINE",
-            "linear?b-faster? *FASTER",
-            "linear?a-same? *same",
-            "1 BROKEN, 1 SLOWER, 1 NO BASELINE, 1 FASTER, 1 same",
-            "linear?e-bad?: BROKEN: rank 0 was killed",
-            "linear?c-slower?: SLOWER: *",
-            "linear?d-new?: NO BASELINE: *",
-            "linear?b-faster?: FASTER: *",
-        ]
+    result.says(
+        "*= performance =*",
+        "case *verdict",
+        "linear?e-bad? *BROKEN",
+        "linear?c-slower? *12.000*10.000*+20.00*SLOWER",
+        "linear?d-new? *NO BASELINE",
+        "linear?b-faster? *FASTER",
+        "linear?a-same? *same",
+        "1 BROKEN, 1 SLOWER, 1 NO BASELINE, 1 FASTER, 1 same",
+        "linear?e-bad?: BROKEN: rank 0 was killed",
+        "linear?c-slower?: SLOWER: *",
+        "linear?d-new?: NO BASELINE: *",
+        "linear?b-faster?: FASTER: *",
     )
     result.stdout.no_fnmatch_line("linear?a-same?: same*")
 
@@ -66,7 +64,7 @@ def test_without_blocks_the_summary_has_all_of_a_verdict(gate):
     case = gate.guarded()
     gate.will_measure(case, counters={"operator_calls_per_step": 101})
     result = gate.run("--tb=no")
-    result.stdout.fnmatch_lines(["linear?nano?: CHANGED: *", "  accept: *"])
+    result.says("linear?nano?: CHANGED: *", "  accept: *")
 
 
 def test_the_failure_block_says_what_moved(gate):
@@ -81,16 +79,14 @@ def test_the_failure_block_says_what_moved(gate):
     values = counts.values | {"operator_calls_per_step": 101}
     gate.will_measure(case, counts=type(counts)(values, detail=after))
     result = gate.run()
-    result.stdout.fnmatch_lines(
-        [
-            "*= FAILURES =*",
-            "linear?nano?: CHANGED: +1 aten.mm, operator_calls_per_step 100 -> 101",
-            "  operator_calls_per_step ?calls?: 100 -> 101*: CHANGED, the step does other work",
-            "    moved: aten.mm.default 24 -> 25",
-            "  compared with 1 recording",
-            "  accept: *-m stepguard accept 'linear?nano?' --reason '...'",
-            "  look closer: .stepguard/runs/*/linear-nano/evidence.json",
-        ]
+    result.says(
+        "*= FAILURES =*",
+        "linear?nano?: CHANGED: +1 aten.mm, operator_calls_per_step 100 -> 101",
+        "  operator_calls_per_step ?calls?: 100 -> 101*: CHANGED, the step does other work",
+        "    moved: aten.mm.default 24 -> 25",
+        "  compared with 1 recording",
+        "  accept: *-m stepguard accept 'linear?nano?' --reason '...'",
+        "  look closer: .stepguard/runs/*/linear-nano/evidence.json",
     )
     assert not any("stepguard/plugin/hooks.py" in line for line in result.outlines), "no traceback"
 
@@ -99,15 +95,13 @@ def test_stages_are_shown_with_v_only(gate):
     """-v prints a line a stage; without it a case begins with one line and nothing more."""
     gate.guarded()
     loud = gate.run("-v")
-    loud.stdout.fnmatch_lines(
-        [
-            "?1/1? linear?nano?: about *:* left",
-            " *0.0 s  launch 1: start",
-            " *0.0 s  launch 1: block 1 of 3",
-        ]
+    loud.says(
+        "?1/1? linear?nano?: about *:* left",
+        " *0.0 s  launch 1: start",
+        " *0.0 s  launch 1: block 1 of 3",
     )
     quiet = gate.run()
-    quiet.stdout.fnmatch_lines(["?1/1? linear?nano?: about *:* left"])
+    quiet.says("?1/1? linear?nano?: about *:* left")
     quiet.stdout.no_fnmatch_line("*launch 1: start*")
 
 
@@ -118,13 +112,13 @@ def test_the_position_counts_the_cases_that_will_run(gate):
     gate.record(*(case for case in cases if case.device == "cpu"))
     result = gate.run()
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["?1/3? linear?a?*", "?2/3? linear?b?*", "?3/3? linear?c?*"])
+    result.says("?1/3? linear?a?*", "?2/3? linear?b?*", "?3/3? linear?c?*")
 
 
 def test_the_header_names_the_machine(gate, h200):
     """pytest's header says on what would be measured and where the baselines are."""
     gate.suite(gate.cpu())
-    gate.run().stdout.fnmatch_lines(["stepguard: no GPU, *; baselines in baselines/"])
+    gate.run().says("stepguard: no GPU, *; baselines in baselines/")
     gate.gpus = [h200]
     found = gate.run("-m", "smoke").stdout
     found.fnmatch_lines(["stepguard: NVIDIA H200 (GPU-11111111), driver 580.65.06; baselines in*"])
@@ -137,11 +131,9 @@ def test_a_stale_baseline_is_reported(gate):
     gate.suite(kept)
     result = gate.run()
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "baselines/cpu.json: linear?gone? has a baseline but no case: "
-            "python -m stepguard baselines prune 'linear?gone?'"
-        ]
+    result.says(
+        "baselines/cpu.json: linear?gone? has a baseline but no case: "
+        "python -m stepguard baselines prune 'linear?gone?'"
     )
 
 
@@ -157,7 +149,7 @@ def test_a_folder_within_the_tests_is_a_part_of_them(gate, testpaths):
     gate.pytester.makeini(f"[pytest]\ntestpaths = {testpaths}\n")
     stale = "*linear?gone? has a baseline but no case*"
     gate.run("perf_tests/part").stdout.no_fnmatch_line(stale)
-    gate.run("perf_tests").stdout.fnmatch_lines([stale])
+    gate.run("perf_tests").says(stale)
 
 
 def test_a_case_that_was_not_selected_is_not_stale(gate):

@@ -29,12 +29,10 @@ def test_the_first_recording(committed):
     """Without a baseline the case is recorded and passes; the next run is `same`."""
     result = committed.run("--perf-update")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "linear?nano? * recorded",
-            "1 recorded",
-            "linear?nano?: first recording in *baselines/cpu.json",
-        ]
+    result.says(
+        "linear?nano? * recorded",
+        "1 recorded",
+        "linear?nano?: first recording in *baselines/cpu.json",
     )
     result.stdout.no_fnmatch_line("*NO BASELINE*")
     head = committed.git("rev-parse", "HEAD").strip()
@@ -42,7 +40,7 @@ def test_the_first_recording(committed):
     assert [r["commit"] for r in epoch["recordings"]] == [head]
     again = committed.run()
     assert again.ret == 0
-    again.stdout.fnmatch_lines(["1 same"])
+    again.says("1 same")
 
 
 def test_a_changed_level_opens_an_epoch(committed):
@@ -51,12 +49,10 @@ def test_a_changed_level_opens_an_epoch(committed):
     committed.will_measure(committed.cpu(), counters={"flops_per_step": 2000})
     result = committed.run("--perf-update")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        [
-            "linear?nano? * CHANGED (recorded)",
-            "1 CHANGED (recorded)",
-            "linear?nano?: epoch 2 opened (accepted with --perf-update)*",
-        ]
+    result.says(
+        "linear?nano? * CHANGED (recorded)",
+        "1 CHANGED (recorded)",
+        "linear?nano?: epoch 2 opened (accepted with --perf-update)*",
     )
     flops = [
         epoch["recordings"][-1]["counters"]["flops_per_step"]
@@ -84,7 +80,7 @@ def test_a_dirty_tree_is_not_recorded(committed):
     result = committed.run("--perf-update", errors=1)
     assert result.ret == 1
     assert recorded(committed) == {}
-    result.stdout.fnmatch_lines(["*not recorded, measured on a tree with uncommitted*new.py*"])
+    result.says("*not recorded, measured on a tree with uncommitted*new.py*")
 
 
 def test_without_a_commit_nothing_is_measured_to_be_recorded(gate, monkeypatch):
@@ -163,7 +159,7 @@ def test_a_file_that_cannot_be_written_loses_nothing(committed, monkeypatch):
     assert result.ret == 1
     assert (committed.baselines / "cpu.json").read_bytes() == before
     assert [path.name for path in committed.baselines.iterdir()] == ["cpu.json"]
-    result.stdout.fnmatch_lines(["*cannot be written: No space left on device; the old file is*"])
+    result.says("*cannot be written: No space left on device; the old file is*")
 
 
 def test_an_earlier_update_does_not_make_the_tree_dirty(gate):
@@ -190,7 +186,7 @@ def test_a_tree_that_changes_while_it_is_measured_is_not_recorded(gate, monkeypa
     monkeypatch.setattr("stepguard.measure.suite.measure_launches", meddled)
     result = gate.run("--perf-update")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*the tree changed while it was measured*"])
+    result.says("*the tree changed while it was measured*")
     assert not (gate.baselines / "cpu.json").exists()
 
 
@@ -201,7 +197,7 @@ def test_a_baselines_folder_does_not_excuse_the_tree(gate):
     (gate.path / "extra.py").write_text("x = 1\n")
     result = gate.run("--perf-baselines=.", "--perf-update")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["*uncommitted changes (extra.py)*"])
+    result.says("*uncommitted changes (extra.py)*")
 
 
 def test_refusals_name_the_folder(committed):
@@ -211,13 +207,13 @@ def test_refusals_name_the_folder(committed):
     assert committed.run(*other).ret == 0
     committed.will_measure(committed.cpu(), counters={"graph_breaks": 2})
     result = committed.run(other[0])
-    result.stdout.fnmatch_lines(["  accept: *accept 'linear?nano?' --baselines mine --reason*"])
+    result.says("  accept: *accept 'linear?nano?' --baselines mine --reason*")
     waived = {"case": "linear[nano]", "metric": "graph_breaks", "value": 2, "reason": "why"}
     waived |= {"who": "A. Author", "expires": today().isoformat()}
     text = json.dumps({"schema": 1, "waivers": [waived]})
     (committed.path / "mine" / "waivers.json").write_text(text)
     result = committed.run(*other)
-    result.stdout.fnmatch_lines(["*not recorded, waived until *accept * --baselines mine --re*"])
+    result.says("*not recorded, waived until *accept * --baselines mine --re*")
 
 
 # All cases of a run together
@@ -248,12 +244,10 @@ def test_cases_that_moved_together_are_not_recorded(three):
     result = three.run("--perf-update", "-v")
     assert result.ret == 1
     assert (three.baselines / "h200x1.json").read_bytes() == before
-    result.stdout.fnmatch_lines(
-        [
-            "linear?a? * SLOWER",
-            "linear?new? * NO BASELINE",
-            "not recorded, all 3 cases that can be compared moved together, step_ms by +5.00 to*",
-        ]
+    result.says(
+        "linear?a? * SLOWER",
+        "linear?new? * NO BASELINE",
+        "not recorded, all 3 cases that can be compared moved together, step_ms by +5.00 to*",
     )
     assert "SLOWER (to be recorded)" in result.stdout.str()
     result.stdout.no_fnmatch_line("*(recorded)*")
@@ -303,4 +297,4 @@ def test_launches_that_differ_are_not_recorded(three):
     result = three.run("--perf-update-new")
     assert result.ret == 1
     assert "linear[new]" not in recorded(three, "h200x1.json")
-    result.stdout.fnmatch_lines(["linear?new?: not recorded, step_ms of its launches is 11.000*"])
+    result.says("linear?new?: not recorded, step_ms of its launches is 11.000*")

@@ -40,13 +40,11 @@ def test_a_waived_case_passes_visibly(slower):
     result = slower.run("-v", "--perf-json=o.json", "--perf-report=o.md", "--junit-xml=o.xml")
     assert result.ret == 0
     word = f"CHANGED (waived until {until})"
-    result.stdout.fnmatch_lines(
-        [
-            f"linear?nano? * {word}",
-            f"1 {word}",
-            "linear?nano?: waived: graph_breaks up to 2 until *, by A. Author: waits for*",
-            "linear?nano?: CHANGED (waived): graph_breaks 0 -> 2 (+2 breaks)",
-        ]
+    result.says(
+        f"linear?nano? * {word}",
+        f"1 {word}",
+        "linear?nano?: waived: graph_breaks up to 2 until *, by A. Author: waits for*",
+        "linear?nano?: CHANGED (waived): graph_breaks 0 -> 2 (+2 breaks)",
     )
     (case,) = json.loads((slower.path / "o.json").read_text())["results"]
     verdict = case["verdict"]
@@ -62,8 +60,8 @@ def test_an_expired_waiver_fails_and_says_so(slower):
     waive(slower, days=-1)
     result = slower.run()
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["  waiver EXPIRED: graph_breaks up to 2 until*"])
-    result.stdout.fnmatch_lines(["linear?nano?: waiver EXPIRED: *"])
+    result.says("  waiver EXPIRED: graph_breaks up to 2 until*")
+    result.says("linear?nano?: waiver EXPIRED: *")
 
 
 def test_a_waiver_that_is_too_small_fails(slower):
@@ -71,7 +69,7 @@ def test_a_waiver_that_is_too_small_fails(slower):
     waive(slower, value=1)
     result = slower.run()
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["linear?nano?: waiver EXCEEDED, it is 2 now: *"])
+    result.says("linear?nano?: waiver EXCEEDED, it is 2 now: *")
 
 
 def test_a_stale_waiver_is_reported(slower):
@@ -81,7 +79,7 @@ def test_a_stale_waiver_is_reported(slower):
     result = slower.run()
     assert result.ret == 0
     stale = "linear?nano?: waiver stale, graph_breaks is same (remove it: *)*"
-    result.stdout.fnmatch_lines(["1 same", stale])
+    result.says("1 same", stale)
 
 
 def test_a_waiver_is_printed_though_its_case_is_not_run(gate):
@@ -92,9 +90,7 @@ def test_a_waiver_is_printed_though_its_case_is_not_run(gate):
     waive(gate)
     result = gate.run("-k", "other")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(
-        ["linear?nano?: waiver not used, its case was not measured: graph_breaks up*"]
-    )
+    result.says("linear?nano?: waiver not used, its case was not measured: graph_breaks up*")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +119,7 @@ def test_a_misspelt_case_stops_a_run_of_whole_folders(slower):
         result.stderr.fnmatch_lines(["*waivers.json: a waiver names 'linear?typo?', *"])
     result = slower.run("test_perf.py")
     assert result.ret == 1 and slower.measured
-    result.stdout.fnmatch_lines(["linear?typo?: waiver not used, its case was not measured: *"])
+    result.says("linear?typo?: waiver not used, its case was not measured: *")
 
 
 def test_a_file_that_cannot_be_collected_is_the_first_thing_said(slower):
@@ -131,7 +127,7 @@ def test_a_file_that_cannot_be_collected_is_the_first_thing_said(slower):
     waive(slower, case="linear[typo]")
     (slower.path / "test_other.py").write_text("import nothing_of_this_name\n")
     result = slower.run()
-    result.stdout.fnmatch_lines(["*No module named 'nothing_of_this_name'*"])
+    result.says("*No module named 'nothing_of_this_name'*")
     assert "neither a baseline" not in result.stderr.str()
 
 
@@ -139,15 +135,14 @@ def test_a_case_without_a_baseline_can_be_waived(gate):
     """One that is judged against a revision, on a machine with no recordings."""
     case = gate.cpu()
     gate.suite(case)
-    gate.commit()
-    gate.git("tag", "old")
+    gate.commit(tag="old")
     gate.commit()
     gate.will_compare(case, head={"counters": {"graph_breaks": 2}})
     assert gate.run("--perf-against=old").ret == 1
     waive(gate)
     result = gate.run("--perf-against=old")
     assert result.ret == 0
-    result.stdout.fnmatch_lines(["linear?nano?: waived: graph_breaks up to 2 until *"])
+    result.says("linear?nano?: waived: graph_breaks up to 2 until *")
 
 
 @pytest.mark.parametrize(
@@ -159,14 +154,13 @@ def test_a_limit_is_of_the_change_against_the_revision(gate, h200, limit, status
     case = gate.cuda()
     gate.suite(case)
     waive(gate, case=case.id, metric="step_ms", value=None, limit_pct=1.0)
-    gate.commit()
-    gate.git("tag", "old")
+    gate.commit(tag="old")
     waive(gate, case=case.id, metric="step_ms", value=None, limit_pct=limit)
     gate.commit()
     gate.will_compare(case, 2.0)
     result = gate.run("--perf-against=old")
     assert result.ret == status
-    result.stdout.fnmatch_lines([f"linear?124m?: {word}*: step_ms up to +{limit:.2f} % *"])
+    result.says(f"linear?124m?: {word}*: step_ms up to +{limit:.2f} % *")
 
 
 def test_a_waived_case_is_not_recorded(slower):
@@ -177,7 +171,7 @@ def test_a_waived_case_is_not_recorded(slower):
     until = waive(slower)
     result = slower.run("--perf-update")
     assert result.ret == 1
-    result.stdout.fnmatch_lines([f"linear?nano?: not recorded, waived until {until}; to make it *"])
+    result.says(f"linear?nano?: not recorded, waived until {until}; to make it *")
     assert (slower.baselines / "cpu.json").read_bytes() == before
     (slower.baselines / "waivers.json").unlink()
     waive(slower, case="linear[nano]", metric="recompiles")
@@ -190,4 +184,4 @@ def test_a_broken_case_is_not_waived(slower):
     waive(slower)
     slower.will_measure(slower.cpu(), launches=())
     result = slower.run(errors=1)
-    result.stdout.fnmatch_lines(["linear?nano?: waiver not applied, the case is BROKEN: *"])
+    result.says("linear?nano?: waiver not applied, the case is BROKEN: *")
