@@ -75,6 +75,10 @@ def shell(tmp_path, monkeypatch, capsys):
             kept.append(store.keep(run, name + str(again or ""), evidence))
         return kept
 
+    def record(*evidences):
+        keep(*evidences)
+        call("accept")
+
     def keep_comparison(head, base, **fields):
         store = Store(tmp_path)
         found = Comparison("main", head, base, **fields)
@@ -94,6 +98,6 @@ def shell(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(stepguard.measure.suite, "measure_launches", measure)
 
     call.keep, call.path, call.made = keep, tmp_path, made
-    call.keep_comparison = keep_comparison
+    call.record, call.keep_comparison = record, keep_comparison
     call.commit, call.will_measure = commit, will_measure
     return call

@@ -160,8 +160,7 @@ def test_a_dirty_tree_is_refused(shell):
 
 def test_a_new_level_needs_a_reason(shell):
     """CHANGED evidence is refused without --reason, and the command with one is shown."""
-    shell.keep(shell.made("a"))
-    shell("accept")
+    shell.record(shell.made("a"))
     before = (shell.path / "baselines/cpu.json").read_bytes()
     shell.keep(shell.made("a", counters={"flops_per_step": 2}, date="2030-01-02T00:00:00+00:00"))
     done = shell("accept")
@@ -194,8 +193,7 @@ def test_a_refused_case_does_not_stop_the_others(shell):
 
 def test_accepting_twice_adds_nothing(shell):
     """The same evidence again leaves the file as it is."""
-    shell.keep(shell.made("a"))
-    shell("accept")
+    shell.record(shell.made("a"))
     before = (shell.path / "baselines/cpu.json").read_bytes()
     shell("accept", "--reason", "again")
     assert (shell.path / "baselines/cpu.json").read_bytes() == before
@@ -225,8 +223,7 @@ def test_a_broken_baseline_file_is_left_alone(shell):
 @pytest.mark.parametrize("change", [{}, {"flops_per_step": 2}], ids=["same", "changed"])
 def test_judge_says_what_today_would_say(shell, change):
     """judge compares kept evidence with the baselines: 0 or 1, JSON if asked, nothing written."""
-    shell.keep(shell.made("a"))
-    shell("accept")
+    shell.record(shell.made("a"))
     before = (shell.path / "baselines/cpu.json").read_bytes()
     shell.keep(shell.made("a", counters=change))
     done = shell("judge", "--json", "-")
@@ -237,8 +234,7 @@ def test_judge_says_what_today_would_say(shell, change):
 
 def test_judge_prints_text(shell):
     """In a pipe as on a terminal, with --json as without."""
-    shell.keep(shell.made("a"))
-    shell("accept")
+    shell.record(shell.made("a"))
     done = shell("judge", "--json", "verdicts.json")
     assert done.status == 0
     assert "{" not in done.out and done.out == shell("judge").out
@@ -248,8 +244,7 @@ def test_judge_prints_text(shell):
 
 def test_judge_with_several_evidences_of_a_case(shell):
     """Each has a verdict of its own, in the table, the JSON and the status: none hides another."""
-    shell.keep(shell.made("a"))
-    shell("accept")
+    shell.record(shell.made("a"))
     again, later = "2030-01-02T00:00:00+00:00", "2030-01-03T00:00:00+00:00"
     shell.keep(
         shell.made("a", counters={"flops_per_step": 2}, date=again), shell.made("a", date=later)
@@ -298,8 +293,7 @@ def test_judge_without_a_baseline_is_no_pass(shell):
 
 def test_judge_does_not_compare_with_another_machine(shell):
     """A file of another machine under this machine's name is refused, as pytest refuses it."""
-    shell.keep(shell.made("a"))
-    shell("accept")
+    shell.record(shell.made("a"))
     path = shell.path / "baselines/cpu.json"
     path.write_text(path.read_text().replace('"machine": "CPU"', '"machine": "NVIDIA H100"'))
     done = shell("judge")

@@ -18,8 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def recorded(shell):
     """A folder with two recorded cases."""
-    shell.keep(shell.made("a"), shell.made("b"))
-    shell("accept")
+    shell.record(shell.made("a"), shell.made("b"))
     return shell
 
 

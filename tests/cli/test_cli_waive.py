@@ -17,8 +17,7 @@ WHY = ("--reason", "waits for torch", "--days", "30", "--who", "A. Author")
 @pytest.fixture
 def changed(shell):
     """A recorded case whose last evidence has two graph breaks more."""
-    shell.keep(shell.made("a"))
-    shell("accept")
+    shell.record(shell.made("a"))
     shell.keep(shell.made("a", counters={"graph_breaks": 2}, date=LATER))
     return shell
 
@@ -56,8 +55,7 @@ def test_all_that_failed_is_waived_as_it_was_measured(shell):
     then the case passes, and the command says that there is nothing left to waive.
     """
     more = {"graph_breaks": 2, "unique_graphs": 3, "operator_calls_per_step": 90}
-    shell.keep(shell.made("a"))
-    shell("accept")
+    shell.record(shell.made("a"))
     shell.keep(shell.made("a", counters=more, date=LATER), shell.made("b"))
     shell("waive", "linear[a]", "graph_breaks", "--value", "2", *WHY)
     done = shell("waive", "linear[a]", *WHY[:2], "--days", "9", "--who", "B. Author")
@@ -80,8 +78,7 @@ def test_all_that_failed_is_waived_as_it_was_measured(shell):
 def test_what_pairs_alone_say_is_waived(shell):
     """Against another revision no evidence is kept; that of CI is read where it lies."""
     head, base = (shell.made("a", counters={"graph_breaks": breaks}) for breaks in (2, 0))
-    shell.keep(base)
-    shell("accept")
+    shell.record(base)
     shell.keep_comparison(head, base).parent.rename(shell.path / "artifacts")
     assert "it passes" in shell("waive", "linear[a]", *WHY).err
     done = shell("waive", "linear[a]", *WHY, "--evidence", "artifacts")
