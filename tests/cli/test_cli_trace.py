@@ -67,6 +67,8 @@ def test_everything_as_json_and_kernels_as_csv(tmp_path, capsys):
     to = [tmp_path / "out.json", tmp_path / "out.csv"]
     assert run(capsys, file, "--json", to[0], "--csv", to[1])[0] == 0
     (rank,) = json.loads(to[0].read_text())["ranks"]
+    assert main(["trace", str(file), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["ranks"] == [rank]
     assert rank["profile"]["parts"]["step_us"] == [1000, 1000]
     rows = {row["kernel"]: row for row in csv.DictReader(to[1].open())}
     assert rows["ncclDevKernel"]["class"] == "communication"
