@@ -15,6 +15,8 @@ from quick_launches import BUSY_LIMIT_S
 from stepguard.cli.workload import parse_params
 
 ROOT = Path(__file__).resolve().parents[2]
+RUN = (sys.executable, "-m", "quick_stepguard", "run")
+ENV = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"}
 REAL = {
     "sound": ("factories:linear", "n=16", "k=2", "--device", "cpu", "--json=-"),
     "mistaken": ("factories:linear", "n=16", "wdith=2", "--json=-"),
@@ -30,13 +32,12 @@ def with_factories(folder):
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
-    """The command as a user types it, for real and side by side: status, out, err by name."""
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
+    """The command in processes of its own, side by side: status, out, err by name."""
     started = {
         name: subprocess.Popen(
-            [sys.executable, "-m", "stepguard", "run", *arguments],
+            [*RUN, *arguments],
             cwd=with_factories(tmp_path_factory.mktemp("run")),
-            env=env,
+            env=ENV,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -64,14 +65,13 @@ def test_a_sound_run(real):
 
 def test_on_a_terminal(tmp_path):
     """A progress line that goes on while a stage lasts, and no JSON among the figures."""
-    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
     with_factories(tmp_path)
     ours, theirs = pty.openpty()
     (tmp_path / "slow.py").write_text(
         "import time\n\nfrom factories import linear  # noqa: F401\n\ntime.sleep(1.5)\n"
     )
-    command = [sys.executable, "-m", "stepguard", "run", "slow:linear", "--device", "cpu"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
+    command = [*RUN, "slow:linear", "--device", "cpu"]
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENV, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # how Linux says that the other side is closed

@@ -15,7 +15,7 @@ from conftest import processes
 ROOT = Path(__file__).resolve().parents[2]
 CLUSTER = ROOT / "scripts" / "slurm_two_nodes.sh"
 LAUNCHER = "srun --overlap --nodes=2 --ntasks-per-node=1"
-RUN = f"{sys.executable} -m stepguard run --gpus 2 --launcher '{LAUNCHER}'"
+RUN = f"{sys.executable} -m quick_stepguard run --gpus 2 --launcher '{LAUNCHER}'"
 LONG_S = 900
 HAS_SLURM = all(map(shutil.which, ("slurmctld", "slurmd", "srun", "munged"))) and os.getuid() == 0
 
@@ -33,7 +33,7 @@ def test_srun_starts_an_agent_on_each_node(tmp_path):
     )
     with socket.create_server(("", 0)) as free:
         port = free.getsockname()[1]
-    env = os.environ | {"PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "tmp")}
+    env = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "TMPDIR": str(tmp_path / "tmp")}
     env |= {"SLURM_TWO_NODES_PORT": str(port), "CUDA_VISIBLE_DEVICES": ""}
     command = [str(CLUSTER), "sh", "both.sh"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}

@@ -62,13 +62,14 @@ QUICK = ("--pairs", "2", "--block-s", "0.5", "--lead-in", "1", "--warm-up-s", "0
 TINY = ("size=nano", "batch=1", "seq=32", "precision=fp32", "compile=false", "micro_steps=2")
 
 
-def run(folder, loop, *arguments, sha256=None):
+def run(folder, loop, *arguments, sha256=None, ranks=2):
     """The finished command, and what it wrote."""
     source, out = folder / "source", folder / "against.json"
     source.mkdir(exist_ok=True)
     (source / "train_gpt2.py").write_text(loop)
     command = [sys.executable, "-m", "studies.build_nanogpt.measure", "--source", str(source)]
-    command += ["--device", "cpu", "--ranks", "2", "--shard-tokens", "4096", "--out", str(out)]
+    command += ["--device", "cpu", "--ranks", str(ranks), "--shard-tokens", "4096"]
+    command += ["--out", str(out)]
     command += ["--sha256", sha256 or hashlib.sha256(loop.encode()).hexdigest(), *QUICK]
     done = subprocess.run(
         [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=LONG_S
@@ -136,7 +137,7 @@ def test_another_version_is_refused(tmp_path):
 
 def test_other_tokens_are_not_compared(tmp_path):
     """Steps of unlike size have no ratio."""
-    done, found = run(tmp_path, LOOP, "--only", "shipped", *TINY[:-1], "micro_steps=1")
+    done, found = run(tmp_path, LOOP, "--only", "shipped", *TINY[:-1], "micro_steps=1", ranks=1)
     assert done.returncode == 1 and "not comparable" in done.stderr
     assert found["comparisons"] == {} and found["missing"]
 
@@ -146,6 +147,6 @@ def test_a_loop_that_dies_is_shown(tmp_path):
     dying = LOOP.replace(
         "t0 = time.time()", "t0 = time.time()\n    assert step < 3, 'a planted end'"
     )
-    done, found = run(tmp_path, dying, "--only", "shipped", *TINY)
+    done, found = run(tmp_path, dying, "--only", "shipped", *TINY, ranks=1)
     assert done.returncode == 1 and "a planted end" in done.stderr
     assert any("no pair of shipped" in one for one in found["missing"])

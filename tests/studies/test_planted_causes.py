@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+from quick_launches import shorten_launches
 
 from stepguard.explain.causes import explain
 from stepguard.explanation import Cause, Kind, Side
@@ -102,6 +103,7 @@ def test_a_slower_clock_is_made_of_a_profile():
 
 def test_two_faults_on_a_cpu(monkeypatch, capsys, tmp_path):
     """A sync and a clone, each named by its line; a second run keeps what the first one found."""
+    shorten_launches(monkeypatch)
     out = tmp_path / "causes"
     out.mkdir()
     failed = json.dumps({"a graph break": {"failed": "not begun"}})
