@@ -2,13 +2,18 @@
 
 What is left of one side where nothing is left of the other was added or removed; what is left of
 both in the same place was replaced: "new" beside "gone" would say less than "instead of".
+
+The compiler numbers the kernels that it generates, so that one more shifts the names of all behind
+it. Of those that differ in their number alone the first is the first, as far as they are launched
+as often.
 """
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepguard.profile import KernelRow
+from stepguard.profile import KernelRow, mean
 
 
 class How(StrEnum):
@@ -38,6 +43,18 @@ class Match:
         return self.after + self.before
 
     @property
+    def more_calls(self) -> float:
+        """Return how many more launches there are than before."""
+        return sum(mean(row.calls) for row in self.after) - sum(
+            mean(row.calls) for row in self.before
+        )
+
+    @property
+    def more_us(self) -> float:
+        """Return by how much they take longer than before."""
+        return sum(mean(row.us) for row in self.after) - sum(mean(row.us) for row in self.before)
+
+    @property
     def other_work(self) -> bool:
         """Tell whether a launch is known to compute more or less than before: of a kernel that
         stays on its multiprocessors the grid does not say so.
@@ -47,7 +64,36 @@ class Match:
 
 
 _Key = Callable[[KernelRow], tuple[object, ...] | None]
+_Group = tuple[list[KernelRow], list[KernelRow]]
+_ALIKE = 0.25  # of launches or time that came, what went may differ by so much
 _BATCHED = ("aten::bmm", "aten::baddbmm")
+_NUMBERED = re.compile(r"(triton_\w*)_(\d+)$")
+
+
+def _number(row: KernelRow) -> int | None:
+    """Return which of the generated kernels it is, None of others."""
+    found = _NUMBERED.match(row.name)
+    return int(found[2]) if found else None
+
+
+def _generated(*fields: str) -> _Key:
+    """Return the key of generated kernels: their name without its number, and these fields."""
+
+    def key(row: KernelRow) -> tuple[object, ...] | None:
+        found = _NUMBERED.match(row.name)
+        return (found[1], *(getattr(row, name) for name in fields)) if found else None
+
+    return key
+
+
+def _named(*fields: str) -> _Key:
+    """Return the key of all others: their name, and these fields."""
+
+    def key(row: KernelRow) -> tuple[object, ...] | None:
+        found = (row.name, *(getattr(row, name) for name in fields))
+        return found if _number(row) is None else None
+
+    return key
 
 
 def _attends(row: KernelRow) -> bool:
@@ -59,8 +105,11 @@ def _attends(row: KernelRow) -> bool:
 
 
 _PASSES: tuple[tuple[How, _Key], ...] = (
-    (How.SAME, lambda row: (row.name, row.grid, row.block, row.phase)),
-    (How.SHAPE, lambda row: (row.name, row.phase)),
+    (How.SAME, _generated("grid", "block", "phase", "calls")),
+    (How.SAME, _named("grid", "block", "phase")),
+    (How.RENAMED, _generated("grid", "block", "phase")),
+    (How.SHAPE, _generated("phase", "calls")),
+    (How.SHAPE, _named("phase")),
     (How.RENAMED, lambda row: (row.canonical, row.phase)),
     (How.MOVED, lambda row: (row.name, row.grid, row.block)),
     (How.OPERATOR, lambda row: (row.operator, row.phase, row.kind) if row.operator else None),
@@ -77,15 +126,53 @@ def match(before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match
     found: list[Match] = []
     left = list(before), list(after)
     for how, key in _PASSES:
-        groups: dict[tuple[object, ...], tuple[list[KernelRow], list[KernelRow]]] = {}
+        groups: dict[tuple[object, ...], _Group] = {}
         for side in (0, 1):
             for row in left[side]:
                 if (place := key(row)) is not None:
                     groups.setdefault(place, ([], []))[side].append(row)
-        both = [group for group in groups.values() if group[0] and group[1]]
-        found += [Match(how, tuple(ours), tuple(theirs)) for ours, theirs in both]
-        taken = {id(row) for group in both for side in group for row in side}
+        if how in (How.OPERATOR, How.CLASS):
+            for place, group in groups.items():
+                if partner := _partner(group, [one for one in found if key(one.rows[0]) == place]):
+                    found.remove(partner)
+                    group[0].extend(partner.before)
+                    group[1].extend(partner.after)
+        both = [one for group in groups.values() if all(group) for one in _matched(how, *group)]
+        found += both
+        taken = {id(row) for one in both for row in one.rows}
         left = tuple([row for row in rows if id(row) not in taken] for rows in left)  # type: ignore[assignment]
     found += [Match(How.ALONE, (row,), ()) for row in left[0]]
     found += [Match(How.ALONE, (), (row,)) for row in left[1]]
     return found
+
+
+def _partner(group: _Group, matches: Sequence[Match]) -> Match | None:
+    """Return the kernel that was replaced in some of its launches by what is left of its place: as
+    many launches, or about as much time, went from one to the other. Of several the one whose time
+    makes up best for what is left.
+    """
+    rest = Match(How.ALONE, tuple(group[0]), tuple(group[1]))
+    near = [
+        one
+        for one in matches
+        if one.how in (How.SAME, How.SHAPE, How.RENAMED)
+        and one.more_calls
+        and (
+            abs(one.more_calls + rest.more_calls) <= _ALIKE * abs(rest.more_calls)
+            or abs(one.more_us + rest.more_us) <= _ALIKE * abs(rest.more_us)
+        )
+    ]
+    return min(near, key=lambda one: abs(one.more_us + rest.more_us), default=None)
+
+
+def _matched(how: How, before: Sequence[KernelRow], after: Sequence[KernelRow]) -> Iterable[Match]:
+    """Return the matches of a pass' group: one, or of generated kernels one for each, by number."""
+    if how not in (How.SAME, How.SHAPE) or _number(before[0]) is None:
+        return [Match(how, tuple(before), tuple(after))]
+    pairs = zip(
+        *(sorted(side, key=lambda row: _number(row) or 0) for side in (before, after)), strict=False
+    )
+    return [
+        Match(How.RENAMED if how is How.SAME and old.name != new.name else how, (old,), (new,))
+        for old, new in pairs
+    ]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepguard.explain.match import How, Match
 from stepguard.explain.scatter import Term, Usual
-from stepguard.profile import KernelRow, Series, added, mean
+from stepguard.profile import Series, added, mean
 
 Floats = NDArray[np.float64]
 FEWEST_ROWS = 5  # a median of fewer kernels may be one that changed
@@ -162,17 +162,13 @@ class Pace:
 
 def _kernel(one: Match) -> _Kernel | None:
     """Return a match of one kernel, launched as often for as much on both sides, else None."""
-    if one.how != How.SAME or one.other_work or _calls(one.before) != _calls(one.after):
+    if one.how != How.SAME or one.other_work or one.more_calls:
         return None
     sides = [np.array(row.us) for row in (one.before[0], one.after[0])]
     if min(side.min(initial=np.inf) for side in sides) < _LEAST_US or not all(map(len, sides)):
         return None
     row, usual = one.before[0], float(sides[0].mean())
     return _Kernel(row.kind, row.phase, usual, (np.log(sides[0] / usual), np.log(sides[1] / usual)))
-
-
-def _calls(rows: Sequence[KernelRow]) -> float:
-    return sum(mean(row.calls) for row in rows)
 
 
 def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Floats] | None:

@@ -12,7 +12,7 @@ from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_firs
 
 # A cause that is named before the time makes up at least this share of what the time moved by; a
 # kernel comes before a wait that the source names from the next one on.
-NAMED_SHARE = 0.3
+NAMED_SHARE = 0.25
 MAIN_SHARE = 0.5
 # Profiles are of one launch on each side, and under a profiler one launch's host was 15 ms later in
 # a step of 72 ms than another's of the same tree. Pairs would have seen it.

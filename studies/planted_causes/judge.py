@@ -119,8 +119,11 @@ def first_cause(verdict: Verdict) -> tuple[Cause | MetricVerdict | None, Site | 
     worst = verdict.worst
     if named is None and worst is not None and worst.status is Status.CHANGED:
         named = worst
-    if named is None and verdict.explanation and verdict.explanation.causes:
-        named = verdict.explanation.causes[0]
+    found = verdict.explanation
+    if named is None and found and found.causes:
+        # What is shorter than any slowdown that is judged is not said.
+        longest = found.causes[0]
+        named = longest if abs(longest.us) > SLOWER_SHARE * found.before_us else None
     if isinstance(named, Cause):
         return named, site_of(named, verdict)
     return named, named.place if named else None

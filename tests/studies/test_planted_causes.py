@@ -14,7 +14,7 @@ from stepguard.profile import KernelRow, Parts, Profile, added
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status
 from studies.common.results import ROOT
-from studies.planted_causes import measure
+from studies.planted_causes import judge, measure
 from studies.planted_causes.faults import CLOCK, FAULTS, NOTHING, slower_clock
 
 
@@ -141,3 +141,11 @@ def test_what_cannot_be_done_is_a_usage_error(monkeypatch, capsys, given, proble
     with pytest.raises(SystemExit) as ended:
         measure.arguments()
     assert ended.value.code == 2 and problem in capsys.readouterr().err
+
+
+def test_what_was_measured_on_gpus_is_named_right():
+    """All twelve faults are in the evidence that is kept, and of one step that has none nothing is
+    said; as many are right as the study's page says.
+    """
+    found = {one.name: one.right for one in judge.judged_all(judge.Folder(judge.KEPT))}
+    assert found == dict.fromkeys(FAULTS, True)
