@@ -6,7 +6,7 @@ epoch, oldest first, or the other revision's summary alone.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -37,6 +37,7 @@ _VIEW = re.compile(
     r"movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|transpose|"
     r"unbind|unflatten|unsqueeze|view|view_as)$"
 )
+_CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that it makes
 VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches it is as much
 _CALLS = (OPERATORS, "compiled_operator_calls_per_step")
 
@@ -241,12 +242,22 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
     new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
     if not old and past.counters.get(metric):  # what it was made of is not known
         return ()
+    if not any(_CAST.search(name) for name in old):
+        new = _without_types(new)
     moves = [
         PartMove(name, old.get(name, 0), new.get(name, 0))
         for name in sorted(old.keys() | new.keys())
         if old.get(name, 0) != new.get(name, 0)
     ]
     return tuple(sorted(moves, key=_distance_from_cause))
+
+
+def _without_types(parts: Mapping[str, int]) -> dict[str, int]:
+    """Return the parts as a recording has them that is older than types in the names of casts."""
+    found: Counter[str] = Counter()
+    for name, count in parts.items():
+        found[_CAST.sub("", name)] += count
+    return found
 
 
 def _computes_as_much(moved: Sequence[PartMove], calls: int) -> bool:

@@ -23,7 +23,7 @@ from stepguard.recording import Recording
 from stepguard.sentences import message
 from stepguard.storage.baselines import load_for, machine_of, save
 from stepguard.storage.json_file import FileError
-from stepguard.verdict import MetricVerdict, Status, Verdict
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 
 class Refused(FileError):
@@ -146,13 +146,17 @@ def _place(
     last = entry.epochs[-1]
     known = comparable(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
-    if entry.case == evidence.case and (status is Status.SAME or not known) and not drift:
+    # The times are still those of the level that other cards and days tell of.
+    more = has_words(reason) and _only_adds_metrics(verdict)
+    joins = status is Status.SAME or not known or more
+    if entry.case == evidence.case and joins and not drift:
         # Places and parts are compared with the newest recording alone.
         software = recording.software
         older = [_without_detail(r) if r.software == software else r for r in last.recordings]
         kept = [*_kept(older), recording]
         action = Action.APPENDED if known else Action.FIRST_OF_SOFTWARE
-        epoch = Epoch(reason=last.reason, recordings=kept)
+        why = f"{last.reason}; {reason}" if more else last.reason
+        epoch = Epoch(reason=why, recordings=kept)
         return action, len(known) + 1, [*entry.epochs[:-1], epoch]
     if not has_words(reason):
         raise Refused(
@@ -164,6 +168,12 @@ def _place(
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
     epochs = [*before, Epoch(reason=reason, recordings=[recording])]
     return Action.EPOCH_OPENED, len(epochs), epochs
+
+
+def _only_adds_metrics(verdict: Verdict) -> bool:
+    """Tell whether nothing that the epoch knows moved, and a metric came that it does not know."""
+    reasons = {m.reason for m in verdict.metrics if m.gated and m.status is not Status.SAME}
+    return reasons == {Reason.METRIC_NOT_RECORDED}
 
 
 def _moved(verdict: Verdict) -> str:

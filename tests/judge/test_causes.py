@@ -301,3 +301,27 @@ def test_an_operator_of_another_library_is_no_view(parts):
     )
     known = entry(epochs=[epoch(recordings=[stored(then)])])
     assert judge(now, known).status is Status.CHANGED
+
+
+CAST, TYPED = "aten._to_copy.default", "aten._to_copy[bfloat16].default"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status"),
+    [
+        ({CAST: 30}, {CAST: 6, TYPED: 24}, Status.SAME),
+        ({CAST: 30}, {CAST: 6, TYPED: 25}, Status.CHANGED),
+        ({CAST: 6, TYPED: 24}, {CAST: 6, "aten._to_copy[float16].default": 24}, Status.CHANGED),
+    ],
+)
+def test_casts_are_compared_as_they_were_recorded(old, new, status):
+    """A recording that is older than the types of casts has one sum of them."""
+    sides = [
+        with_counts(
+            replace(evidence(), counts=Counts(COUNTS, detail={OPERATORS: parts})),
+            **{OPERATORS: sum(parts.values())},
+        )
+        for parts in (old, new)
+    ]
+    then, now = (summarise(side) for side in sides)
+    assert compare(OPERATORS, now, [then], [OPERATORS]).status is status

@@ -22,6 +22,7 @@ from builders import (
 from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
+from stepguard.metrics import BETWEEN_STEPS
 from stepguard.sentences import note
 from stepguard.storage.accept import Accepted, Action, Refused, accept, recording_of
 from stepguard.storage.baselines import load, save
@@ -220,6 +221,23 @@ def test_another_count_needs_a_reason(path, counter, step):
     refused(path, moved, match="new level needs a reason")
     accept(path, moved, "on purpose")
     assert len(epochs(path)) == 2
+
+
+def test_a_metric_that_is_new_joins_the_level(path):
+    """It needs a reason, but what cards and days tell of the times stays; with anything that moved
+    beside it, it is another level.
+    """
+    known = {name: value for name, value in COUNTS.items() if name != BETWEEN_STEPS}
+    gates = tuple(name for name in evidence().gates if name != BETWEEN_STEPS)
+    accept(path, run(1, counts=Counts(known), gates=gates), "")
+    refused(path, run(2), match=f"{BETWEEN_STEPS} is new; a new level needs a reason")
+    slower = run(3, (260.0,) * 3)
+    assert accept(path, slower, "both", dry=True).action is Action.EPOCH_OPENED
+    assert accept(path, run(4), "it is counted").action is Action.APPENDED
+    (only,) = epochs(path)
+    assert only.reason == "first recording; it is counted" and len(only.recordings) == 2
+    worse = with_counts(run(5), **{BETWEEN_STEPS: COUNTS[BETWEEN_STEPS] + 4096})
+    assert judge(worse, load(path).cases[CASE_ID]).status is Status.CHANGED
 
 
 def test_other_parameters_need_a_reason(path):
