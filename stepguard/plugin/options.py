@@ -1,65 +1,62 @@
 """Options of the plugin. Every project of the environment has them, so that little is imported."""
 
 import os
-from functools import partial
 from typing import Any
 
 from stepguard.ab_margins import BUDGET_MIN
 
+FLAGS = {
+    "--perf-update": "record what is measured now: every sound result, changed ones too",
+    "--perf-update-new": "record only the cases that have no baseline",
+    "--perf-append": "record what is `same` as one more recording; no new level",
+    "--perf-no-confirm": "do not measure the baseline's commit when a time moved",
+    "--perf-strict": "fail for all that leaves a case unguarded; the default if CI=true",
+    "--perf-no-strict": "a run that gates nothing, also if CI=true",
+}
+TEXTS = {
+    "--perf-reason": (
+        "TEXT",
+        "why the levels that are recorded are right; stored with each that is new",
+    ),
+    "--perf-baselines": ("DIR", "folder of the baseline files (baselines/)"),
+    "--perf-base": (
+        "REV",
+        "judge by the baselines and waivers of the branch that this tree is merged into, and say "
+        "what it changes in them",
+    ),
+    "--perf-against": (
+        "REV",
+        "judge against this branch, tag or commit, measured beside the tree as it is",
+    ),
+    "--perf-launcher": (
+        "CMD",
+        "put CMD in front of every launch of several ranks: it starts its argument once on each "
+        "node, as srun --nodes=2 --ntasks-per-node=1 does",
+    ),
+    "--perf-select": (
+        "CASES",
+        "measure these cases alone, ids with commas between; * stands for any characters",
+    ),
+    "--perf-json": ("PATH", "write the run as one JSON document"),
+    "--perf-report": ("PATH", "write the run as Markdown"),
+}
+
 
 def add_options(group: Any) -> None:
     """Add them all to a group of pytest's parser."""
-    add, flag = group.addoption, partial(group.addoption, action="store_true")
-    flag("--perf-update", help="record what is measured now: every sound result, changed ones too")
-    flag("--perf-update-new", help="record only the cases that have no baseline")
-    flag("--perf-append", help="record what is `same` as one more recording; no new level")
-    add(
-        "--perf-reason",
-        metavar="TEXT",
-        help="why the levels that are recorded are right; stored with each that is new",
-    )
-    add("--perf-baselines", metavar="DIR", help="folder of the baseline files (baselines/)")
-    add(
-        "--perf-base",
-        metavar="REV",
-        help="judge by the baselines and waivers of the branch that this tree is merged into, and "
-        "say what it changes in them",
-    )
-    add(
-        "--perf-require-gpus",
-        metavar="N",
-        type=int,
-        default=0,
-        help="refuse to run with fewer GPUs than this, instead of skipping (%(default)s)",
-    )
-    add(
-        "--perf-against",
-        metavar="REV",
-        help="judge against this branch, tag or commit, measured beside the tree as it is",
-    )
-    add(
-        "--perf-budget",
-        metavar="MIN",
-        type=float,
-        default=BUDGET_MIN,
-        help="minutes that a run may spend on pairs with another revision (%(default)g)",
-    )
-    flag("--perf-no-confirm", help="do not measure the baseline's commit when a time moved")
-    add(
-        "--perf-launcher",
-        metavar="CMD",
-        help="put CMD in front of every launch of several ranks: it starts its argument once on "
-        "each node, as srun --nodes=2 --ntasks-per-node=1 does",
-    )
-    add(
-        "--perf-select",
-        metavar="CASES",
-        help="measure these cases alone, ids with commas between; * stands for any characters",
-    )
-    flag("--perf-strict", help="fail for all that leaves a case unguarded; the default if CI=true")
-    flag("--perf-no-strict", help="a run that gates nothing, also if CI=true")
-    add("--perf-json", metavar="PATH", help="write the run as one JSON document")
-    add("--perf-report", metavar="PATH", help="write the run as Markdown")
+    for name, text in FLAGS.items():
+        group.addoption(name, action="store_true", help=text)
+    for name, (metavar, text) in TEXTS.items():
+        group.addoption(name, metavar=metavar, help=text)
+    text = "refuse to run with fewer GPUs than this, instead of skipping (%(default)s)"
+    group.addoption("--perf-require-gpus", metavar="N", type=int, default=0, help=text)
+    text = "minutes that a run may spend on pairs with another revision (%(default)g)"
+    group.addoption("--perf-budget", metavar="MIN", type=float, default=BUDGET_MIN, help=text)
+
+
+def value_of(name: str, config: Any) -> Any:
+    """Return the value of an option by the name that is typed."""
+    return getattr(config.option, name[2:].replace("-", "_"))
 
 
 def begins_at_once(option: Any) -> bool:

@@ -19,7 +19,7 @@ from stepguard.gpu.nvml import known_gpus
 from stepguard.judge.acceptance import has_words
 from stepguard.plugin.baselines import Recorded
 from stepguard.plugin.items import case_of
-from stepguard.plugin.options import is_typed
+from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
 from stepguard.storage.baselines import files
 from stepguard.text import first, printable
@@ -27,7 +27,6 @@ from stepguard.text import first, printable
 NO_GATE = "the run is strict since CI=true; a run that gates nothing says --perf-no-strict"
 SHOWN = 10  # lines of a refusal
 SELECT = "a selection that is meant is said: --perf-select=CASES"
-TEXTS = ("reason", "baselines", "base", "against", "launcher", "select", "json", "report")
 
 
 def refuse_bad_options(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> None:
@@ -63,7 +62,7 @@ def refuse_unmeasured(config: pytest.Config, items: Sequence[pytest.Item]) -> No
 
 def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> Iterator[str]:
     option = config.option
-    texts = {f"--perf-{name}": getattr(option, f"perf_{name}") for name in TEXTS}
+    texts = {name: value_of(name, config) for name in TEXTS}
     for name, value in texts.items():
         # An empty value would quietly choose another gate, --perf-against= the stored baseline.
         if value is not None and not value.strip():
@@ -134,7 +133,7 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
         text += "selection that is meant is said by the command"
         yield Problem(ProblemCode.CASE_MISSING, text)
     for name in ("--perf-update", "--perf-update-new"):
-        if getattr(option, name[2:].replace("-", "_")):
+        if value_of(name, config):
             text = f"{name} passes what it records: record in a run of its own"
             yield Problem(ProblemCode.RECORDS, text)
 
