@@ -6,6 +6,7 @@ Pure: no I/O. Each rule says what it found, in values, and what to do; the empty
 from collections.abc import Sequence
 
 from stepguard.baseline_file import Entry
+from stepguard.case import times_in
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.noise_limits import (
@@ -69,7 +70,7 @@ def _disturbed(evidence: Evidence) -> str:
 
 
 def _too_few(evidence: Evidence) -> str:
-    timed = is_gpu(evidence.case["device"]) and _gated_times(evidence)
+    timed = is_gpu(evidence.case["device"]) and times_in(evidence.gates)
     count = len(evidence.launches)
     if timed and count < MIN_TIMED_LAUNCHES:
         return f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}; give the case more launches"
@@ -88,17 +89,13 @@ def _vague(evidence: Evidence) -> str:
     return ""
 
 
-def _gated_times(evidence: Evidence) -> list[str]:
-    return [name for name in evidence.gates if METRICS[name].kind == "time"]
-
-
 def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     """Return why launches that differ so much are no level: compared with those of the last epoch's
     recordings under this software, or, where there are none, with what launches usually differ by.
     """
     last = entry.epochs[-1:] if entry else []
     recordings = [r for epoch in last for r in comparable(epoch, evidence)]
-    for name in _gated_times(evidence):
+    for name in times_in(evidence.gates):
         now = [getattr(launch, name) for launch in evidence.launches]
         past = [r.times_ms[name] for r in recordings if r.times_ms.get(name)]
         spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.baseline_file import Entry, Epoch
+from stepguard.case import times_in
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.profiled import against_recordings, with_alarm
 from stepguard.judge.compare import compare, screen_of
@@ -112,7 +113,7 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     if measurement_problem(evidence) is not None or entry is None or not entry.epochs:
         return False
     past = comparable(entry.epochs[-1], evidence)
-    now, times = summarise(evidence), [n for n in evidence.gates if METRICS[n].kind == "time"]
+    now, times = summarise(evidence), times_in(evidence.gates)
     # Counters want none: they are exact, and a further launch is not counted.
     screens = [found for name in times if past and (found := screen_of(name, now, past))]
     return any(found.close or found.noisy for found in screens)
@@ -146,7 +147,7 @@ def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] 
     """
     # The first alone: against the mean, small steps would move what they are compared with.
     now, first = summarise(evidence), past[:1]
-    for name in (name for name in evidence.gates if METRICS[name].kind == "time"):
+    for name in times_in(evidence.gates):
         found = screen_of(name, now, first)
         if found is not None and abs(found.change_pct) > LEVEL_LIMIT_PCT:
             return name, found.change_pct

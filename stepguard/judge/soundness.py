@@ -8,6 +8,7 @@ or differs between steps.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from stepguard.case import times_in
 from stepguard.evidence import Difference, Evidence, Launch
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.summary import summarise
@@ -137,8 +138,8 @@ def _unsteady(evidence: Evidence) -> Launch | None:
     """Return the first launch that never got steady; None where only counters are gated, which do
     not depend on clocks that still move.
     """
-    times_gated = any(METRICS[name].kind == "time" for name in evidence.gates)
-    return next((one for one in evidence.launches if times_gated and one.steady), None)
+    launches = evidence.launches if times_in(evidence.gates) else ()
+    return next((one for one in launches if one.steady), None)
 
 
 def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:

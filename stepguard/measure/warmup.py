@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from stepguard.case import Case
+from stepguard.case import Case, times_in
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.metrics import METRICS
 
@@ -53,7 +53,7 @@ GLANCE_CAP_S = 1.0  # the warm-up
 
 def judged_by_time(case: Case) -> bool:
     """Tell whether a case's times decide anything: on a CPU only those that it gates by name."""
-    return is_gpu(case.device) or any(METRICS[name].kind == "time" for name in case.gates)
+    return is_gpu(case.device) or bool(times_in(case.gates))
 
 
 def protocol_of(case: Case) -> Protocol:

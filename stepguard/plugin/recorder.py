@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepguard.case import times_in
 from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
@@ -47,7 +48,7 @@ class Recorder:
         level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
         if until := verdict.waived_until:
             self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
-        elif any(METRICS[name].kind == "time" for name in result.case.gates):
+        elif times_in(result.case.gates):
             # Tried now, so that the test's own word says if it is refused, not the run's end alone.
             if self._accept(result, dry=True):
                 self._waiting.append(result)

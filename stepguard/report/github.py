@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepguard.document import Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.expectation import FORM
-from stepguard.report.page import COMMENT_BYTES, page
+from stepguard.report.page import COMMENT_BYTES, page, worst_first
 from stepguard.text import markdown, printable
 
 MOST = 10  # annotations that GitHub shows of a step
@@ -54,7 +54,8 @@ def annotations(found: RunDocument, problems: Sequence[Problem]) -> list[str]:
     others = [one for one in problems if one.case or one.code is not ProblemCode.FAILED]
     tests = {one.case: (one.file, one.line) for one in found.cases}
     told = [_of_problem(one, tests) for one in others]
-    told += [_of_result(one, tests) for one in _failing(found)]
+    failing = (one for one in worst_first(found) if one.verdict.outcome != "passed")
+    told += [_of_result(one, tests) for one in failing]
     if len(told) > MOST:
         more = f"and {len(told) - MOST + 1} more: see the summary"
         told = [*told[: MOST - 1], _Annotation("stepguard", more)]
@@ -69,11 +70,6 @@ def error(title: str, text: str) -> str:
 def _of_problem(one: Problem, tests: Tests) -> _Annotation:
     place = (one.file, one.line) if one.file else tests.get(one.case, ("", 0))
     return _Annotation(one.code.value, one.sentence, *place)
-
-
-def _failing(found: RunDocument) -> list[ResultDocument]:
-    failing = [one for one in found.results if one.verdict.outcome != "passed"]
-    return sorted(failing, key=lambda one: (one.verdict.status.rank, one.case))
 
 
 def _of_result(result: ResultDocument, tests: Tests) -> _Annotation:

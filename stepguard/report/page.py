@@ -28,7 +28,7 @@ def page(found: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = Tru
     what was measured where.
     """
     parts = [_verdict(found), *_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
-    parts += [_details(one, steps) for one in _worst_first(found) if _speaks(one)]
+    parts += [_details(one, steps) for one in worst_first(found) if _speaks(one)]
     parts += [*_unmeasured(found), *_waivers(found), *_notices(found), _facts(found)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
@@ -104,7 +104,8 @@ def _table(found: RunDocument, limit_bytes: int) -> Iterator[str]:
         yield f"{len(lines) - fitting} more cases are not in this table."
 
 
-def _worst_first(found: RunDocument) -> list[ResultDocument]:
+def worst_first(found: RunDocument) -> list[ResultDocument]:
+    """Return the results of a run, the worst first, then by case id."""
     return sorted(found.results, key=lambda one: (one.verdict.status.rank, one.case))
 
 

@@ -9,6 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+from stepguard.case import times_in
 from stepguard.cli.common import (
     add_evidence,
     add_parser,
@@ -22,7 +23,6 @@ from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.git.revision import current
 from stepguard.judge.acceptance import has_words, moved_together
-from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage import baselines as baseline
@@ -92,8 +92,7 @@ def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace)
 
 def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
     """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
-    timed = any(METRICS[name].kind == "time" for name in evidence.gates)
-    if has_words(options.reason) or not timed:
+    if has_words(options.reason) or not times_in(evidence.gates):
         return
     beside = [read_evidence(one) for one in Store.of_the_same_run(path)]
     # A folder may hold what another run left.
