@@ -11,6 +11,7 @@ byte comes on its standard input; if that ends instead, so does it.
     STEPGUARD_TOKEN=... python -m stepguard.worker.agent '{"ranks": 2, "node": 0, ...}'
 """
 
+import contextlib
 import faulthandler
 import gc
 import json
@@ -21,6 +22,7 @@ import sys
 import time
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent, kill_by_token
 
@@ -52,6 +54,7 @@ def main() -> None:
         from stepguard.worker import ranks, session
 
         session.preload("STEPGUARD_SHARED")
+        try_widest_instructions()
         if os.environ.pop("STEPGUARD_STANDBY", ""):
             Path(scratch, STANDBY).touch()
             if not sys.stdin.buffer.read(1):
@@ -63,6 +66,28 @@ def main() -> None:
     finally:  # whoever started this may be killed before it does so
         shutil.rmtree(scratch, ignore_errors=True)
     os._exit(status)  # there is nothing to tear down
+
+
+def try_widest_instructions() -> None:
+    """Let the compiler, if it is imported, try no more of the CPU's vector instructions than it
+    will use when a rank first compiles: the widest that work. By itself it compiles ten programs,
+    one after the other, to know of all the others, too.
+    """
+    module: Any = sys.modules.get("torch._inductor.cpu_vec_isa")
+    all_of_them = getattr(module, "valid_vec_isa_list", None)
+    if all_of_them is None:
+        return
+
+    def widest() -> Any:
+        with contextlib.suppress(Exception):  # private to torch, which then tries by itself
+            if module.config.cpp.simdlen is None and not os.environ.get("ATEN_CPU_CAPABILITY"):
+                known, has = module.supported_vec_isa_list, {*module.x86_isa_checker()}
+                of_cpu = (one for one in known if {*str(one).split()} <= has)
+                if (found := next(filter(bool, of_cpu), None)) is not None:
+                    return [found]
+        return all_of_them()
+
+    module.valid_vec_isa_list = widest
 
 
 if __name__ == "__main__":
