@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from stepguard.launch import diagnosis, group, supervisor, torchrun
+from stepguard.launch.group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.measure import ab, warmup, workers
 from stepguard.measure.pair import PairTiming
@@ -85,9 +86,17 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
 
 
-def shorten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the launches of this process short and patient."""
-    monkeypatch.setattr(workers, "COMPILER", ("torch._dynamo",))
+def shorten_launches(monkeypatch: pytest.MonkeyPatch, counts: bool = True) -> None:
+    """Make the launches of this process short and patient. ``counts``: most come to count."""
+    start = workers.CaseWorkers.start
+
+    def started(self: workers.CaseWorkers, label: str, **how: bool) -> WorkerGroup:
+        # To count needs a part of the compiler, to time a step of a pair nothing.
+        needed = () if label.startswith("pair") or not counts else ("torch._dynamo",)
+        monkeypatch.setattr(workers, "COMPILER", needed)
+        return start(self, label, **how)
+
+    monkeypatch.setattr(workers.CaseWorkers, "start", started)
     monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)

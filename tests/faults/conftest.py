@@ -39,7 +39,7 @@ launch.secrets = types.SimpleNamespace(token_hex=token_hex)
 CLOCK = LeapingClock()
 if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test ends it
     launch.time = stepguard.launch.channel.time = CLOCK
-shorten_launches(pytest.MonkeyPatch())
+shorten_launches(pytest.MonkeyPatch(), counts=False)
 
 def pytest_runtest_logfinish(nodeid):
     from leftovers import leftovers

@@ -12,7 +12,7 @@ Storages are followed, since a view and what autograd saved are other tensors of
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -45,8 +45,7 @@ class Placement:
         With ``copies`` what moves between host and device is copied, as it would be there: else
         both would be one tensor.
         """
-        # A frame that torch.compile meets under a dispatch mode it never compiles again.
-        with torch.compiler.set_stance("force_eager"), _Moves(self, copies), _Follows(self):
+        with _eagerly(), _Moves(self, copies), _Follows(self):
             yield
 
     def on_device(self, *things: Any) -> bool:
@@ -106,12 +105,24 @@ def _joined(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
         yield from (tensor for tensor in _tensors(given) if whole or tensor.dim())
 
 
+def _eagerly() -> AbstractContextManager[None]:
+    """Let the compiler step aside, where it was imported (measure/workers.py): a frame that it
+    meets under a dispatch mode it never compiles again.
+    """
+    there = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if there else nullcontext()
+
+
 class _Follows(TorchDispatchMode):  # type: ignore[misc]
     """Follows every operator, backward included."""
 
     def __init__(self, placement: Placement) -> None:
         super().__init__()
         self._placement = placement
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import the compiler, only to step aside
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
