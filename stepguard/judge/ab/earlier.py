@@ -7,16 +7,16 @@ interim analysis is made once (`pairs.decide`).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from stepguard.comparison import Comparison, DisturbedPair
 from stepguard.evidence import Evidence, Launch
-from stepguard.fingerprint import Fingerprint
 from stepguard.judge.ab.decision import decision, problem
 from stepguard.judge.ab.pairs import decide
 from stepguard.verdict import Status
 
 DIFFERS = "{name} was {then} and is {now}"
+MACHINE = ("device_uuid", "device_name", "driver", "torch", "python", "cpu_threads")
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,10 @@ def _unlike(earlier: Comparison, now: Comparison) -> str:
     """Return why the earlier pairs are not of what is measured now; empty if they are."""
     for side, then in ((now.head, earlier.head), (now.base, earlier.base)):
         for one, when in ((then, "had"), (side, "has")):
-            if one.dirty or one.tree_changed or one.untracked:
-                return f"its tree {when} files that are in no commit"
+            if one.tree_changed:
+                return "its tree changed while it was measured"
+            if loose := (*one.dirty, *one.untracked):
+                return f"its tree {when} files that are in no commit, {loose[0]}"
         if differs := _differs(then, side):
             return differs
     rules = ("margins", "prior", "timing", "glance", "files")
@@ -94,11 +96,10 @@ def _differs(then: Evidence, now: Evidence) -> str:
     old, new = then.fingerprint, now.fingerprint
     if old is None or new is None:
         return "its machine is not known"
-    known += [(one.name, getattr(old, one.name), getattr(new, one.name)) for one in _FIELDS]
+    known += [(name, getattr(old, name), getattr(new, name)) for name in MACHINE]
+    # Of the environment what steers; other variables name folders, some a fresh one for each run.
+    known.append(("software", then.software_key(), now.software_key()))
     for name, was, is_now in known:
         if was != is_now:
             return DIFFERS.format(name=name, then=was, now=is_now)
     return ""
-
-
-_FIELDS = fields(Fingerprint)

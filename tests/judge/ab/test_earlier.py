@@ -64,6 +64,23 @@ def test_the_pairs_that_decided_decide_again():
     assert time.pairs.earlier == 7 and from_json(to_json(after), "x") == after
 
 
+def test_a_folder_of_the_run_is_no_other_machine():
+    """Torch's own folders have other names in each run; a variable that steers counts."""
+    places = [{"TORCH_EXTENSIONS_DIR": f"/runs/{run}"} for run in (1, 2)]
+    steered = {"TORCHINDUCTOR_MAX_AUTOTUNE": "1"}
+    first, second, third = (
+        replace(evidence().fingerprint, environment=one) for one in (*places, places[1] | steered)
+    )
+    before = compared(QUIET)
+    before = replace(before, head=replace(before.head, fingerprint=first))
+    now = fresh()
+    found = pooled([before], replace(now, head=replace(now.head, fingerprint=second)))
+    assert found.pairs == len(QUIET)
+    found = pooled([before], replace(now, head=replace(now.head, fingerprint=third)))
+    assert "software was" in found.refused and not found.pairs
+
+
+OTHER_CASE = evidence().case | {"params": {"batch": 1}}
 OTHER_CARD = replace(evidence().fingerprint, device_uuid="GPU-9999")
 OTHER_TORCH = replace(evidence().fingerprint, torch="2.12.0")
 
@@ -72,12 +89,12 @@ OTHER_TORCH = replace(evidence().fingerprint, torch="2.12.0")
     ("change", "why"),
     [
         (lambda one: replace(one, head=replace(one.head, dirty=("a.py",))), "in no commit"),
-        (lambda one: replace(one, head=replace(one.head, tree_changed=True)), "in no commit"),
+        (lambda one: replace(one, head=replace(one.head, tree_changed=True)), "tree changed"),
         (lambda one: replace(one, head=replace(one.head, untracked=("a.py",))), "in no commit"),
         (lambda one: replace(one, head=replace(one.head, fingerprint=OTHER_CARD)), "GPU-9999"),
         (lambda one: replace(one, base=replace(one.base, fingerprint=OTHER_TORCH)), "2.12.0"),
         (lambda one: replace(one, head=replace(one.head, fingerprint=None)), "not known"),
-        (lambda one: replace(one, head=replace(one.head, case={"params": 1})), "case was"),
+        (lambda one: replace(one, head=replace(one.head, case=OTHER_CASE)), "case was"),
         (lambda one: replace(one, head=replace(one.head, gates=("step_ms",))), "gates was"),
         (lambda one: replace(one, margins=Margins(1.0, 2.0)), "margins was"),
         (lambda one: replace(one, prior=Prior(0.1, 4.0)), "prior was"),
