@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 from counts import counted
 
 import stepguard.measure.confirm
