@@ -41,8 +41,7 @@ def test_a_folder_that_is_none_is_a_usage_error(recorded, folder):
     assert recorded.measured == []
 
 
-def truncated(text):
-    return text[: len(text) // 2]
+FLOPS, SCHEMA = '"flops_per_step": 1000', '"schema": 1'
 
 
 def conflict(text):
@@ -50,69 +49,29 @@ def conflict(text):
     return "".join([*lines[:5], "<<<<<<< HEAD\n", *lines[5:]])
 
 
-def not_a_number(text):
-    return text.replace('"flops_per_step": 1000', '"flops_per_step": NaN')
-
-
-def key_twice(text):
-    return text.replace('"flops_per_step": 1000', '"flops_per_step": 1000, "flops_per_step": 1')
-
-
-def other_schema(text):
-    return text.replace('"schema": 1', '"schema": 99')
-
-
-def wrong_type(text):
-    return text.replace('"flops_per_step": 1000', '"flops_per_step": "1000"')
-
-
-def negative(text):
-    return text.replace('"flops_per_step": 1000', '"flops_per_step": -1000')
-
-
-def unknown_field(text):
-    return text.replace('"schema": 1', '"schema": 1, "waived": true')
-
-
-def unknown_counter(text):
-    return text.replace('"flops_per_step": 1000', '"flops_per_sleep": 1000')
-
-
 def no_recordings(text):
     before, _, rest = text.partition('"recordings": [')
     return before + '"recordings": []' + rest[rest.index("]") + 1 :]
 
 
-def empty(text):
-    return ""
+BREAKS = {
+    "truncated": lambda text: text[: len(text) // 2],
+    "conflict": conflict,
+    "not_a_number": lambda text: text.replace(FLOPS, '"flops_per_step": NaN'),
+    "key_twice": lambda text: text.replace(FLOPS, f'{FLOPS}, "flops_per_step": 1'),
+    "other_schema": lambda text: text.replace(SCHEMA, '"schema": 99'),
+    "wrong_type": lambda text: text.replace(FLOPS, '"flops_per_step": "1000"'),
+    "negative": lambda text: text.replace(FLOPS, '"flops_per_step": -1000'),
+    "unknown_field": lambda text: text.replace(SCHEMA, f'{SCHEMA}, "waived": true'),
+    "unknown_counter": lambda text: text.replace(FLOPS, '"flops_per_sleep": 1000'),
+    "no_recordings": no_recordings,
+    "empty": lambda text: "",
+    "a_list": lambda text: "[]",
+    "not_text": lambda text: "\udcff\udcfe",
+}
 
 
-def a_list(text):
-    return "[]"
-
-
-def not_text(text):
-    return "\udcff\udcfe"
-
-
-BREAKS = [
-    truncated,
-    conflict,
-    not_a_number,
-    key_twice,
-    other_schema,
-    wrong_type,
-    negative,
-    unknown_field,
-    unknown_counter,
-    no_recordings,
-    empty,
-    a_list,
-    not_text,
-]
-
-
-@pytest.mark.parametrize("broken", BREAKS, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("broken", BREAKS.values(), ids=BREAKS)
 @pytest.mark.parametrize("options", [(), ("--perf-update",)], ids=["judge", "update"])
 def test_a_broken_file_stops_the_run(recorded, broken, options):
     """Exit 4, one line that names the file, nothing measured, the file as it was."""

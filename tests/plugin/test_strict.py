@@ -134,6 +134,14 @@ REPLACED = '    perf(replace(case, gates=("graph_breaks",)))\n'
 OTHER = "    perf(replace(case, params={'n': 1}) if case.name == 'b' else case)\n"
 GONE = "*linear?b?: guarded, but not measured: no test of it was collected*from baselines/cpu.json*"
 DESELECTED = "*linear?b?: guarded, but not measured: deselected by {}; a selection that is meant*"
+
+
+def differs(does, path):
+    """The way of a file that is not the commit's."""
+    says = f"*{path} differs from the commit*"
+    return Way(does, code=ProblemCode.DIRTY, says=says, commits=False)
+
+
 WAYS = {
     "a case was deleted": Way(only_a, says=GONE),
     "its module is skipped": Way(
@@ -258,30 +266,10 @@ WAYS = {
         says="*model.py differs from the commit: commit it, or *",
         commits=False,
     ),
-    "a baseline that is no commit's": Way(
-        looser,
-        code=ProblemCode.DIRTY,
-        says="*baselines/cpu.json differs from the commit*",
-        commits=False,
-    ),
-    "a baseline that git ignores": Way(
-        ignored,
-        code=ProblemCode.DIRTY,
-        says="*baselines/cpu.json differs from the commit*",
-        commits=False,
-    ),
-    "skip-worktree": Way(
-        hidden,
-        code=ProblemCode.DIRTY,
-        says="*test_perf.py differs from the commit*",
-        commits=False,
-    ),
-    "assume-unchanged": Way(
-        assumed,
-        code=ProblemCode.DIRTY,
-        says="*test_perf.py differs from the commit*",
-        commits=False,
-    ),
+    "a baseline that is no commit's": differs(looser, "baselines/cpu.json"),
+    "a baseline that git ignores": differs(ignored, "baselines/cpu.json"),
+    "skip-worktree": differs(hidden, "test_perf.py"),
+    "assume-unchanged": differs(assumed, "test_perf.py"),
     "a tree that changes": Way(
         edited,
         code=ProblemCode.TREE_CHANGED,
