@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-SLOW = ("smoke", "faults", "studies", "tests", "model")  # they start processes, or compile
+# They start processes, or compile.
+SLOW = ("faults", "model", "smoke", "studies", "tests", "worker", "workflows")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
