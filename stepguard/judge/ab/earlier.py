@@ -13,6 +13,7 @@ from stepguard.comparison import Comparison, DisturbedPair
 from stepguard.evidence import Evidence, Launch
 from stepguard.judge.ab.decision import decision, problem
 from stepguard.judge.ab.pairs import decide
+from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.verdict import Status
 
 DIFFERS = "{name} was {then} and is {now}"
@@ -58,7 +59,8 @@ def _from(earlier: Comparison) -> EarlierPairs:
         spent=earlier.spent,
     )
     decided, spent = found.status is not Status.INCONCLUSIVE, earlier.spent
-    if earlier.out_of_time and not decided:
+    # Fewer pairs than the first analysis has decide nothing, so that nothing was spent.
+    if earlier.out_of_time and not decided and earlier.pairs >= SEQUENTIAL_PLAN[0].pairs:
         spent = (*spent, earlier.pairs)
     return EarlierPairs(
         head=earlier.head.launches,

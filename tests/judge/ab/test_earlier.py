@@ -39,7 +39,7 @@ def fresh(**changes):
         (QUIET, False, True, ()),  # same
         (SLOW, False, True, ()),  # SLOWER
         (SLOW[:5], True, False, (5,)),  # fewer than six prove nothing
-        (SLOW[:3], True, False, (3,)),
+        (SLOW[:3], True, False, ()),  # fewer than four decide nothing
         ((1.2, -0.4) * 12, False, False, ()),  # all that there are, and undecided
         ((*SLOW, 1.0), True, True, ()),  # decided when time was up
     ],
@@ -150,7 +150,7 @@ def stubborn(draw, true_pct, sd_pct, wanted, again):
             return said
         if not again:
             said = Status.INCONCLUSIVE
-        spent = (*spent, len(ratios))
+        spent = (*spent, len(ratios)) if len(ratios) >= 4 else spent
     return said
 
 
