@@ -43,7 +43,7 @@ def unfit_to_record(evidence: Evidence) -> str:
         return "it is no case of the suite"
     # Confirmation measures the recording's commit again: it has to be there, without changes.
     if not evidence.commit:
-        return "the tree is not a git repository"
+        return "its commit is not known: the tree was no git repository, or git was not on PATH"
     if evidence.dirty:
         return (
             "measured on a tree with uncommitted changes "

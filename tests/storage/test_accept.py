@@ -278,7 +278,7 @@ def test_the_same_evidence_is_recorded_once(path):
     [
         ({"dirty": ("model/gpt.py",)}, "uncommitted changes .model/gpt.py."),
         ({"dirty": ("a.py", "b.py", "c.py")}, "a.py and 2 more"),
-        ({"commit": ""}, "not a git repository"),
+        ({"commit": ""}, "git was not on PATH"),
         ({"faults": (Fault("RAISED", "ValueError: planted"),)}, "BROKEN: ValueError: planted"),
         ({"faults": (Fault("FOREIGN_PROCESS", "process 7"),)}, "UNFIT: process 7"),
         ({"launches": ()}, "BROKEN: no launch"),

@@ -11,9 +11,9 @@ from stepguard.metrics import METRICS, format_value
 from stepguard.recording import OPERATORS, Recording, geometric_mean
 from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
-from stepguard.report.words import change, happens
+from stepguard.report.words import change, happens, operator_move
 from stepguard.storage.accept import Accepted, Action
-from stepguard.verdict import cause_first
+from stepguard.verdict import MetricVerdict, cause_first
 
 MOVES = 9  # lines; with the one above them ten
 PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
@@ -61,8 +61,13 @@ def moves(done: Accepted) -> list[str]:
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     shown = moved if len(moved) <= MOVES else moved[: MOVES - 1]
-    lines = [f"  {change(metric)}" for metric in shown]
+    lines = [f"  {change(metric)}{_put_for_another(metric)}" for metric in shown]
     return lines + ([f"  and {len(moved) - len(shown)} more"] if len(shown) < len(moved) else [])
+
+
+def _put_for_another(metric: MetricVerdict) -> str:
+    """Return which parts moved where their sum did not."""
+    return f": {operator_move(metric)}" if metric.old == metric.new and metric.moved else ""
 
 
 def line(path: Path, case_id: str, entry: Entry) -> str:

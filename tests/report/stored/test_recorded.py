@@ -10,7 +10,7 @@ from stepguard.recording import RecordedDifference
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, lines, moves
 from stepguard.storage.accept import Accepted, Action
-from stepguard.verdict import MetricVerdict, Reason, Status
+from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
 
 
 def test_times_stand_with_their_distance_from_the_first():
@@ -56,6 +56,15 @@ def test_accepting_shows_the_cause_first():
     )
     done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", moved)
     assert [line.split()[0] for line in moves(done)] == [*names[:0:-1], names[0]]
+
+
+def test_accepting_says_what_took_the_place_of_what():
+    """As many calls of other operators would read 10 -> 10."""
+    parts = (PartMove("aten.silu.default", 0, 4), PartMove("aten.gelu.default", 4, 0))
+    name = "operator_calls_per_step"
+    moved = MetricVerdict(name, Status.CHANGED, Reason.WORK_MOVED, 10.0, 10.0, moved=parts)
+    done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", (moved,))
+    assert moves(done) == [f"  {name} 10 -> 10: +4 aten.silu"]
 
 
 @pytest.mark.parametrize(("count", "more"), [(0, 0), (1, 0), (9, 0), (11, 3)])
