@@ -5,13 +5,16 @@ says, and answers every measurement with evidence that the test says.
 """
 
 import contextlib
+import importlib.metadata
 import math
 import subprocess
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_benchmark.plugin
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
+import scipy.stats  # noqa: F401
 from counts import counted
 
 import stepguard.measure.confirm
@@ -31,6 +34,11 @@ from stepguard.storage.accept import accept
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
+PLUGINS = [
+    one
+    for one in importlib.metadata.distributions()
+    if any(entry.group == "pytest11" for entry in one.entry_points)
+]
 WITHOUT = ("-p", "no:hypothesispytest")  # would be imported anew in every run
 KNOWN_COUNTS = {
     "flops_per_step": 1000,
@@ -269,6 +277,9 @@ def gate(pytester, monkeypatch):
     monkeypatch.setattr(stepguard.plugin.refusals, "known_gpus", made.known_gpus)
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
     monkeypatch.setattr(stepguard.measure.confirm, "measure_ab", made.measure_ab)
+    # Every run would read all that is installed, and ask git for a name that nothing shows.
+    monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
+    monkeypatch.setattr(pytest_benchmark.plugin, "get_tag", lambda: "tag")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
