@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+# What 5.2 and older have for no --benchmark-columns.
+_ALL = ["min", "max", "mean", "stddev", "median", "iqr", "outliers", "ops", "rounds", "iterations"]
 # Options that say how its table is made, or what only its table does, with their usual values.
 ITS_TABLE: tuple[tuple[str, Any], ...] = (
     ("columns", None),
@@ -70,9 +72,7 @@ class WithBenchmark:
         in it alone; there they are called as in ours.
         """
         groups = yield
-        wanted = any(
-            config.getoption(f"benchmark_{name}", usual) != usual for name, usual in ITS_TABLE
-        )
+        wanted = is_asked_for(config)
         found: Groups = []
         for name, rows in groups:
             kept = [row for row in rows if wanted or INFO not in row["extra_info"]]
@@ -113,6 +113,14 @@ class WithoutBenchmark:
     def perf_sink(self) -> Sink:
         """Return a sink that drops what it is given."""
         return lambda samples_ms, info: None
+
+
+def is_asked_for(config: pytest.Config) -> bool:
+    """Return whether an option asks for pytest-benchmark's own table."""
+    given = {name: config.getoption(f"benchmark_{name}", usual) for name, usual in ITS_TABLE}
+    if given["columns"] == _ALL:
+        given["columns"] = None
+    return any(given[name] != usual for name, usual in ITS_TABLE)
 
 
 Bridge = WithBenchmark | WithoutBenchmark
