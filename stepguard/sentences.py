@@ -222,9 +222,9 @@ def pairs_text(found: PairsFinding) -> str:
     most = f" of {found.most} at most" if found.most else ""
     again = f" ({found.again} more were disturbed and do not count)" if found.again else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
-    earlier = f", {found.earlier} of them of an earlier run of this commit" if found.earlier else ""
+    earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
     if found.not_pooled:
-        earlier = f" (an earlier run of this commit does not count: {found.not_pooled})"
+        earlier = f" (an earlier run of this code does not count: {found.not_pooled})"
     return (
         f"{interval(by)} over {pairs}{most}{earlier}{again}{how}, pair sd {by.sd_pct:.2f} %; "
         f"{margins_text(margins)}{rule}; "

@@ -111,6 +111,17 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
     return tuple(sorted(path for path in paths if not _is_baseline(top / path, baselines)))
 
 
+def same_files(root: Path, one: str, other: str) -> bool:
+    """Tell whether two commits have the same files, whatever their messages and parents say; False
+    where git does not know one of them.
+    """
+
+    def files(commit: str) -> str | None:
+        return git(root, "rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
+
+    return one == other or (files(one) or "no commit") == files(other)
+
+
 def user_name(root: Path) -> str:
     """Return the name that git has for its user here; empty where it has none."""
     return (git(root, "config", "user.name") or "").strip()

@@ -15,7 +15,7 @@ from stepguard.comparison import JUDGED_TIME, Comparison, glances, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
 from stepguard.expectation import Expectation
-from stepguard.git.revision import Revision, current, differing
+from stepguard.git.revision import Revision, current, differing, same_files
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab.calibration import RuleFor, decision_rule
@@ -157,8 +157,9 @@ class Suite:
             wanted = PairsWanted(self.budget.share_s(), wants_another, rule_for, files=files)
             # Of a commit with itself all pairs are wanted; a glance does not follow the plan.
             if not with_itself and not glances(case):
-                commits = revision.commit, tree.commit
-                earlier, not_pooled = self._store.of_these_commits(case.slug, *commits)
+                earlier, not_pooled = self._store.of_one_comparison(
+                    case.slug, lambda one: self._is_of(one, revision.commit, tree.commit)
+                )
                 wanted = replace(wanted, earlier=earlier, not_pooled=not_pooled)
             found = compare_with(case, self._bench, tree, progress, wanted)
         head = self._checked(found.head)
@@ -170,6 +171,13 @@ class Suite:
         declared = expect(judge_ab(found), self.expectations)
         verdict = waive(declared, head, self.waivers, today())
         return Result(case, head, verdict, kept, path, found)
+
+    def _is_of(self, found: Comparison, head: str, base: str) -> bool:
+        """Tell whether a comparison is of the files of these commits: an amended message, or an
+        empty commit, is no other code.
+        """
+        sides = (found.base.commit, base), (found.head.commit, head)
+        return all(same_files(self.root, *commits) for commits in sides)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None, RuleFor]:
         """Return what is known of a case on this machine: the path of its baseline file, its

@@ -98,25 +98,29 @@ class Store:
         _kept(path.with_suffix(DIGEST), _digest(data), found.head)
         return path
 
-    def of_these_commits(
-        self, slug: str, commit: str, base: str
+    def of_one_comparison(
+        self, slug: str, same: Callable[[Comparison], bool]
     ) -> tuple[tuple[Comparison, ...], str]:
-        """Return a case's comparisons of two commits, newest first, and which of them were changed
-        since they were written, which is no evidence.
+        """Return those of a case's comparisons that are ``same``, newest first, and why others do
+        not count: a file that was changed since it was written, or cannot be read, is no evidence.
         """
         found: list[Comparison] = []
-        edited: list[Path] = []
-        for run in reversed(self._runs()):
-            path = run / slug / COMPARISON
-            with contextlib.suppress(FileError, OSError):
+        refused: list[str] = []
+        for path in (run / slug / COMPARISON for run in reversed(self._runs())):
+            digest = path.with_suffix(DIGEST)
+            try:
+                if not path.exists() and not digest.exists():
+                    continue
                 (one,) = read_comparisons(path)
-                if (one.head.commit, one.base.commit) == (commit, base):
-                    intact = path.with_suffix(DIGEST).read_bytes() == _digest(path.read_bytes())
-                    if intact:
-                        found.append(one)
-                    else:
-                        edited.append(path)
-        return tuple(found), f"{edited[0]} was changed after it was written" if edited else ""
+                intact = digest.exists() and digest.read_bytes() == _digest(path.read_bytes())
+            except (FileError, OSError) as error:
+                refused.append(str(error))
+                continue
+            if same(one) and intact:
+                found.append(one)
+            elif same(one):
+                refused.append(f"{path} was changed after it was written")
+        return tuple(found), refused[0] if refused else ""
 
     @staticmethod
     def of_the_same_run(path: Path) -> list[Path]:

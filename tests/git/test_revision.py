@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from git_repositories import git
 
-from stepguard.git.revision import Revision, current, differing
+from stepguard.git.revision import Revision, current, differing, same_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -247,3 +247,14 @@ def test_files_that_differ_from_a_commit(root, hide):
     assert found == ("a b.py", "code.py", "later.py", "new data.bin")
     assert differing(root, "0" * 40, root / "baselines") is None
     assert "baselines/cpu.json" in differing(root, first, root)
+
+
+def test_an_amended_message_leaves_the_files(root):
+    """Commits are of the same files by their trees; one that is gone is of none but itself."""
+    first, gone = git(root, "rev-parse", "HEAD").strip(), "c" * 40
+    git(root, "commit", "-q", "--amend", "-m", "another message")
+    assert same_files(root, first, "HEAD") and same_files(root, gone, gone)
+    (root / "code.py").write_text("2\n")
+    git(root, "commit", "-q", "-a", "-m", "second")
+    assert not same_files(root, first, "HEAD")
+    assert not same_files(root, gone, "d" * 40) and not same_files(root, gone, "HEAD")

@@ -65,8 +65,8 @@ def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, to
 
 
 def test_a_run_that_is_repeated_goes_on_from_its_pairs(gate, h200):
-    """It is given what the run before kept of these commits; another commit, or the base itself,
-    begins anew.
+    """It is given what the run before kept of these files, under an amended message, too; other
+    files, or the base itself, begin anew.
     """
     a_case(gate, h200)
     seen = []
@@ -75,9 +75,14 @@ def test_a_run_that_is_repeated_goes_on_from_its_pairs(gate, h200):
         seen.append(len(gate.earlier))
     gate.run("--perf-against=HEAD")
     seen.append(len(gate.earlier))
+    gate.git("commit", "-q", "--amend", "--allow-empty", "-m", "try again")
+    gate.run(OTHER)
+    seen.append(len(gate.earlier))
+    (gate.path / "other.py").touch()
     gate.commit()
     gate.run(OTHER)
-    assert [*seen, len(gate.earlier)] == [0, 1, 0, 0]
+    # The base has the same files here, so that what HEAD said of itself is of these, too.
+    assert [*seen, len(gate.earlier)] == [0, 1, 0, 3, 0]
 
 
 def test_no_stored_baseline_has_a_say(gate, h200):

@@ -154,19 +154,30 @@ def test_the_compile_caches_have_a_path_that_a_compiler_takes(tmp_path, monkeypa
 
 
 def test_comparisons_of_two_commits_are_found_if_nobody_edited_them(store):
-    """Newest first; of other commits none, and of one that was written to since it is said."""
+    """Newest first; of other commits none. One that was written to since, that lost its digest or
+    its end, or is gone from beside its digest, does not count, and it is said.
+    """
     made = replace(alike([0.1]), base=evidence((), commit="b" * 40))
-    commits = "a" * 40, "b" * 40
+
+    def find(slug="a"):
+        found, why = store.of_one_comparison(slug, lambda one: one.base.commit == "b" * 40)
+        return [one.against for one in found], why
+
     for name in ("20261120T1-1", "20261121T1-1"):
         store.keep_comparison(a_run(store, name), "a", replace(made, against=name))
     other = replace(made, base=replace(made.base, commit="c" * 40))
     store.keep_comparison(a_run(store, "20261122T1-1"), "a", other)
-    found, edited = store.of_these_commits("a", *commits)
-    assert [one.against for one in found] == ["20261121T1-1", "20261120T1-1"] and not edited
-    assert store.of_these_commits("b", *commits) == ((), "")
+    assert find() == (["20261121T1-1", "20261120T1-1"], "")
+    assert find("b") == ([], "")
     path = store.runs / "20261121T1-1" / "a" / "comparison.json"
-    path.write_text(path.read_text().replace("20261121T1-1", "20261123T1-1"))
-    found, edited = store.of_these_commits("a", *commits)
-    assert [one.against for one in found] == ["20261120T1-1"] and str(path) in edited
-    path.with_suffix(".sha256").unlink()
-    assert store.of_these_commits("a", *commits) == (found, "")
+    digest, whole = path.with_suffix(".sha256"), path.read_bytes()
+    path.write_bytes(whole.replace(b"20261121T1-1", b"20261123T1-1"))
+    assert find() == (["20261120T1-1"], f"{path} was changed after it was written")
+    path.write_bytes(whole)
+    digest.unlink()
+    assert find() == (["20261120T1-1"], f"{path} was changed after it was written")
+    path.write_bytes(whole[:-20])
+    assert find()[0] == ["20261120T1-1"] and str(path) in find()[1]
+    digest.touch()
+    path.unlink()
+    assert find()[0] == ["20261120T1-1"] and str(path) in find()[1]

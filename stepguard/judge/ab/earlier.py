@@ -14,7 +14,7 @@ from stepguard.evidence import Evidence, Launch
 from stepguard.judge.ab.decision import decision, problem
 from stepguard.judge.ab.pairs import decide
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.verdict import Status
+from stepguard.verdict import Decision, Status
 
 DIFFERS = "{name} was {then} and is {now}"
 MACHINE = ("device_uuid", "device_name", "driver", "torch", "python", "cpu_threads")
@@ -41,23 +41,28 @@ class EarlierPairs:
 
 def pooled(earlier: Sequence[Comparison], now: Comparison) -> EarlierPairs:
     """Return what ``now``, of which no pair is measured yet, goes on from: of the earlier runs,
-    newest first, the first that it can, since that holds the pairs of those before it.
+    newest first, the first that it can, since that holds the pairs of those before it. It does not
+    where two ran at the same time: of such runs the one that said SLOWER.
     """
     refused = [_unlike(one, now) for one in earlier]
-    for one, why in zip(earlier, refused, strict=True):
-        if not why:
-            return _from(one)
-    return EarlierPairs(refused=refused[0] if refused else "")
+    usable = [one for one, why in zip(earlier, refused, strict=True) if not why]
+    if not usable:
+        return EarlierPairs(refused=refused[0] if refused else "")
+    return _from(next((one for one in usable if _said(one).status is Status.SLOWER), usable[0]))
 
 
-def _from(earlier: Comparison) -> EarlierPairs:
-    found = decide(
+def _said(earlier: Comparison) -> Decision:
+    return decide(
         earlier.log_ratios(),
         earlier.margins,
         earlier.prior,
         last=earlier.out_of_time,
         spent=earlier.spent,
     )
+
+
+def _from(earlier: Comparison) -> EarlierPairs:
+    found = _said(earlier)
     decided, spent = found.status is not Status.INCONCLUSIVE, earlier.spent
     # Fewer pairs than the first analysis has decide nothing, so that nothing was spent.
     if earlier.out_of_time and not decided and earlier.pairs >= SEQUENTIAL_PLAN[0].pairs:

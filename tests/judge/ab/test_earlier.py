@@ -120,6 +120,13 @@ def test_a_run_that_failed_gives_no_pairs_and_hides_none():
     assert pooled([], fresh()) == pooled([], comparison_of([], []))
 
 
+def test_of_two_runs_at_the_same_time_the_one_that_was_slower_counts():
+    """Neither has the other's pairs: the newer one's `same` does not clear the older one."""
+    slower, same = compared((*SLOW, 1.0), out_of_time=True), compared(QUIET)
+    for order in ([same, slower], [slower, same]):
+        assert pooled(order, fresh()).head == slower.head.launches
+
+
 def test_an_analysis_is_made_once():
     """Time that is up between two of the plan spends the next one, and no other."""
     assert may_decide(8, False) and not may_decide(10, False) and may_decide(10, True)
