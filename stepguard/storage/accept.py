@@ -147,7 +147,7 @@ def _place(
     known = comparable(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
     # The times are still those of the level that other cards and days tell of.
-    more = has_words(reason) and _only_adds_metrics(verdict)
+    more = has_words(reason) and _only_adds_metrics(verdict, last)
     joins = status is Status.SAME or not known or more
     if entry.case == evidence.case and joins and not drift:
         # Places and parts are compared with the newest recording alone.
@@ -170,10 +170,15 @@ def _place(
     return Action.EPOCH_OPENED, len(epochs), epochs
 
 
-def _only_adds_metrics(verdict: Verdict) -> bool:
-    """Tell whether nothing that the epoch knows moved, and a metric came that it does not know."""
-    reasons = {m.reason for m in verdict.metrics if m.gated and m.status is not Status.SAME}
-    return reasons == {Reason.METRIC_NOT_RECORDED}
+def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
+    """Tell whether nothing that the epoch knows moved, and a metric came that it does not know:
+    none of its recordings, since the newest may lack what an older one had at another value.
+    """
+    moved = [m for m in verdict.metrics if m.gated and m.status is not Status.SAME]
+    known = {name for recording in epoch.recordings for name in recording.values()}
+    return {m.reason for m in moved} == {Reason.METRIC_NOT_RECORDED} and not known.intersection(
+        m.metric for m in moved
+    )
 
 
 def _moved(verdict: Verdict) -> str:

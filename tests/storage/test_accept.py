@@ -240,6 +240,16 @@ def test_a_metric_that_is_new_joins_the_level(path):
     assert judge(worse, load(path).cases[CASE_ID]).status is Status.CHANGED
 
 
+def test_a_metric_that_the_newest_recording_lacks_is_not_new(path):
+    """An older one of the level has it, at another value: what comes now is another level."""
+    accept(path, run(1), "")
+    known = {name: value for name, value in COUNTS.items() if name != BETWEEN_STEPS}
+    gates = tuple(name for name in evidence().gates if name != BETWEEN_STEPS)
+    accept(path, replace(run(2), counts=replace(run(2).counts, values=known), gates=gates), "")
+    worse = with_counts(run(3), **{BETWEEN_STEPS: COUNTS[BETWEEN_STEPS] + 4096})
+    assert accept(path, worse, "it is counted").action is Action.EPOCH_OPENED
+
+
 def test_other_parameters_need_a_reason(path):
     """A case that was redefined opens an epoch and its entry holds the new parameters."""
     accept(path, run(1), "")
