@@ -193,6 +193,13 @@ def test_collecting_the_suite_imports_no_torch(tmp_path):
     assert loaded == "[]"
 
 
+def test_one_run_collects_all_tests():
+    """`pytest` without a folder: of two files with one name it would refuse the second."""
+    files = [path.name for top in ("tests", "perf_tests") for path in paths(top)]
+    tests = [name for name in files if name.startswith("test_")]
+    assert sorted(set(tests)) == sorted(tests)
+
+
 @pytest.mark.parametrize(
     "path", paths("studies") + paths("scripts"), ids=lambda path: str(path.relative_to(ROOT))
 )

@@ -1,6 +1,6 @@
 """The parts compute what their names say, whichever way they are run.
 
-python -m pytest tests/model/test_parts.py
+python -m pytest tests/model/test_model_parts.py
 """
 
 from __future__ import annotations
