@@ -1,8 +1,10 @@
 """The command compare: machines, clouds or versions side by side, from what each of them wrote.
 
-python -m stepguard compare baselines/h100-80gb-hbm3x1.json baselines/h200x1.json
-python -m stepguard compare baselines/h200x1.json:GPU-84398e68 baselines/h200x1.json:GPU-7b74249a
-python -m stepguard compare a.json b.json --trace a-rank0.json.gz --trace b-rank0.json.gz
+python -m stepguard compare \\
+    baselines/h100-80gb-hbm3x1.json baselines/h200x1.json
+python -m stepguard compare \\
+    baselines/h200x1.json:GPU-84398e68 baselines/h200x1.json:GPU-7b74249a
+python -m stepguard compare a.json b.json --trace a.gz --trace b.gz
 """
 
 import argparse

@@ -13,6 +13,8 @@ Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for 
 import argparse
 import sys
 from pathlib import Path
+from shutil import get_terminal_size
+from textwrap import dedent, fill, indent
 
 from stepguard.cli import comment, compare, doctor, explain_code, gate, init, judge, run, sweep
 from stepguard.cli.common import UsageError, complain
@@ -65,7 +67,15 @@ def main(arguments: list[str] | None = None) -> int:
 def _describe(parser: argparse.ArgumentParser, text: str) -> None:
     """Give a command's help the text and the examples of its module, unless it has its own."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = parser.description or text.partition(": ")[2].strip()
+    text = parser.description or text.partition(": ")[2]
+    parser.description = "\n\n".join(_block(one) for one in text.strip().split("\n\n"))
+
+
+def _block(text: str) -> str:
+    """Return examples indented, as they are, and a paragraph as wide as argparse's own text."""
+    if text.lstrip().startswith(("python ", "pytest ")):
+        return indent(dedent(text), "  ")
+    return fill(text, get_terminal_size().columns - 2)
 
 
 def _parse(arguments: list[str]) -> argparse.Namespace:

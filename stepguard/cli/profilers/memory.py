@@ -1,7 +1,7 @@
 """The command memory: what holds the memory of a step at its peak.
 
     python -m stepguard memory 'train_step[124m-bf16]'
-    python -m stepguard memory model.workloads:train_step size=nano batch=4 seq=64 device=cpu
+    python -m stepguard memory model.workloads:train_step size=nano device=cpu
 
 On a GPU it also writes a file for https://pytorch.org/memory_viz.
 """

@@ -32,8 +32,8 @@ NSYS = """a workload under Nsight Systems: phases, kernels and calls, and what t
 It records after a warm-up."""
 NCU = """a workload's kernels under Nsight Compute: occupancy, throughputs, caches.
 
-    python -m stepguard ncu 'train_step[124m-bf16]' --kernel flash --phase backward
-    python -m stepguard ncu model.workloads:train_step batch=4 --kernel nvjet --print
+    python -m stepguard ncu 'train_step[124m-bf16]' --kernel flash
+    python -m stepguard ncu my_model:train_step width=64 --kernel nvjet --print
 
 It runs each kernel several times, one by one, after a warm-up, and leaves the clocks as they are
 (--clock-control none): otherwise it would lock them at the base clock."""

@@ -2,7 +2,8 @@
 
 Without a metric it is all that the case failed for when it was measured last, as large as it was.
 
-    python -m stepguard waive 'train_step[124m-bf16]' --reason 'waits for torch 2.14' --days 30
+    python -m stepguard waive 'train_step[124m-bf16]' \\
+        --reason 'waits for torch 2.14' --days 30
     python -m stepguard waive 'train_step[124m-bf16]' step_ms --limit-pct 6 \\
         --reason 'waits for torch 2.14' --days 30
     python -m stepguard waive 'train_step[124m-bf16]' step_ms --remove

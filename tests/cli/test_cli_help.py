@@ -1,0 +1,17 @@
+"""--help of every command, in a terminal of 80 columns."""
+
+import re
+
+from stepguard.cli.main import COMMANDS
+
+
+def test_help_fits_a_terminal(shell, monkeypatch):
+    """Text is wrapped, and an example is short enough, since a shell reads none that is."""
+    monkeypatch.setenv("COLUMNS", "80")
+    pages = {"": shell("--help").out}
+    names = re.findall(r"^    ([a-z-]+)", pages[""], re.MULTILINE)
+    assert len(names) > len(COMMANDS)  # one module has two
+    pages |= {name: shell(name, "--help").out for name in names}
+    for name, page in pages.items():
+        assert page.startswith("usage: python -m stepguard"), name
+        assert [line for line in page.splitlines() if len(line) > 80] == [], name
