@@ -37,6 +37,7 @@ _VIEW = re.compile(
     r"movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|transpose|"
     r"unbind|unflatten|unsqueeze|view|view_as)$"
 )
+_UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that it makes
 VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches it is as much
 _CALLS = (OPERATORS, "compiled_operator_calls_per_step")
@@ -242,7 +243,7 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
     new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
     if not old and past.counters.get(metric):  # what it was made of is not known
         return ()
-    if not any(_CAST.search(name) for name in old):
+    if _UNTYPED in old and not any(_CAST.search(name) for name in old):
         new = _without_types(new)
     moves = [
         PartMove(name, old.get(name, 0), new.get(name, 0))

@@ -325,3 +325,14 @@ def test_casts_are_compared_as_they_were_recorded(old, new, status):
     ]
     then, now = (summarise(side) for side in sides)
     assert compare(OPERATORS, now, [then], [OPERATORS]).status is status
+
+
+def test_a_cast_beside_none_has_its_type_and_place():
+    """A step that made no cast is no older recording."""
+    then = counted(at(1, what="mm"), mm=1)
+    name = "aten._to_copy[float64].default"
+    parts = {OPERATORS: {"aten.mm.default": 1, name: 1}}
+    sites = {OPERATORS: (at(1, what="mm"), structs.replace(at(9), what=name))}
+    now = evidence(counts=Counts(COUNTS | {OPERATORS: 2}, {}, parts, sites))
+    found = compare(OPERATORS, summarise(now), [stored(then)], now.gates)
+    assert [(site.what, site.line) for site in found.sites] == [(name, 9)]
