@@ -9,7 +9,9 @@ python -m stepguard compare a.json b.json --trace a.gz --trace b.gz
 
 import argparse
 import json
+import textwrap
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +68,8 @@ def _compare(options: argparse.Namespace) -> int:
     if not set.intersection(*(set(side.cases) for side in sides)):
         found = "; ".join(f"{side.label}: {', '.join(side.cases) or 'none'}" for side in sides)
         raise ValueError(f"no case is in all files: {found}")
-    say(*tables(sides), "", *observations(sides))
+    wrap = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False).wrap
+    say(*tables(sides), "", *chain.from_iterable(map(wrap, observations(sides))))
     return 0
 
 

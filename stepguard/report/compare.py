@@ -72,7 +72,8 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
         ]
         idle = [{IDLE: f"{_idle_pct(side.profiles[name]):.1f} %"} for side in sides]
         rows = _rows(shown, names) + _rows(idle)
-        yield from ("", *_table(f"kernels of {name} [ms a step, % of kernels]", labels, rows))
+        title = f"kernels of {name}, ms a step and % of kernels"
+        yield from ("", title, *_table("kernel class", labels, rows))
     calls = [side.calls for side in sides]
     names = sorted({name for one in calls for name in one}, key=lambda n: -_most(calls, n))
     shown = [{name: f"{value:.1f}" for name, value in one.items()} for one in calls]
@@ -169,7 +170,7 @@ def _of_kernels(first: Side, other: Side) -> Iterator[str]:
         moved = {k: after.get(k, 0.0) - before.get(k, 0.0) for k in before.keys() | after.keys()}
         for kind in sorted(moved, key=lambda kind: -abs(moved[kind])):
             if abs(moved[kind]) > least:
-                word = "longer" if moved[kind] > 0 else "shorter"
+                word = "more" if moved[kind] > 0 else "less"
                 yield (
                     f"{name}: kernels of {kind} take {abs(moved[kind]):.2f} ms a step {word} on "
                     f"{other.label} than on {first.label}: {after.get(kind, 0.0):.2f} and "
