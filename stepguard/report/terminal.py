@@ -58,11 +58,12 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
         if verdict.recorded or verdict.status is Status.SAME and not verdict.has_notice:
             continue
         markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
-        yield words.headline(verdict, width), markup
+        head = words.headline(verdict, width)
+        yield head, markup
         # Its block, among pytest's failures, has it all, unless the verdict is another one by now.
         if verdict.outcome != "passed" and run.blocks and verdict.reason is not Reason.UNPROVEN:
             continue
-        yield from ((line, {}) for line in words.places(verdict))
+        yield from ((line, {}) for line in words.places(verdict) if line.strip() not in head)
         path = run.commands.relative(result.evidence_path)
         dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
         steps = next_steps(verdict, path, run.commands, dirty)

@@ -19,7 +19,7 @@ from stepguard.judge.screen import judge
 from stepguard.measure import workers as ticker
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
-from stepguard.report import documents, table, words
+from stepguard.report import documents, table, terminal, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
@@ -162,6 +162,15 @@ def test_a_moved_operator_has_its_place():
     lines = words.evidence_lines(MOVED)
     assert lines[0].startswith("  operator_calls_per_step [calls]: 719 -> 723 (+4 calls)")
     assert lines[1] == f"    {cause}"
+
+
+def test_a_summary_says_a_place_once():
+    """Of a waived verdict, say, which has no block: below is what the headline has no room for."""
+    waived = replace(MOVED, waived_until="2030-01-01")
+    texts = [text for text, _ in terminal.lines(terminal.Run([result(waived)], Commands()))]
+    assert sum("in Block.forward" in text for text in texts) == 1
+    narrow = [text for text, _ in terminal.lines(terminal.Run([result(waived)], Commands()), 60)]
+    assert "  +4 aten.clone in Block.forward (model/gpt.py:105)" in narrow
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120, 0])
