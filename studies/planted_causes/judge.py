@@ -15,7 +15,7 @@ import gzip
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from stepguard.judge.ab.decision import beside_time, why
 from stepguard.judge.compare import compare
 from stepguard.judge.summary import summarise
 from stepguard.metrics import METRICS
-from stepguard.report.why import culprit, site_of
+from stepguard.report.why import culprit, lines, site_of
 from stepguard.report.words import headline
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("folder", nargs="?", type=Path, default=KEPT)
-    parser.add_argument("--causes", action="store_true", help="the first five causes of each, too")
+    parser.add_argument("--causes", action="store_true", help="what explains each, too")
     options = parser.parse_args(arguments)
     if not (options.folder / INDEX).exists():
         parser.error(f"{options.folder}: there is no {INDEX}")
@@ -176,9 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for one in judged_all(Folder(options.folder)):
         print(row(one))
         found.append(one)
-        why_slower = one.verdict.explanation if options.causes and one.verdict else None
-        for cause in why_slower.causes[:5] if why_slower else ():
-            print("   ", json.dumps(asdict(cause)))
+        for line in lines(one.verdict) if options.causes and one.verdict else ():
+            print("   ", line)
     faults = [one for one in found if one.name != NOTHING]
     right = sum(one.right for one in faults)
     print(f"first cause right in {right} of {len(faults)}")
