@@ -63,7 +63,8 @@ def _explain(options: argparse.Namespace) -> int:
     verdict = wanted.replace("_", " ")
     if not found and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):
         say(f"{verdict} is a verdict; its reasons:")
-        _list(its)
+        for code in its:
+            say(code.name, *_wrapped("means", code.means))
         return 0
     if not found:
         (nearest,) = get_close_matches(wanted, [code.name for code in known], n=1, cutoff=0)
@@ -71,8 +72,12 @@ def _explain(options: argparse.Namespace) -> int:
     for code in found:
         say(f"{code.name} ({code.verdict})")
         for title, text in (("means", code.means), ("to do", code.remedy)):
-            say(*textwrap.wrap(text, 79, initial_indent=f"  {title}: ", subsequent_indent="    "))
+            say(*_wrapped(title, text))
     return 0
+
+
+def _wrapped(title: str, text: str) -> list[str]:
+    return textwrap.wrap(text, 79, initial_indent=f"  {title}: ", subsequent_indent="    ")
 
 
 def _list(some: list[Code]) -> None:

@@ -17,6 +17,8 @@ def test_every_code_is_explained_once(shell):
     for code in codes():
         assert code.verdict and code.means.endswith((".", ")")) and code.remedy.endswith("."), code
         assert not set("`[|") & set(code.means + code.remedy + code.verdict)
+        for text in (code.means, code.remedy):  # the row above is not shown with it
+            assert not text.startswith(("The same", "As above", "Neither")), code
 
 
 def test_verdicts_are_those_that_there_are():
@@ -56,11 +58,14 @@ def test_without_a_code_all_are_listed(shell):
 
 
 def test_a_verdict_has_its_reasons_listed(shell):
-    """What a report shows most is a verdict."""
+    """What a report shows most is a verdict; each reason says what it means."""
     done = shell("explain-code", "no baseline")
     assert done.status == 0, done.err
-    names = [line.split()[0] for line in done.out.splitlines()[1:]]
+    first, *lines = done.out.splitlines()
+    assert first == "NO BASELINE is a verdict; its reasons:"
+    names = [line for line in lines if not line.startswith(" ")]
     assert names == ["NOT_RECORDED", "METRIC_NOT_RECORDED"]
+    assert sum(line.startswith("  means: ") for line in lines) == len(names)
 
 
 def test_an_unknown_code_is_bad_usage_and_names_the_nearest(shell):
