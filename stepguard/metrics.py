@@ -228,7 +228,7 @@ def format_value(name: str, value: float | None) -> str:
         return format_bytes(value)
     if metric.digits:
         return f"{value:,.{metric.digits}f}"
-    if abs(value) >= 1e9:
+    if abs(value) >= 1e12:
         return f"{value:.6g}"
     return f"{value:,.0f}"
 
