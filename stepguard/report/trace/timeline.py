@@ -45,6 +45,7 @@ def timeline(found: Analysis, title: str) -> str:
     lanes = [lane for lane in _lanes(found, step, begin, end) if lane.bars]
     length = float(windows.step_us[step]) / 1e3
     heading = f"{title}: step {step + 1} of {windows.steps}, {length:.2f} ms on the GPU"
+    heading += ", between the dashed lines"
     edges = float(windows.begin_us[step]), float(windows.end_us[step])
     picture = [*_svg(lanes, begin, end, heading), *_edges(edges, begin, end, len(lanes))]
     picture += _legend(_phase_colours(found), _bottom(len(lanes)) + 34)
