@@ -5,6 +5,8 @@ import json
 import torch
 
 from stepguard.cli.profilers import memory
+from stepguard.report.trace.memory import memory_page
+from stepguard.trace.host_side.memory import Holder, MemoryTable
 from stepguard.worker.position import Phases
 from stepguard.worker.profilers.memory import record_memory
 
@@ -36,3 +38,12 @@ def test_what_holds_a_step_on_a_cpu(tmp_path, shell, monkeypatch):
     assert (first["operator"], first["bytes"]) == ("aten::ones", 5 * 2**20)
     assert (second["operator"], second["phase"]) == ("aten::zeros", "forward")
     assert "test_cli_memory.py" in done.out and "backward" in done.out
+
+
+def test_phases_that_are_cut_are_said_to_be():
+    """The table above them has their whole names."""
+    for phase, said in (("micro_step_1/backward", True), ("backward", False)):
+        holders = (Holder(phase, "aten::mm", "model/gpt.py(57): forward", MIB, 1, MIB),)
+        page = list(memory_page(MemoryTable(MIB, phase, 0, ((phase, MIB),), holders), {}, 16))
+        assert (page[-1] == "phase 0/forward: short for micro_step_0/forward") is said
+        assert any(line.startswith(phase) for line in page)

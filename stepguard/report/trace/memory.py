@@ -36,6 +36,8 @@ def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> I
     if rest := found.holders[top:]:
         yield f"and {len(rest)} more with {_mib(sum(one.bytes for one in rest))} MiB"
     yield "before the step: parameters, optimizer state, what else was there"
+    if any(MICRO_STEP in one.phase for one in found.holders[:top]):
+        yield f"phase 0/forward: short for {MICRO_STEP}0/forward"
 
 
 def _place(source: str) -> str:
