@@ -64,6 +64,8 @@ class PairsWanted:
     # Of these commits, newest first: a retry goes on from their pairs.
     earlier: tuple[Comparison, ...] = ()
     not_pooled: str = ""  # why others of them are not there
+    # Called after each pair, so that a retry of a run that somebody ended goes on from them, too.
+    keep: Callable[[Comparison], object] = lambda so_far: None
 
 
 def measure_ab(
@@ -120,6 +122,7 @@ class _PairRun:
                     self.out_of_time = True
                     return
                 self._pair(number)
+                self.wanted.keep(self.comparison())
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
         finally:

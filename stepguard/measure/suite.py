@@ -5,6 +5,7 @@ Both the pytest plugin and the command line drive this; neither measures nor jud
 
 import shlex
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,17 +161,22 @@ class Suite:
                 earlier, not_pooled = self._store.of_one_comparison(
                     case.slug, lambda one: self._is_of(one, revision.commit, tree.commit)
                 )
-                wanted = replace(wanted, earlier=earlier, not_pooled=not_pooled)
+                keep = partial(self._keep_pairs, case)
+                wanted = replace(wanted, earlier=earlier, not_pooled=not_pooled, keep=keep)
             found = compare_with(case, self._bench, tree, progress, wanted)
+        found, kept = self._keep_pairs(case, found)
+        declared = expect(judge_ab(found), self.expectations)
+        verdict = waive(declared, found.head, self.waivers, today())
+        return Result(case, found.head, verdict, kept, path, found)
+
+    def _keep_pairs(self, case: Case, found: Comparison) -> tuple[Comparison, Path]:
+        """Keep what was measured, marked if its tree changed meanwhile; return it, and where."""
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees
             fault = Fault(Reason.TREE_CHANGED.name, Reason.TREE_CHANGED.value, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
-        kept = self._store.keep_comparison(self._bench.folder, case.slug, found)
-        declared = expect(judge_ab(found), self.expectations)
-        verdict = waive(declared, head, self.waivers, today())
-        return Result(case, head, verdict, kept, path, found)
+        return found, self._store.keep_comparison(self._bench.folder, case.slug, found)
 
     def _is_of(self, found: Comparison, head: str, base: str) -> bool:
         """Tell whether a comparison is of the files of these commits: an amended message, or an

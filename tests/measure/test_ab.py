@@ -566,6 +566,14 @@ def test_a_retry_of_what_is_undecided_goes_on(world, measure):
     assert judge_ab(again).status is Status.SLOWER
 
 
+def test_pairs_are_kept_one_by_one(world, measure):
+    """So that a run which is ended leaves those that it had."""
+    kept = []
+    found = measure(3, GPU, keep=kept.append)
+    assert [one.pairs for one in kept] == [1, 2, 3]
+    assert kept[-1].head.launches == found.head.launches
+
+
 def test_a_retry_on_another_card_begins_anew(world, measure):
     """And says so."""
     before = measure(4, GPU)

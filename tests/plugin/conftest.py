@@ -172,7 +172,8 @@ class Gate:
     def will_compare(self, case: Case, pct: float = 0.0, **fields) -> None:
         """From now on the case takes ``pct`` percent longer than in any other revision, over six
         pairs that scatter by 0.015 %, or ``wider`` times that; ``head`` and ``base`` change a
-        side's evidence, ``does`` is called first, with the two benches.
+        side's evidence, ``does`` is called first, with the two benches, ``ended`` is how it is
+        ended after its pairs.
         """
         self.pair_fields[case.id] = {"pct": pct} | fields
 
@@ -207,7 +208,12 @@ class Gate:
             made[name] = replace(found, **({"counts": counts} | changes))
         by = wanted.rule_for(made["head"])
         judged_by = {"margins": by.margins, "prior": by.prior, "why": by.why}
-        return Comparison(against, **made, **judged_by, **fields)
+        ended = fields.pop("ended", "")
+        found = Comparison(against, **made, **judged_by, **fields)
+        wanted.keep(found)
+        if ended:
+            raise RuntimeError(ended)
+        return found
 
     def measure_really(self) -> None:
         """From now on a case is measured by worker processes."""

@@ -85,6 +85,17 @@ def test_a_run_that_is_repeated_goes_on_from_its_pairs(gate, h200):
     assert [*seen, len(gate.earlier)] == [0, 1, 0, 3, 0]
 
 
+def test_a_run_that_was_ended_keeps_its_pairs(gate, h200):
+    """Who ends a run that does not look good, and begins again, goes on from what it had."""
+    case = a_case(gate, h200)
+    gate.will_compare(case, ended="by hand")
+    assert gate.run(OTHER).ret != 0
+    gate.will_compare(case)
+    gate.run(OTHER)
+    (before,) = gate.earlier
+    assert before.pairs == 6
+
+
 def test_no_stored_baseline_has_a_say(gate, h200):
     """A recording that would be SLOWER, or NOT COMPARABLE, changes nothing."""
     case = a_case(gate, h200)
