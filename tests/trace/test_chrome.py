@@ -2,7 +2,11 @@
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +18,8 @@ from kineto import Kineto, steps
 from stepguard.trace.columns import CALL, NONE
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import Chunks, TraceError
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def read(text, chunk_bytes=64):
@@ -77,6 +83,27 @@ def test_gzip_is_unpacked():
     plain = read(text)
     assert same(read(gzip.compress(text)), plain)
     assert same(read(gzip.compress(text[:999]) + gzip.compress(text[999:]) + bytes(9)), plain)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_damaged_gzip_is_refused(missing, tmp_path):
+    """By isal and, where that is missing, by the standard library, which reads the same."""
+    packed = bytearray(gzip.compress(awkward().text()))
+    (tmp_path / "whole.gz").write_bytes(packed)
+    packed[len(packed) // 2] ^= 0xFF
+    (tmp_path / "damaged.gz").write_bytes(packed)
+    script = (
+        f"import sys; sys.modules.update(dict.fromkeys(['isal'], None)) if {missing} else None\n"
+        "from stepguard.trace.read.chrome import TraceError, read_chrome\n"
+        "print(len(read_chrome(open('whole.gz', 'rb')).gpu.kind), 'isal.igzip' in sys.modules)\n"
+        "try:\n    read_chrome(open('damaged.gz', 'rb'))\nexcept TraceError as e:\n    print(e)\n"
+    )
+    command = [sys.executable, "-c", script]
+    there = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    done = subprocess.run(command, **there, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == f"3 {not missing}" and "gzip stream is damaged" in second
 
 
 @pytest.mark.parametrize("packed", [False, True])

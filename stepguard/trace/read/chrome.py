@@ -7,6 +7,7 @@ Memory is what the columns need, 60 to 100 bytes an event, and a few chunks of t
 """
 
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
@@ -32,7 +33,14 @@ from stepguard.trace.columns import (
     Message,
     Trace,
 )
-from stepguard.trace.read.chunks import CHUNK_BYTES, Chunks, Event, Scalar, TraceError
+from stepguard.trace.read.chunks import (
+    CHUNK_BYTES,
+    NO_JSON,
+    Chunks,
+    Event,
+    Scalar,
+    TraceError,
+)
 from stepguard.trace.work import Inputs, is_known, work_of
 
 # Lower case: before 2023 Kineto wrote "Kernel", "Runtime", "Operator".
@@ -116,10 +124,10 @@ class _Columns:
 
     def add(self, events: Iterable[Event]) -> None:
         """Append the events that last, of the kinds that are read."""
-        found: dict[str | None, list[Event]] = {}
+        found: defaultdict[str | None, list[Event]] = defaultdict(list)
         for event in events:
             if event.ph == "X":
-                found.setdefault(event.cat, []).append(event)
+                found[event.cat].append(event)
             elif event.name == _MEMORY and event.args is not None:
                 self._add_allocation(event, event.args)
         for category, rows in found.items():
@@ -153,8 +161,8 @@ class _Columns:
     def _add_work(self, rows: list[Event]) -> None:
         """Note the work of operators whose shapes are in the file (``record_shapes=True``)."""
         for row in rows:
-            args, name = row.args, str(row.name)
-            if args is None or not len(bytes(args.dims)) or not is_known(name):
+            args = row.args
+            if args is None or args.dims is NO_JSON or not is_known(name := str(row.name)):
                 continue
             inputs = Inputs(name, *(bytes(raw) for raw in (args.dims, args.types, args.values)))
             if (work := self._known.get(inputs)) is None:
@@ -174,22 +182,19 @@ class _Columns:
             _numbers([one.correlation for one in args]),
             self._externals(args),
             _numbers([one.bytes for one in args]),
-            [self._shape(one) for one in args] if kind == KERNEL else [NONE] * len(rows),
+            self._launch_shapes(args) if kind == KERNEL else [NONE] * len(rows),
         )
         _extend(self._gpu, columns)
 
     def _name_and_times(self, rows: list[Event]) -> tuple[list[int], list[float], list[float]]:
         """Return the columns of name, begin and length."""
         names = self._names
-        for row in rows:
-            if row.ts is None or row.dur < 0:
-                what = "no begin" if row.ts is None else f"a length of {row.dur} us"
-                raise TraceError(f"the event {row.name!r} has {what}")
-        return (
-            [names[str(row.name)] for row in rows],
-            [row.ts for row in rows],  # type: ignore[misc]  # none is None
-            [row.dur for row in rows],
-        )
+        begins, lengths = [row.ts for row in rows], [row.dur for row in rows]
+        if None in begins or min(lengths) < 0:
+            row = next(row for row in rows if row.ts is None or row.dur < 0)
+            what = "no begin" if row.ts is None else f"a length of {row.dur} us"
+            raise TraceError(f"the event {row.name!r} has {what}")
+        return [names[str(row.name)] for row in rows], begins, lengths  # type: ignore[return-value]
 
     def _externals(self, args: list[Scalar]) -> list[int]:
         """Return the column of external ids; keep the messages and the hashes of generated code
@@ -198,16 +203,20 @@ class _Columns:
         found = _numbers(
             [x if (x := one.external) is not None else one.external_old for one in args]
         )
-        for one, external in zip(args, found, strict=True):
-            if one.collective is not None and external != NONE:
+        noted = [at for at, one in enumerate(args) if one.collective is not None or one.code]
+        for one, external in ((args[at], found[at]) for at in noted if found[at] != NONE):
+            if one.collective is not None:
                 self._messages[external] = _message(one)
-            if one.code and external != NONE:
+            if one.code:
                 self._codes[external] = one.code
         return found
 
-    def _shape(self, args: Scalar) -> int:
-        registers, shared = int(args.registers or 0), int(args.shared or 0)
-        return self._shapes[args.grid or (), args.block or (), registers, shared]
+    def _launch_shapes(self, args: list[Scalar]) -> list[int]:
+        shapes = self._shapes
+        return [
+            shapes[x.grid or (), x.block or (), int(x.registers or 0), int(x.shared or 0)]
+            for x in args
+        ]
 
     def trace(self, machine: Machine) -> Trace:
         """Return the columns in order of time, from the earliest begin."""
