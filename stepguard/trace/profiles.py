@@ -1,5 +1,6 @@
 """From a trace to a Profile: the parts of the step, its kernels and its idle time."""
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -256,18 +257,19 @@ def _around(found: Analysis, call: int) -> list[tuple[int, str]]:
 def idle_rows(found: Analysis) -> list[IdleRow]:
     """Return idle time by cause and place, the longest first."""
     gaps, steps = found.gaps, found.windows.steps
-    places: dict[tuple[str, str, str], list[int]] = {}
+    places: defaultdict[tuple[str, str, str], list[int]] = defaultdict(list)
     known: dict[int, tuple[str, str]] = {}
-    for i, (cause, sync) in enumerate(zip(gaps.cause.tolist(), gaps.sync.tolist(), strict=True)):
+    causes, between = [str(cause) for cause in CAUSES], CAUSES.index(Idle.GAP)
+    columns = (column.tolist() for column in (gaps.cause, gaps.sync, found.phase[gaps.record]))
+    for i, (cause, sync, phase) in enumerate(zip(*columns, strict=True)):
         if sync == NONE:
-            place = _phase_of(found, i) if CAUSES[cause] != Idle.GAP else ""
-            key = (str(CAUSES[cause]), "", place)
+            key = (causes[cause], "", found.phases[phase] if cause != between else "")
         else:
             if sync not in known:
                 call = found.trace.names[found.windows.calls.name[sync]]
                 known[sync] = (call, place_of_call(found, sync))
-            key = (str(CAUSES[cause]), *known[sync])
-        places.setdefault(key, []).append(i)
+            key = (causes[cause], *known[sync])
+        places[key].append(i)
     rows = []
     for (cause, call, place), members in places.items():
         step = gaps.step[members]
@@ -276,10 +278,6 @@ def idle_rows(found: Analysis) -> list[IdleRow]:
         begin = float(gaps.begin_us[members[0]])
         rows.append(IdleRow(cause, call, place, _series(count), _series(us), begin))
     return sorted(rows, key=lambda row: -sum(row.us))
-
-
-def _phase_of(found: Analysis, gap: int) -> str:
-    return found.phases[int(found.phase[found.gaps.record[gap]])]
 
 
 def call_counts(found: Analysis) -> dict[str, Series]:
