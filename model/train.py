@@ -14,6 +14,7 @@ ends the run after a line, with a checkpoint.
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import signal
 import sys
@@ -171,16 +172,24 @@ def main(arguments: list[str]) -> int:
     """Train a GPT-2 with the step that the suite guards."""
     with _ranks():
         try:
-            run, out = _build(arguments)
-            with _stopping(run):
-                run.train()
+            return _train(arguments)
         except (CheckpointError, OSError, TrainingError, ValueError) as error:
             print(f"model.train: {error}", file=sys.stderr)
             return 1
-        if int(os.environ.get("RANK", "0")) == 0:
-            drawn = plot(out)
-            curve = drawn or f"not drawn (pip install matplotlib); the figures are in {out / LOG}"
-            print(f"{'stopped' if run.stop else 'done'} after step {run.step}; curve: {curve}")
+        finally:
+            # DDP's reducer, were it the group's last owner, would join gloo's thread while it
+            # holds the GIL, which that thread may be waiting for.
+            gc.collect()
+
+
+def _train(arguments: list[str]) -> int:
+    run, out = _build(arguments)
+    with _stopping(run):
+        run.train()
+    if int(os.environ.get("RANK", "0")) == 0:
+        drawn = plot(out)
+        curve = drawn or f"not drawn (pip install matplotlib); the figures are in {out / LOG}"
+        print(f"{'stopped' if run.stop else 'done'} after step {run.step}; curve: {curve}")
     return 0
 
 

@@ -1,10 +1,12 @@
 """Options of short training runs, on a CPU and on a GPU; and two ranks for such tests."""
 
+import gc
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from model.config import GPTConfig
@@ -26,6 +28,19 @@ def short_run(**changed: Any) -> Options:
 
 
 def run_two_ranks(function: Callable[[int, str], None], folder: Path) -> None:
-    """Call ``function(rank, folder)`` in two processes, forks of one that has imported torch."""
+    """Call ``function(rank, folder)`` in two processes with a gloo group, forks of one that has
+    imported torch.
+    """
     multiprocessing.set_forkserver_preload(["model.train", "torch.distributed", "torch._dynamo"])
-    mp.start_processes(function, args=(str(folder),), nprocs=2, start_method="forkserver")
+    given = (function, str(folder))
+    mp.start_processes(_rank, args=given, nprocs=2, start_method="forkserver")
+
+
+def _rank(rank: int, function: Callable[[int, str], None], folder: str) -> None:
+    rendezvous = f"file://{folder}/rendezvous"
+    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
+    function(rank, folder)
+    # DDP's reducer, were it the group's last owner, would join gloo's thread while it holds the
+    # GIL, which that thread may be waiting for.
+    gc.collect()
+    dist.destroy_process_group()

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from training_runs import run_two_ranks
 
@@ -69,8 +68,6 @@ def one_rank(rank: int, folder: str) -> None:
     SIZES["tiny"] = TINY
     # What DDP and the compiler do to each other ends before any kernel is generated.
     torch.compile = partial(torch.compile, backend="aot_eager")
-    rendezvous = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     found = {}
     for name, params in WAYS.items():
         torch.compiler.reset()
@@ -78,7 +75,6 @@ def one_rank(rank: int, folder: str) -> None:
     found["none"] = gradients(sync=False)
     found["calls"] = calls()
     torch.save(found, f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
 
 
 def calls() -> list[list[str]]:

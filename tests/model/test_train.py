@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from training_runs import TINY, run_two_ranks, short_run
 
 from model.checkpoint import CheckpointError, Checkpoints, load
@@ -71,8 +70,6 @@ def one_rank(rank: int, folder: str) -> None:
     """One of two ranks: a whole run, and the same in two parts."""
     torch.set_num_threads(1)
     SIZES["tiny"] = TINY
-    rendezvous = f"file://{folder}/rendezvous"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     Run(short_run(), Path(folder, "whole")).train()
     first = Run(short_run(), Path(folder, "parts"))
     first.stop = rank == 1  # one is asked: both stop, after the first line
@@ -80,7 +77,6 @@ def one_rank(rank: int, folder: str) -> None:
     second = Run(short_run(), Path(folder, "parts"))
     second.resume(load(Checkpoints(Path(folder, "parts")).paths()[-1]))
     second.train()
-    dist.destroy_process_group()
 
 
 def test_two_ranks_resume_bit_for_bit(tmp_path: Path):

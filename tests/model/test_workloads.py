@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -376,15 +375,11 @@ def train_one_rank(rank: int, folder: str) -> None:
     """One of two ranks; leaves its parameters, losses and phases in ``folder``."""
     torch.set_num_threads(1)
     SIZES["tiny"] = TINY
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
-    )
     workload = train_step(**SMALL)
     seen: list[str] = []
     workload.on_phase = seen.append
     losses = [workload.step() for _ in range(2)]
     torch.save((parameters(workload), losses, seen, workload.phases), f"{folder}/rank{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_two_ranks_are_one_with_twice_the_batch(tmp_path: Path):
