@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepguard.case import Case, times_in
+from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.evidence import Difference, Evidence
 from stepguard.launch.diagnosis import LaunchFailed
@@ -137,8 +137,7 @@ class _CaseRun:
 
     def _unsteady(self) -> bool:
         """Tell whether a launch never got steady, of a case that gates times."""
-        gated = bool(times_in(self.case.gates))
-        return gated and any(one.steady for one in self.workers.launches)
+        return judged_by_time(self.case) and any(one.steady for one in self.workers.launches)
 
     def _one_rank(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         """Run one rank alone. It informs: a workload that cannot do with one is not broken."""

@@ -12,7 +12,7 @@ from statistics import fmean, median
 from typing import Any
 
 from stepguard.case import Case, times_in
-from stepguard.device import CPU, GPU, is_gpu
+from stepguard.device import CPU, GPU
 from stepguard.metrics import METRICS
 
 
@@ -46,14 +46,15 @@ PROTOCOLS = {
 }
 
 
-# Of times that a CPU only shows: 0.9 s a launch less in blocks, up to 2 s less in the warm-up.
+# Of times that are only shown: on a CPU 0.9 s a launch less in blocks and up to 2 s less in the
+# warm-up, on a GPU that waits for its host up to a minute less.
 GLANCE_S = 0.2  # a block
-GLANCE_CAP_S = 1.0  # the warm-up
+GLANCE_CAP_S = 1.0  # the warm-up, or its least where that is more
 
 
 def judged_by_time(case: Case) -> bool:
-    """Tell whether a case's times decide anything: on a CPU only those that it gates by name."""
-    return is_gpu(case.device) or bool(times_in(case.gates))
+    """Tell whether a case's times decide anything: where it gates none, they only inform."""
+    return bool(times_in(case.gates))
 
 
 def protocol_of(case: Case) -> Protocol:
@@ -63,7 +64,7 @@ def protocol_of(case: Case) -> Protocol:
         return usual
     return replace(
         usual,
-        warmup_cap_s=min(usual.warmup_cap_s, GLANCE_CAP_S),
+        warmup_cap_s=max(usual.warmup_min_s, GLANCE_CAP_S),
         block_s=min(usual.block_s, GLANCE_S),
     )
 
