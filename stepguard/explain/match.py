@@ -8,8 +8,7 @@ it. Of those that differ in their number alone the first is the first, as far as
 as often.
 """
 
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -67,31 +66,23 @@ _Key = Callable[[KernelRow], tuple[object, ...] | None]
 _Group = tuple[list[KernelRow], list[KernelRow]]
 _ALIKE = 0.25  # of launches or time that came, what went may differ by so much
 _BATCHED = ("aten::bmm", "aten::baddbmm")
-_NUMBERED = re.compile(r"(triton_\w*)_(\d+)$")
 
 
-def _number(row: KernelRow) -> int | None:
-    """Return which of the generated kernels it is, None of others."""
-    found = _NUMBERED.match(row.name)
-    return int(found[2]) if found else None
+def _numbered(row: KernelRow) -> bool:
+    """Tell whether all that its name has besides what lasts from build to build is a number."""
+    return row.name.removeprefix(f"{row.canonical}_").isdigit()
 
 
-def _generated(*fields: str) -> _Key:
-    """Return the key of generated kernels: their name without its number, and these fields."""
-
-    def key(row: KernelRow) -> tuple[object, ...] | None:
-        found = _NUMBERED.match(row.name)
-        return (found[1], *(getattr(row, name) for name in fields)) if found else None
-
-    return key
-
-
-def _named(*fields: str) -> _Key:
-    """Return the key of all others: their name, and these fields."""
+def _named(*fields: str, numbered: bool = False) -> _Key:
+    """Return the key of the kernels that have a number, without it, or of those that have none:
+    their name, and these fields.
+    """
 
     def key(row: KernelRow) -> tuple[object, ...] | None:
-        found = (row.name, *(getattr(row, name) for name in fields))
-        return found if _number(row) is None else None
+        if _numbered(row) is not numbered:
+            return None
+        name = row.canonical if numbered else row.name
+        return (name, *(getattr(row, field) for field in fields))
 
     return key
 
@@ -105,10 +96,10 @@ def _attends(row: KernelRow) -> bool:
 
 
 _PASSES: tuple[tuple[How, _Key], ...] = (
-    (How.SAME, _generated("grid", "block", "phase", "calls")),
+    (How.SAME, _named("grid", "block", "phase", "calls", numbered=True)),
     (How.SAME, _named("grid", "block", "phase")),
-    (How.RENAMED, _generated("grid", "block", "phase")),
-    (How.SHAPE, _generated("phase", "calls")),
+    (How.RENAMED, _named("grid", "block", "phase", numbered=True)),
+    (How.SHAPE, _named("phase", "calls", numbered=True)),
     (How.SHAPE, _named("phase")),
     (How.RENAMED, lambda row: (row.canonical, row.phase)),
     (How.MOVED, lambda row: (row.name, row.grid, row.block)),
@@ -165,14 +156,13 @@ def _partner(group: _Group, matches: Sequence[Match]) -> Match | None:
     return min(near, key=lambda one: abs(one.more_us + rest.more_us), default=None)
 
 
-def _matched(how: How, before: Sequence[KernelRow], after: Sequence[KernelRow]) -> Iterable[Match]:
-    """Return the matches of a pass' group: one, or of generated kernels one for each, by number."""
-    if how not in (How.SAME, How.SHAPE) or _number(before[0]) is None:
+def _matched(how: How, before: Sequence[KernelRow], after: Sequence[KernelRow]) -> list[Match]:
+    """Return the matches of a pass' group: one, or of numbered kernels one for each, by number."""
+    if how not in (How.SAME, How.SHAPE) or not _numbered(before[0]):
         return [Match(how, tuple(before), tuple(after))]
-    pairs = zip(
-        *(sorted(side, key=lambda row: _number(row) or 0) for side in (before, after)), strict=False
-    )
+    # Equal but for the number, which begins with no zero.
+    in_order = (sorted(side, key=lambda row: (len(row.name), row.name)) for side in (before, after))
     return [
         Match(How.RENAMED if how is How.SAME and old.name != new.name else how, (old,), (new,))
-        for old, new in pairs
+        for old, new in zip(*in_order, strict=False)
     ]

@@ -115,10 +115,8 @@ class _PairRun:
                 counted = len(self.sides[HEAD].launches)
                 if counted == MOST_PAIRS or not self._wants_another():
                     return
-                if (
-                    number > self.first
-                    and time.monotonic() - self.sides[HEAD].began > self.wanted.budget_s
-                ):
+                took_s = time.monotonic() - self.sides[HEAD].began
+                if number > self.first and took_s > self.wanted.budget_s:
                     self.out_of_time = True
                     return
                 self._pair(number)
@@ -131,8 +129,7 @@ class _PairRun:
 
     def _go_on(self) -> None:
         """Take the pairs of an earlier run of these commits."""
-        self.earlier = pooled(self.wanted.earlier, self.comparison())
-        found = self.earlier
+        self.earlier = found = pooled(self.wanted.earlier, self.comparison())
         for workers, launches in zip(self.sides, (found.head, found.base), strict=True):
             workers.launches.extend(launches)
         self.again, self.out_of_time = [*found.again], found.out_of_time
@@ -219,7 +216,8 @@ class _PairRun:
         """
         if JUDGED_TIME not in judged(self.case) or not unlike(self.comparison()):
             return
-        last = min(number + self.timing.ahead, MOST_PAIRS + len(self.again))
+        most = MOST_PAIRS - self.earlier.pairs + len(self.again)
+        last = min(number + self.timing.ahead, self.first - 1 + most)
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
         for launch in self._next():

@@ -11,7 +11,7 @@ NORM = "triton_per_fused_add_native_layer_norm"
 
 def row(name, calls=12.0, us=1000.0, grid=(64, 1, 1), kind="Triton", operator=""):
     """A kernel of a forward pass."""
-    canonical = name.rstrip("0123456789")
+    canonical = name.rstrip("0123456789").rstrip("_")
     shape = {"grid": grid, "block": (128, 1, 1), "operator": operator}
     return KernelRow(name, canonical, kind, "forward", (calls,) * 2, (us,) * 2, **shape)
 

@@ -584,6 +584,13 @@ def test_a_retry_on_another_card_begins_anew(world, measure):
     assert again.head.launches[0] is not before.head.launches[0]
 
 
+def test_a_retry_that_begins_anew_has_the_whole_plan_before_it(world, measure):
+    """Pairs import ahead, however many there were that do not count."""
+    before = replace(measure(24, GPU), timing={})
+    measure(1, GPU, earlier=(before,))
+    assert {"pair 25 head", "pair 26 head"} <= world.groups.keys()
+
+
 # failures
 
 

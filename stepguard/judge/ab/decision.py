@@ -84,16 +84,21 @@ def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None
     timed = comparison.pairs and all(launch.has_times() for launch in launches)
     if JUDGED_TIME not in comparison.head.gates or not timed:
         return None
-    found = decide(
+    found = by_plan(comparison, name)
+    if identical(comparison):
+        return replace(found, status=Status.SAME, final=True)
+    return _glanced(found, comparison.margins) if comparison.glance else found
+
+
+def by_plan(comparison: Comparison, name: str = JUDGED_TIME) -> Decision:
+    """Decide a time by the sequential plan alone."""
+    return decide(
         comparison.log_ratios(name),
         comparison.margins,
         comparison.prior,
         last=comparison.out_of_time,
         spent=comparison.spent,
     )
-    if identical(comparison):
-        return replace(found, status=Status.SAME, final=True)
-    return _glanced(found, comparison.margins) if comparison.glance else found
 
 
 def _glanced(found: Decision, margins: Margins) -> Decision:
@@ -317,8 +322,7 @@ def _own_reason(comparison: Comparison, found: Decision) -> Reason | None:
     """Return why a time passes that the plan did not decide: its step is the same, or a CPU's."""
     if identical(comparison):
         return Reason.IDENTICAL_STEP
-    by_plan = decide(comparison.log_ratios(), comparison.margins, comparison.prior).status
-    if not comparison.glance or by_plan is found.status:
+    if not comparison.glance or by_plan(comparison).status is found.status:
         return None
     slower = found.estimate_pct > comparison.margins.ignore_pct
     return Reason.MAYBE_SLOWER if slower else Reason.NO_SLOWDOWN

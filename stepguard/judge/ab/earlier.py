@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from stepguard.comparison import Comparison, DisturbedPair
 from stepguard.evidence import Evidence, Launch
-from stepguard.judge.ab.decision import decision, problem
-from stepguard.judge.ab.pairs import decide
+from stepguard.judge.ab.decision import by_plan, decision, problem
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.verdict import Decision, Status
+from stepguard.verdict import Status
 
 DIFFERS = "{name} was {then} and is {now}"
 MACHINE = ("device_uuid", "device_name", "driver", "torch", "python", "cpu_threads")
@@ -29,9 +28,14 @@ class EarlierPairs:
     again: tuple[DisturbedPair, ...] = ()
     together: bool = True
     spent: tuple[int, ...] = ()  # pairs at which an earlier run was judged since its time was up
-    decided: bool = False  # no further pair may change it
-    out_of_time: bool = False  # ... and it was decided when time was up
+    out_of_time: bool = False  # ... and decided then
+    status: Status = Status.INCONCLUSIVE  # what they say
     refused: str = ""  # why there are pairs of these commits that do not count
+
+    @property
+    def decided(self) -> bool:
+        """Tell whether no further pair may change what they say."""
+        return self.status is not Status.INCONCLUSIVE
 
     @property
     def pairs(self) -> int:
@@ -41,29 +45,19 @@ class EarlierPairs:
 
 def pooled(earlier: Sequence[Comparison], now: Comparison) -> EarlierPairs:
     """Return what ``now``, of which no pair is measured yet, goes on from: of the earlier runs,
-    newest first, the first that it can, since that holds the pairs of those before it. It does not
-    where two ran at the same time: of such runs the one that said SLOWER.
+    newest first, the first that it can, since that holds the pairs of those before it. Of two that
+    ran at the same time neither does: one that says SLOWER goes before all others.
     """
     refused = [_unlike(one, now) for one in earlier]
-    usable = [one for one, why in zip(earlier, refused, strict=True) if not why]
+    usable = [_from(one) for one, why in zip(earlier, refused, strict=True) if not why]
     if not usable:
         return EarlierPairs(refused=refused[0] if refused else "")
-    return _from(next((one for one in usable if _said(one).status is Status.SLOWER), usable[0]))
-
-
-def _said(earlier: Comparison) -> Decision:
-    return decide(
-        earlier.log_ratios(),
-        earlier.margins,
-        earlier.prior,
-        last=earlier.out_of_time,
-        spent=earlier.spent,
-    )
+    return next((one for one in usable if one.status is Status.SLOWER), usable[0])
 
 
 def _from(earlier: Comparison) -> EarlierPairs:
-    found = _said(earlier)
-    decided, spent = found.status is not Status.INCONCLUSIVE, earlier.spent
+    status, spent = by_plan(earlier).status, earlier.spent
+    decided = status is not Status.INCONCLUSIVE
     # Fewer pairs than the first analysis has decide nothing, so that nothing was spent.
     if earlier.out_of_time and not decided and earlier.pairs >= SEQUENTIAL_PLAN[0].pairs:
         spent = (*spent, earlier.pairs)
@@ -73,8 +67,8 @@ def _from(earlier: Comparison) -> EarlierPairs:
         again=earlier.again,
         together=earlier.together,
         spent=spent,
-        decided=decided,
         out_of_time=earlier.out_of_time and decided,
+        status=status,
     )
 
 
@@ -88,8 +82,7 @@ def _unlike(earlier: Comparison, now: Comparison) -> str:
                 return f"its tree {when} files that are in no commit, {loose[0]}"
         if differs := _differs(then, side):
             return differs
-    rules = ("margins", "prior", "timing", "glance", "files")
-    for name in rules:
+    for name in ("margins", "prior", "timing", "glance", "files"):
         then, is_now = getattr(earlier, name), getattr(now, name)
         if then != is_now:
             return DIFFERS.format(name=name, then=then, now=is_now)
