@@ -200,6 +200,12 @@ def test_one_run_collects_all_tests():
     assert sorted(set(tests)) == sorted(tests)
 
 
+@pytest.mark.parametrize("path", paths("tests"), ids=lambda path: path.name)
+def test_any_folders_are_collected_together(path):
+    """A folder's conftest is none to import: all have that name, and another's may be loaded."""
+    assert "conftest" not in packages(path)
+
+
 @pytest.mark.parametrize(
     "path", paths("studies") + paths("scripts"), ids=lambda path: str(path.relative_to(ROOT))
 )

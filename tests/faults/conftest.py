@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from interrupts import heed_interrupts
+from leftovers import leftovers, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = Path(__file__).resolve().parents[1]
@@ -25,6 +26,7 @@ import pytest
 import stepguard.launch.channel
 import stepguard.launch.group as launch
 from leaping_clock import LeapingClock
+from leftovers import leftovers
 from quick_launches import shorten_launches
 
 pytest_plugins = ["stepguard.plugin"]
@@ -42,50 +44,12 @@ if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test
 shorten_launches(pytest.MonkeyPatch(), counts=False)
 
 def pytest_runtest_logfinish(nodeid):
-    from leftovers import leftovers
     line = {"test": nodeid, "at": time.monotonic(), "tokens": list(TOKENS)}
     line["leftovers"] = leftovers(os.environ["TMPDIR"], TOKENS)
     TOKENS.clear()
     with open("aftermath.jsonl", "a") as file:
         file.write(json.dumps(line) + "\\n")
 """
-
-LEFTOVERS = '''
-import os
-from pathlib import Path
-
-def environment(pid):
-    """A process's environment; empty when it is gone, a zombie, or another user's."""
-    try:
-        entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\\0")
-    except OSError:
-        return {}
-    pairs = (entry.decode(errors="replace").partition("=") for entry in entries)
-    return {key: value for key, _, value in pairs}
-
-def processes(tmpdir):
-    """(pid, environment) of every process of a launch whose scratch folder lies in tmpdir."""
-    found = {int(e): environment(e) for e in os.listdir("/proc") if e.isdigit()}
-    below = str(tmpdir) + "/"
-    return {
-        pid: env for pid, env in found.items()
-        if "STEPGUARD_TOKEN" in env and env.get("STEPGUARD_SCRATCH", "").startswith(below)
-    }
-
-def sockets(tokens):
-    """Abstract sockets of these launches."""
-    text = Path("/proc/net/unix").read_text()
-    return [line for line in text.splitlines() if any(f"stepguard-{t}" in line for t in tokens)]
-
-def leftovers(tmpdir, tokens):
-    """Whatever is still there of launches that are over."""
-    left = [f"process {pid}" for pid in processes(tmpdir)]
-    left += [f"folder {name}" for name in os.listdir(tmpdir) if name.startswith("stepguard-")]
-    return left + [f"socket {line}" for line in sockets(tokens)]
-'''
-_made: dict[str, object] = {}
-exec(LEFTOVERS, _made)
-processes, leftovers = _made["processes"], _made["leftovers"]
 
 
 class GateRun:
@@ -95,7 +59,6 @@ class GateRun:
         self.folder, self.tmpdir = folder, folder / "tmp"
         self.tmpdir.mkdir(parents=True)
         (folder / "conftest.py").write_text(INNER_CONFTEST)
-        (folder / "leftovers.py").write_text(LEFTOVERS)
         (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
         (folder / "factories.py").write_text((TESTS / "factories.py").read_text())
         (folder / "sleeper.py").write_text("from factories import fail\n\nfail('hang')\n")
