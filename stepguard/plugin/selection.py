@@ -23,8 +23,8 @@ class Wanted:
 
     def __init__(self, text: str | None) -> None:
         self.text = text
-        self._names = [name.strip() for name in (text or "").split(",") if name.strip()]
-        self._patterns = [re.escape(name).replace(r"\*", ".*") for name in self._names]
+        self.names = [name.strip() for name in (text or "").split(",") if name.strip()]
+        self._patterns = [re.escape(name).replace(r"\*", ".*") for name in self.names]
 
     def __contains__(self, case_id: str) -> bool:
         patterns = self._patterns
@@ -32,7 +32,7 @@ class Wanted:
 
     def refuse_unknown(self, known: Sequence[str]) -> None:
         """Raise UsageError for a name that is none of these cases."""
-        for name, one in zip(self._names, self._patterns, strict=True):
+        for name, one in zip(self.names, self._patterns, strict=True):
             if not any(re.fullmatch(one, case_id) for case_id in known):
                 has = listed(known, 10)
                 raise pytest.UsageError(f"--perf-select={name}: no such case; there is: {has}")
@@ -143,13 +143,13 @@ class Selection:
         return [argument for argument in self._config.args if argument in typed]
 
     def _unsaid(self) -> str:
-        named = sorted({*self._config.args} - {*self._typed()})
-        return f"settings or PYTEST_ADDOPTS name {', '.join(named)}, and not the command"
+        named = listed(sorted({*self._config.args} - {*self._typed()}))
+        return f"settings or PYTEST_ADDOPTS name {named}, and not the command"
 
     def _left_out_by(self) -> str:
         if self.wanted.text is not None:
-            return f"--perf-select={self.wanted.text}"
-        return f"the arguments {' '.join(self._config.args)}"
+            return f"--perf-select={listed(self.wanted.names)}"
+        return f"the arguments {listed(self._config.args)}"
 
     def _state(self, node: str, test: CollectedTest, case: Case | None, guarded: bool) -> CaseState:
         state, why = self._became(node, case)

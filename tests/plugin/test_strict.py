@@ -347,13 +347,20 @@ def test_where_an_option_comes_from_is_said(project, monkeypatch):
     result.stderr.fnmatch_lines(["*deselected by -k 'step?a?' of PYTEST_ADDOPTS; *"])
 
 
-@pytest.mark.parametrize("names", ["linear[a]", "*[a]", "linear[a],linear[a*"])
 @pytest.mark.parametrize("strict", [(), ("--perf-strict",)])
-def test_a_selection_that_is_meant_passes(project, names, strict):
+@pytest.mark.parametrize(
+    ("names", "told"),
+    [
+        ("linear[a]", "linear[a]"),
+        ("*[a]", "*[a]"),
+        ("linear[a],linear[a*", "linear[a] and 1 more"),
+    ],
+)
+def test_a_selection_that_is_meant_passes(project, names, told, strict):
     """Strict or not, its cases alone are measured, and a line says what was left out."""
     result = project.run(*strict, f"--perf-select={names}", "--perf-json=run.json")
     assert result.ret == 0 and project.measured == ["linear[a]"]
-    assert f"left out by --perf-select={names}: 1 of 2 cases (linear[b])" in result.outlines
+    assert f"left out by --perf-select={told}: 1 of 2 cases (linear[b])" in result.outlines
     states = {one.case: one.state for one in load_document(project.path / "run.json").cases}
     assert states == {"linear[a]": State.MEASURED, "linear[b]": State.LEFT_OUT}
 
@@ -363,6 +370,15 @@ def test_a_path_is_a_selection_that_is_meant(project):
     result = project.run("--perf-strict", "test_perf.py::test_step[a]")
     assert result.ret == 0 and project.measured == ["linear[a]"]
     result.says("left out by the arguments *test_step[[]a]: 1 of 2 cases (*")
+
+
+def test_many_paths_are_not_all_repeated(gate):
+    """Who named them knows them: the first and their number say which selection is meant."""
+    gate.suite(*(gate.cpu(name) for name in "abc"))
+    gate.record(gate.cpu("a"), gate.cpu("b"), gate.cpu("c"))
+    gate.commit()
+    result = gate.run("test_perf.py::test_step[a]", "test_perf.py::test_step[b]")
+    result.says("left out by the arguments *test_step[[]a] and 1 more: 1 of 3 cases (linear[[]c])")
 
 
 @pytest.mark.parametrize("setting", ["testpaths", "addopts", "PYTEST_ADDOPTS"])
