@@ -67,6 +67,8 @@ def _sweep(options: argparse.Namespace) -> int:
     for values, case in left:
         with line.case(case.id):
             result = suite.run(case, line.stage)
+        if not result.evidence.faults:
+            line.learn(case.id, result.evidence.wall_s)
         rows = [*content.rows, _row(values, result)]
         content = msgspec.structs.replace(content, rows=rows)
         save(folder / ROWS, content, SCHEMA, "the rows before are kept: the same command again")

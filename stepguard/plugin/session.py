@@ -202,6 +202,8 @@ class Session:
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
         with line.case(case.id, suite.longest_s(case)):
             result = suite.run(case, line.stage)
+        if not result.evidence.faults:  # it would have ended early, or waited for a deadline
+            line.learn(case.id, result.evidence.wall_s)
         self.selection.measured(item, case)
         self.recorder.record(result)
         return self.recorder.marked(result)
@@ -239,7 +241,8 @@ class Session:
                 base=option.perf_base or "",
                 base_baselines=self._base.folder if self._base else None,
             )
-            self._line = progress_line(self._config, Store(self._root).last_wall_s(self._cases))
+            last_s = Store(self._root).last_wall_s(self._cases, pairs=self._tree is not None)
+            self._line = progress_line(self._config, last_s)
             self._line.plan([(case.id, case.device) for case in self._cases])
         return self._suite, self._line
 

@@ -10,10 +10,10 @@ from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cu
 from stepguard.text import printable
 
 
-def progress_line(config: pytest.Config, expected_s: dict[str, float]) -> ProgressLine:
-    """Return the run's line on pytest's terminal; ``expected_s`` are its cases' times, by id."""
+def progress_line(config: pytest.Config, last_s: dict[str, float]) -> ProgressLine:
+    """Return the run's line on pytest's terminal; ``last_s`` is what its cases took before."""
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    return ProgressLine(_screen(config, reporter), config.option.verbose > 0, expected_s)
+    return ProgressLine(_screen(config, reporter), config.option.verbose > 0, last_s)
 
 
 def _screen(config: pytest.Config, reporter: Any) -> Screen:

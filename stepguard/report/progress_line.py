@@ -8,14 +8,15 @@ In a log a line says that a case begins, and with -v every stage gets one.
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TextIO
 
 from stepguard.device import CPU, GPU
 from stepguard.text import printable
 
-GUESS_S = {GPU: 110.0, CPU: 20.0}  # a case that never ran here
+GUESS_S = {GPU: 110.0, CPU: 20.0}  # a case that never ran here, nor another one in this run
 ID_LEAST = 10  # columns that a case's id keeps
 CLEAR = "\x1b[K"  # to the end of the line
 UP, RIGHT = "\x1b[A", "\x1b[{}C"
@@ -34,11 +35,13 @@ class Screen:
 class ProgressLine:
     """Progress of a run of cases."""
 
-    def __init__(self, screen: Screen, verbose: bool, expected_s: dict[str, float]) -> None:
+    def __init__(self, screen: Screen, verbose: bool, last_s: Mapping[str, float]) -> None:
         self._screen, self._write, self._verbose = screen, screen.write, verbose
         self._terminal, self._column = screen.terminal, 0
-        self._expected_s = expected_s
-        self._queue: list[tuple[str, str]] = []
+        self._last_s = last_s  # that cases took the last time, by id
+        self._took_s: dict[str, float] = {}  # in this run
+        self._device: dict[str, str] = {}
+        self._queue: list[str] = []
         self._done = 0
         self._case = ""
         self._began = 0.0
@@ -48,7 +51,7 @@ class ProgressLine:
 
     def plan(self, cases: list[tuple[str, str]]) -> None:
         """Take (case id, device) of every case to come, in order."""
-        self._queue = list(cases)
+        self._device, self._queue = dict(cases), [case_id for case_id, _ in cases]
 
     @contextlib.contextmanager
     def case(self, case_id: str, most_s: float | None = None) -> Iterator[None]:
@@ -60,14 +63,11 @@ class ProgressLine:
             self.end()
 
     def begin(self, case_id: str, most_s: float | None = None) -> None:
-        """Begin a case. ``most_s`` is how long it may take, where what it took before says nothing
-        of that: pairs with another revision go on until they decide.
-        """
+        """Begin a case. ``most_s`` is how long it may take, where it goes on until it decides."""
         self._case, self._began, self._stage = printable(case_id), time.monotonic(), ""
         self._most_s = most_s
         if not self._terminal:
-            about = f"about {clock(self._left_s())} left"
-            left = about if most_s is None else f"up to about {clock(most_s)}"
+            left = self._most(0.0) or f"about {clock(self._left_s())} left"
             self._write(f"\n{self._position()} {self._case}: {left}\n")
         elif column := self._screen.column():
             self._column = column % self._screen.width()
@@ -106,25 +106,35 @@ class ProgressLine:
     def _tails(self, took_s: float) -> list[str]:
         """Return what can be said of the time, the shortest last."""
         took = f"  {clock(took_s)}"
-        if self._most_s is not None:
-            return [f"{took}, up to about {clock(self._most_s)}", took]
+        if most := self._most(took_s):
+            return [f"{took}, {most}", took]
         expected_s, others_s = self._of(self._case), self._others_s()
         if took_s <= expected_s:
             left = clock(self._left_s())
             return [f"{took}, about {left} left", f"  about {left} left", f"  {left} left"]
-        what = "the last time" if self._case in self._expected_s else "guessed"
-        longer = f"{took}, longer than {what} ({clock(expected_s)})"
+        longer = f"{took}, longer than expected ({clock(expected_s)})"
         then = [f"{longer}, then about {clock(others_s)}"] if others_s else []
         return [*then, longer, took]
+
+    def _most(self, took_s: float) -> str:
+        """Return how long a case may take that goes on until it decides, where no more is known."""
+        known_s = self._known_s(self._case)
+        if self._most_s is None or known_s is not None and took_s <= known_s:
+            return ""
+        return f"up to about {clock(self._most_s)}"
 
     def end(self) -> None:
         """End the case, and take its line away."""
         if self._terminal and self._case:
             back = UP + RIGHT.format(self._column) if self._column else ""
             self._write(f"\r{CLEAR}{back}")
-        self._queue = [item for item in self._queue if item[0] != self._case]
+        self._queue = [case_id for case_id in self._queue if case_id != self._case]
         self._done += 1
         self._case, self._column = "", 0
+
+    def learn(self, case_id: str, took_s: float) -> None:
+        """Take how long a case took that came to its end: it says how long others will take."""
+        self._took_s[case_id] = took_s
 
     def _position(self) -> str:
         return f"[{self._done + 1}/{self._done + max(1, len(self._queue))}]"
@@ -135,11 +145,32 @@ class ProgressLine:
 
     def _others_s(self) -> float:
         """Return how long the cases that are still to come will take."""
-        return sum(self._of(case_id) for case_id, _ in self._queue if case_id != self._case)
+        return sum(self._of(case_id) for case_id in self._queue if case_id != self._case)
 
     def _of(self, case_id: str) -> float:
-        device = dict(self._queue).get(case_id, "")
-        return self._expected_s.get(case_id, GUESS_S.get(device, 0.0))
+        known_s = self._known_s(case_id)
+        return GUESS_S.get(self._device.get(case_id, ""), 0.0) if known_s is None else known_s
+
+    def _known_s(self, case_id: str) -> float | None:
+        device = self._device.get(case_id)
+        alike = {one: s for one, s in self._took_s.items() if self._device.get(one) == device}
+        return expected_s(case_id, self._last_s, alike)
+
+
+def expected_s(
+    case_id: str, last_s: Mapping[str, float], took_s: Mapping[str, float]
+) -> float | None:
+    """Return how long a case will take; None where nothing is known. By id, ``last_s`` are what
+    cases took the last time, ``took_s`` what those of this run took that are over.
+
+    It is what the case took the last time, by as much longer as those of this run took than their
+    own last time; without a last time, the mean of those of this run.
+    """
+    if case_id in last_s:
+        both = took_s.keys() & last_s.keys()
+        before_s = sum(last_s[one] for one in both)
+        return last_s[case_id] * (sum(took_s[one] for one in both) / before_s if before_s else 1.0)
+    return fmean(took_s.values()) if took_s else None
 
 
 def has_cursor(file: TextIO) -> bool:

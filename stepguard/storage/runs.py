@@ -172,18 +172,33 @@ class Store:
             return ""
         return next((found.against for found in _readable_comparisons(runs[-1])), "")
 
-    def last_wall_s(self, cases: Iterable[Case]) -> dict[str, float]:
-        """Return the seconds that each of these cases took the last time, for the progress line."""
-        asked = {case.id: case.as_dict().items() for case in cases}
-        # A run that failed ended early, or waited for a deadline. One with other parameters, under
-        # the same id, says nothing either.
-        return {
-            found.case_id: found.wall_s
-            for _, found in self._newest()
-            if not found.faults
-            and found.case_id in asked
-            and asked[found.case_id] <= found.case.items()
-        }
+    def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
+        """Return the seconds that each of these cases took the last time, alone or in ``pairs``,
+        for the progress line.
+        """
+        runs, found = [*reversed(self._runs())], {}
+        for case in cases:
+            walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)
+            if newest_s := next(filter(None, walls_s), None):
+                found[case.id] = newest_s
+        return found
+
+
+def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
+    """Return how long a case took; None for a run that says nothing of it."""
+    try:
+        if pairs:
+            (both,) = read_comparisons(folder / COMPARISON)
+            sides = [both.head, both.base]
+        else:
+            sides = [read_evidence(folder / EVIDENCE)]
+    except FileError:
+        return None
+    # A run that failed ended early, or waited for a deadline. One with other parameters, under
+    # the same id, says nothing either.
+    asked = case.as_dict().items()
+    sound = all(not one.faults and asked <= one.case.items() for one in sides)
+    return sides[0].wall_s if sound else None
 
 
 def _digest(data: bytes) -> bytes:

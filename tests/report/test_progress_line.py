@@ -5,7 +5,7 @@ import re
 import pytest
 
 from stepguard.report import progress_line
-from stepguard.report.progress_line import CLEAR, ProgressLine, Screen
+from stepguard.report.progress_line import CLEAR, ProgressLine, Screen, expected_s
 
 
 class Terminal:
@@ -56,10 +56,10 @@ class Terminal:
         minutes, seconds = re.search(r"(\d+):(\d\d) left", self.shown).groups()
         return 60 * int(minutes) + int(seconds)
 
-    def line(self, expected_s=None, terminal=True, verbose=False):
+    def line(self, last_s=None, terminal=True, verbose=False):
         """A progress line on it."""
         screen = Screen(self.write, terminal, lambda: self.width, lambda: self.column)
-        return ProgressLine(screen, verbose, expected_s or {})
+        return ProgressLine(screen, verbose, last_s or {})
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_the_progress_line_counts_down(screen):
     assert "[2/2] b: start" in screen.shown
     screen.now_s += 500
     line.stage("slow today")
-    assert screen.shown.endswith("  8:20, longer than the last time (0:30)")
+    assert screen.shown.endswith("  8:20, longer than expected (0:30)")
 
 
 def test_a_case_that_takes_longer_says_so(screen):
@@ -156,26 +156,65 @@ def test_a_case_that_takes_longer_says_so(screen):
     line.begin("a")
     screen.now_s += 52
     line.stage("build and first step")
-    tail = "  0:52, longer than the last time (0:12), then about 1:50"
+    tail = "  0:52, longer than expected (0:12), then about 1:50"
     assert screen.shown.endswith(tail)
     line.end()
     line.begin("c")
     screen.now_s += 25
     line.stage("start")
-    assert screen.shown.endswith("  0:25, longer than guessed (0:20), then about 1:30")
+    assert screen.shown.endswith("  0:25, longer than expected (0:20), then about 1:30")
 
 
 def test_pairs_say_up_to_when_they_may_go_on(screen):
-    """What the case took the last time, alone, says nothing of them."""
-    line = screen.line({"a": 12.0})
-    line.plan([("a", "cuda")])
+    """Where nothing is known of them, or they have gone on for longer than was expected."""
+    line = screen.line({"b": 60.0})
+    line.plan([("a", "cuda"), ("b", "cuda")])
     line.begin("a", 900.0)
     screen.now_s += 52
     line.stage("pair 1 head: block 1 of 2")
     assert screen.shown.endswith("  0:52, up to about 15:00")
-    log = screen.line({"a": 12.0}, terminal=False)
+    line.end()
+    line.begin("b", 900.0)
+    line.stage("start")
+    assert screen.left() == 60
+    screen.now_s += 61
+    line.stage("pair 4 head: block 1 of 2")
+    assert screen.shown.endswith("  1:01, up to about 15:00")
+    log = screen.line(terminal=False)
+    log.plan([("a", "cuda")])
     log.begin("a", 900.0)
     assert screen.written[-1] == "\n[1/1] a: up to about 15:00\n"
+
+
+@pytest.mark.parametrize("most_s", [None, 900.0])
+def test_what_is_left_follows_the_cases_that_are_done(screen, most_s):
+    """A machine on which they take half of what was guessed is not called slow to the end."""
+    line = screen.line(terminal=False)
+    line.plan([(name, "cuda") for name in "abc"] + [("d", "cpu")])
+    left = []
+    for name, took_s in zip("abc", (60.0, 70.0, 65.0), strict=True):
+        line.begin(name, most_s)
+        left.append(screen.written[-1].rpartition(": ")[2].strip())
+        line.end()
+        line.learn(name, took_s)
+    first = "up to about 15:00" if most_s else "about 5:50 left"
+    assert left == [first, "about 2:20 left", "about 1:25 left"], "that on the CPU is guessed"
+
+
+@pytest.mark.parametrize(
+    ("last_s", "took_s", "expected"),
+    [
+        ({}, {}, None),  # nothing is known
+        ({}, {"b": 60.0, "c": 70.0}, 65.0),  # the mean of this run's
+        ({"a": 40.0}, {}, 40.0),  # its own last time
+        ({"a": 40.0}, {"b": 60.0}, 40.0),  # of b there is no last time: it may be a longer case
+        ({"a": 40.0, "b": 30.0, "c": 10.0}, {"b": 60.0, "c": 20.0}, 80.0),  # all take twice as long
+        ({"b": 30.0}, {"b": 60.0}, 60.0),
+    ],
+)
+def test_what_a_case_is_expected_to_take(last_s, took_s, expected):
+    """What it took the last time, at this run's pace; else the mean of this run."""
+    assert expected_s("a", last_s, took_s) == expected
 
 
 @pytest.mark.parametrize("width", [60, 72, 80])

@@ -101,15 +101,30 @@ def test_runs_sort_by_time(store):
     assert names == sorted(names) and len(set(names)) == 5
 
 
-def test_faulty_runs_do_not_time_the_progress_line(store):
-    """How long a case takes is told by its last run, unless that one failed."""
-    sound, faulty = Case("a", "m:f", {"n": 1}), Case("b", "m:f", {"n": 1})
-    for case, fields in ((sound, {}), (faulty, {"faults": (Fault("RAISED", "x"),)})):
-        made = evidence(case_id=case.id, case=case.as_dict(), wall_s=77.0, **fields)
-        store.keep(a_run(store, f"20261120T1-{case.name}"), case.slug, made)
-    assert store.last_wall_s([sound, faulty]) == {sound.id: 77.0}
-    other = Case("a", "m:f", {"n": 2})
-    assert store.last_wall_s([other]) == {}, "of other parameters, under the same id"
+def test_the_last_sound_run_times_the_progress_line(store):
+    """One that failed says nothing of how long a case takes, nor one of other parameters."""
+    case, faults = Case("a", "m:f", {"n": 1}), (Fault("RAISED", "x"),)
+    for run, fields in (
+        ("1", {"wall_s": 55.0}),
+        ("2", {"wall_s": 77.0}),
+        ("3", {"faults": faults}),
+    ):
+        made = evidence(case_id=case.id, case=case.as_dict(), **fields)
+        store.keep(a_run(store, f"20261120T{run}-1"), case.slug, made)
+    assert store.last_wall_s([case]) == {case.id: 77.0}
+    assert store.last_wall_s([Case("a", "m:f", {"n": 2})]) == {}, "under the same id"
+
+
+def test_pairs_are_timed_by_pairs(store):
+    """A comparison takes several times as long as the case alone."""
+    case = Case("a", "m:f", {"n": 1})
+    run, made = a_run(store, "20261120T1-1"), evidence(case_id=case.id, case=case.as_dict())
+    store.keep(run, case.slug, replace(made, wall_s=20.0))
+    assert store.last_wall_s([case], pairs=True) == {}
+    found = replace(alike([0.0]), head=replace(made, wall_s=90.0), base=made)
+    store.keep_comparison(run, case.slug, found)
+    assert store.last_wall_s([case], pairs=True) == {case.id: 90.0}
+    assert store.last_wall_s([case]) == {case.id: 20.0}
 
 
 def test_a_folder_that_cannot_be_made_is_said(tmp_path):
