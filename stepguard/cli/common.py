@@ -63,6 +63,11 @@ def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
     return line
 
 
+def table_width() -> int:
+    """Return how wide a table may be that is printed; 0 for any width, in a file."""
+    return columns(sys.stdout) if sys.stdout.isatty() else 0
+
+
 def add_parser(
     commands: Any, root: Path, name: str, call: Callable[[argparse.Namespace], int], text: str
 ) -> argparse.ArgumentParser:

@@ -4,7 +4,6 @@ python -m stepguard judge 'train_step[124m-bf16]' --evidence artifacts/
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,13 @@ from stepguard.cli.common import (
     put_json,
     refuse_target,
     say,
+    table_width,
     verdict_of_run,
     wanted_evidence,
 )
 from stepguard.comparison import Comparison
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
-from stepguard.report.progress_line import columns
 from stepguard.report.stored.waivers import sentences
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, pairs_beside, read_comparisons
@@ -75,8 +74,7 @@ def _pairs_alone(options: argparse.Namespace) -> list[Comparison]:
 
 
 def _say(verdicts: list[Verdict]) -> None:
-    width = columns(sys.stdout) if sys.stdout.isatty() else 0
-    say(*(text for text, _ in table.lines(table.rows(verdicts), width)))
+    say(*(text for text, _ in table.lines(table.rows(verdicts), table_width())))
     for verdict in verdicts:
         if verdict.status is not Status.SAME:
             say(words.headline(verdict), *words.evidence_lines(verdict))

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stepguard.case import Scalar
-from stepguard.cli.common import UsageError, progress_line, say, suite_of
+from stepguard.cli.common import UsageError, progress_line, say, suite_of, table_width
 from stepguard.device import is_gpu
 from stepguard.git.worktree import FOLDER
 from stepguard.judge.soundness import measurement_problem
@@ -102,7 +102,7 @@ def _row(values: dict[str, Scalar], result: Result) -> Row:
 
 def _report(folder: Path, content: SweepFile) -> int:
     """Print the table and write CSV and chart; 1 where a row failed, unless for want of memory."""
-    say(*report.table(content))
+    say(*report.table(content, table_width()))
     report.write_csv(content, folder / "rows.csv")
     written = [ROWS, "rows.csv"]
     if content.sweep.report.plot:

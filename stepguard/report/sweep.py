@@ -2,6 +2,7 @@
 
 import csv
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,15 @@ from stepguard.report.table import aligned
 from stepguard.sweep import MEASURED, Row, SweepFile
 from stepguard.verdict import Reason
 
+HEADING = 12  # columns of a line of a heading: "step_ms [ms]"
 
-def table(content: SweepFile) -> Iterator[str]:
-    """Yield the rows with the columns that the sweep asks for, and what became of each."""
+
+def table(content: SweepFile, width: int = 0) -> Iterator[str]:
+    """Yield the rows with the columns that the sweep asks for, and what became of each.
+
+    Where they are wider than ``width`` columns, if that is not 0, headings get several lines, and
+    as many of the first parameters as need be a line of their own above their rows.
+    """
     names, columns = list(content.sweep.grid), content.sweep.report.columns
     header = [*names, *(f"{name} {_unit(name)}".rstrip() for name in columns), "status"]
     rows = [
@@ -24,7 +31,37 @@ def table(content: SweepFile) -> Iterator[str]:
         ]
         for row in content.rows
     ]
-    yield from aligned([header, *rows], left=(len(header) - 1,))
+    lines = list(_grouped(header, rows, above=0))
+    for above in range(len(names)):
+        if width and max(map(len, lines)) > width:
+            lines = list(_grouped([_narrow(text) for text in header], rows, above))
+    yield from lines
+
+
+def _grouped(header: list[str], rows: list[list[str]], above: int) -> Iterator[str]:
+    """Yield the table; the first columns, as many as go ``above``, are in a line above each group
+    of rows that have them in common.
+    """
+    cells = [row[above:] for row in (header, *rows)]
+    texts = list(aligned(cells, left=(len(cells[0]) - 1,)))
+    first = len(texts) - len(rows)
+    yield from texts[:first]
+    before: list[str] = []
+    for row, text in zip(rows, texts[first:], strict=True):
+        if row[:above] != before:
+            before = row[:above]
+            yield ", ".join(f"{name} {value}" for name, value in zip(header, before, strict=False))
+        yield text
+
+
+def _narrow(heading: str) -> str:
+    """Break a heading into lines, between its words."""
+    lines = [""]
+    for word in re.findall("[_: ]?[^_: ]+", heading):
+        if lines[-1] and len(lines[-1] + word) > HEADING:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(map(str.strip, lines))
 
 
 def _cell(row: Row, column: str) -> str:

@@ -114,11 +114,14 @@ def _stacked(row: Row, width: int) -> Iterator[str]:
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> Iterator[str]:
     """Yield a table, its header first: the columns ``left`` to the left, others to the right. A
-    cell without text is "-"; a column without any is left out.
+    cell without text is "-"; a column without any is left out. Headings may have several lines.
     """
     header, *body = rows
     kept = [i for i in range(len(header)) if not body or any(row[i] for row in body)]
-    filled = [[row[i] or "-" for i in kept] for row in rows]
+    headings = [header[i].split("\n") for i in kept]
+    height = max(map(len, headings), default=1)
+    above = [[""] * (height - len(heading)) + heading for heading in headings]
+    filled = [*zip(*above, strict=True), *([row[i] or "-" for i in kept] for row in body)]
     widths = [max(map(len, column)) for column in zip(*filled, strict=True)]
     for row in filled:
         cells = zip(kept, row, widths, strict=True)
