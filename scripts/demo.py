@@ -2,33 +2,62 @@
 
     make demo
 
+Where baselines/ has no recording of this torch or kind of CPU, the copy's step is recorded first.
 Nothing in this tree is touched. Exit status 0 when the gate failed at the planted line, 1 when it
 did not: then the gate is broken, not the demo.
 """
 
+import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 import tempfile
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TARGET = "model/workloads.py"
 ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 PLANT = "            self.last_loss = loss.item()\n"
-COPIED = ("model", "stepguard", "perf_tests", "baselines", "conftest.py", "pytest.ini")
+BASELINE, CASE = "baselines/cpu.json", "train_step[nano-cpu]"
+COPIED = "model stepguard perf_tests baselines conftest.py pytest.ini .gitignore".split()
 SUITE = ["perf_tests", "-q", "-m", "smoke", "-k", "train_step and nano-cpu and not compiled"]
 
 
-def planted(folder: Path) -> int:
-    """Copy the tree to ``folder``, plant the sync there, and return its line number."""
+def copy(folder: Path) -> None:
+    """Copy the tree to ``folder``."""
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, folder / name)
+
+
+def is_recorded() -> bool:
+    """Tell whether the step is recorded under this torch, on this kind of CPU."""
+    entry = json.loads((ROOT / BASELINE).read_text())["cases"][CASE]
+    here = {"arch": platform.machine(), "torch": metadata.version("torch").partition("+")[0]}
+    known = [recording["software"] for recording in entry["epochs"][-1]["recordings"]]
+    return any(here.items() <= software.items() for software in known)
+
+
+def record(folder: Path) -> None:
+    """Record the copy's step as it is. Exits with what pytest said if it cannot be."""
+    (folder / BASELINE).unlink()
+    who = ("-c", "user.name=demo", "-c", "user.email=demo@localhost")  # only a commit is recorded
+    for command in ("init -q", "add .", "commit -q --no-verify -m copy"):
+        subprocess.run(["git", *who, *command.split()], cwd=folder, check=True)
+    command, env = gate("--perf-update-new")
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"demo: the step cannot be recorded\n{done.stdout}{done.stderr}")
+
+
+def plant(folder: Path) -> int:
+    """Plant the sync into the copy, and return its line number."""
     target = folder / TARGET
     before, found, after = target.read_text().partition(ANCHOR)
     if not found:
@@ -37,17 +66,27 @@ def planted(folder: Path) -> int:
     return (before + found).count("\n") + 1
 
 
+def gate(*options: str) -> tuple[list[str], dict[str, str]]:
+    """Return the command of the gate with more options, and its environment: in CI a choice by -k
+    would be refused, and the copy is no commit. This run is no gate.
+    """
+    command = [sys.executable, "-m", "pytest", *SUITE, "-p", "no:cacheprovider", *options]
+    return command, {name: value for name, value in os.environ.items() if name != "CI"}
+
+
 def main() -> int:
     """Plant, run and show; return 0 if the gate failed at the planted line."""
     with tempfile.TemporaryDirectory(prefix="stepguard-demo-") as name:
         folder = Path(name)
-        line = planted(folder)
+        copy(folder)
+        if not is_recorded():
+            print(f"{BASELINE} has no recording of this torch: the copy is recorded first\n")
+            record(folder)
+        line = plant(folder)
         print(f"A copy of the training step now reads its loss in every micro-step ({TARGET}):\n")
         print(f"  {line - 1}  {ANCHOR.strip()}\n+ {line}  {PLANT.strip()}\n", flush=True)
-        command = [sys.executable, "-m", "pytest", *SUITE, "-p", "no:cacheprovider"]
         print(f"$ pytest perf_tests -m smoke -k '{SUITE[-1]}'", flush=True)
-        # In CI a choice by -k would be refused, and the copy is no commit: this run is no gate.
-        env = {name: value for name, value in os.environ.items() if name != "CI"}
+        command, env = gate()
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, cwd=folder, env=env, stdout=pipe, text=True)
         assert process.stdout is not None

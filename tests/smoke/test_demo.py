@@ -1,5 +1,6 @@
 """make demo, as a user runs it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -25,3 +26,15 @@ def test_the_demo_names_its_plant():
     # Nothing is named that is deleted with the copy.
     named = ("accept: ", "-m stepguard waive", ".stepguard/runs")
     assert not [text for text in named if text in done.stdout]
+
+
+def test_another_torch_is_recorded_first(tmp_path, monkeypatch):
+    """Under a torch that no recording is of, the copy's own step becomes the only recording."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    import demo
+
+    monkeypatch.setattr(demo.metadata, "version", lambda name: "2.8.0+cpu")
+    assert not demo.is_recorded()
+    demo.copy(tmp_path)
+    demo.record(tmp_path)
+    assert list(json.loads((tmp_path / demo.BASELINE).read_text())["cases"]) == [demo.CASE]
