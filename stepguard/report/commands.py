@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepguard.expectation import KEY
+from stepguard.judge.ab.sequential_plan import may_decide_later
 from stepguard.judge.waivers import suggested_sizes
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -121,12 +122,21 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
             f"after the merge, on main: {again}, then {accept}{then}",
         ]
     if verdict.reason is Reason.UNDECIDED:
-        return ["give it more time: --perf-budget=MIN"]
+        return [_decide(verdict, commands)]
     if verdict.reason is Reason.UNPROVEN:
         return ["judge it again, alone: name this one test"]
     if verdict.status is Status.NOT_COMPARABLE:
         return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
     return [commands.doctor] if verdict.status is Status.UNFIT else []
+
+
+def _decide(verdict: Verdict, commands: Commands) -> str:
+    pairs = verdict.worst.pairs.decision.pairs if verdict.worst and verdict.worst.pairs else 0
+    if may_decide_later(pairs, (pairs,)):
+        return "give it more time: --perf-budget=MIN"
+    measure = f"pytest perf_tests{commands.in_folder('--perf-baselines=')} --perf-against=HEAD"
+    learn = f"{commands.python} -m stepguard calibrate{commands.in_folder()}"
+    return f"no further pair can decide; learn this machine's noise: {measure}, then {learn}"
 
 
 def _declared(verdict: Verdict) -> list[tuple[str, str]]:

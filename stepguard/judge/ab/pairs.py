@@ -24,6 +24,7 @@ from stepguard.judge.ab.sequential_plan import (
     InterimAnalysis,
     analysis_at,
     may_decide,
+    may_decide_later,
 )
 from stepguard.verdict import Decision, Status
 
@@ -129,8 +130,7 @@ def decide(
     bounds() does.
     """
     found = bounds(log_ratios, prior)
-    count, budget = found.pairs, MOST_PAIRS
-    status = Status.INCONCLUSIVE
+    count, status = found.pairs, Status.INCONCLUSIVE
     if may_decide(count, last, spent):
         status = found.status(margins)
     return Decision(
@@ -141,8 +141,8 @@ def decide(
         pairs=count,
         sd_pct=100 * found.sd,
         p_value=found.p_value,
-        smallest_detectable_pct=smallest_detectable_pct(budget, 100 * found.sd, margins, prior),
-        final=last or status is not Status.INCONCLUSIVE or count == budget,
+        smallest_detectable_pct=smallest_detectable_pct(MOST_PAIRS, 100 * found.sd, margins, prior),
+        final=last or status is not Status.INCONCLUSIVE or not may_decide_later(count, spent),
     )
 
 

@@ -47,11 +47,16 @@ def may_decide(pairs: int, last: bool, spent: Sequence[int] = ()) -> bool:
     (``last``), which spends the error of the next one. What was ``spent`` so at some number of
     pairs, in an earlier run that these pairs are of, is not there again.
     """
+    return (last or _due(pairs) == pairs) and _due(pairs) not in map(_due, spent)
 
-    def due(at: int) -> int:
-        return min((one.pairs for one in SEQUENTIAL_PLAN if one.pairs >= at), default=0)
 
-    return (last or due(pairs) == pairs) and due(pairs) not in map(due, spent)
+def may_decide_later(pairs: int, spent: Sequence[int]) -> bool:
+    """Tell whether more pairs may decide."""
+    return any(may_decide(one.pairs, False, spent) for one in SEQUENTIAL_PLAN if one.pairs > pairs)
+
+
+def _due(pairs: int) -> int:
+    return min((one.pairs for one in SEQUENTIAL_PLAN if one.pairs >= pairs), default=0)
 
 
 def analysis_at(pairs: int) -> InterimAnalysis:

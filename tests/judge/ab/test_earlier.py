@@ -138,6 +138,12 @@ def test_an_analysis_is_made_once():
     assert decide(many, spent=(10,)).status is Status.INCONCLUSIVE
 
 
+@pytest.mark.parametrize(("pairs", "spent", "final"), [(20, (), False), (20, (20,), True)])
+def test_no_pair_is_measured_that_can_decide_nothing(pairs, spent, final):
+    """Once the plan's last analysis is spent a retry ends with the pairs that there are."""
+    assert decide([0.012, -0.004] * (pairs // 2), spent=spent).final is final
+
+
 def stubborn(draw, true_pct, sd_pct, wanted, again):
     """Run and run again until it says ``wanted``, twelve times at most; the last word. ``again``:
     each goes on from the pairs of the one before and has time for one to eight more; else each has
