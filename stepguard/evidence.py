@@ -205,6 +205,11 @@ class Evidence:
         assert self.fingerprint is not None
         return self.fingerprint.software_key(int(self.case["world_size"]))
 
+    @property
+    def of_no_commit(self) -> bool:
+        """Tell whether its tree had changes that are in no commit, or was changed meanwhile."""
+        return bool(self.dirty) or self.tree_changed
+
     def samples_ms(self) -> list[float]:
         """Return every single step of every launch's blocks."""
         return [ms for launch in self.launches for block in launch.blocks for ms in block.step_ms]

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ class Facts:
     results: Sequence[Result] = ()
     problems: Sequence[Problem] = ()
     notices: Sequence[str] = ()
-    waivers: Sequence[Waiver] = field(default=())
+    waivers: Sequence[Waiver] = ()
 
 
 def _end_of(exitstatus: int) -> End:

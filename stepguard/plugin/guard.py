@@ -29,7 +29,7 @@ from stepguard.text import listed
 
 
 class Guard:
-    """The guarded cases of a run. ``suited`` tells whether this machine is for a case.
+    """The guarded cases of a run. ``unsuited`` tells why this machine is not for a case.
 
     Only a strict run has ``problems``; it is refused, too, for what is known before it measures.
     """
@@ -40,14 +40,14 @@ class Guard:
         baselines: Path,
         commands: Commands,
         selection: Selection,
-        suited: Callable[[Case], bool],
+        unsuited: Callable[[Case], str],
     ) -> None:
         self.strict = is_strict(config)
         self.missed: list[Problem] = []  # found at the run's end
         self._refused: list[Problem] = []  # the failures of tests that tell them
         self._config, self._option = config, config.option
         self._baselines, self._commands = baselines, commands
-        self._selection, self._suited = selection, suited
+        self._selection, self._unsuited = selection, unsuited
         self._recorded: dict[str, Recorded] = {}  # for this machine, by case
         self._judging = self._recorded  # by the baselines that judge, which may be another branch's
 
@@ -125,7 +125,7 @@ class Guard:
 
     def states(self) -> list[CaseState]:
         """Return what became of every case by now."""
-        return self._selection.states(self._recorded, self._suited)
+        return self._selection.states(self._recorded, self._unsuited)
 
     @property
     def _files(self) -> dict[str, str]:

@@ -99,10 +99,10 @@ class Selection:
         return Counter(self._skipped.values())
 
     def states(
-        self, recorded: Mapping[str, Recorded], suited: Callable[[Case], bool]
+        self, recorded: Mapping[str, Recorded], unsuited: Callable[[Case], str]
     ) -> list[CaseState]:
         """Return what became of every case: of those collected, and of those ``recorded`` for
-        this machine. ``suited`` tells whether it is for a case.
+        this machine. ``unsuited`` tells why it is not for a case.
 
         Guarded is what is recorded, and what is new and no extended case; of a selection that says
         what it means, what it names.
@@ -114,7 +114,7 @@ class Selection:
         for node, test in self._collection.tests.items():
             case = self._measured.get(node, test.case)
             new = case is not None and case.id not in recorded and not case.extended
-            core_case = case is not None and (case.id in core or new and suited(case))
+            core_case = case is not None and (case.id in core or new and not unsuited(case))
             named = case is not None and self.wanted.text is not None and case.id in self.wanted
             guarded = named if self.wanted.text is not None else core_case
             found.append(self._state(node, test, case, guarded))

@@ -75,7 +75,7 @@ class Session:
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config, collection)
-        self.guard = Guard(config, self._baselines, self._commands, self.selection, self._suited)
+        self.guard = Guard(config, self._baselines, self._commands, self.selection, self._unsuited)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
         self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured
@@ -161,8 +161,8 @@ class Session:
     def _documents(self) -> list[str]:
         return [path for path in (self._option.perf_json, self._option.perf_report) if path]
 
-    def _suited(self, case: Case) -> bool:
-        return not unsuited(case, len(self._gpus), str(self._option.markexpr), self._launcher)
+    def _unsuited(self, case: Case) -> str:
+        return unsuited(case, len(self._gpus), str(self._option.markexpr), self._launcher)
 
     @_usage_errors()
     def plan(self, items: Sequence[pytest.Item]) -> None:
@@ -182,8 +182,7 @@ class Session:
             with _usage_errors(f"--perf-launcher={text}: "):
                 self._launcher = survey(text, self._root)
         for item, case in ours:
-            reason = unsuited(case, len(self._gpus), str(self._option.markexpr), self._launcher)
-            if reason:
+            if reason := self._unsuited(case):
                 self.selection.unsuited(item, reason)
                 item.add_marker(pytest.mark.skip(reason=f"{case.id}: {reason}"))
                 continue
@@ -254,8 +253,7 @@ class Session:
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
         path = self._commands.relative(result.evidence_path)
-        dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
-        return words.block(result.verdict, path, self._commands, dirty)
+        return words.block(result.verdict, path, self._commands, result.evidence.of_no_commit)
 
     def close(self) -> None:
         """Give up what the run holds."""
@@ -297,10 +295,8 @@ class Session:
         nothing = self.selection.asked and not results
         problems = list(self._refused) or problems_of(exitstatus, self.recorder.refused, nothing)
         problems += self.guard.problems
-        unwritten: list[str] = []
-        if not hasattr(self._config, "workerinput"):
-            unwritten = self._write(exitstatus, results, problems, states)
-            self._notices += unwritten
+        unwritten = self._write(exitstatus, results, problems, states)
+        self._notices += unwritten
         return not problems and not unwritten  # whoever reads a document would find an older one
 
     def _results(self) -> list[Result]:
@@ -315,7 +311,7 @@ class Session:
         states: list[CaseState],
     ) -> list[str]:
         """Write the documents that were asked for; return why one could not be."""
-        if not self._documents:
+        if not self._documents or hasattr(self._config, "workerinput"):
             return []
         gpus: tuple[Gpu, ...] | None = None
         # Whatever ended the run may be just this; then the document has the rest.

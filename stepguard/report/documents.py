@@ -63,7 +63,7 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
         metrics=summarise(evidence).values(),
         launches=[filled(LaunchDocument, one) for one in launches],
         verdict=verdict_document(result.verdict),
-        steps=next_steps(result.verdict, path, commands, bool(evidence.dirty)),
+        steps=next_steps(result.verdict, path, commands, evidence.of_no_commit),
         evidence=path,
         baseline=commands.relative(result.baseline_path),
         dirty=list(evidence.dirty),

@@ -55,21 +55,25 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
     yield from _problems(run.problems)
     for result in sorted(run.results, key=lambda r: r.verdict.status.rank):
         verdict = result.verdict
-        if verdict.recorded or verdict.status is Status.SAME and not verdict.has_notice:
-            continue
-        markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
-        head = words.headline(verdict, width)
-        yield head, markup
-        # Its block, among pytest's failures, has it all, unless the verdict is another one by now.
-        if verdict.outcome != "passed" and run.blocks and verdict.reason is not Reason.UNPROVEN:
-            continue
-        yield from ((line, {}) for line in words.places(verdict) if line.strip() not in head)
-        path = run.commands.relative(result.evidence_path)
-        dirty = bool(result.evidence.dirty) or result.evidence.tree_changed
-        steps = next_steps(verdict, path, run.commands, dirty)
-        declared = [f"commit: {one.sentence}" for one in verdict.expectations]
-        below = [*why.lines(verdict), *words.times(verdict), *declared, *steps[:1]]
-        yield from ((f"  {line}", {}) for line in below)
+        if not verdict.recorded and (verdict.status is not Status.SAME or verdict.has_notice):
+            yield from _headline(run, result, width)
+
+
+def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Markup]]:
+    """Yield a result's headline, and below it what no block of pytest's says."""
+    verdict = result.verdict
+    markup: Markup = {"yellow": True} if verdict.waived_until else colour(verdict.status)
+    head = words.headline(verdict, width)
+    yield head, markup
+    # Its block, among pytest's failures, has it all, unless the verdict is another one by now.
+    if verdict.outcome != "passed" and run.blocks and verdict.reason is not Reason.UNPROVEN:
+        return
+    yield from ((line, {}) for line in words.places(verdict) if line.strip() not in head)
+    path = run.commands.relative(result.evidence_path)
+    steps = next_steps(verdict, path, run.commands, result.evidence.of_no_commit)
+    declared = [f"commit: {one.sentence}" for one in verdict.expectations]
+    below = [*why.lines(verdict), *words.times(verdict), *declared, *steps[:1]]
+    yield from ((f"  {line}", {}) for line in below)
 
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:

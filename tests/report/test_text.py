@@ -586,6 +586,14 @@ def test_evidence_of_a_dirty_tree_says_what_comes_first():
     assert step.startswith("accept: commit, measure again, then python -m stepguard accept ")
 
 
+@pytest.mark.parametrize("how", [{"dirty": ("model/gpt.py",)}, {"tree_changed": True}])
+def test_a_document_offers_no_command_that_would_be_refused(how):
+    """Nor for a tree that was edited while it was measured."""
+    found = result(SLOWER, replace(evidence((270.0,) * 3), **how))
+    step, *_ = documents.result_document(found, Commands()).steps
+    assert step.startswith("accept: commit, measure again, then ")
+
+
 def test_remarks_name_what_was_measured_again():
     """Disturbed blocks, with the last reason, and a tree that was edited; else nothing."""
     assert words.remarks(evidence((250.0,) * 3)) == []
