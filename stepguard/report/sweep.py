@@ -13,6 +13,7 @@ from stepguard.sweep import MEASURED, Row, SweepFile
 from stepguard.verdict import Reason
 
 HEADING = 12  # columns of a line of a heading: "step_ms [ms]"
+_STYLES = ("-", "--", ":", "-.")  # of ten lines each: there are ten colours
 
 
 def table(content: SweepFile, width: int = 0) -> Iterator[str]:
@@ -85,9 +86,6 @@ def write_csv(content: SweepFile, path: Path) -> None:
             parameters = [row.parameters[name] for name in names]
             values = [row.values.get(name, "") for name in figures]
             writer.writerow([*parameters, row.status, row.message, *values])
-
-
-_STYLES = ("-", "--", ":", "-.")  # of ten lines each: there are ten colours
 
 
 def write_plot(content: SweepFile, path: Path) -> bool:

@@ -75,9 +75,7 @@ def accept(
     ``dry`` it is unchanged in any case. ``where`` is the option that names the folder of baselines
     to a command. ``machine_moved``: pairs found that a time differs by the machine alone.
     """
-    recording = recording_of(evidence)
-    assert evidence.fingerprint is not None
-    machine = machine_of(evidence)
+    recording, machine = recording_of(evidence), machine_of(evidence)
     content = load_for(path, machine) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
     entry = content.cases.get(evidence.case_id)
     if problem := spread_too_far(evidence, entry):
@@ -134,21 +132,13 @@ def _place(
             reason=reason if has_words(reason) else "first recording", recordings=[recording]
         )
         return Action.FIRST_RECORDING, 1, [epoch]
-    # Accepted twice, one run would count as two recordings that agree perfectly.
-    if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
-        raise Refused(f"{evidence.case_id}: this evidence ({recording.date}) is already recorded")
-    # By metric: beside one that is SLOWER or CHANGED the case's verdict does not show it.
-    undecided = [m.metric for m in verdict.metrics if m.gated and m.status is Status.INCONCLUSIVE]
-    if undecided:
-        what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
-        raise Refused(f"{evidence.case_id}: not recorded, {what}: measure again")
-    status = verdict.status
+    _refuse_doubtful(recording, entry, verdict)
     last = entry.epochs[-1]
     known = comparable(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
     # The times are still those of the level that other cards and days tell of.
     more = has_words(reason) and _only_adds_metrics(verdict, last)
-    joins = status is Status.SAME or not known or more
+    joins = verdict.status is Status.SAME or not known or more
     if entry.case == evidence.case and joins and not drift:
         # Places and parts are compared with the newest recording alone.
         software = recording.software
@@ -168,6 +158,17 @@ def _place(
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]
     epochs = [*before, Epoch(reason=reason, recordings=[recording])]
     return Action.EPOCH_OPENED, len(epochs), epochs
+
+
+def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> None:
+    # Accepted twice, one run would count as two recordings that agree perfectly.
+    if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
+        raise Refused(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
+    # By metric: beside one that is SLOWER or CHANGED the case's verdict does not show it.
+    undecided = [m.metric for m in verdict.metrics if m.gated and m.status is Status.INCONCLUSIVE]
+    if undecided:
+        what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
+        raise Refused(f"{verdict.case_id}: not recorded, {what}: measure again")
 
 
 def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import re
 from xml.etree import ElementTree
 
@@ -96,6 +97,16 @@ def test_a_file_that_cannot_be_read(tmp_path, capsys, text, words):
     status, out, err = run(capsys, path)
     assert (status, out) == (1, "")
     assert err.startswith(f"stepguard: {path}: ") and words in err and err.count("\n") == 1
+
+
+def test_a_pipe_cannot_be_read_twice(capsys):
+    """As of `trace <(...)`: what it was given, and what it needs."""
+    reader, writer = os.pipe()
+    os.write(writer, b'{"traceEvents": []}')
+    os.close(writer)
+    status, _, err = run(capsys, f"/dev/fd/{reader}")
+    os.close(reader)
+    assert (status, err) == (1, f"stepguard: /dev/fd/{reader}: give a file, not a pipe\n")
 
 
 def test_two_files_of_one_rank(tmp_path, capsys):

@@ -40,10 +40,9 @@ def locate_kept(tally: Tally, counted: CountedStep) -> None:
     quiet = () if counted.world_size > 1 else (torch.OutOfMemoryError,)
     with contextlib.suppress(*quiet), torch.compiler.set_stance("force_eager"):
         one = _made_by(1, counted)
-        found = gradients(counted.frozen, counted.device.type).values()
-        excluded = {
-            storage._cdata for storage in found
-        }  # are not counted, wherever a step drops them
+        # Not counted, wherever a step drops them; and no name here keeps them from being freed.
+        kind = counted.device.type
+        excluded = {storage._cdata for storage in gradients(counted.frozen, kind).values()}
         if sites := one.by_operator(excluded, len(counted.phases.micro_steps)):
             tally.sites[BETWEEN_STEPS] = tuple(sites)
         if not any_leaked:
@@ -52,8 +51,7 @@ def locate_kept(tally: Tally, counted: CountedStep) -> None:
         for _ in range(PERIOD):  # after which two buffers that alternate are others
             counted.step()
         gc.collect()
-        sites = made.left(len(counted.phases.micro_steps)) if leaked else []
-        if sites:
+        if leaked and (sites := made.left(len(counted.phases.micro_steps))):
             tally.sites[LEAK] = tuple(sites)
 
 
