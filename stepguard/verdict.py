@@ -12,6 +12,7 @@ from typing import Any, Literal
 from stepguard.ab_margins import Margins
 from stepguard.expectation import ExpectationOutcome
 from stepguard.explanation import Explanation
+from stepguard.metrics import BETWEEN_STEPS
 from stepguard.site import Site
 from stepguard.waiver import WaiverOutcome
 
@@ -233,7 +234,8 @@ class MetricVerdict:
 
 
 # Counters, each before those that follow from it: a sync is an operator, too, what is kept of each
-# step seldom comes without one, and an operator makes launches, FLOPs and bytes.
+# step seldom comes without one, and an operator makes launches, FLOPs and bytes. On what a model
+# holds more of, backward pass and optimizer call operators, which no line of the step does.
 _CAUSES = (
     "host_syncs_per_step",
     "sync_candidates_per_step",
@@ -242,6 +244,7 @@ _CAUSES = (
     "collectives_per_step",
     "leaked_bytes_per_step",
     "operator_calls_per_step",
+    BETWEEN_STEPS,
     "pageable_copies_per_step",
     "copies_per_step",
     "copied_bytes_per_step",
@@ -254,18 +257,19 @@ _CAUSES = (
     "launches_per_step",
     "flops_per_step",
     "tokens_per_step",
-    "allocated_bytes_between_steps",
     "peak_allocated_bytes",
 )
 
 
-def cause_first(found: MetricVerdict) -> tuple[float, int, bool]:
+def cause_first(found: MetricVerdict) -> tuple[float, float, bool]:
     """Return a metric's place in the order of a report: the worst first, and of equals the one that
     the others follow from. A time comes before any counter.
     """
-    cause = _CAUSES.index(found.metric) if found.metric in _CAUSES else -1
+    cause: float = _CAUSES.index(found.metric) if found.metric in _CAUSES else -1
     if found.metric == "collectives_per_step" and found.old == found.new:
         cause = _CAUSES.index("collective_bytes_per_step")  # as many, of other sizes
+    if found.metric == "operator_calls_per_step" and all(site.phase for site in found.sites):
+        cause = _CAUSES.index(BETWEEN_STEPS) + 0.5
     return found.rank, cause, found.place is None
 
 

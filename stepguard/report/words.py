@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from stepguard.evidence import Evidence
 from stepguard.explanation import Cause
-from stepguard.metrics import METRICS, PEAK, format_bytes, format_value
+from stepguard.metrics import BETWEEN_STEPS, METRICS, PEAK, format_bytes, format_value
 from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
@@ -16,6 +16,7 @@ from stepguard.text import first, listed, printable
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
+HELD = "parameters, optimizer state or inputs"
 PLACES_SHOWN = 5  # of operators and of bytes
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 _ONE = {"copies": "copy"}  # of a unit that is a word; the others lose their s
@@ -81,7 +82,9 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         within = pattern_text(worst.facts)
         return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
     if worst.place is None:
-        return [moved, bare]
+        # It was there before the steps whose lines are counted.
+        held = [f"{moved}: {HELD}"] if worst.metric == BETWEEN_STEPS else []
+        return [*held, moved, bare]
     short = _file(worst.place)
     return [f"{moved} {worst.place.place}", f"{bare} {worst.place.place}", f"{bare} {short}", bare]
 

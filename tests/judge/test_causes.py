@@ -10,7 +10,7 @@ from stepguard.evidence import Counts
 from stepguard.judge.compare import compare
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
-from stepguard.metrics import METRICS, PEAK
+from stepguard.metrics import BETWEEN_STEPS, METRICS, PEAK
 from stepguard.recording import OPERATORS
 from stepguard.report.words import evidence_lines, headline
 from stepguard.site import Site
@@ -62,6 +62,40 @@ def test_buckets_of_other_sizes_follow_from_an_operator():
     )
 
 
+@pytest.mark.parametrize(
+    ("operators", "phases"),
+    [(OPERATORS, ("backward", "optimizer")), ("compiled_operator_calls_per_step", ())],
+)
+def test_what_a_model_holds_comes_before_who_works_on_it(operators, phases):
+    """Weights that are no longer tied: one more to add up, clip and update, by no line's call."""
+    calls = replace(moved(operators), sites=tuple(at(9, phase=phase) for phase in phases))
+    assert min(calls, moved(BETWEEN_STEPS), key=cause_first) == moved(BETWEEN_STEPS)
+
+
+def test_the_operator_that_keeps_a_tensor_is_named():
+    """A line of the step calls it: what is held follows from that."""
+    calls = replace(moved(OPERATORS), sites=(at(9), at(12, phase="backward")))
+    assert min(calls, moved(BETWEEN_STEPS), key=cause_first) == calls
+
+
+def test_more_parameters_are_called_that():
+    """In the first line, with their bytes: one operator of the backward pass says nothing."""
+    then, now = (
+        counted(at(9, phase="backward"), clone=1),
+        counted(at(9, phase="backward", count=2), clone=2),
+    )
+    then, now = (
+        with_counts(one, **{BETWEEN_STEPS: held})
+        for one, held in ((then, 20 << 20), (now, 32 << 20))
+    )
+    verdict = judge(now, entry(epochs=[epoch(recordings=[stored(then)])]))
+    assert headline(verdict).endswith(
+        f"CHANGED: {BETWEEN_STEPS} 20.000 MiB -> 32.000 MiB (+60.0 %): "
+        "parameters, optimizer state or inputs"
+    )
+    assert BETWEEN_STEPS in headline(verdict, 79)
+
+
 def test_every_counter_has_its_place_in_the_order():
     """Only a time, or what has no count, comes before all of them."""
     for name in COUNTERS:
@@ -82,9 +116,10 @@ def counted(*sites, **parts):
     return evidence(counts=Counts(values, {}, {OPERATORS: detail}, {OPERATORS: sites}))
 
 
-def at(line, function="Block.forward", text="x = x.clone()", count=1, what="clone"):
+def at(line, function="Block.forward", text="x = x.clone()", count=1, what="clone", phase=""):
     """An operator at a line of model/gpt.py."""
-    return Site(f"aten.{what}.default", "model/gpt.py", line, function, text, count=count)
+    place = ("model/gpt.py", line, function, text)
+    return Site(f"aten.{what}.default", *place, phase=phase, count=count)
 
 
 def places(now, then, stored_then=True):
