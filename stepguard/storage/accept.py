@@ -248,7 +248,7 @@ def _other_software(recording: Recording, last: Epoch) -> str:
 def _adds_places(recording: Recording, entry: Entry) -> bool:
     """Tell whether it says where operators are called, and an older recording does not."""
     known = [r for r in entry.epochs[-1].recordings if r.software == recording.software]
-    return bool(recording.operators) and not known[-1].operators
+    return bool(known and recording.operators) and not known[-1].operators
 
 
 def _same_evidence(a: Recording, b: Recording) -> bool:

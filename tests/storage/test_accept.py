@@ -23,7 +23,9 @@ from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
 from stepguard.metrics import BETWEEN_STEPS
+from stepguard.recording import OPERATORS
 from stepguard.sentences import note
+from stepguard.site import Site
 from stepguard.storage.accept import Accepted, Action, Refused, accept, recording_of
 from stepguard.storage.baselines import load, save
 from stepguard.storage.json_file import FileError
@@ -266,7 +268,9 @@ def test_the_first_under_other_software_appends(path):
     """New versions bring a level of their own: the first recording under them needs no reason."""
     accept(path, run(1), "")
     newer = replace(FINGERPRINT, torch="2.12.0+cu130")
-    done = accept(path, run(2, (200.0,) * 3, fingerprint=newer), "")
+    first = run(2, (200.0,) * 3, fingerprint=newer)
+    places = {OPERATORS: (Site("aten.mm.default", "model/gpt.py", 7, "forward", "x @ y"),)}
+    done = accept(path, replace(first, counts=replace(first.counts, sites=places)), "")
     assert done.action is Action.FIRST_OF_SOFTWARE
     (only,) = epochs(path)
     assert len(only.recordings) == 2
