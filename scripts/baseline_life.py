@@ -216,8 +216,8 @@ def slow_down(life: Life) -> None:
     life.stepguard("judge", "--evidence", folder)
     life.stepguard("accept", "--evidence", folder)
     life.say(
-        "With a reason a new epoch begins, the recordings at another level. From now on runs are "
-        "compared with that one only."
+        "With a reason a new level begins. In the file it is one more of the case's `epochs`: each "
+        "holds the recordings at one level. From now on runs are compared with the newest alone."
     )
     reason = "9 GB less for 3 % of time: batch 96 fits now"
     life.stepguard("accept", "--evidence", folder, "--reason", reason)

@@ -1,7 +1,9 @@
 """Whatever is printed: no character of it steers a terminal, a CI log or Markdown."""
 
+import ast
 import json
 import re
+from pathlib import Path
 
 import pytest
 from builders import PROPERTY, cpu_evidence
@@ -44,6 +46,15 @@ def steers(text):
 def test_a_line_is_shown_and_not_obeyed(text, shown):
     """Words stay as they are; what steers is shown as its escape, or taken apart."""
     assert printable(text) == shown
+
+
+def test_a_message_speaks_of_levels():
+    """An epoch is a word of the file's: whoever reads a message need not know it."""
+    for path in sorted((Path(__file__).resolve().parents[1] / "stepguard").rglob("*.py")):
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        docstrings = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+        texts = [n for n in nodes if isinstance(n, ast.Constant) and id(n) not in docstrings]
+        assert not [n.value for n in texts if re.search(r"\bepoch", str(n.value))], path
 
 
 @settings(PROPERTY, max_examples=300)

@@ -121,7 +121,9 @@ def _of_baseline(label: str, path: Path, card: str) -> Side:
     if not newest:
         epochs = (entry.epochs[-1] for entry in content.cases.values())
         cards = sorted({one.device_uuid for epoch in epochs for one in epoch.recordings})
-        raise FileError(f"{path}: no recording of {card}; newest epochs: {', '.join(cards)}")
+        raise FileError(
+            f"{path}: no recording of {card} at a newest level, but of {', '.join(cards)}"
+        )
     cases = {name: content.cases[name].case for name in newest}
     return _of_recordings(label, content.machine, newest, cases)
 

@@ -35,8 +35,8 @@ class Action(Enum):
 
     NOTHING_TO_ADD = "counters alone, equal to those of the recording"
     FIRST_RECORDING = "the case had none"
-    APPENDED = "one more recording of the epoch"
-    FIRST_OF_SOFTWARE = "the epoch's first recording under this software"
+    APPENDED = "one more recording of the level"
+    FIRST_OF_SOFTWARE = "the level's first recording under this software"
     EPOCH_OPENED = "a new level, with a reason"
 
 
@@ -218,7 +218,7 @@ def _drift(evidence: Evidence, known: list[Recording]) -> str:
     if found is None:
         return ""
     unit = "%" if METRICS[found[0]].kind == "time" else "points"
-    return f"{found[0]} is {found[1]:+.2f} {unit} from the epoch's first recording"
+    return f"{found[0]} is {found[1]:+.2f} {unit} from the first recording of its level"
 
 
 def _other_software(recording: Recording, last: Epoch) -> str:

@@ -23,11 +23,11 @@ def recorded(shell):
 
 
 def test_list(recorded):
-    """A line a case: file, id, epoch, recordings, date, commit."""
+    """A line a case: file, id, level, recordings, date, commit."""
     done = recorded("baselines", "list")
     assert done.status == 0
     assert done.out.splitlines() == [
-        f"cpu.json  linear[{name}]  epoch 1, 1 recording, newest 2030-01-01T00:00:00+00:00 "
+        f"cpu.json  linear[{name}]  level 1, 1 recording, newest 2030-01-01T00:00:00+00:00 "
         "aaaaaaaaaa"
         for name in "ab"
     ]
@@ -72,12 +72,12 @@ def test_show_is_a_table(recorded):
     recorded.keep(recorded.made("a", counters={"graph_breaks": 2}, date="2030-01-02T03:04:05Z"))
     assert recorded("accept", "--reason", "a break, on purpose").status == 0
     lines = recorded("baselines", "show", "linear[a]").out.splitlines()
-    assert lines[0].startswith("cpu.json  linear[a]  epoch 2, 1 recording")
+    assert lines[0].startswith("cpu.json  linear[a]  level 2, 1 recording")
     assert lines[1:7] == [
-        "  epoch 1: first recording",
+        "  level 1: first recording",
         "    recorded          commit      torch",
         "    2030-01-01 00:00  aaaaaaaaaa  2.13.0",
-        "  epoch 2: a break, on purpose",
+        "  level 2: a break, on purpose",
         "    recorded          commit      torch",
         "    2030-01-02 03:04  aaaaaaaaaa  2.13.0",
     ]

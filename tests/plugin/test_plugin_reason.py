@@ -32,7 +32,7 @@ def test_it_is_the_reason_of_what_is_new(committed):
         "linear[new]": ["the loss is fused"],
         "linear[old]": ["first recording", "the loss is fused"],
     }
-    result.says("linear?old?: epoch 2 opened (the loss is fused) in *cpu.json")
+    result.says("linear?old?: a new level begins (the loss is fused) in *cpu.json")
     result.stdout.no_fnmatch_line("*to say why*")
 
 
@@ -54,7 +54,7 @@ def test_without_it_the_notice_says_how(committed):
         "linear[old]": ["first recording", "accepted with --perf-update"],
     }
     result.says(
-        "linear?old?: epoch 2 opened (accepted with --perf-update) in *; to say why it is "
+        "linear?old?: a new level begins (accepted with --perf-update) in *; to say why it is "
         "right: --perf-reason='...'",
         "linear?new?: first recording in *cpu.json",
     )

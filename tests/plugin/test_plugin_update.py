@@ -52,7 +52,7 @@ def test_a_changed_level_opens_an_epoch(committed):
     result.says(
         "linear?nano? * CHANGED (recorded)",
         "1 CHANGED (recorded)",
-        "linear?nano?: epoch 2 opened (accepted with --perf-update)*",
+        "linear?nano?: a new level begins (accepted with --perf-update)*",
     )
     flops = [
         epoch["recordings"][-1]["counters"]["flops_per_step"]

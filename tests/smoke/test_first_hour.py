@@ -99,7 +99,7 @@ def test_each_command_does_what_the_page_says(answers):
         (0, "train_step[cpu]: first recording in baselines/cpu.json"),
         (0, ""),
         (1, "2 x .item(): x = self.gelu(x); self.last = x.norm().item() in MLP.forward (model.py:"),
-        (0, "train_step[cpu]: epoch 2 opened (the norm is wanted) in baselines/cpu.json"),
+        (0, "train_step[cpu]: a new level begins (the norm is wanted) in baselines/cpu.json"),
     ]
     assert [status for status, _ in found] == [status for status, _ in said], found
     for (_, out), (_, words) in zip(found, said, strict=True):

@@ -123,7 +123,7 @@ def test_another_card_joins_where_pairs_cleared_the_code(path, ms, joins):
         done = accept(path, another, "", machine_moved=True)
         assert (done.action, done.number) == (Action.APPENDED, 2)
     else:
-        with pytest.raises(Refused, match="from the epoch's first recording"):
+        with pytest.raises(Refused, match="from the first recording of its level"):
             accept(path, another, "", machine_moved=True)
 
 
@@ -178,7 +178,7 @@ def test_a_level_does_not_creep_after_an_upgrade(path):
         slower = run(number, (250.0 * 1.001 ** (number - 2),) * 3, fingerprint=newer)
         if number < 42:
             accept(path, slower, "")
-    refused(path, slower, match=r"step_ms is \+4.08 % from the epoch's first recording")
+    refused(path, slower, match=r"step_ms is \+4.08 % from the first recording of its level")
     assert len(epochs(path, CASE_ID)[-1].recordings) == KEPT_RECORDINGS
 
 
@@ -390,7 +390,7 @@ def test_cpu_counters_that_are_equal_add_nothing(path):
 
 
 def test_a_difference_that_creeps_needs_a_reason(path):
-    """Each step is `same`; a point of a step from the epoch's first recording is told."""
+    """Each step is `same`; a point of a step from the first recording of its level is told."""
 
     def creeping(number, pct):
         pairs = ((100.0, 100.0 + pct),) * 6
@@ -400,7 +400,7 @@ def test_a_difference_that_creeps_needs_a_reason(path):
     for number, pct in enumerate((0.2, 0.6, 1.0), 1):
         accept(path, creeping(number, pct), "")
     refused(
-        path, creeping(4, 1.4), match="sync_overhead_pct is .1.20 points from the epoch's first"
+        path, creeping(4, 1.4), match="sync_overhead_pct is .1.20 points from the first recording"
     )
     assert accept(path, creeping(4, 1.4), "one more sync is meant").number == 2
 

@@ -26,7 +26,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _baselines(options: argparse.Namespace) -> int:
-    """Print a line a case; ``show`` adds its epochs."""
+    """Print a line a case; ``show`` adds its levels."""
     folder = options.baselines
     paths = baseline.files(folder)
     if not paths:

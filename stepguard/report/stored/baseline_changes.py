@@ -69,7 +69,7 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
         return f"{_level(old)} -> {_level(new)}"
     was, now = old.epochs[-1], new.epochs[-1]
     counted = (
-        ("epochs", str(len(old.epochs)), str(len(new.epochs))),
+        ("levels", str(len(old.epochs)), str(len(new.epochs))),
         ("recordings", str(len(was.recordings)), str(len(now.recordings))),
         ("commit", was.recordings[0].commit[:12], now.recordings[0].commit[:12]),
         ("reason", repr(was.reason), repr(now.reason)),

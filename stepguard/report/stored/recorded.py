@@ -48,9 +48,9 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
         return f"{done.case_id}: equal to what {path} holds, nothing to add"
     words = {
         Action.FIRST_RECORDING: "first recording",
-        Action.APPENDED: f"recording {done.number} of its epoch",
+        Action.APPENDED: f"recording {done.number} of its level",
         Action.FIRST_OF_SOFTWARE: "first under this software",
-        Action.EPOCH_OPENED: f"epoch {done.number} opened ({done.reason})",
+        Action.EPOCH_OPENED: f"a new level begins ({done.reason})",
     }[done.action]
     return f"{done.case_id}: {words} in {path}"
 
@@ -77,7 +77,7 @@ def line(path: Path, case_id: str, entry: Entry) -> str:
     times = ", ".join(f"{ms:.3f}" for ms in newest.times_ms.get("step_ms", []))
     count = len(last.recordings)
     return (
-        f"{path.name}  {case_id}  epoch {len(entry.epochs)}, "
+        f"{path.name}  {case_id}  level {len(entry.epochs)}, "
         f"{count} recording{'' if count == 1 else 's'}, newest {newest.date} {newest.commit[:10]}"
         + (f", step_ms {times}" if times else "")
     )
@@ -86,7 +86,7 @@ def line(path: Path, case_id: str, entry: Entry) -> str:
 def lines(entry: Entry) -> Iterator[str]:
     """Yield every epoch with its recordings, oldest first; then the newest one's counters."""
     for number, epoch in enumerate(entry.epochs, start=1):
-        yield f"  epoch {number}: {epoch.reason}"
+        yield f"  level {number}: {epoch.reason}"
         rows = [COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)]
         yield from (f"    {text}" for text in aligned(rows, left=range(4)))
     newest = entry.epochs[-1].recordings[-1]

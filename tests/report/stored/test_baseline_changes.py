@@ -32,7 +32,7 @@ def edited(**cases):
         ({CASE_ID: entry((250.0, 250.0))}, f"{CASE_ID}: recordings 1 -> 2"),
         (
             {CASE_ID: entry(epochs=[epoch(), epoch(reason="fused")])},
-            f"{CASE_ID}: epochs 1 -> 2, reason 'first recording' -> 'fused'",
+            f"{CASE_ID}: levels 1 -> 2, reason 'first recording' -> 'fused'",
         ),
         (
             {CASE_ID: entry(epochs=[epoch(recordings=[recording(commit="b" * 40)])])},

@@ -17,7 +17,7 @@ def test_times_stand_with_their_distance_from_the_first():
     """250 ms, then 252.5: +1.00 %. Launches, GPU and torch of each."""
     told = [text.strip() for text in lines(entry((250.0, 252.5)))]
     assert told[:4] == [
-        "epoch 1: first recording",
+        "level 1: first recording",
         "recorded          commit      GPU   torch   launches  step [ms]  median [ms]  to first",
         "2026-10-01 10:00  0000000000  1234  2.11.0         3    250.000      250.000   +0.00 %",
         "2026-10-02 10:00  0000000000  1234  2.11.0         3    252.500      252.500   +1.00 %",
@@ -37,9 +37,9 @@ def test_a_difference_stands_with_its_interval():
     [
         (Action.NOTHING_TO_ADD, "equal to what cpu.json holds, nothing to add"),
         (Action.FIRST_RECORDING, "first recording in cpu.json"),
-        (Action.APPENDED, "recording 2 of its epoch in cpu.json"),
+        (Action.APPENDED, "recording 2 of its level in cpu.json"),
         (Action.FIRST_OF_SOFTWARE, "first under this software in cpu.json"),
-        (Action.EPOCH_OPENED, "epoch 2 opened (fused the loss) in cpu.json"),
+        (Action.EPOCH_OPENED, "a new level begins (fused the loss) in cpu.json"),
     ],
 )
 def test_what_was_accepted_is_said_in_a_line(action, words):
