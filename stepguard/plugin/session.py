@@ -240,8 +240,9 @@ class Session:
                 base=option.perf_base or "",
                 base_baselines=self._base.folder if self._base else None,
             )
-            last_s = Store(self._root).last_wall_s(self._cases, pairs=self._tree is not None)
-            self._line = progress_line(self._config, last_s)
+            pairs = self._tree is not None
+            last_s = Store(self._root).last_wall_s(self._cases, pairs)
+            self._line = progress_line(self._config, last_s, pairs)
             self._line.plan([(case.id, case.device) for case in self._cases])
         return self._suite, self._line
 

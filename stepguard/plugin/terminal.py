@@ -6,14 +6,24 @@ from typing import Any
 import pytest
 
 from stepguard.report import terminal
-from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
+from stepguard.report.progress_line import (
+    GUESS_S,
+    PAIRS_GUESS_S,
+    ProgressLine,
+    Screen,
+    columns,
+    has_cursor,
+)
 from stepguard.text import printable
 
 
-def progress_line(config: pytest.Config, last_s: dict[str, float]) -> ProgressLine:
-    """Return the run's line on pytest's terminal; ``last_s`` is what its cases took before."""
+def progress_line(config: pytest.Config, last_s: dict[str, float], pairs: bool) -> ProgressLine:
+    """Return the run's line on pytest's terminal; ``last_s`` is what its cases took before, alone
+    or in ``pairs``.
+    """
     reporter = config.pluginmanager.getplugin("terminalreporter")
-    return ProgressLine(_screen(config, reporter), config.option.verbose > 0, last_s)
+    guess_s = PAIRS_GUESS_S if pairs else GUESS_S
+    return ProgressLine(_screen(config, reporter), config.option.verbose > 0, last_s, guess_s)
 
 
 def _screen(config: pytest.Config, reporter: Any) -> Screen:

@@ -16,7 +16,9 @@ from typing import TextIO
 from stepguard.device import CPU, GPU
 from stepguard.text import printable
 
-GUESS_S = {GPU: 110.0, CPU: 20.0}  # a case that never ran here, nor another one in this run
+# A case that never ran here, nor another one in this run: alone, and in pairs with another tree.
+GUESS_S = {GPU: 110.0, CPU: 20.0}
+PAIRS_GUESS_S = {GPU: 110.0, CPU: 100.0}
 ID_LEAST = 10  # columns that a case's id keeps
 CLEAR = "\x1b[K"  # to the end of the line
 UP, RIGHT = "\x1b[A", "\x1b[{}C"
@@ -35,7 +37,14 @@ class Screen:
 class ProgressLine:
     """Progress of a run of cases."""
 
-    def __init__(self, screen: Screen, verbose: bool, last_s: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        screen: Screen,
+        verbose: bool,
+        last_s: Mapping[str, float],
+        guess_s: Mapping[str, float] = GUESS_S,
+    ) -> None:
+        self._guess_s = guess_s  # by device
         self._screen, self._write, self._verbose = screen, screen.write, verbose
         self._terminal, self._column = screen.terminal, 0
         self._last_s = last_s  # that cases took the last time, by id
@@ -149,7 +158,7 @@ class ProgressLine:
 
     def _of(self, case_id: str) -> float:
         known_s = self._known_s(case_id)
-        return GUESS_S.get(self._device.get(case_id, ""), 0.0) if known_s is None else known_s
+        return self._guess_s.get(self._device.get(case_id, ""), 0.0) if known_s is None else known_s
 
     def _known_s(self, case_id: str) -> float | None:
         device = self._device.get(case_id)

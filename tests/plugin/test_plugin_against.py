@@ -64,6 +64,16 @@ def test_the_budget_is_announced_where_pairs_will_spend_it(gate, h200, gates, to
     result.says(f"*linear?124m?: {told}*")
 
 
+def test_pairs_on_a_cpu_are_not_announced_as_one_launch(gate):
+    """A case that takes 20 s alone takes several times as long beside another revision."""
+    case = gate.cpu()
+    gate.suite(case)
+    gate.commit(tag="old")
+    gate.commit()
+    gate.will_compare(case)
+    gate.run(OTHER).says("*linear?nano?: about 1:40 left*")
+
+
 def test_a_run_that_is_repeated_goes_on_from_its_pairs(gate, h200):
     """It is given what the run before kept of these files, under an amended message, too; other
     files, or the base itself, begin anew.
