@@ -122,7 +122,15 @@ def _ranks() -> Iterator[None]:
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        leave_group()
+
+
+def leave_group() -> None:
+    """Leave the group of ranks, after all that DDP holds of it has gone."""
+    # Its reducer, were it the last owner, would join gloo's thread while it holds the GIL, which
+    # that thread may be waiting for.
+    gc.collect()
+    dist.destroy_process_group()
 
 
 @contextmanager
@@ -176,10 +184,6 @@ def main(arguments: list[str]) -> int:
         except (CheckpointError, OSError, TrainingError, ValueError) as error:
             print(f"model.train: {error}", file=sys.stderr)
             return 1
-        finally:
-            # DDP's reducer, were it the group's last owner, would join gloo's thread while it
-            # holds the GIL, which that thread may be waiting for.
-            gc.collect()
 
 
 def _train(arguments: list[str]) -> int:

@@ -1,6 +1,5 @@
 """Options of short training runs, on a CPU and on a GPU; and two ranks for such tests."""
 
-import gc
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch.multiprocessing as mp
 
 from model.config import GPTConfig
 from model.data.shards import STDLIB_SHARD
+from model.train import leave_group
 from model.training import Options
 
 TINY = GPTConfig(n_layer=2, n_head=2, n_embd=16, block_size=32, vocab_size=8256)
@@ -40,7 +40,4 @@ def _rank(rank: int, function: Callable[[int, str], None], folder: str) -> None:
     rendezvous = f"file://{folder}/rendezvous"
     dist.init_process_group("gloo", init_method=rendezvous, rank=rank, world_size=2)
     function(rank, folder)
-    # DDP's reducer, were it the group's last owner, would join gloo's thread while it holds the
-    # GIL, which that thread may be waiting for.
-    gc.collect()
-    dist.destroy_process_group()
+    leave_group()
