@@ -340,6 +340,12 @@ class Verdict:
         return worst_of(self.metrics)
 
     @property
+    def failing(self) -> list[MetricVerdict]:
+        """Return the gated metrics that fail and are not waived."""
+        gated = (m for m in self.metrics if m.gated and not m.waived_until)
+        return [m for m in gated if m.status.outcome == "failed"]
+
+    @property
     def machine_moved(self) -> bool:
         """Tell whether a time changed and the code did not, whatever else there is."""
         moved = (Reason.MACHINE_MOVED, Reason.MACHINE_TOO_FAR)

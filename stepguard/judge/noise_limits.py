@@ -72,13 +72,9 @@ def other_card_limit_pct(levels: Sequence[float]) -> float:
 
 
 def _limit_pct(levels: Sequence[float], prior_pct: float, weight: float, alpha: float) -> float:
-    count = len(levels)
-    spread = math.sqrt(_pooled_variance(levels, prior_pct, weight))
-    reach = (
-        float(scipy.special.stdtrit(weight + count - 1, 1 - alpha))
-        * spread
-        * math.sqrt(1 + 1 / count)
-    )
+    pooled, degrees = pooled_variance(levels, prior_pct, weight)
+    t = float(scipy.special.stdtrit(degrees, 1 - alpha))
+    reach = t * math.sqrt(pooled) * math.sqrt(1 + 1 / len(levels))
     # Capped: recordings that differ much would else allow more than no knowledge at all.
     return min(LEVEL_LIMIT_PCT, max(FLOOR_LIMIT_PCT, 100 * math.expm1(reach)))
 
@@ -89,14 +85,16 @@ def standard_error_pct(logs: Sequence[float]) -> float:
     The variance is pooled with LAUNCH_SD_PCT at four degrees of freedom, so that two launches that
     happen to agree are not taken for certainty.
     """
-    return 100 * math.sqrt(_pooled_variance(logs, LAUNCH_SD_PCT, PRIOR_WEIGHT) / len(logs))
+    pooled, _ = pooled_variance(logs, LAUNCH_SD_PCT, PRIOR_WEIGHT)
+    return 100 * math.sqrt(pooled / len(logs))
 
 
-def _pooled_variance(logs: Sequence[float], prior_pct: float, weight: float) -> float:
-    """Return the variance, pooled with a known one that counts for ``weight`` degrees."""
-    count = len(logs)
-    sample = variance(logs) if count > 1 else 0.0
-    return (weight * (prior_pct / 100) ** 2 + (count - 1) * sample) / (weight + count - 1)
+def pooled_variance(logs: Sequence[float], prior_pct: float, weight: float) -> tuple[float, float]:
+    """Return the variance and its degrees of freedom, pooled with the square of a known standard
+    deviation that counts for ``weight`` degrees.
+    """
+    more, sample = len(logs) - 1, variance(logs) if len(logs) > 1 else 0.0
+    return (weight * (prior_pct / 100) ** 2 + more * sample) / (weight + more), weight + more
 
 
 def launch_spread_pct(launch_ms: Sequence[float]) -> float:
@@ -188,11 +186,9 @@ def paired(pairs_ms: Sequence[tuple[float, float]]) -> Paired:
         _logs(one)
     plain_ms = fmean(plain for plain, _ in pairs_ms)
     differences = [other - plain for plain, other in pairs_ms]
-    count = len(differences)
-    half = math.inf
+    count, half = len(differences), math.inf
     if count > 1:
-        half = (
-            float(scipy.special.stdtrit(count - 1, 0.975)) * stdev(differences) / math.sqrt(count)
-        )
+        t = float(scipy.special.stdtrit(count - 1, 0.975))
+        half = t * stdev(differences) / math.sqrt(count)
     mean = fmean(differences)
     return Paired(mean, 100 * mean / plain_ms, 100 * half / plain_ms, count)

@@ -19,6 +19,7 @@ from stepguard.comparison import Comparison
 from stepguard.device import CPU, GPU
 from stepguard.evidence import Launch
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS
+from stepguard.judge.noise_limits import pooled_variance
 from stepguard.verdict import Facts, MetricVerdict, Reason, Status
 
 Numbers = npt.NDArray[Any]
@@ -209,15 +210,13 @@ def _late(series: Sequence[_Series], sd_pct: float) -> Pattern | None:
     if rises.min() < SAME_SIZE * slower:
         return None
     begin = int(at[best])
-    count, degrees = len(rises), PRIOR_WEIGHT + len(rises) - 1
-    sample = float(rises.var(ddof=1)) if count > 1 else 0.0
     its = [
         _variance_of_rise(one, begin)
         for one, reach in zip(series, reached[:, best], strict=True)
         if reach
     ]
-    pooled = (PRIOR_WEIGHT * (sd_pct / 100) ** 2 + (count - 1) * sample) / degrees
-    distance = slower / math.sqrt((pooled + float(np.mean(its))) / count)
+    pooled, degrees = pooled_variance(rises.tolist(), sd_pct, PRIOR_WEIGHT)
+    distance = slower / math.sqrt((pooled + float(np.mean(its))) / len(rises))
     if distance < float(scipy.special.stdtrit(degrees, 1 - ALPHA)):
         return None
     usual = float(np.mean([one.ms for one in series]))

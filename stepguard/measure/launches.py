@@ -15,6 +15,7 @@ from stepguard.device import is_gpu
 from stepguard.evidence import Difference, Evidence
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import DIFFERENCES, measure_difference
+from stepguard.measure.pair import build_alone
 from stepguard.measure.ranks import Answers
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
 from stepguard.measure.warmup import judged_by_time, protocol_of
@@ -97,9 +98,7 @@ def ask_ranks(
             raise LaunchFailed(unfit)
         workers = CaseWorkers(case, bench, ticker, monitor, stack)
         launch = RunningLaunch(workers, f"{command} launch", protocol_of(case))
-        launch.hello()
-        RunningLaunch.expect(launch)
-        launch.build()
+        build_alone(launch)
         answers = launch.ask(command, limit_s=COMPILE_LIMIT_S, **arguments)
         launch.leave()
     return answers

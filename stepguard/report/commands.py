@@ -141,6 +141,6 @@ def _decide(verdict: Verdict, commands: Commands) -> str:
 
 def _declared(verdict: Verdict) -> list[tuple[str, str]]:
     """Return each failing metric behind words: a commit has to declare all of them."""
-    failing = [m for m in verdict.metrics if m.gated and m.status.outcome == "failed"]
-    names = [m.metric for m in failing if not m.waived_until and not verdict.whole]
-    return [("and" if i else "or in the message of a commit", n) for i, n in enumerate(names)]
+    failing = () if verdict.whole else verdict.failing
+    said = "or in the message of a commit", *["and"] * len(failing)
+    return [(words, one.metric) for words, one in zip(said, failing, strict=False)]

@@ -17,18 +17,15 @@ from stepguard.cli.profilers.trace import (
     on_cpu,
     print_table,
     read_files,
-    roofline,
+    show,
 )
 from stepguard.explain.advice import Found, of_kernels, of_roofs, of_step
 from stepguard.explain.roofs import class_roofs
 from stepguard.report.trace.advice import recommendations
 from stepguard.report.trace.host import host_page
-from stepguard.report.trace.page import page
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.collectives import exchanges
-from stepguard.trace.summary import summary
 from stepguard.trace.windows import STEPS
 
 
@@ -81,9 +78,7 @@ def _traces(paths: list[Path], top: int) -> Iterator[Found]:
             say(*host_page(on_cpu(traces, usual_classes(), STEPS), top))
             continue
         found = analysed(traces, usual_classes(), STEPS)
-        ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in sorted(found)]
-        rows = exchanges([found[rank][1] for rank in sorted(found)])
-        say(*page(ranks, rows, top), *roofline(ranks[0]))
-        yield from of_step(ranks[0])
-        if known := peaks.newest(ranks[0].profile.gpu):
-            yield from of_roofs(class_roofs(ranks[0].profile, known))
+        (first, *_), _ = show(found, sorted(found), top)
+        yield from of_step(first)
+        if known := peaks.newest(first.profile.gpu):
+            yield from of_roofs(class_roofs(first.profile, known))

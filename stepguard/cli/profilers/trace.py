@@ -27,7 +27,7 @@ from stepguard.report.trace.timeline import timeline
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
-from stepguard.trace.collectives import exchanges
+from stepguard.trace.collectives import Exchange, exchanges
 from stepguard.trace.columns import Trace
 from stepguard.trace.host_side.breakdown import HostSummary, host_summary
 from stepguard.trace.profiles import Analysis, analyse, profile
@@ -85,9 +85,7 @@ def _trace(options: argparse.Namespace) -> int:
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
     if options.rank is not None and options.rank not in found:
         raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, order))}")
-    ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
-    rows = exchanges([found[rank][1] for rank in order])
-    say(*page(ranks, rows, options.top), *roofline(ranks[0]))
+    ranks, rows = show(found, order, options.top)
     put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
         _write_csv(ranks, options.csv)
@@ -96,7 +94,15 @@ def _trace(options: argparse.Namespace) -> int:
     return 0
 
 
-def roofline(one: Summary) -> Iterator[str]:
+def show(found: Ranks, order: list[int], top: int) -> tuple[list[Summary], list[Exchange]]:
+    """Print the page of these ranks, in this order; return its figures."""
+    ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
+    rows = exchanges([found[rank][1] for rank in order])
+    say(*page(ranks, rows, top), *_roofline(ranks[0]))
+    return ranks, rows
+
+
+def _roofline(one: Summary) -> Iterator[str]:
     """Yield where the classes of kernels are under the roof, if shapes and peaks are known."""
     if any(row.work.flops or row.work.bytes for row in one.profile.kernels):
         if found := peaks.newest(one.profile.gpu):

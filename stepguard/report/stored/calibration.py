@@ -10,6 +10,7 @@ from stepguard.judge.ab.calibration import (
 )
 from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS
+from stepguard.sentences import margins_text
 
 HALF = 24  # columns of the picture on either side of zero
 
@@ -34,7 +35,7 @@ def lines(pairs: PairPool, entry: CalibratedCase) -> Iterator[str]:
         f"smallest detectable slowdown {smallest:.2f} % within {MOST_PAIRS} pairs, "
         f"{entry.seconds_a_pair:.1f} s each"
     )
-    shown = f"margins {margins.ignore_pct:g} and {margins.matter_pct:g} %"
+    shown = margins_text(margins)
     if margins != own:
         shown += f", wider than the case's {own.ignore_pct:g} and {own.matter_pct:g} %"
     decides = smallest <= margins.matter_pct
