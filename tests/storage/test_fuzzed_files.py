@@ -244,7 +244,7 @@ def test_fuzzed_baselines(tmp_path):
         baselines.save(mine, content)
         assert baselines.load(mine) == content
         for case_id, one in content.cases.items():
-            recorded.line(path, case_id, one), list(recorded.lines(one))
+            list(recorded.listing({case_id: one})), list(recorded.lines(one))
             for now in (evidence(), EVIDENCE["ranks"]):
                 shown(now, judge(now, one))
         for now in (evidence(date="2030-01-01"), evidence(date="2030-01-01", case_id="x")):

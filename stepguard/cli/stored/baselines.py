@@ -26,7 +26,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _baselines(options: argparse.Namespace) -> int:
-    """Print a line a case; ``show`` adds its levels."""
+    """Print a table of the cases of each file; ``show`` has the recordings of each case."""
     folder = options.baselines
     paths = baseline.files(folder)
     if not paths:
@@ -55,8 +55,11 @@ def _baselines(options: argparse.Namespace) -> int:
             document.setdefault(path.name, {})[case_id] = msgspec.to_builtins(entry)
         say(*json.dumps(printable_document(document), indent=1, sort_keys=True).splitlines())
         return 0
+    if options.action == "list":
+        for path in paths:
+            cases = {case_id: entry for at, case_id, entry in found if at == path}
+            say(*([path.name, *recorded.listing(cases)] if cases else []))
+        return 0
     for path, case_id, entry in found:
-        say(recorded.line(path, case_id, entry))
-        if options.action == "show":
-            say(*recorded.lines(entry))
+        say(f"{path.name}  {case_id}", *recorded.lines(entry))
     return 0

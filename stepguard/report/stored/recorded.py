@@ -1,7 +1,6 @@
 """The metrics of one case, for a person: what a run measured, and what a baseline holds."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Counts
@@ -17,7 +16,17 @@ from stepguard.verdict import MetricVerdict, cause_first
 
 MOVES = 9  # lines; with the one above them ten
 PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
-COLUMNS = ("recorded", "commit", "GPU", "torch", "launches", "step [ms]", "median [ms]", "to first")
+LISTED = ("case", "level", "recordings", "newest", "step [ms]")
+COLUMNS = (
+    "recorded",
+    "commit",
+    "GPU",
+    "torch",
+    "launches",
+    "step\n[ms]",
+    "median\n[ms]",
+    "to\nfirst",
+)
 
 
 def figures(result: Result) -> Iterator[str]:
@@ -70,17 +79,15 @@ def _put_for_another(metric: MetricVerdict) -> str:
     return f": {operator_move(metric)}" if metric.old == metric.new and metric.moved else ""
 
 
-def line(path: Path, case_id: str, entry: Entry) -> str:
-    """Return a case's baseline in a line."""
-    last = entry.epochs[-1]
-    newest = last.recordings[-1]
-    times = ", ".join(f"{ms:.3f}" for ms in newest.times_ms.get("step_ms", []))
-    count = len(last.recordings)
-    return (
-        f"{path.name}  {case_id}  level {len(entry.epochs)}, "
-        f"{count} recording{'' if count == 1 else 's'}, newest {newest.date} {newest.commit[:10]}"
-        + (f", step_ms {times}" if times else "")
-    )
+def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
+    """Yield a table of cases' baselines: which level it is, and its newest recording."""
+    rows = []
+    for case_id, entry in cases.items():
+        recordings = entry.epochs[-1].recordings
+        level, newest = str(len(entry.epochs)), recordings[-1]
+        count, times = str(len(recordings)), _mean(newest, "step_ms")
+        rows.append((case_id, level, count, newest.date[:10], times))
+    yield from (f"  {text}" for text in aligned([LISTED, *rows], left=(0,)))
 
 
 def lines(entry: Entry) -> Iterator[str]:
@@ -88,7 +95,7 @@ def lines(entry: Entry) -> Iterator[str]:
     for number, epoch in enumerate(entry.epochs, start=1):
         yield f"  level {number}: {epoch.reason}"
         rows = [COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)]
-        yield from (f"    {text}" for text in aligned(rows, left=range(4)))
+        yield from (f"  {text}" for text in aligned(rows, left=range(4)))
     newest = entry.epochs[-1].recordings[-1]
     yield "  counted in the newest:"
     width = max((len(name) for name in newest.counters), default=0)
@@ -104,8 +111,8 @@ def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
     first = epoch.recordings[0].times_ms.get("step_ms", [])
     change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
     return (
-        recording.date[:16].replace("T", " "),
-        recording.commit[:10],
+        recording.date[:10],
+        recording.commit[:7],
         recording.device_uuid.removeprefix("GPU-")[:8],
         recording.software.get("torch", ""),
         str(len(times) or ""),
