@@ -236,8 +236,10 @@ def _over(found: PairsFinding) -> str:
     again = f" ({found.again} more were disturbed and do not count)" if found.again else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
     earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
-    if found.not_pooled:
-        earlier = f" (an earlier run of this code does not count: {found.not_pooled})"
+    # Of a file that cannot be read nobody knows whether it is of this code.
+    earlier += (
+        f" (pairs of another run do not count: {found.not_pooled})" if found.not_pooled else ""
+    )
     return (
         f"over {pairs}{most}{earlier}{again}{how}, pair sd {by.sd_pct:.2f} %; "
         f"{margins_text(margins)}{rule}"

@@ -607,6 +607,14 @@ def test_the_report_names_the_other_revision():
     assert "SLOWER, beyond the margin, both revisions measured in pairs" in text
 
 
+def test_the_report_says_which_pairs_are_of_an_earlier_run():
+    """How many there are, and why others do not count, also of both at once."""
+    both = turns(shifted(2.0), earlier=4, not_pooled="x.json was changed after it was written")
+    text = told_block(judge_ab(both), "e.json", Commands())
+    assert "over 6 pairs, 4 of them of an earlier run of this code (pairs of another run " in text
+    assert "do not count: x.json was changed after it was written), pair sd" in text
+
+
 # JSON
 
 
