@@ -122,12 +122,12 @@ class Pace:
         """Yield what the pace of each class's kernels adds to the step."""
         for kind, mine in self._kinds.items():
             before, after = (
-                tuple(x - y for x, y in zip(raw, self._calm(kind, side), strict=True))
+                tuple(x - y for x, y in zip(raw, self._steady_us(kind, side), strict=True))
                 for side, raw in enumerate(self.sums(mine))
             )
             yield kind, Term(kind, before, after, Usual.PACE, size=self.class_us(kind)[0])
 
-    def _calm(self, kind: str, side: int) -> Series:
+    def _steady_us(self, kind: str, side: int) -> Series:
         return added([self.steady(one)[side] for one in self._kinds[kind]])
 
     def class_us(self, kind: str) -> tuple[float, float]:
@@ -143,8 +143,8 @@ class Pace:
 
     def ratio(self, kind: str) -> float:
         """Return how much longer the kernels of a class take by their pace alone."""
-        calm = mean(self._calm(kind, 1))
-        return self.class_us(kind)[1] / calm if calm else 1.0
+        steady_us = mean(self._steady_us(kind, 1))
+        return self.class_us(kind)[1] / steady_us if steady_us else 1.0
 
     def is_clock(self, kinds: Sequence[str], clock_ratio: float | None) -> bool:
         """Return whether these classes moved as a clock moves them: by one ratio, or, where

@@ -1,8 +1,8 @@
 """Plans the launches of one case in one tree, runs one after the other, and returns evidence.
 
 While a launch compiles and warms up, the next one is started and imports torch; its import is over
-before the first timed block begins, since that waits for its hello. So is one that may be wanted
-beyond the planned ones, and ended if it is not.
+before the first timed block begins, since that waits for its hello. So does one beyond the planned
+ones, where it may be wanted; if it is not, it is ended.
 """
 
 import contextlib

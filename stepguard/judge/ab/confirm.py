@@ -127,19 +127,9 @@ def _judged(
         return Confirmed(outcome, commit, basis, None if heard else its, {"missed": missed})
 
     if by_pairs.status is Status.SLOWER and found.status is not Status.SLOWER:
-        # The machine hides it: only the pairs' own figures show what is said.
         hidden = found.status is Status.FASTER
-        return replace(
-            found,
-            status=Status.SLOWER,
-            reason=found.reason if hidden else Reason.BEYOND_MARGIN,
-            old=summarise(comparison.base).values()[found.metric],
-            new=summarise(comparison.head).values()[found.metric],
-            change_pct=its.estimate_pct,
-            limit_pct=comparison.margins.ignore_pct,
-            noise_pct=None,
-            confirmed=by(Confirmation.REVERSED if hidden else Confirmation.CONFIRMED),
-        )
+        how = by(Confirmation.REVERSED if hidden else Confirmation.CONFIRMED)
+        return _slower(found, comparison, its, how)
     if found.status is Status.SAME:  # kernels alone never fail a case
         undecided = by_pairs.status is Status.INCONCLUSIVE
         return replace(
@@ -155,6 +145,23 @@ def _judged(
     if not_machine:
         return replace(found, confirmed=by(*not_machine))
     return _by_machine(found, by(Confirmation.MACHINE))
+
+
+def _slower(
+    found: MetricVerdict, comparison: Comparison, its: Decision, how: Confirmed
+) -> MetricVerdict:
+    """Judge a time that pairs alone say is slower: only their own figures show what is said."""
+    return replace(
+        found,
+        status=Status.SLOWER,
+        reason=found.reason if found.status is Status.FASTER else Reason.BEYOND_MARGIN,
+        old=summarise(comparison.base).values()[found.metric],
+        new=summarise(comparison.head).values()[found.metric],
+        change_pct=its.estimate_pct,
+        limit_pct=comparison.margins.ignore_pct,
+        noise_pct=None,
+        confirmed=how,
+    )
 
 
 def _by_machine(found: MetricVerdict, how: Confirmed) -> MetricVerdict:
