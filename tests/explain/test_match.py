@@ -9,11 +9,11 @@ from stepguard.profile import KernelRow
 NORM = "triton_per_fused_add_native_layer_norm"
 
 
-def row(name, calls=12.0, us=1000.0, grid=(64, 1, 1), kind="Triton", operator=""):
+def row(name, calls=12.0, us=1000.0, grid=(64, 1, 1), kind="Triton", operator="", steps=2):
     """A kernel of a forward pass."""
     canonical = name.rstrip("0123456789").rstrip("_")
     shape = {"grid": grid, "block": (128, 1, 1), "operator": operator}
-    return KernelRow(name, canonical, kind, "forward", (calls,) * 2, (us,) * 2, **shape)
+    return KernelRow(name, canonical, kind, "forward", (calls,) * steps, (us,) * steps, **shape)
 
 
 def found(before, after):
@@ -21,6 +21,14 @@ def found(before, after):
     return {
         (one.how, tuple(r.name for r in one.before), tuple(r.name for r in one.after))
         for one in match(before, after)
+    }
+
+
+def test_files_may_have_other_numbers_of_steps():
+    """A generated kernel is itself all the same, and not one of many of its name."""
+    before, after = ([row(f"{NORM}_{i}", steps=steps) for i in (3, 4)] for steps in (6, 5))
+    assert found(before, after) == {
+        (How.SAME, (name,), (name,)) for name in (f"{NORM}_3", f"{NORM}_4")
     }
 
 
