@@ -82,6 +82,10 @@ class _Series:
     log: Numbers
     ms: float  # of a usual step
 
+    def by_block(self, values: Numbers) -> list[Numbers]:
+        """Return the values of its steps, block by block."""
+        return np.split(values, np.flatnonzero(np.diff(self.block)) + 1)
+
     def without(self, found: Pattern) -> "_Series":
         """Return the series less the steps that are slow by a periodic pattern."""
         kept = self.steps % found.period != found.begin % found.period
@@ -93,7 +97,7 @@ def of_launches(launches: Sequence[Launch]) -> Pattern | None:
     series = [one for launch in launches if (one := _of_launch(launch))]
     if len(series) < 2 or len(series) < len(launches):
         return None
-    return _found(series, LONE_SD_PCT)
+    return _found(series, _periodic(_without_places(series)), LONE_SD_PCT)
 
 
 def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
@@ -107,7 +111,7 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
         return None
     margins = comparison.margins
     sd_pct = max(PAIR_SDS * comparison.prior.sd_pct, margins.matter_pct / 2)
-    found = _found(series, sd_pct)
+    found = _found(series, _periodic(series), sd_pct)
     if found is None:
         return None
     # From there on, where something begins late: before, HEAD may have been the faster one.
@@ -117,8 +121,8 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     return found if min(float(np.mean(lasting)), adds) > margins.ignore else None
 
 
-def _found(series: Sequence[_Series], sd_pct: float) -> Pattern | None:
-    late, periodic = _late(series, sd_pct), _periodic(series)
+def _found(series: Sequence[_Series], periodic: Pattern | None, sd_pct: float) -> Pattern | None:
+    late = _late(series, sd_pct)
     if late is None or periodic is None:
         return late or periodic
     # Slow steps that happen to lie late, or late ones of which some are the same steps apart: it
@@ -284,12 +288,26 @@ def _periodic(series: Sequence[_Series]) -> Pattern | None:
     return Pattern("periodic", begin, begin, period, slower, adds, ms, len(its), 1e-6)
 
 
+def _without_places(series: Sequence[_Series]) -> list[_Series]:
+    """Return the series less what steps do by their place in a block, in most blocks.
+
+    At its power cap a card's clock dips 0.9 s after the pause before a block, and a second later
+    again (studies/warm_up): in blocks of 38 steps that is every 19th.
+    """
+    blocks = [block for one in series for block in one.by_block(_levelled(one))]
+    level = np.full((len(blocks), max(map(len, blocks))), np.nan)
+    for row, block in zip(level, blocks, strict=True):
+        row[: len(block)] = block
+    usual = np.nanmedian(level, axis=0)
+    return [
+        replace(one, log=one.log - np.concatenate([usual[: len(b)] for b in one.by_block(one.log)]))
+        for one in series
+    ]
+
+
 def _levelled(one: _Series) -> Numbers:
     """Return the series less the median of each block: blocks of one launch differ in level."""
-    found = one.log.copy()
-    for number in np.unique(one.block):
-        found[one.block == number] -= np.median(found[one.block == number])
-    return found
+    return np.concatenate([block - np.median(block) for block in one.by_block(one.log)])
 
 
 def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:

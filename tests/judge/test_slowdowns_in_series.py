@@ -1,7 +1,9 @@
 """Slowdowns that begin late or return every so many steps: planted, and noise without any."""
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -210,3 +212,38 @@ def test_pairs_that_confirm_find_it_where_the_mean_does_not():
     assert after.status is Status.SLOWER
     assert after.worst.confirmed.outcome is Confirmation.CONFIRMED
     assert CASE_ID in headline(after) and "from step" in headline(after)
+
+
+RECORDED = Path(__file__).parents[2] / "studies/warm_up/blocks_2026-11-23.json"
+
+
+def recorded(case, every=None):
+    """Launches of an H200 or H100; every so many steps slower by a share, from a first one on."""
+    made = []
+    for index, blocks in enumerate(json.loads(RECORDED.read_text())[case]["launches"], start=1):
+        of_launch = []
+        for one in blocks:
+            steps = range(one["ran"], one["ran"] + len(one["step_ms"]))
+            ms = tuple(
+                each * (1 + every[2] * (step % every[0] == every[1])) if every else each
+                for step, each in zip(steps, one["step_ms"], strict=True)
+            )
+            wall = (math.fsum(ms),)
+            of_launch.append(
+                block_of(steps=len(ms), step_ms=ms, wall_ms=wall, events_ms=wall, ran=one["ran"])
+            )
+        made.append(Launch(index, tuple(of_launch), 1.0, 5.0, 110, "", 60.0))
+    return made
+
+
+@pytest.mark.parametrize("case", json.loads(RECORDED.read_text()))
+def test_what_a_card_does_after_the_pause_before_a_block_is_no_pattern(case):
+    """At its power cap its clock dips 0.8 s later, by 8 to 20 %, and again 0.95 s after that."""
+    assert of_launches(recorded(case)) is None
+
+
+def test_a_period_is_found_among_these_dips():
+    """10 % in every sixteenth step, where every nineteenth is slower by the clock."""
+    found = of_launches(recorded("forward[350m-bf16]", every=(16, 5, 0.10)))
+    assert (found.period, found.begin % 16) == (16, 5)
+    assert found.facts()["slower_pct"] == pytest.approx(10, abs=2)
