@@ -243,7 +243,8 @@ def _moved_parts(metric: str, now: Recording, past: Recording) -> tuple[PartMove
     new, old = now.detail.get(metric, {}), past.detail.get(metric, {})
     if not old and past.counters.get(metric):  # what it was made of is not known
         return ()
-    if _UNTYPED in old and not any(_CAST.search(name) for name in old):
+    # Of a GPU alone, whose time tells a copy from a cast: on a CPU there is nothing but the name.
+    if past.device_uuid and _UNTYPED in old and not any(_CAST.search(name) for name in old):
         new = _without_types(new)
     moves = [
         PartMove(name, old.get(name, 0), new.get(name, 0))

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from builders import CASE_ID, COUNTS, entry, epoch, evidence, with_counts
+from builders import CASE_ID, COUNTS, cpu_evidence, entry, epoch, evidence, with_counts
 from msgspec import structs
 
 from stepguard.evidence import Counts
@@ -360,6 +360,16 @@ def test_casts_are_compared_as_they_were_recorded(old, new, status):
     ]
     then, now = (summarise(side) for side in sides)
     assert compare(OPERATORS, now, [then], [OPERATORS]).status is status
+
+
+def test_a_copy_that_becomes_a_cast_is_other_work():
+    """On a CPU a step that copies and casts nothing is taken for no older recording."""
+    sound = with_counts(cpu_evidence(), **{OPERATORS: 30})
+    then, now = (
+        summarise(replace(sound, counts=replace(sound.counts, detail={OPERATORS: {name: 30}})))
+        for name in (CAST, TYPED)
+    )
+    assert compare(OPERATORS, now, [then], [OPERATORS]).status is Status.CHANGED
 
 
 def test_a_cast_beside_none_has_its_type_and_place():
