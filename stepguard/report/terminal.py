@@ -87,8 +87,10 @@ def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
 
 
 def _beside(verdict: Verdict) -> Iterator[str]:
-    """Yield what a `same` against another revision rests on: how slow the case may be."""
-    if verdict.against and verdict.status is Status.SAME:
+    """Yield what a `same` against another revision rests on: how slow the case may be. A notice
+    says that itself.
+    """
+    if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
         lines = words.times(verdict) or ["counters alone, its times are not gated"]
         yield from (f"{verdict.case_id} against {verdict.against}: {line}" for line in lines)
 
