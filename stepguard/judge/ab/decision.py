@@ -115,7 +115,7 @@ def _glanced(found: Decision, margins: Margins) -> Decision:
 def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     """Return the decision with all that it rests on."""
     ended = found.final and not comparison.out_of_time
-    most = 0 if ended else MOST_PAIRS
+    most = 0 if ended else MOST_GLANCED if comparison.glance else MOST_PAIRS
     return PairsFinding(
         found,
         comparison.margins,

@@ -75,6 +75,7 @@ def test_what_stays_in_doubt_passes_with_a_notice():
     assert verdict.has_notice and metric(verdict, "step_ms").pairs.decision.pairs == 8
     late = judge_ab(turns(ratios[:3], out_of_time=True, **HOW))
     assert late.status is Status.SAME
+    assert f"over 3 pairs of {MOST_GLANCED} at most" in times(late)[0]
 
 
 @pytest.mark.parametrize(("sd_pct", "modes"), [(5.0, 0.0), (15.0, 0.0), (40.0, 0.0), (5.0, 60.0)])
