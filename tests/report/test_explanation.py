@@ -3,6 +3,7 @@
 import pytest
 
 from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.report.trace.causes import named
 from stepguard.report.trace.explanation import lines
 
 LONG = f"void at::native::{'elementwise_' * 12}kernel<float, 4>(int)"
@@ -36,6 +37,16 @@ def test_every_kind_of_cause(kind):
     assert WORDS[kind] in text
     assert "in micro_step_0/forward, gpt.py(166): step (at 7.000 ms of the file)" in text
     assert "explained: +2.000 of +2.500 ms" in text and "GEMM +0.450" in text
+
+
+def test_a_kernel_that_stays_is_replaced_in_part():
+    """Its name alone on both sides would say nothing: what came beside it is named."""
+    gelu, other = "triton_poi_fused_gelu_gelu_backward_view_6", "triton_poi_fused_gelu_gelu_view_15"
+    old, new = Side((gelu,), 24.0, 8600.0), Side((gelu, other), 24.0, 10900.0)
+    assert named(Cause(Kind.REPLACED, 2300.0, gelu, "backward", "", old, new)) == (
+        "triton_poi_fused_gelu_g...ard_view_6 replaced in part by "
+        "triton_poi_fused_gelu_gelu_view_15"
+    )
 
 
 def test_smaller_causes_are_summed():

@@ -1,5 +1,7 @@
 """A cause in words: what it is, what makes its time, and the figures of that."""
 
+from collections.abc import Sequence
+
 from stepguard.explanation import Cause, Kind, Side
 from stepguard.report.trace.page import short
 from stepguard.text import listed
@@ -10,7 +12,7 @@ _WORDS = {
     Kind.CALLS: ("{what}", "{calls} launches", ""),
     Kind.TIME: ("{what}", "{launched}, each {slower}", "{each}"),
     Kind.SHAPE: ("{what}", "{new:g} launches, another shape", "{shapes}"),
-    Kind.REPLACED: ("{before} replaced by {after}", "{calls} launches", ""),
+    Kind.REPLACED: ("{before} replaced {part}by {come}", "{calls} launches", ""),
     Kind.ADDED: ("{what}", "{new:g} launches, new", ""),
     Kind.REMOVED: ("{what}", "{old:g} launches, gone", ""),
     Kind.MOVED: ("{before} moved to {after}", "{calls} launches", ""),
@@ -39,14 +41,19 @@ def sentence(cause: Cause) -> str:
 def _word(cause: Cause, column: int) -> str:
     before, after = cause.before, cause.after
     old, new = before.calls, after.calls
+    # Beside a kernel that is still the longest those count that came.
+    stays = before.names[:1] == after.names[:1]
+    come = [name for name in after.names if stays and name not in before.names]
     idle = (*after.names, *before.names, cause.what)[0]
     each = [f"{side.us / side.calls:,.1f}" for side in (before, after) if side.calls]
     times = f"{after.us / before.us:.3f} times as long" if before.us else ""
     return _WORDS.get(cause.kind, _PART)[column].format(
         what=short(cause.what, 44),
         idle=cause.what if cause.what == idle else f"{idle}: {cause.what}",
-        before=_names(before),
-        after=_names(after),
+        before=_names(before.names),
+        after=_names(after.names),
+        part="in part " if come else "",
+        come=_names(come or after.names),
         classes=", ".join(after.names),
         old=old,
         new=new,
@@ -60,9 +67,9 @@ def _word(cause: Cause, column: int) -> str:
     )
 
 
-def _names(side: Side) -> str:
-    """Return the longest kernel of a side, and how many more there are."""
-    return listed([short(name, 36) for name in side.names]) or "nothing"
+def _names(kernels: Sequence[str]) -> str:
+    """Return the first of some kernels, the longest, and how many more there are."""
+    return listed([short(name, 36) for name in kernels]) or "nothing"
 
 
 def _shape(side: Side) -> str:
