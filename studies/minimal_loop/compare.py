@@ -2,8 +2,8 @@
 
     python -m studies.minimal_loop.compare ours.jsonl loop.jsonl loop2.jsonl --svg losses.svg
 
-The third file is the loop with another seed: by how much two runs differ that differ in nothing but
-chance. Losses are means over ten steps; speeds are medians behind the first twenty.
+The third file, which may be left out, is the loop with another seed: by how much two runs differ
+that differ in nothing but chance. Losses are means over ten steps; speeds are medians behind the first twenty.
 """
 
 import argparse
@@ -44,19 +44,23 @@ def validation(log: list[dict[str, Any]]) -> float | None:
     return next((line["val_loss"] for line in reversed(log) if "val_loss" in line), None)
 
 
-def summary(ours: list[Any], loop: list[Any], again: list[Any]) -> dict[str, Any]:
-    """Return the curves, their differences, and the differences of chance."""
-    curves = {name: smooth(log) for name, log in (("ours", ours), ("loop", loop))}
-    other = smooth(again)
-    both = sorted(curves["ours"].keys() & curves["loop"].keys())
-    chance = [abs(curves["loop"][at] - other[at]) for at in both if at in other and at > 2 * WINDOW]
-    apart = [abs(curves["ours"][at] - curves["loop"][at]) for at in both if at > 2 * WINDOW]
-    if not chance or not apart:
+def apart(one: dict[int, float], other: dict[int, float]) -> dict[str, float]:
+    """Return by how much two curves differ. Raises ValueError for two without a common window."""
+    found = [abs(one[at] - other[at]) for at in one.keys() & other.keys() if at > 2 * WINDOW]
+    if not found:
         raise ValueError("the runs have no windows in common")
+    return {"mean": fmean(found), "largest": max(found)}
+
+
+def summary(ours: list[Any], loop: list[Any], again: list[Any] | None = None) -> dict[str, Any]:
+    """Return the curves, their differences, and the differences of chance where there is a third
+    run.
+    """
+    curves = {name: smooth(log) for name, log in (("ours", ours), ("loop", loop))}
     return {
         "curves": curves,
-        "apart_nats": {"mean": fmean(apart), "largest": max(apart)},
-        "by_chance_nats": {"mean": fmean(chance), "largest": max(chance)},
+        "apart_nats": apart(curves["ours"], curves["loop"]),
+        "by_chance_nats": apart(curves["loop"], smooth(again)) if again else None,
         "validation_nats": {"ours": validation(ours), "loop": validation(loop)},
         "tokens_per_s": {"ours": speed(ours), "loop": speed(loop)},
     }
@@ -73,12 +77,12 @@ def page(found: dict[str, Any]) -> str:
     both = found["validation_nats"]
     rows.append(["validation", *(f"{both[name]:.3f}" if both[name] else "-" for name in both)])
     rows.append(["tokens/s", *(f"{speed:,.0f}" for speed in found["tokens_per_s"].values())])
-    apart, chance = found["apart_nats"], found["by_chance_nats"]
-    text = (
-        f"Apart by {apart['mean']:.3f} nats on average, {apart['largest']:.3f} at most; two runs "
-        f"of the loop with unequal seeds by {chance['mean']:.3f} and {chance['largest']:.3f}.\n"
-    )
-    return table(["loss [nats]", "model.train", "plain loop"], rows) + "\n" + text
+    far, chance = found["apart_nats"], found["by_chance_nats"]
+    text = f"Apart by {far['mean']:.3f} nats on average, {far['largest']:.3f} at most"
+    if chance:
+        by = f"{chance['mean']:.3f} and {chance['largest']:.3f}"
+        text += f"; two runs of the loop with unequal seeds by {by}"
+    return table(["loss [nats]", "model.train", "plain loop"], rows) + f"\n{text}.\n"
 
 
 def draw(logs: dict[str, list[dict[str, Any]]], path: Path) -> None:
@@ -106,14 +110,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("ours", type=Path, help="log.jsonl of model.train")
     parser.add_argument("loop", type=Path, help="the plain loop's log")
-    parser.add_argument("again", type=Path, help="... with another seed, as long as it goes")
+    parser.add_argument("again", type=Path, nargs="?", help="... with another seed")
     parser.add_argument("--svg", type=Path)
     options = parser.parse_args()
-    logs = {name: read(getattr(options, name)) for name in ("ours", "loop", "again")}
+    paths = {"ours": options.ours, "loop": options.loop, "again": options.again}
+    logs = {name: read(path) for name, path in paths.items() if path}
     print(page(summary(**logs)))
     if options.svg:
         names = ("model.train", "plain loop", "plain loop, other seed")
-        draw(dict(zip(names, logs.values(), strict=True)), options.svg)
+        draw(dict(zip(names, logs.values(), strict=False)), options.svg)
     return 0
 
 
