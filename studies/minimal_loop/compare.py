@@ -3,7 +3,8 @@
     python -m studies.minimal_loop.compare ours.jsonl loop.jsonl loop2.jsonl --svg losses.svg
 
 The third file, which may be left out, is the loop with another seed: by how much two runs differ
-that differ in nothing but chance. Losses are means over ten steps; speeds are medians behind the first twenty.
+that differ in nothing but chance. Losses are means over ten steps; speeds are medians behind the
+first twenty.
 """
 
 import argparse
