@@ -156,12 +156,7 @@ class Decision:
     sd_pct: float  # of 100 * d, moderated
     p_value: float  # that there is no slowdown at all; for all analyses
     smallest_detectable_pct: float  # by the whole plan at this standard deviation
-    final: bool
-
-    @property
-    def wants_more(self) -> bool:
-        """Tell whether another pair should be measured."""
-        return not self.final
+    final: bool  # no further pair is wanted
 
 
 @dataclass(frozen=True)
@@ -308,6 +303,13 @@ class Verdict:
     explanation: Explanation | None = None  # of the time, where both sides have a profile
     straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
 
+    @classmethod
+    def of(cls, case_id: str, metrics: tuple[MetricVerdict, ...], **others: Any) -> "Verdict":
+        """Return the verdict that metrics make, the worst deciding; ``others`` are more fields."""
+        worst = worst_of(metrics)
+        assert worst is not None
+        return cls(case_id, worst.status, worst.reason, metrics=metrics, **others)
+
     @property
     def whole(self) -> bool:
         """Tell whether the case as a whole was judged, and no metric decided."""
@@ -340,23 +342,15 @@ class Verdict:
         return worst_of(self.metrics)
 
     @property
-    def failing(self) -> list[MetricVerdict]:
-        """Return the gated metrics that fail and are not waived."""
-        gated = (m for m in self.metrics if m.gated and not m.waived_until)
-        return [m for m in gated if m.status.outcome == "failed"]
-
-    @property
     def machine_moved(self) -> bool:
         """Tell whether a time changed and the code did not, whatever else there is."""
         moved = (Reason.MACHINE_MOVED, Reason.MACHINE_TOO_FAR)
         return any(m.gated and m.reason in moved for m in self.metrics)
 
-    @property
-    def undecided(self) -> bool:
-        """Tell whether nothing is known of a gated metric, though another one decided."""
-        return any(
-            m.gated and not m.waived_until and m.status.outcome == "error" for m in self.metrics
-        )
+    def gated(self, outcome: Outcome) -> list[MetricVerdict]:
+        """Return the gated metrics that have this outcome and are not waived."""
+        gated = (m for m in self.metrics if m.gated and not m.waived_until)
+        return [m for m in gated if m.status.outcome == outcome]
 
     def with_metrics(self, metrics: tuple[MetricVerdict, ...]) -> "Verdict":
         """Return the verdict with these metrics in place of its own, the worst of them deciding.

@@ -19,7 +19,7 @@ from stepguard.judge.soundness import measurement_problem, uncompared, undecided
 from stepguard.judge.summary import notes, summarise
 from stepguard.metrics import METRICS
 from stepguard.recording import Recording
-from stepguard.verdict import Facts, MetricVerdict, Reason, Status, Verdict, worst_of
+from stepguard.verdict import Facts, MetricVerdict, Reason, Status, Verdict
 
 DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move in an epoch
 
@@ -64,19 +64,8 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     )
     profile = evidence.counts.profile if evidence.counts else None
     why, moved = against_recordings(profile, past, now.device_uuid)
-    found = _compared(evidence, with_alarm(metrics) if moved else metrics, past)
-    return replace(found, explanation=why)
-
-
-def _compared(
-    evidence: Evidence, metrics: tuple[MetricVerdict, ...], past: Sequence[Recording]
-) -> Verdict:
-    """Return the case's verdict: its worst gated metric's."""
-    worst = worst_of(metrics)
-    assert worst is not None
-    return Verdict(
-        evidence.case_id, worst.status, worst.reason, metrics=metrics, recordings=len(past)
-    )
+    judged = with_alarm(metrics) if moved else metrics
+    return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=why)
 
 
 def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Verdict | None:
@@ -89,7 +78,8 @@ def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Verdict |
     if not past or past[-1].tokens_per_step != now.tokens_per_step:
         return None
     moved = moved_counters(now, past, evidence.gates)
-    return _compared(evidence, (*moved, *undecided_metrics(evidence)), past) if moved else None
+    judged = *moved, *undecided_metrics(evidence)
+    return Verdict.of(evidence.case_id, judged, recordings=len(past)) if moved else None
 
 
 def moved_counters(

@@ -134,7 +134,7 @@ def suggested_sizes(verdict: Verdict) -> dict[str, tuple[str, float]]:
     """Return the size, by metric, that covers each failing one as it is; none where one cannot be
     waived: the case would fail all the same.
     """
-    sizes = {m.metric: suggested_size(m) for m in verdict.failing}
+    sizes = {m.metric: suggested_size(m) for m in verdict.gated("failed")}
     known = {name: size for name, size in sizes.items() if size}
     return known if len(known) == len(sizes) and not verdict.whole else {}
 

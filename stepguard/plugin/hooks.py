@@ -136,7 +136,7 @@ def outcome_of(call: str, xfail: bool, verdict: Verdict | None, refused: bool) -
     if verdict is not None and not verdict.recorded:
         own = verdict.outcome
     # xfail may expect a known regression, but never that nothing is known.
-    decided = verdict is not None and own == "failed" and not verdict.undecided
+    decided = verdict is not None and own == "failed" and not verdict.gated("error")
     overridden = own != "passed" and call != "failed" and not (xfail and decided)
     failed = overridden or call == "failed"
     shown = (failed and own != "passed") or (call == "passed" and not overridden)

@@ -141,6 +141,6 @@ def _decide(verdict: Verdict, commands: Commands) -> str:
 
 def _declared(verdict: Verdict) -> list[tuple[str, str]]:
     """Return each failing metric behind words: a commit has to declare all of them."""
-    failing = () if verdict.whole else verdict.failing
+    failing = () if verdict.whole else verdict.gated("failed")
     said = "or in the message of a commit", *["and"] * len(failing)
     return [(words, one.metric) for words, one in zip(said, failing, strict=False)]

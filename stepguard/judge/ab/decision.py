@@ -35,7 +35,6 @@ from stepguard.verdict import (
     Reason,
     Status,
     Verdict,
-    worst_of,
 )
 
 # Another revision's tree may well lack the case, without anybody having made HEAD worse.
@@ -136,7 +135,7 @@ def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
     found = decision(comparison, name)
-    if found is None or not found.wants_more or problem(comparison) is not None:
+    if found is None or found.final or problem(comparison) is not None:
         return False
     return of_pairs(comparison) is None  # else it is SLOWER already
 
@@ -224,8 +223,7 @@ def _risen(comparison: Comparison) -> Verdict | None:
         return None
     # HEAD's reason last: where both sides are undecided, it is the one that is shown.
     unknown = {one.metric: one for one in (*undecided_metrics(base), *undecided_metrics(head))}
-    blank = Verdict(head.case_id, Status.CHANGED, Reason.WORK_MOVED, against=comparison.named)
-    return blank.with_metrics((*moved, *unknown.values()))
+    return Verdict.of(head.case_id, (*moved, *unknown.values()), against=comparison.named)
 
 
 def _unknown_work(comparison: Comparison) -> Verdict | None:
@@ -251,17 +249,9 @@ def _compared(comparison: Comparison) -> Verdict:
     )
     decided = found.status if found and is_gpu(comparison.head.case.get("device", "")) else None
     metrics = tuple(beside_time(one, decided) for one in compared)
-    worst = worst_of(metrics)
-    assert worst is not None
-    return Verdict(
-        comparison.head.case_id,
-        worst.status,
-        worst.reason,
-        metrics=metrics,
-        against=comparison.named,
-        p_value=_p_value(metrics, found),
-        **why(comparison),
-    )
+    p_value = _p_value(metrics, found)
+    case_id, against = comparison.head.case_id, comparison.named
+    return Verdict.of(case_id, metrics, against=against, p_value=p_value, **why(comparison))
 
 
 def why(comparison: Comparison) -> dict[str, Any]:

@@ -376,7 +376,7 @@ def test_a_counter_that_moved_is_reported_though_another_is_unknown(side, more, 
         }
         (moved,) = (one for one in verdict.metrics if one.metric == COST)
         metrics = (replace(moved, waived_until="2026-12-31"), *verdict.metrics[1:])
-        assert verdict.undecided and verdict.with_metrics(metrics).outcome == "error"
+        assert verdict.gated("error") and verdict.with_metrics(metrics).outcome == "error"
 
 
 def counted(found, name):
@@ -561,7 +561,7 @@ def test_a_counter_keeps_its_say():
     slower = replace(judge_ab(replace(found, head=risen)), p_value=0.001)
     (taken,) = without_false_discoveries([slower, *others(10)])
     assert metric(taken, COST).status is Status.CHANGED is taken.status
-    assert metric(taken, "step_ms").reason is Reason.UNPROVEN and taken.undecided
+    assert metric(taken, "step_ms").reason is Reason.UNPROVEN and taken.gated("error")
 
 
 def test_what_is_not_proven_is_not_waived():
