@@ -22,7 +22,7 @@ from stepguard.plugin.items import case_of
 from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
 from stepguard.storage.baselines import files
-from stepguard.text import first, printable
+from stepguard.text import first, listed, printable
 
 NO_GATE = "the run is strict since CI=true; a run that gates nothing says --perf-no-strict"
 SHOWN = 10  # lines of a refusal
@@ -91,7 +91,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield from _bad_revision(option.perf_against, root, baselines)
     if option.perf_base and records:
         yield "--perf-base judges by another branch's baselines: record in another run"
-    if records and (problem := no_commit(root)):
+    if records and (problem := no_commit(root) or _changed(root, baselines)):
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
         yield f"--perf-baselines={option.perf_baselines}: no such folder"
@@ -99,6 +99,13 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         path = Path(config.invocation_params.dir, texts[name] or "")
         if texts[name] and (problem := documents.unwritable(path)):
             yield f"{name}={texts[name]}: {problem}"
+
+
+def _changed(root: Path, baselines: Path) -> str:
+    """Return which files would be in no recording's commit, and what mends it; empty for none."""
+    dirty = current(root, baselines).dirty
+    text = "uncommitted changes ({}): commit them, or let git ignore what is no source"
+    return text.format(listed(dirty, 3)) if dirty else ""
 
 
 def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:

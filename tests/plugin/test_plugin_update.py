@@ -74,13 +74,14 @@ def test_same_on_a_gpu_appends(committed, h200):
     assert epoch["recordings"][0]["times_ms"]["step_ms"] == [10.0, 10.0]
 
 
-def test_a_dirty_tree_is_not_recorded(committed):
-    """With an uncommitted change nothing is written, the file is named, the case does not pass."""
+@pytest.mark.parametrize("option", ["--perf-update", "--perf-update-new", "--perf-append"])
+def test_of_a_dirty_tree_nothing_is_measured_to_be_recorded(committed, option):
+    """It is said at once, not after a suite of half an hour, and the file is named."""
     (committed.path / "new.py").write_text("")
-    result = committed.run("--perf-update", errors=1)
-    assert result.ret == 1
+    result = committed.run(option)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR and committed.measured == []
     assert recorded(committed) == {}
-    result.says("*not recorded, measured on a tree with uncommitted*new.py*")
+    result.stderr.fnmatch_lines(["*nothing can be recorded: uncommitted changes (new.py): commit*"])
 
 
 def test_without_a_commit_nothing_is_measured_to_be_recorded(gate, monkeypatch):
@@ -106,7 +107,7 @@ def test_a_tree_whose_state_git_cannot_tell_is_not_recorded(committed):
     (committed.path / "new.py").write_text("")
     (committed.path / ".git" / "index").write_bytes(b"not an index")
     result = committed.run("--perf-update")
-    assert result.ret == 1
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
     assert recorded(committed) == {}
 
 
@@ -196,8 +197,8 @@ def test_a_baselines_folder_does_not_excuse_the_tree(gate):
     gate.commit()
     (gate.path / "extra.py").write_text("x = 1\n")
     result = gate.run("--perf-baselines=.", "--perf-update")
-    assert result.ret == 1
-    result.says("*uncommitted changes (extra.py)*")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*uncommitted changes (extra.py)*"])
 
 
 def test_refusals_name_the_folder(committed):

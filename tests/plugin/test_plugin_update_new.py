@@ -61,13 +61,3 @@ def test_a_faster_case_is_left_alone(gate):
     assert result.ret == 0
     assert path.read_bytes() == before
     result.says("*keep the gain: *")
-
-
-def test_a_dirty_tree_records_no_new_case(gate):
-    """The refusals of --perf-update hold: on a dirty tree the new case is an error."""
-    gate.suite(gate.cpu())
-    gate.commit()
-    (gate.path / "new.py").write_text("")
-    result = gate.run("--perf-update-new", errors=1)
-    assert result.ret == 1
-    assert not list(gate.baselines.iterdir())
