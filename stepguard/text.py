@@ -38,6 +38,14 @@ def listed(items: Sequence[str], most: int = 1) -> str:
     return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def shortened(case_id: str, width: int) -> str:
+    """Cut an id to so many columns, in its middle: cases differ at the end."""
+    if len(case_id) <= width:
+        return case_id
+    end = (width - 2) // 2
+    return f"{case_id[: width - 2 - end]}..{case_id[len(case_id) - end :]}"
+
+
 def printable_lines(text: object) -> str:
     """Return text that has several lines, each of them printable; tabs become blanks."""
     return "\n".join(map(printable, str(text).expandtabs().split("\n")))

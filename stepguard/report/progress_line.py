@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import TextIO
 
 from stepguard.device import CPU, GPU
-from stepguard.text import printable
+from stepguard.text import printable, shortened
 
 # A case that never ran here, nor another one in this run: alone, and in pairs with another tree.
 GUESS_S = {GPU: 110.0, CPU: 20.0}
@@ -192,14 +192,6 @@ def columns(file: TextIO) -> int:
     with contextlib.suppress(OSError):
         return os.get_terminal_size(file.fileno()).columns or 80
     return 80
-
-
-def shortened(case_id: str, width: int) -> str:
-    """Cut an id to so many columns, in its middle: cases differ at the end."""
-    if len(case_id) <= width:
-        return case_id
-    end = (width - 2) // 2
-    return f"{case_id[: width - 2 - end]}..{case_id[len(case_id) - end :]}"
 
 
 def clock(seconds: float) -> str:

@@ -12,7 +12,7 @@ from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
 from stepguard.sentences import message, note, pattern_text
 from stepguard.site import Site
-from stepguard.text import first, listed, printable
+from stepguard.text import first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
@@ -35,7 +35,7 @@ def headline(verdict: Verdict, width: int = 0) -> str:
     """
     waived = " (waived)" if verdict.waived_until else ""  # the day is in the lines below
     causes = _causes(verdict)
-    ids = (verdict.case_id, *(_cut(verdict.case_id, shown) for shown in ID_WIDTHS))
+    ids = (verdict.case_id, *(shortened(verdict.case_id, shown) for shown in ID_WIDTHS))
     fronts = [f"{name}: {verdict.status.value}{waived}: " for name in ids]
     tries = [front + cause for front in fronts for cause in causes[:-1]]
     tries += [front + causes[-1] for front in fronts]

@@ -94,6 +94,16 @@ def test_a_long_id_gives_way(length, message):
     assert ("mmmmmm" if message else "step_ms 250.000 -> 2") in line
 
 
+def test_a_short_id_still_tells_its_case():
+    """Cases of a suite differ at their ends: train_ste... could be any of them."""
+    facts = {"fault": "no recording for this machine in baselines/h200x1.json"}
+    names = ("train_step[124m-bf16-eager]", "train_step[124m-bf16-2-gpus]")
+    verdicts = [Verdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, facts) for name in names]
+    first, second = (words.headline(verdict, 80) for verdict in verdicts)
+    assert first.startswith("train") and "ager]: NO BASELINE: no recording" in first
+    assert "gpus]: NO BASELINE: no recording" in second
+
+
 @pytest.mark.parametrize("status", Status)
 def test_a_headline_says_case_and_verdict(status):
     """Case and verdict stand in front, so that a cut takes neither."""
