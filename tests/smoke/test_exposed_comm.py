@@ -72,7 +72,7 @@ def test_the_plan_has_a_launch_for_it_where_it_is_gated():
         ("launch 2", True, False, ()),
         ("one-rank launch", True, False, ()),
     ]
-    both = planned_launches(replace(case, gates=("sync_overhead_pct", EXPOSED)))
+    both = planned_launches(replace(case, gates=("step_ms", "sync_overhead_pct", EXPOSED)))
     assert [one.differences for one in both] == [("sync_overhead",), ("exposed_comm",), (), (), ()]
     ungated = planned_launches(replace(case, gates=("step_ms",)))
     assert [one.label for one in ungated] == ["launch 1", "launch 2", "one-rank launch"]
