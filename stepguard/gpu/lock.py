@@ -70,7 +70,8 @@ class _Waiting:
                     f"{self.uuid}: {holder} measures on it, waited {self.limit_s:.0f} s; measure "
                     "again when that is over, or choose a GPU with CUDA_VISIBLE_DEVICES"
                 )
-            self.progress(f"waiting for the GPU, {left:.0f} s at most: {holder} measures")
+            # One text for the whole wait: in a log each is a line.
+            self.progress(f"waiting for the GPU, {self.limit_s:.0f} s at most: {holder} measures")
             time.sleep(min(POLL_S, left))
         try:
             yield handle

@@ -89,6 +89,7 @@ def test_whoever_waits_is_reported_and_then_has_it(tmp_path, holder):
     with take(tmp_path, progress=progress):
         assert other.returncode == 0
     assert f"process {other.pid}" in told[0]
+    assert len(set(told)) == 1, "in a log each text is a line"
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,8 @@ def _profile(options: argparse.Namespace) -> int:
     new_folder(folder)
     gpus = [gpu.uuid for gpu in visible_gpus()[: case.world_size]]
     try:
-        with exclusive(gpus, shlex.join(sys.argv), say):
+        # A wait says what it waits for several times a second; here once is enough.
+        with exclusive(gpus, shlex.join(sys.argv), cache(say)):
             for command in commands:
                 _run(command, options.root)
     except GpuLocked as error:
