@@ -141,7 +141,7 @@ def left_out_line(states: Sequence[CaseState]) -> list[str]:
     left_out = [one for one in states if one.state is State.LEFT_OUT]
     if not left_out:
         return []
-    shown = listed([one.case for one in left_out], 5)
+    shown = listed([one.case for one in left_out], 2)
     return [f"left out by {left_out[0].why}: {len(left_out)} of {len(states)} cases ({shown})"]
 
 
