@@ -56,7 +56,8 @@ def _rows(page: str) -> Iterator[Code]:
 def _explain(options: argparse.Namespace) -> int:
     known = codes()
     if not options.code:
-        _list(known)
+        width = max(len(code.name) for code in known)
+        say(*(f"{code.name:{width}}  {code.verdict}" for code in known))
         return 0
     wanted = re.sub(r"\W+", "_", options.code.strip()).upper()
     found = [code for code in known if code.name == wanted]
@@ -78,8 +79,3 @@ def _explain(options: argparse.Namespace) -> int:
 
 def _wrapped(title: str, text: str) -> list[str]:
     return textwrap.wrap(text, 79, initial_indent=f"  {title}: ", subsequent_indent="    ")
-
-
-def _list(some: list[Code]) -> None:
-    width = max(len(code.name) for code in some)
-    say(*(f"{code.name:{width}}  {code.verdict}" for code in some))

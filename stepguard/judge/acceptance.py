@@ -93,8 +93,7 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     """Return why launches that differ so much are no level: compared with those of the last epoch's
     recordings under this software, or, where there are none, with what launches usually differ by.
     """
-    last = entry.epochs[-1:] if entry else []
-    recordings = [r for epoch in last for r in comparable(epoch, evidence)]
+    recordings = comparable(entry.epochs[-1], evidence) if entry else []
     for name in times_in(evidence.gates):
         now = [getattr(launch, name) for launch in evidence.launches]
         past = [r.times_ms[name] for r in recordings if r.times_ms.get(name)]

@@ -39,7 +39,7 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
         shown = uncompared(now, gates, status, reason)
         return Verdict(evidence.case_id, status, reason, facts, metrics=shown)
 
-    if entry is None or not entry.epochs:
+    if entry is None:
         return cannot(Status.NO_BASELINE, Reason.NOT_RECORDED, {})
     if entry.case != evidence.case:
         changes = {"changes": _changes(entry.case, evidence.case)}
@@ -72,7 +72,7 @@ def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Verdict |
     """Return CHANGED, if counters that are known moved although others, or the times, are not
     decided: a step that recompiles for ever is neither steady nor the same twice, and that is why.
     """
-    if entry is None or not entry.epochs or entry.case != evidence.case:
+    if entry is None or entry.case != evidence.case:
         return None
     past = comparable(entry.epochs[-1], evidence)
     if not past or past[-1].tokens_per_step != now.tokens_per_step:
@@ -100,7 +100,7 @@ def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
 
 def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     """Tell whether another launch could turn the screen's answer; only for sound evidence."""
-    if measurement_problem(evidence) is not None or entry is None or not entry.epochs:
+    if measurement_problem(evidence) is not None or entry is None:
         return False
     past = comparable(entry.epochs[-1], evidence)
     now, times = summarise(evidence), times_in(evidence.gates)
