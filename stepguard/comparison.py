@@ -46,6 +46,7 @@ class Comparison:
     earlier: int = 0  # pairs, the first ones, that an earlier run of these commits measured
     spent: tuple[int, ...] = ()  # pairs at which such a run was judged since its time was up
     not_pooled: str = ""  # why pairs of an earlier run of these commits do not count
+    unproven: bool = False  # SLOWER by these pairs, but not among all that its run tried
     schema: int = SCHEMA
 
     @property

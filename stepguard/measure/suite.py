@@ -3,6 +3,7 @@
 Both the pytest plugin and the command line drive this; neither measures nor judges by itself.
 """
 
+import contextlib
 import shlex
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -37,6 +38,7 @@ from stepguard.measure.ranks import Answers
 from stepguard.measure.workers import Bench, Progress
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
+from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.storage.waivers import today
 from stepguard.verdict import Reason, Verdict
@@ -230,8 +232,11 @@ class Suite:
             verdict.case_id: verdict
             for verdict in without_false_discoveries([r.verdict for r in self.results])
         }
-        self.results = [
-            replace(result, verdict=withdrawn.get(result.case.id, result.verdict))
-            for result in self.results
-        ]
+        for number, result in enumerate(self.results):
+            if verdict := withdrawn.get(result.case.id):
+                self.results[number] = replace(result, verdict=verdict)
+                assert result.comparison is not None  # of which the p-value is
+                found = replace(result.comparison, unproven=True)
+                with contextlib.suppress(FileError):  # a retry then takes it for decided
+                    self._store.keep_comparison(self._bench.folder, result.case.slug, found)
         return list(withdrawn)

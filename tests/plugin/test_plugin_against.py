@@ -8,6 +8,7 @@ import stepguard.git.worktree
 import stepguard.plugin.session
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
+from stepguard.storage.runs import Store
 
 OTHER = "--perf-against=old"
 
@@ -241,6 +242,8 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     verdicts = {one["case"]: one["verdict"] for one in document}
     assert verdicts[cases[7].id]["status"] == "INCONCLUSIVE"
     assert verdicts[cases[7].id]["reason"] == "UNPROVEN"
+    kept = {one.head.case_id: one.unproven for one in Store(gate.path).comparisons()}
+    assert [case_id for case_id, unproven in kept.items() if unproven] == [cases[7].id]
 
 
 def test_a_tree_edited_meanwhile_is_broken(gate, h200):

@@ -3,7 +3,8 @@
 Who repeats a red run until it is green draws pairs anew each time, and one draw in twenty may miss
 a slowdown of the matter margin. So a run of the same two commits on the same machine goes on from
 the pairs that are there: what they decided stays, what they left undecided takes more pairs, and an
-interim analysis is made once (`pairs.decide`).
+interim analysis is made once (`pairs.decide`). What a run took back as not proven among all that it
+tried takes more pairs, too: those that chose the claim cannot prove it alone.
 """
 
 from collections.abc import Sequence
@@ -56,10 +57,11 @@ def pooled(earlier: Sequence[Comparison], now: Comparison) -> EarlierPairs:
 
 
 def _from(earlier: Comparison) -> EarlierPairs:
-    status, spent = by_plan(earlier).status, earlier.spent
-    decided = status is not Status.INCONCLUSIVE
+    status = Status.INCONCLUSIVE if earlier.unproven else by_plan(earlier).status
+    decided, spent = status is not Status.INCONCLUSIVE, earlier.spent
     # Fewer pairs than the first analysis has decide nothing, so that nothing was spent.
-    if earlier.out_of_time and not decided and earlier.pairs >= SEQUENTIAL_PLAN[0].pairs:
+    ended = earlier.out_of_time and earlier.pairs >= SEQUENTIAL_PLAN[0].pairs
+    if earlier.unproven or ended and not decided:
         spent = (*spent, earlier.pairs)
     return EarlierPairs(
         head=earlier.head.launches,

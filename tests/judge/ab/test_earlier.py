@@ -64,6 +64,15 @@ def test_the_pairs_that_decided_decide_again():
     assert time.pairs.earlier == 7 and from_json(to_json(after), "x") == after
 
 
+def test_a_claim_that_was_taken_back_needs_more_pairs():
+    """The same pairs, judged alone, would be a claim that was chosen by its result."""
+    before = compared(SLOW, unproven=True)
+    assert judge_ab(before).status is Status.SLOWER
+    found = pooled([before], fresh())
+    assert (found.pairs, found.decided, found.spent) == (6, False, (6,))
+    assert from_json(to_json(before), "x").unproven
+
+
 def test_a_folder_of_the_run_is_no_other_machine():
     """Torch's own folders have other names in each run; a variable that steers counts."""
     places = [{"TORCH_EXTENSIONS_DIR": f"/runs/{run}"} for run in (1, 2)]
