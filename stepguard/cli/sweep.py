@@ -113,5 +113,5 @@ def _report(folder: Path, content: SweepFile) -> int:
     say(f"in {folder}: {', '.join(written)}")
     fine = (MEASURED, Reason.OUT_OF_MEMORY.name)
     failed = [row for row in content.rows if row.status not in fine]
-    say(*(f"{row.parameters}: {row.message}" for row in failed))
+    say(*(f"{report.named(row.parameters)}: {row.message}" for row in failed))
     return 1 if failed else 0

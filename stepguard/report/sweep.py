@@ -3,10 +3,11 @@
 import csv
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from stepguard.case import Scalar
 from stepguard.metrics import METRICS, format_value
 from stepguard.report.table import aligned
 from stepguard.sweep import MEASURED, Row, SweepFile
@@ -51,8 +52,13 @@ def _grouped(header: list[str], rows: list[list[str]], above: int) -> Iterator[s
     for row, text in zip(rows, texts[first:], strict=True):
         if row[:above] != before:
             before = row[:above]
-            yield ", ".join(f"{name} {value}" for name, value in zip(header, before, strict=False))
+            yield named(dict(zip(header, before, strict=False)))
         yield text
+
+
+def named(parameters: Mapping[str, Scalar]) -> str:
+    """Return "width 64, seq 1024"."""
+    return ", ".join(f"{name} {value}" for name, value in parameters.items())
 
 
 def _narrow(heading: str) -> str:
@@ -144,6 +150,6 @@ def _lines(content: SweepFile, x: str) -> dict[str, list[Row]]:
     found: dict[str, list[Row]] = {}
     varied = [name for name, values in content.sweep.grid.items() if len(values) > 1 and name != x]
     for row in content.rows:
-        label = ", ".join(f"{name} {row.parameters[name]}" for name in varied)
+        label = named({name: row.parameters[name] for name in varied})
         found.setdefault(label, []).append(row)
     return found

@@ -102,7 +102,7 @@ def test_a_failure_is_kept_and_fails_the_sweep(shell, measured):
     done = shell("sweep", "grid.toml")
     assert done.status == 1
     assert [row["status"] for row in rows(shell)] == ["RAISED"] * 2 + ["measured"] * 4
-    assert "{'n': 16, 'kind': 'a'}: " in done.out and "ValueError: planted" in done.out
+    assert "n 16, kind a: " in done.out and "ValueError: planted" in done.out
 
 
 def test_rows_of_something_else_are_not_mixed_in(shell, measured):
