@@ -78,7 +78,7 @@ def _facts(found: RunDocument) -> str:
         "against": found.against and f"{found.against} ({found.base_commit[:12]})",
         "machine": ", ".join([found.machine, *(one.uuid for one in found.gpus)]),
         "cases": cases,
-        "arguments": " ".join([*found.options.arguments, found.options.environment]),
+        "arguments": " ".join([*first(found.options.arguments, 10), found.options.environment]),
         "ended": found.end.value,
     }
     told = (f"{name} `{_code(text)}`" for name, text in facts.items() if text.strip())

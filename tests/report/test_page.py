@@ -121,6 +121,14 @@ def test_lists_are_cut():
     assert text.count("\n* c[") == LISTED and f"* and {100 - LISTED} more" in text
 
 
+def test_many_arguments_are_counted():
+    """Ten of them say how the run was asked for; the document has them all."""
+    plain = run_document(SAME)
+    many = replace(plain.options, arguments=[f"test_a.py::test[{n}]" for n in range(15)])
+    text = page(replace(plain, options=many))
+    assert "test_a.py::test[9] and 5 more`" in text and "test[10]" not in text
+
+
 def test_what_passes_and_says_nothing_is_a_row_alone():
     """A verdict that fails, or that has a notice, is explained in a folded part."""
     assert "<details>" not in page(run_document(SAME))
