@@ -8,6 +8,7 @@ from stepguard.metrics import METRICS, format_value
 from stepguard.profile import Profile, mean
 from stepguard.recording import geometric_mean
 from stepguard.report.table import aligned
+from stepguard.text import listed
 
 SHOWN = (
     "step_ms",
@@ -127,6 +128,9 @@ def observations(sides: Sequence[Side]) -> Iterator[str]:
         if software := [name for name in moved if name != "machine"]:
             yield f"{other.label}: other {', '.join(software)} than {first.label}"
         yield from _of_kernels(first, other)
+        for one, another in ((first, other), (other, first)):
+            if alone := [case for case in one.cases if case not in another.cases]:
+                yield f"of {one.label} alone, beside {another.label}: {listed(alone, 2)}"
     for side in sides:
         if side.waits_pct is not None:
             yield (

@@ -110,12 +110,14 @@ def test_recordings_with_profiles_are_compared_by_class(shell):
     assert "kernels of elementwise" not in done.out
 
 
-def test_the_committed_baselines_are_compared():
-    """Of an H100 and an H200: as the documentation has it."""
+def test_the_committed_baselines_are_compared(capsys):
+    """Of an H100 and an H200: as the documentation has it; cases of one side alone are counted."""
     from stepguard.cli import main as cli
 
     files = [str(ROOT / "baselines" / f"{n}.json") for n in ("h100-80gb-hbm3x1", "h200x1")]
     assert cli.main(["compare", *files]) == 0
+    said = words(capsys.readouterr().out)
+    assert "of h200x1 alone, beside h100-80gb-hbm3x1: attention[cudnn-bf16], " in said
 
 
 def test_two_cards_of_one_file_are_compared(tmp_path, capsys):
