@@ -184,7 +184,7 @@ def named(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # A pipe, which cannot be read twice, has no number and so no text.
+        # Only of a pipe, which cannot be read twice, there is no text.
         raise FileError(f"{path}: {error.strerror or 'give a file, not a pipe'}") from None
     except TraceError as error:
         raise FileError(f"{path}: {error}") from None

@@ -29,8 +29,8 @@ class EarlierPairs:
     again: tuple[DisturbedPair, ...] = ()
     together: bool = True
     spent: tuple[int, ...] = ()  # pairs at which an earlier run was judged since its time was up
-    out_of_time: bool = False  # ... and decided then
-    status: Status = Status.INCONCLUSIVE  # what they say
+    status: Status = Status.INCONCLUSIVE  # what the pairs say
+    out_of_time: bool = False  # they say it since their run's time was up
     refused: str = ""  # why there are pairs of these commits that do not count
 
     @property
@@ -69,8 +69,8 @@ def _from(earlier: Comparison) -> EarlierPairs:
         again=earlier.again,
         together=earlier.together,
         spent=spent,
-        out_of_time=earlier.out_of_time and decided,
         status=status,
+        out_of_time=earlier.out_of_time and decided,
     )
 
 
