@@ -2,7 +2,7 @@
 
 Everything is read from the compiler's own records, never from its log, so nothing is printed, no
 log level is touched, and nothing has to be switched on before the compilation. The records are
-private to torch; all their names are in this module. Tried with torch 2.8 and 2.13:
+private to torch; all their names are in this module. Tried with torch 2.8, 2.13 and 2.15:
 
 * ``torch._dynamo.utils.graph_break_reasons``: every break that a compiled frame resumed from, with
   its user stack. ``counters["graph_break"]`` knows fewer: branches on a tensor's value are missing.
