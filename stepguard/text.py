@@ -5,7 +5,8 @@ A terminal obeys escape sequences, and a CI log obeys lines that begin with "::"
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 
@@ -36,6 +37,12 @@ def listed(items: Sequence[str], most: int = 1) -> str:
     """Return "a, b and 3 more"."""
     rest = len(items) - most
     return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """Return " (did you mean a or b?)" of the names that are like a mistyped one; empty without."""
+    close = get_close_matches(name, list(known))
+    return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
 def shortened(case_id: str, width: int) -> str:

@@ -140,6 +140,7 @@ def _init(options: argparse.Namespace) -> int:
     if problem := missing(options.factory, root):
         raise UsageError(problem)
     wanted = [*_wanted(root, case), *([_workflow(root, device)] if options.ci else [])]
+    _refuse_other_case(root / _test_file(case), case, python)
     for one in wanted:
         _write(one, root)
     # All that is cheap comes before what takes minutes.
@@ -163,14 +164,33 @@ def _test_file(case: Case) -> str:
     return f"perf_tests/test_{case.workload.rpartition(':')[2]}.py"
 
 
-def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
-    """Yield the files that guard the case."""
-    function = case.workload.rpartition(":")[2]
+def _declaration(case: Case) -> str:
+    """Return the case as a line of its test."""
     pairs = ", ".join(f"{_quoted(key)}: {_quoted(value)}" for key, value in case.params.items())
     params = f", {{{pairs}}}" if pairs else ""
     launches = ", launches=1" if case.device == CPU else ""
-    line = f'Case("{case.name}", "{case.workload}"{params}, device="{case.device}"{launches})'
-    text = TEST_TEXT.format(workload=case.workload, function=function, case=line)
+    return f'Case("{case.name}", "{case.workload}"{params}, device="{case.device}"{launches})'
+
+
+def _refuse_other_case(test: Path, case: Case, python: str) -> None:
+    """Raise ValueError where the test is there without this case, however a formatter broke its
+    line: it is the user's, and what would be measured is what an earlier, mistyped command wrote.
+    """
+    line = _declaration(case)
+    there = "".join(test.read_text().split()) if test.is_file() else ""
+    if there and "".join(line.split()).removesuffix(")") not in there:
+        name = f"{test.parent.name}/{test.name}"
+        raise ValueError(
+            f"{name} is there without this case, and left as it is. Put it in, or remove the file, "
+            f"then init again: {line}, - or record the cases that it has: "
+            f"{python} -m pytest {name} --perf-update-new"
+        )
+
+
+def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
+    """Yield the files that guard the case."""
+    function = case.workload.rpartition(":")[2]
+    text = TEST_TEXT.format(workload=case.workload, function=function, case=_declaration(case))
     yield Wanted(root / _test_file(case), text, "what is guarded")
     if settings := settings_of(root):
         yield settings

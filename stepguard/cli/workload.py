@@ -17,6 +17,7 @@ from stepguard.cli.common import UsageError
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.storage import baselines as baseline
+from stepguard.text import meant
 
 
 def add_workload(command: argparse.ArgumentParser) -> None:
@@ -58,14 +59,16 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
 def _recorded(case_id: str, device: str, root: Path) -> Case:
     """Return a case of the baseline files by its id; of several machines' the one for this."""
     device = device or (GPU if visible_gpus() else CPU)
-    found = {}
+    found, known = {}, set()
     for path in baseline.files(baseline.usual(root)):
         content = baseline.load(path)
+        known |= set(content.cases) if content else set()
         if content and case_id in content.cases:
             case = from_dict(content.cases[case_id].case)
             found[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
     if not found:
-        raise UsageError(f"{case_id} has no baseline; write FACTORY key=value instead")
+        hint = meant(case_id, known)
+        raise UsageError(f"{case_id} has no baseline{hint}; write FACTORY key=value instead")
     return found.get(device) or next(iter(found.values()))
 
 

@@ -1,12 +1,12 @@
 """From a revision's name to its commit, and which commit a slowdown is judged against."""
 
-import difflib
 import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
 from stepguard.git.revision import git, run_git
+from stepguard.text import listed, meant
 
 # Where the main branch is looked for, in this order.
 MAIN = (
@@ -207,11 +207,11 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
     if not known and not _commit(root, "HEAD"):
         return f"{top} has no commit yet, so no revision {rev!r}: git commit"
     names = dict.fromkeys([*known, *(name.partition("/")[2] for name in known)])
-    close = difflib.get_close_matches(rev, [name for name in names if name], n=3)
-    meant = f"; did you mean {' or '.join(close)}?" if close else ""
+    # A repository whose main branch has another name than the one that a page says.
+    hint = meant(rev, filter(None, names)) or (f" (it has: {listed(known, 5)})" if known else "")
     if _is_shallow(root):
-        return f"{rev!r} is no revision that this shallow clone of {top} has{meant or ':'} {DEEPEN}"
-    return f"{rev!r} is no revision of {top}{meant or ':'} git fetch --all brings what is elsewhere"
+        return f"{rev!r} is no revision that this shallow clone of {top} has{hint}: {DEEPEN}"
+    return f"{rev!r} is no revision of {top}{hint}: git fetch --all brings what is elsewhere"
 
 
 def _is_shallow(root: Path) -> bool:

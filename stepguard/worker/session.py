@@ -21,13 +21,13 @@ import inspect
 import json
 import os
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any
 
 import torch.distributed as dist
 
+from stepguard.text import meant
 from stepguard.worker import device
 from stepguard.worker.channel import Channel
 from stepguard.worker.clock import Clock
@@ -237,23 +237,24 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         inspect.signature(function).bind(device=device, **params)
     except TypeError as error:
         possible = [n for n in inspect.signature(function).parameters if n != "device"]
-        meant = [close for name in params for close in _misspelt(name, possible)]
-        hint = f" (did you mean {' and '.join(meant)}?)" if meant else ""
-        parameters = f"its parameters: {', '.join(possible)}"
-        raise BadWorkload(f"{factory}: {error}{hint}; {parameters}") from None
+        unknown = {name: meant(name, possible) for name in params if name not in possible}
+        # Python names the one that is missing first, though it may be the misspelt one.
+        misspelt = [f"no parameter {name!r}{hint}" for name, hint in unknown.items() if hint]
+        why, parameters = ", ".join(misspelt) or error, f"its parameters: {', '.join(possible)}"
+        raise BadWorkload(f"{factory}: {why}; {parameters}") from None
     workload = function(device=device, **params)
     missing = [name for name in REQUIRED if not hasattr(workload, name)]
     if missing or not callable(workload.step):
-        kind = type(workload).__name__
+        kind = f"a {type(workload).__name__}" if workload is not None else "None"
         raise BadWorkload(f"{factory} returned {kind} without {' and '.join(missing) or 'step()'}")
-    if int(workload.tokens_per_step) < 1:
-        raise BadWorkload(f"{factory}: tokens_per_step is {workload.tokens_per_step}, not positive")
+    try:
+        tokens = int(workload.tokens_per_step)
+    except (TypeError, ValueError, OverflowError):
+        tokens = 0
+    if tokens < 1:
+        shown = f"{workload.tokens_per_step!r:.80}"
+        raise BadWorkload(f"{factory}: tokens_per_step is {shown}, not a positive number")
     return workload
-
-
-def _misspelt(name: str, possible: list[str]) -> list[str]:
-    """Return the parameter that a name was meant to be, if it is none but looks like one."""
-    return [] if name in possible else get_close_matches(name, possible, n=1)
 
 
 def preload(variable: str) -> None:

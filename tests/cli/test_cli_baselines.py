@@ -116,9 +116,9 @@ def test_an_option_between_the_words(recorded):
 @pytest.mark.parametrize("action", ["list", "show"])
 def test_an_unknown_case(recorded, action):
     """An unknown case: status 1 and one line."""
-    done = recorded("baselines", action, "linear[c]")
+    done = recorded("baselines", action, "linaer[a]")
     assert (done.status, done.out) == (1, "")
-    assert done.err == "stepguard: baselines has no baseline of 'linear[c]'\n"
+    assert done.err.startswith("stepguard: baselines has no baseline of 'linaer[a]' (did you mean ")
 
 
 def test_no_file(shell):

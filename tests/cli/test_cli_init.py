@@ -156,14 +156,23 @@ def test_the_settings_go_where_the_project_has_them(project, files, extended):
     assert found[0] == project.path, "the root, where baselines/ will be"
 
 
-def test_a_file_of_the_users_is_left_as_it_is(project, capsys):
-    """A test of that name that says something else stays, and a line says so."""
-    project.test.parent.mkdir()
-    project.test.write_text("# mine\n")
+def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, capsys):
+    """A mistyped parameter is corrected by init again: the error says what to put in, or what
+    records the other case. A case whose line a formatter broke is there.
+    """
     project.commit()
-    project.init()
-    assert project.test.read_text() == "# mine\n"
-    assert "test_train_step.py is there, and left as it is" in capsys.readouterr().out
+    assert main(["init", "my_model:train_step", "wdith=64"]) == 0
+    before = project.test.read_text()
+    assert project.init() == 1
+    told = capsys.readouterr().err
+    line = 'Case("cpu", "my_model:train_step", {"width": 64}, device="cpu", launches=1),'
+    assert line in told and "pytest perf_tests/test_train_step.py --perf-update-new" in told
+    assert project.test.read_text() == before and len(project.measured) == 1
+    broken = line.replace(", ", ",\n    ").replace("1),", "1,\n    ),")
+    project.test.write_text(before.replace("@cases(", "@cases(\n    " + broken))
+    project.commit()
+    assert project.init() == 0 and len(project.measured) == 2
+    assert "is there, and left as it is" in capsys.readouterr().out
 
 
 def test_the_workflow_is_written_on_request(project):

@@ -318,7 +318,8 @@ def test_an_unknown_revision(root, rev):
     """What names no commit is refused with its value; a name close to it is offered."""
     message = fails(root, rev)
     assert repr(rev) in message and str(root) in message
-    assert "did you mean main?" in message or rev != "mian"
+    assert "(did you mean main?): git fetch" in message or rev != "mian"
+    assert "(it has: main" in message or rev != "deadbeef"
     assert "git fetch" in message
     assert not (root / ".stepguard").exists()
 

@@ -29,25 +29,31 @@ def test_a_workload_is_what_the_factory_returns():
         (
             "factories:linear",
             {"bachward": True, "m": 3},
-            "factories:linear: got an unexpected keyword argument 'bachward' (did you mean "
-            "backward?); its parameters: n, k, ",
+            "factories:linear: no parameter 'bachward' (did you mean backward?); its parameters: ",
         ),
         (
             "model.workloads:forward",
             {"bach": 4},
-            "model.workloads:forward: got an unexpected keyword argument 'bach' (did you mean "
-            "batch?); its parameters: size, batch, ",
+            "model.workloads:forward: no parameter 'bach' (did you mean batch?); its parameters: ",
         ),
-        ("factories:returns_none", {}, "factories:returns_none returned NoneType without "),
-        ("factories:without_tokens", {}, "factories:without_tokens returned Bare without tokens_"),
-        ("factories:no_tokens", {}, "factories:no_tokens: tokens_per_step is 0, not positive"),
+        (
+            "factories:needs_width",
+            {"wdith": 3},
+            "factories:needs_width: no parameter 'wdith' (did you mean width?); its parameters: ",
+        ),
+        ("factories:returns_none", {}, "factories:returns_none returned None without step and "),
+        ("factories:without_tokens", {}, "factories:without_tokens returned a Bare without tokens"),
+        ("factories:no_tokens", {}, "factories:no_tokens: tokens_per_step is 0, not a positive"),
+        ("factories:none_tokens", {}, "factories:none_tokens: tokens_per_step is None, not a "),
     ],
 )
 def test_what_is_no_workload_is_refused(monkeypatch, factory, params, message):
     """BadWorkload says what is wrong with the name, the parameters or the result."""
-    no_tokens = factories.linear(device="cpu")
-    no_tokens.tokens_per_step = 0
-    monkeypatch.setattr(factories, "no_tokens", lambda device: no_tokens, raising=False)
+    for name, tokens in (("no_tokens", 0), ("none_tokens", None)):
+        workload = factories.linear(device="cpu")
+        workload.tokens_per_step = tokens
+        monkeypatch.setattr(factories, name, lambda device, one=workload: one, raising=False)
+    monkeypatch.setattr(factories, "needs_width", lambda width, device: None, raising=False)
     with pytest.raises(BadWorkload, match="^" + re.escape(message)) as caught:
         build(factory, params, "cpu")
     assert "\n" not in str(caught.value)

@@ -14,7 +14,7 @@ import msgspec
 from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.report.stored import recorded
 from stepguard.storage import baselines as baseline
-from stepguard.text import printable_document
+from stepguard.text import meant, printable_document
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -33,15 +33,16 @@ def _baselines(options: argparse.Namespace) -> int:
         raise ValueError(f"{folder}: no baseline file; record one: pytest perf_tests --perf-update")
     if options.json and options.action == "list":
         raise UsageError("baselines list --json: only show has a document")
-    found = [
+    recorded_cases = [
         (path, case_id, entry)
         for path in paths
         if (content := baseline.load(path)) is not None
         for case_id, entry in sorted(content.cases.items())
-        if options.case in (None, case_id)
     ]
+    found = [one for one in recorded_cases if options.case in (None, one[1])]
     if options.case and not found:
-        raise ValueError(f"{folder} has no baseline of {options.case!r}")
+        hint = meant(options.case, {case_id for _, case_id, _ in recorded_cases})
+        raise ValueError(f"{folder} has no baseline of {options.case!r}{hint}")
     if options.action == "prune":
         if not options.case:
             raise UsageError("baselines prune: name the case whose recordings go")
