@@ -1,7 +1,8 @@
 """Verdicts for a reader: one line that fits a terminal, the evidence under it, what to do next."""
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from stepguard.evidence import Evidence
 from stepguard.explanation import Cause
@@ -99,18 +100,24 @@ def operator_move(found: MetricVerdict) -> str:
     """
     if found.sites:
         main, *rest = found.sites
-        text = _operator(main.what, main.count)
+        names = _names(found.sites)
+        text = f"{main.count:+,d} {names[main.what]}"
         place = main.file, main.function, main.phase
         here = [site for site in rest if (site.file, site.function, site.phase) == place]
         if [site.count for site in here] == [-main.count] and main.count > 0:
-            return f"{text} for {_bare(here[0].what)}"
+            return f"{text} for {names[here[0].what]}"
         return text
-    return _operator(found.moved[0].name, found.moved[0].new - found.moved[0].old)
+    part = found.moved[0]
+    return f"{part.new - part.old:+,d} {_bare(part.name)}"
 
 
-def _operator(name: str, count: int) -> str:
-    """Return "+4 aten.clone" of "aten.clone.default", whose overload says nothing to a reader."""
-    return f"{count:+,d} {_bare(name)}"
+def _names(sites: Sequence[Site]) -> dict[str, str]:
+    """Return what to call each operator: "aten.clone" for "aten.clone.default", whose overload says
+    nothing to a reader, unless it is all that two of them differ by.
+    """
+    known = {site.what for site in sites}
+    alike = Counter(map(_bare, known))
+    return {name: name if alike[_bare(name)] > 1 else _bare(name) for name in known}
 
 
 def _bare(name: str) -> str:
@@ -152,8 +159,9 @@ def _where(found: MetricVerdict) -> list[str]:
         if unit != "B":
             return lines
     else:
+        names = _names(found.sites)
         lines = [
-            f"{_operator(site.what, site.count)} in {site.function} ({site.place})"
+            f"{site.count:+,d} {names[site.what]} in {site.function} ({site.place})"
             for site in found.sites
         ]
     return first(lines, PLACES_SHOWN)

@@ -222,6 +222,24 @@ def test_a_replaced_operator_is_named_with_what_it_replaces():
     )
 
 
+def test_an_overload_is_named_where_only_it_differs():
+    """ "+1 aten.pow for aten.pow" would tell nobody what changed."""
+    old, new = "aten.pow.Tensor_Scalar", "aten.pow.Tensor_Tensor"
+    then, now = (
+        evidence(
+            counts=Counts(
+                COUNTS | {OPERATORS: 1},
+                {},
+                {OPERATORS: {name: 1}},
+                {OPERATORS: (structs.replace(at(9), what=name),)},
+            )
+        )
+        for name in (old, new)
+    )
+    verdict = judge(now, entry(epochs=[epoch(recordings=[stored(then)])]))
+    assert f": CHANGED: +1 {new} for {old} in Block.forward" in headline(verdict)
+
+
 @pytest.mark.parametrize("phase", ["backward", "optimizer"])
 def test_what_torch_calls_for_a_line_comes_last(phase):
     """A norm more has an operator in the backward pass, too, where it is counted as a product."""
