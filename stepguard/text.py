@@ -9,6 +9,12 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
+# Signs; an underscore that is not within a word; what begins a quotation, a list or a rule.
+_MARKUP = re.compile(
+    r"[\\`*<|#@&~]|(?<![^\W_])_|_(?![^\W_])"
+    r"|^(?:>|[-+](?=\s|$)|-(?=[-\s]+$)|\d(?=\d*[.)](?:\s|$)))"
+)
+
 
 def printable(text: object) -> str:
     """Return the text as one line of visible characters.
@@ -61,7 +67,7 @@ def printable_lines(text: object) -> str:
 def markdown(text: object) -> str:
     """Return text that Markdown shows as it is, in a line, a cell or a heading."""
     # A numeric entity is shown as its character and never taken for markup.
-    plain = re.sub(r"[\\`*<|#@&~]", lambda found: f"&#{ord(found[0])};", printable(text))
+    plain = _MARKUP.sub(lambda found: f"&#{ord(found[0])};", printable(text).lstrip())
     # GitHub finds mentions in what it has rendered: a word joiner, of no width, takes them apart.
     plain = re.sub(r"&#(35|64);", r"&#\1;&#8288;", plain)
     return plain.replace("](", "]&#40;")

@@ -24,6 +24,8 @@ HOSTILE = [
     "@everyone #1 [click](https://example.org) ![x](y) | a | b |",
     "a\n\n# heading\n- list\n\n::error::x\x1b[31m\u202e",
     "**bold** *it* ~~s~~ <b> &lt; \\` `code` <!-- x",
+    "_it_ in model/__init__.py",
+    *("> quoted", "- item", "+", "1. item", "12)", "---", "_ _ _", "      code"),
 ]
 TEXTS = st.sampled_from(HOSTILE) | st.text(min_size=1, max_size=40)
 
@@ -80,12 +82,21 @@ def test_the_verdict_is_first():
     assert page(run_document(passed=False)).startswith("**Performance failed:** nothing was meas")
 
 
+@pytest.mark.parametrize("text", HOSTILE)
+def test_no_known_markup_is_taken(text):
+    """Neither within a line nor at its beginning."""
+    check_markup(text, SLOWER)
+
+
 @PROPERTY
 @given(TEXTS, st.sampled_from([SAME, SLOWER]))
 def test_no_text_is_markup(text, result):
-    """Whatever a document says, the page has the tags that it has with a plain text, and no link,
-    picture or mention.
-    """
+    """Whatever a document says."""
+    check_markup(text, result)
+
+
+def check_markup(text, result):
+    """The page has the tags that it has with a plain text, and no link, picture or mention."""
     shown = page(run_of(hostile(result, text), text=text, machine=text, passed=False))
     html = rendered(shown)
     plain = rendered(page(run_of(hostile(result, "x"), text="x", machine="x", passed=False)))
