@@ -100,9 +100,7 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
     if len(profiles) == 1:
         return profiles[0]
     steps = min(one.steps for one in profiles)
-    parts = Parts(
-        *(_mean_of([getattr(one.parts, name) for one in profiles], steps) for name in _PARTS)
-    )
+    parts = Parts(*(_mean_of([getattr(p.parts, name) for p in profiles], steps) for name in _PARTS))
     kernels: dict[object, list[KernelRow]] = {}
     idle: dict[object, list[IdleRow]] = {}
     for one in profiles:

@@ -237,9 +237,8 @@ def _over(found: PairsFinding) -> str:
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
     earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
     # Of a file that cannot be read nobody knows whether it is of this code.
-    earlier += (
-        f" (pairs of another run do not count: {found.not_pooled})" if found.not_pooled else ""
-    )
+    if found.not_pooled:
+        earlier += f" (pairs of another run do not count: {found.not_pooled})"
     return (
         f"over {pairs}{most}{earlier}{again}{how}, pair sd {by.sd_pct:.2f} %; "
         f"{margins_text(margins)}{rule}"

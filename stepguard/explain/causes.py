@@ -156,11 +156,10 @@ def _other_terms(
 
 def _part(kind: Kind, before: Series, after: Series, size: float = 0.0) -> tuple[Term, Cause]:
     sides = Side((), 0.0, mean(before)), Side((), 0.0, mean(after))
+    cause = Cause(kind, 0.0, str(kind), "", "", *sides)
     # The overlap is a difference of sums of kernels, and scatters as little as they do.
     usual = Usual.PACE if kind == Kind.OVERLAP else Usual.PART
-    return Term(str(kind), before, after, usual, size=size), Cause(
-        kind, 0.0, str(kind), "", "", *sides
-    )
+    return Term(str(kind), before, after, usual, size=size), cause
 
 
 def _less(one: Series, other: Series) -> Series:

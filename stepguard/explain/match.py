@@ -44,14 +44,12 @@ class Match:
     @property
     def more_calls(self) -> float:
         """Return how many more launches there are than before."""
-        return sum(mean(row.calls) for row in self.after) - sum(
-            mean(row.calls) for row in self.before
-        )
+        return sum(mean(r.calls) for r in self.after) - sum(mean(r.calls) for r in self.before)
 
     @property
     def more_us(self) -> float:
         """Return by how much they take longer than before."""
-        return sum(mean(row.us) for row in self.after) - sum(mean(row.us) for row in self.before)
+        return sum(mean(r.us) for r in self.after) - sum(mean(r.us) for r in self.before)
 
     @property
     def other_work(self) -> bool:

@@ -130,10 +130,9 @@ def _of_baseline(result: ResultDocument, entry: Entry) -> Iterator[Problem]:
     """Yield a metric that was compared with something else than the base has recorded."""
     recordings = entry.epochs[-1].recordings
     for metric in result.verdict.metrics:
-        counts = [
-            one.counters[metric.metric] for one in recordings if metric.metric in one.counters
-        ]
-        times = [geometric_mean(t) for one in recordings if (t := one.times_ms.get(metric.metric))]
+        name = metric.metric
+        counts = [one.counters[name] for one in recordings if name in one.counters]
+        times = [geometric_mean(t) for one in recordings if (t := one.times_ms.get(name))]
         old = metric.old
         if not metric.gated or old is None or not (counts or times):
             continue
@@ -141,7 +140,7 @@ def _of_baseline(result: ResultDocument, entry: Entry) -> Iterator[Problem]:
         if not known:
             digits = ",.0f" if counts else "g"  # of a count all: else two may look equal
             shown = "; ".join(f"{value:{digits}}" for value in dict.fromkeys(counts or times))
-            compared = f"{metric.metric} was compared with {old:{digits}}"
+            compared = f"{name} was compared with {old:{digits}}"
             text = f"{compared}, the base has recorded {shown}"
             yield Problem(ProblemCode.OTHER_BASELINE, text, result.case)
 

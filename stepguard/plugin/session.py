@@ -135,9 +135,8 @@ class Session:
             self._check_folder(all_collected)
         for item in ours:
             self._bridge.prepare(item)
-        left_out = [
-            i for i in ours if (case := case_of(i)) and case.id not in self.selection.wanted
-        ]
+        wanted = self.selection.wanted
+        left_out = [item for item in ours if (case := case_of(item)) and case.id not in wanted]
         if left_out:
             items[:] = [item for item in items if item not in left_out]
             self._config.hook.pytest_deselected(items=left_out)

@@ -128,9 +128,8 @@ def _place(
 ) -> tuple[Action, int, list[Epoch]]:
     """Return what is done, its number, and the case's epochs with the recording in its place."""
     if entry is None:
-        epoch = Epoch(
-            reason=reason if has_words(reason) else "first recording", recordings=[recording]
-        )
+        why = reason if has_words(reason) else "first recording"
+        epoch = Epoch(reason=why, recordings=[recording])
         return Action.FIRST_RECORDING, 1, [epoch]
     _refuse_doubtful(recording, entry, verdict)
     last = entry.epochs[-1]

@@ -119,9 +119,8 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     if before.keys() != after.keys():
         ranks = [", ".join(map(str, sorted(side))) for side in (after, before)]
         raise UsageError(f"--against: ranks {ranks[0]} against {ranks[1]}; give the same ones")
-    profiles = [
-        over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in (before, after)
-    ]
+    sides = (before, after)
+    profiles = [over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in sides]
     found = explain(*profiles)
     say(*explanation.lines(found, peaks=peaks.newest(profiles[1].gpu)))
     put_json({"explanation": found, "before": profiles[0], "after": profiles[1]}, options.json)

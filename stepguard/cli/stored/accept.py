@@ -96,9 +96,8 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
         return
     beside = [read_evidence(one) for one in Store.of_the_same_run(path)]
     # A folder may hold what another run left.
-    run = [
-        one for one in beside if (one.commit, one.command) == (evidence.commit, evidence.command)
-    ]
+    this = evidence.commit, evidence.command
+    run = [one for one in beside if (one.commit, one.command) == this]
     verdicts = [verdict_today(one, options.baselines) for one in run]
     if problem := moved_together(verdicts, folder_option(options)):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")

@@ -324,9 +324,8 @@ def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """
     # SLOWER or not: for claims that are chosen by their result the correction is too mild.
     tried = [verdict for verdict in verdicts if verdict.p_value is not None]
-    kept = benjamini_hochberg(
-        [v.p_value for v in tried if v.p_value is not None], FALSE_DISCOVERIES
-    )
+    p_values = [v.p_value for v in tried if v.p_value is not None]
+    kept = benjamini_hochberg(p_values, FALSE_DISCOVERIES)
     found = []
     for verdict, proven in zip(tried, kept, strict=True):
         if verdict.status is Status.SLOWER and not proven:

@@ -88,9 +88,8 @@ class Bounds:
         if self.pairs < MIN_PAIRS:
             return 1.0
         distance = -self.mean / self.sd * math.sqrt(self.pairs)
-        return min(
-            1.0, float(scipy.special.stdtr(self.degrees, distance)) * ALPHA / self.analysis.alpha
-        )
+        its = float(scipy.special.stdtr(self.degrees, distance))
+        return min(1.0, its * ALPHA / self.analysis.alpha)
 
 
 def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:

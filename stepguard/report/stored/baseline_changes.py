@@ -90,9 +90,7 @@ def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
 def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
     """Return the judged figures that differ, the first FIGURES of them, as name, old and new."""
     was, now = (entry.epochs[-1].recordings[-1].values() for entry in (old, new))
-    names = [
-        name for name, row in METRICS.items() if row.gateable and was.get(name) != now.get(name)
-    ]
+    names = [n for n, row in METRICS.items() if row.gateable and was.get(n) != now.get(n)]
     shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
     rest = len(names) - len(shown)
     return [*shown, ("other figures", "0", f"{rest} changed")] if rest else shown

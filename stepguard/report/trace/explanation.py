@@ -50,9 +50,8 @@ def _causes(found: Explanation, most: int, peaks: Peaks | None) -> Iterator[str]
     if not found.causes:
         yield "No cause is beyond the scatter between steps."
     for cause in found.causes[:most]:
-        first, *more = textwrap.wrap(
-            sentence(cause) + _when(cause) + _roof(cause, peaks), WIDTH - 13
-        )
+        text = sentence(cause) + _when(cause) + _roof(cause, peaks)
+        first, *more = textwrap.wrap(text, WIDTH - 13)
         yield f"{_signed(cause.us):>8} ms  {first}"
         yield from (f"{'':13}{line}" for line in more)
     if len(found.causes) > most:

@@ -200,9 +200,7 @@ class _Columns:
         """Return the column of external ids; keep the messages and the hashes of generated code
         that are noted with them.
         """
-        found = _numbers(
-            [x if (x := one.external) is not None else one.external_old for one in args]
-        )
+        found = _numbers([a.external_old if a.external is None else a.external for a in args])
         noted = [at for at, one in enumerate(args) if one.collective is not None or one.code]
         for one, external in ((args[at], found[at]) for at in noted if found[at] != NONE):
             if one.collective is not None:
