@@ -4,9 +4,10 @@
     python -m studies.warm_up.pauses --device cpu --seconds 2
 
 A core step is warmed up and runs for a third of the time without a pause; the rest are blocks of
-two seconds, each behind a pause of another length, in which the GPU idles. Printed are, of each
-length, the mean step, how much blocks differ (standard deviation), and the mean of each quarter of
-a second since the block began. The steps without a pause are cut into blocks of the same length.
+two seconds, each behind a pause in which the GPU idles, some also behind steps that are not timed.
+Printed are, of each kind, the mean step, how much blocks differ (standard deviation), and the mean
+of each quarter of a second since the block began. The steps without a pause are cut into blocks of
+the same length.
 """
 
 import argparse
@@ -23,7 +24,15 @@ from stepguard.worker.clock import Clock
 from studies.common.results import Document, command_line, default_path, machine
 from studies.common.series import mirrored, table
 
-PAUSES_S = {"none but garbage collection": 0.0, "20 ms": 0.02, "100 ms": 0.1, "300 ms": 0.3}
+# Pause, and how long steps run behind it before they are timed.
+KINDS_S = {
+    "none but garbage collection": (0.0, 0.0),
+    "100 ms": (0.1, 0.0),
+    "300 ms": (0.3, 0.0),
+    "none, 1 s not timed": (0.0, 1.0),
+    "100 ms, 1 s not timed": (0.1, 1.0),
+    "100 ms, 2 s not timed": (0.1, 2.0),
+}
 BLOCK_S, SETTLE_S, BIN_S = 2.0, 8.0, 0.25
 
 
@@ -52,27 +61,27 @@ def summary(blocks: list[list[float]]) -> dict[str, Any]:
 def paused(case: str, device: str, seconds: float) -> dict[str, Any]:
     """Measure one case for so many seconds, after it has settled."""
     gpu = device == "cuda"
+    block_s = BLOCK_S if gpu else 0.1
     params = {"forward": (NANO, SEED), "train_step": (NANO_STEP, SEED_STEP)}[case][gpu]
     step = getattr(workloads, case)(**params, device=device).step
     clock = Clock(torch.device(device))
 
-    def block(for_s: float, pause_s: float = 0.0) -> list[float]:
-        steps = max(4, round(for_s / step_s))
-        return list(
-            clock.block(step, steps, lambda index: None, lambda: time.sleep(pause_s))["step_ms"]
-        )
+    def block(for_s: float, pause_s: float = 0.0, lead_s: float = 0.0) -> list[float]:
+        lead, steps = round(lead_s / step_s), max(4, round(for_s / step_s))
+        found = clock.block(step, lead + steps, lambda index: None, lambda: time.sleep(pause_s))
+        return list(found["step_ms"][lead:])
 
     step_s = 1.0
     step_s = block(1.0)[-1] / 1e3
     block(SETTLE_S if gpu else 0.2)
     long = block(seconds / 3)
-    each = max(4, round(BLOCK_S / step_s))
+    each = max(4, round(block_s / step_s))
     late = long[len(long) // 3 :]  # behind the pause before it
     found = {"no pause": [late[at : at + each] for at in range(0, len(late) - each + 1, each)]}
     series, began = 0, time.monotonic()
     while time.monotonic() - began < 2 * seconds / 3 or series < 2:
-        for name in mirrored(list(PAUSES_S), series):
-            found.setdefault(name, []).append(block(BLOCK_S if gpu else 0.1, PAUSES_S[name]))
+        for name in mirrored(list(KINDS_S), series):
+            found.setdefault(name, []).append(block(block_s, *KINDS_S[name]))
         series += 1
     return {name: summary(blocks) for name, blocks in found.items() if blocks}
 
@@ -100,7 +109,7 @@ def main() -> None:
             ]
             for name, one in found.items()
         ]
-        print(table([f"pause, {case}", "mean [ms]", "sd of a block [%]", "by 0.25 s [ms]"], rows))
+        print(table([f"{case}, pause", "mean [ms]", "sd of a block [%]", "by 0.25 s [ms]"], rows))
 
 
 if __name__ == "__main__":
