@@ -109,9 +109,11 @@ def _other_work(facts: Facts) -> str:
         return f"recorded with {facts['old']} tokens a step, now {facts['new']}"
     name, revision = facts["metric"], facts["revision"]
     if "old" in facts:
-        return f"{name} {facts['old']:,} in {revision}, now {facts['new']:,}"
-    old, new = (_by_rank(facts[key]) for key in ("old_by_rank", "new_by_rank"))
-    return f"{name} by rank {old} in {revision}, now {new}"
+        old, new = facts["old"], facts["new"]
+        change = f" ({100 * (new / old - 1):+.2f} %)" if old else ""
+        return f"{name} {old:,} in {revision}, now {new:,}{change}"
+    olds, news = (_by_rank(facts[key]) for key in ("old_by_rank", "new_by_rank"))
+    return f"{name} by rank {olds} in {revision}, now {news}"
 
 
 def _by_rank(counts: tuple[int, ...]) -> str:

@@ -123,8 +123,14 @@ def _hooks(config: pytest.Config) -> Any:
     """Return the module of hooks, which is half a second that other projects do not pay."""
     if (known := config.pluginmanager.getplugin(_HOOKS)) is not None:
         return known
-    from stepguard.plugin import hooks
-
+    try:
+        from stepguard.plugin import hooks
+    except ModuleNotFoundError as error:
+        # A pytest of another environment, which finds stepguard beside the conftest of a clone.
+        raise pytest.UsageError(
+            f"stepguard needs {error.name}, which is not installed for {sys.executable}: "
+            "source .venv/bin/activate, or see python -m stepguard doctor"
+        ) from None
     hooks.begin(config, config.stash[_BRIDGE], config.stash[_COLLECTION])
     config.pluginmanager.register(hooks, _HOOKS)
     return hooks

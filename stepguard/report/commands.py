@@ -116,10 +116,11 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
         again = f"pytest perf_tests{commands.in_folder('--perf-baselines=')}"
         accept = commands.accept(verdict.case_id) + NEW_LEVEL
         then = "; then remove the waiver" if waive else ""
+        alone = "if it is meant: no waiver passes other work; " if verdict.whole else ""
         return [
             *([f"if it is meant: {waive}"] if waive else []),
             *(f"{said}: {KEY}: {verdict.case_id} {name}: why" for said, name in _declared(verdict)),
-            f"after the merge, on main: {again}, then {accept}{then}",
+            f"{alone}after the merge, on main: {again}, then {accept}{then}",
         ]
     if verdict.reason is Reason.UNDECIDED:
         return [_decide(verdict, commands)]

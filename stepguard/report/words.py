@@ -50,7 +50,11 @@ def _causes(verdict: Verdict) -> list[str]:
     """Return what a verdict rests on in ever fewer words."""
     worst = verdict.worst
     if verdict.whole or worst is None:
-        return (message(verdict) or verdict.reason.value).splitlines()[:1] or [""]
+        text = (message(verdict) or verdict.reason.value).split("\n")[0]
+        # Other work: the operators that make it, and where they are called.
+        calls = (one for one in _moved(verdict) if one.metric == OPERATORS and one.moved)
+        named = [text_of for found in calls for text_of in _of_metric(found)]
+        return [*(f"{one}; {text}" for one in named), *named] or [text]
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
         return [worst.reason.value]
     moved = change(worst, digits=1)
@@ -295,14 +299,14 @@ def happens(site: Site, unit: str = "") -> str:
 
 
 def _moved(verdict: Verdict) -> list[MetricVerdict]:
-    if verdict.whole:
-        return []
+    # Of a case that was judged as a whole, what was compared all the same.
     # Then the times are `same`, but what the pairs say of them is why.
     moved_machine = verdict.reason is Reason.MACHINE_MOVED
     gated = [
         m
         for m in verdict.metrics
         if m.gated
+        and (m.old is not None or not verdict.whole)
         and (m.status is not Status.SAME or m.reason in NOTICES or moved_machine and note(m))
     ]
     return sorted(gated, key=cause_first)

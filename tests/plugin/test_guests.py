@@ -41,6 +41,20 @@ def test_a_project_without_cases_pays_for_nothing(tmp_path):
     assert len(cost - ours) <= 3, sorted(cost - ours)
 
 
+def test_a_pytest_of_an_environment_without_the_engines_packages(gate, monkeypatch):
+    """It is told so, and which to use, instead of an internal error: PATH had another pytest."""
+    gate.guarded()
+    for name in [name for name in sys.modules if name.startswith("stepguard.plugin.hooks")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "stepguard.plugin.hooks", None)  # an import of it raises
+    monkeypatch.delattr("stepguard.plugin.hooks", raising=False)
+    result = gate.run()
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(
+        ["*stepguard needs * not installed for *: source .venv/bin/activate*"]
+    )
+
+
 def test_a_run_that_compares_no_pairs_needs_no_scipy_stats(gate, monkeypatch):
     """It takes a second to import; the summary of a run asks what pairs proved all the same."""
     gate.guarded()

@@ -194,8 +194,21 @@ def _verdict(
 
 
 def _other_work(comparison: Comparison) -> Verdict | None:
-    """Refuse unequal tokens and FLOPs: a step that does less is not faster, it is another one."""
+    """Refuse unequal tokens and FLOPs: a step that does less is not faster, it is another one. The
+    counters beside them say which work it is, and where.
+    """
     head, base = summarise(comparison.head), summarise(comparison.base)
+    found = _unequal(comparison, head, base)
+    if found is None:
+        return None
+    known = head.counters.keys() & base.counters.keys()
+    gates = comparison.head.gates
+    compared = tuple(compare(name, head, [base], gates) for name in METRICS if name in known)
+    times = tuple(one for one in found.metrics if one.metric not in known)
+    return replace(found, metrics=(*times, *compared))
+
+
+def _unequal(comparison: Comparison, head: Recording, base: Recording) -> Verdict | None:
     now, then = head.values(), base.values()
     for name, reason in WORK.items():
         facts: dict[str, object] = {"metric": name, "revision": comparison.named}

@@ -24,6 +24,7 @@ from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import block as told_block
 from stepguard.sentences import message, note
+from stepguard.site import Site
 from stepguard.verdict import Reason, Status, Verdict
 
 OLD, NEW = "0" * 40, "f" * 40
@@ -251,6 +252,39 @@ def test_other_flops_fail_whatever_the_time(ratio):
     verdict = judge_ab(replace(found, head=half))
     assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.OTHER_FLOPS)
     assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in message(verdict)
+
+
+def test_other_flops_come_with_the_operators_that_make_them():
+    """The first line names what is called more often and where, the lines below all that moved; no
+    time is judged, and the command that goes on says that no waiver helps.
+    """
+    found = turns()
+    line = Site("aten.addmm.default", "model/gpt.py", 72, "MLP.forward", "self.c_proj(x)", count=12)
+    before = msgspec.structs.replace(line, count=6)
+    sides = [
+        replace(side, counts=replace(with_counts(side, **values).counts, detail=parts, sites=sites))
+        for side, values, parts, sites in (
+            (
+                found.head,
+                {OPERATORS: 2412, "flops_per_step": 10**14},
+                {OPERATORS: {line.what: 2412}},
+                {OPERATORS: (line,)},
+            ),
+            (
+                found.base,
+                {OPERATORS: 2406, "flops_per_step": 8 * 10**13},
+                {OPERATORS: {line.what: 2406}},
+                {OPERATORS: (before,)},
+            ),
+        )
+    ]
+    verdict = judge_ab(replace(found, head=sides[0], base=sides[1]))
+    told = told_block(verdict, "evidence.json", Commands()).splitlines()
+    assert "CHANGED: +6 aten.addmm in MLP.forward (model/gpt.py:72); flops_per_step 80,0" in told[0]
+    assert "(+25.00 %)" in told[0]
+    assert any(text.startswith(f"  {OPERATORS} [calls]: 2,406 -> 2,412") for text in told)
+    assert not any("step_ms" in text for text in told)
+    assert any("no waiver passes other work; after the merge" in text for text in told)
 
 
 def test_other_flops_of_any_rank_fail():
