@@ -1,6 +1,8 @@
 """Parts of several commands: usage errors, the folder of baselines, kept evidence, documents."""
 
 import argparse
+import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from stepguard.judge.waivers import final, waive
 from stepguard.launch.scheduler import Launcher
 from stepguard.measure.suite import Suite
 from stepguard.report import documents
-from stepguard.report.commands import Commands
+from stepguard.report.commands import Commands, interpreter
 from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, read_evidence
@@ -140,12 +142,13 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
     found = [(path, read_evidence(path)) for path in paths]
     known = {evidence.case_id for _, evidence in found}
     unknown = [case_id for case_id in options.case if case_id not in known]
-    against = "" if options.evidence else store.last_against()
+    against, folder = ("", store.runs) if options.evidence else store.last_against()
     # Before the other errors: they would send the reader looking for evidence that never was.
     if against and (unknown or not found):
         raise ValueError(
-            f"{source}: the last run judged against {against}, which leaves nothing to accept or "
-            "judge again; measure: pytest perf_tests"
+            f"{source}: the last run judged against {against}, which leaves nothing to accept; "
+            f"measure: pytest perf_tests; what it said: {interpreter(Path.cwd())} -m stepguard "
+            f"judge --evidence {shlex.quote(os.path.relpath(folder))}"
         )
     if not found:
         here = "the last run left no evidence; measure: pytest perf_tests, or name a case"

@@ -4,6 +4,7 @@ Counters are recorded as they come. Times wait for the last case: when all cases
 was the machine, which a case alone cannot tell.
 """
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -99,7 +100,9 @@ class Recorder:
             return False
         if not dry:
             unexplained = done.action is Action.EPOCH_OPENED and not self._reason
-            hint = "; to say why it is right: --perf-reason='...'" if unexplained else ""
+            path = shlex.quote(self._commands.relative(result.baseline_path))
+            again = f"; to say why it is right: git checkout {path}, then add --perf-reason='...'"
+            hint = again if unexplained else ""
             self.notices += [accepted_line(done, self._commands) + hint, *moves(done)]
         return True
 

@@ -165,12 +165,14 @@ class Store:
         measured = {evidence.case_id for _, evidence in self._newest()}
         return measured | {found.head.case_id for found in self.comparisons()}
 
-    def last_against(self) -> str:
-        """Return the other revision of the newest run, if that left comparisons and no evidence."""
+    def last_against(self) -> tuple[str, Path]:
+        """Return the other revision of the newest run and its folder, if that left comparisons and
+        no evidence; else no revision.
+        """
         runs = self._runs()
         if not runs or self.last_run():
-            return ""
-        return next((found.against for found in _readable_comparisons(runs[-1])), "")
+            return "", self.runs
+        return next((found.against for found in _readable_comparisons(runs[-1])), ""), runs[-1]
 
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
         """Return the seconds that each of these cases took the last time, alone or in ``pairs``,

@@ -67,7 +67,9 @@ def test_a_run_against_a_revision_left_nothing_to_accept(shell, command):
     shell.keep_comparison(shell.made("b"), shell.made("b"))
     done = shell(*command)
     assert done.status == 1
-    assert "the last run judged against main, which leaves nothing to accept or judge" in done.err
+    assert "the last run judged against main, which leaves nothing to accept; measure: " in done.err
+    again = shell("judge", "--evidence", done.err.rpartition("--evidence ")[2].strip())
+    assert again.status == 0 and "linear[b]" in again.out
     assert not (shell.path / "baselines").exists()
 
 
@@ -84,6 +86,17 @@ def test_a_file_and_a_folder(shell):
     assert set(entries(shell, "one")) == {"linear[a]"}
     assert shell("accept", "--evidence", str(artifact), "--baselines", "both").status == 0
     assert set(entries(shell, "both")) == {"linear[a]", "linear[b]"}
+
+
+def test_evidence_of_a_tree_with_changes_is_not_offered_by_its_path(shell):
+    """It is refused either way: that it was measured before the commit is all there is to say."""
+    shell.commit()
+    old = git(shell.path, "rev-parse", "HEAD")
+    shell.keep(shell.made("a", commit=old, dirty=("model.py",)))
+    commit(shell.path, "change", model="1\n")
+    done = shell("accept", "linear[a]", "--reason", "I insist")
+    assert done.status == 1 and "--evidence" not in done.err
+    assert "uncommitted changes (model.py); commit, then measure again" in done.err
 
 
 def test_evidence_from_elsewhere_has_to_be_of_the_main_branch(shell):

@@ -55,9 +55,19 @@ def test_without_it_the_notice_says_how(committed):
     }
     result.says(
         "linear?old?: a new level begins (accepted with --perf-update) in *; to say why it is "
-        "right: --perf-reason='...'",
+        "right: git checkout baselines/cpu.json, then add --perf-reason='...'",
         "linear?new?: first recording in *cpu.json",
     )
+
+
+def test_the_command_that_it_names_gives_the_level_its_reason(committed):
+    """Measured again, the level is equal to what the file holds, and the reason would be lost."""
+    committed.run("--perf-update")
+    committed.run("--perf-update", WHY)
+    assert "the loss is fused" not in reasons(committed)["linear[old]"]
+    committed.git("checkout", "-q", "baselines/cpu.json")
+    committed.run("--perf-update", WHY)
+    assert reasons(committed)["linear[old]"][-1] == "the loss is fused"
 
 
 def test_times_that_wait_get_it_too(gate, h200):

@@ -61,7 +61,8 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
     """Raise Refused for a case's newest evidence if it is of another commit than HEAD: what the
     last run measured may have left none, and an older one was not meant. A path names it.
     """
-    if options.evidence or not options.case:
+    # That of a dirty tree is refused below, named or not: there, with what mends it.
+    if options.evidence or not options.case or evidence.of_no_commit:
         return
     head = current(options.root, options.baselines).commit
     if head and evidence.commit != head:
