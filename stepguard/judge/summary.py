@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from stepguard.case import times_in
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.noise_limits import paired
@@ -67,7 +68,8 @@ def summarise(evidence: Evidence) -> Recording:
 
 def stored(evidence: Evidence) -> Recording:
     """Return the summary as a baseline keeps it: rounded to what means something, and without the
-    times of a CPU, unless the case gates them. The evidence must have a fingerprint.
+    times of a CPU, unless the case gates them, or of a case that gates none: of shorter launches,
+    which need not get steady, they are no level. The evidence must have a fingerprint.
     """
     assert evidence.fingerprint is not None
     found = summarise(evidence)
@@ -78,7 +80,7 @@ def stored(evidence: Evidence) -> Recording:
         times_ms={
             name: [round(ms, 4) for ms in times]
             for name, times in found.times_ms.items()
-            if timed or name in evidence.gates
+            if name in evidence.gates or timed and times_in(evidence.gates)
         },
         sites={name: sites for name, sites in found.sites.items() if name != OPERATORS},
         operators=lines_of(found.sites.get(OPERATORS, ())) or msgspec.UNSET,

@@ -88,7 +88,8 @@ def accept(
     guards = entry is not None and guard == {"extended": entry.extended, "gates": entry.gates}
     # Counters are exact: one more equal recording teaches nothing, and every CPU run would add one.
     adds = entry is None or not guards or _adds_places(recording, entry)
-    if not recording.times_ms and same and not adds:
+    exact = not (recording.times_ms or recording.differences_pct)
+    if exact and same and not adds:
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     # The newest parameters: older epochs are history, only the last one is compared with.
@@ -113,8 +114,8 @@ def _of_a_known_card(verdict: Verdict) -> bool:
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
     """Return what a strict run expects of the case: which gates, and whether it is measured."""
-    recorded = {*recording.times_ms, *recording.counters, *recording.differences_pct}
-    fewer = not recorded <= set(evidence.gates)
+    entry = Entry(case=evidence.case, epochs=[Epoch(reason="-", recordings=[recording])])
+    fewer = not entry.required_gates <= set(evidence.gates)
     return {"extended": evidence.extended, "gates": sorted(evidence.gates) if fewer else []}
 
 

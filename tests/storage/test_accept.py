@@ -22,7 +22,7 @@ from builders import (
 from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
-from stepguard.metrics import BETWEEN_STEPS
+from stepguard.metrics import BETWEEN_STEPS, METRICS
 from stepguard.recording import OPERATORS
 from stepguard.sentences import note
 from stepguard.site import Site
@@ -182,15 +182,30 @@ def test_a_level_does_not_creep_after_an_upgrade(path):
     assert len(epochs(path, CASE_ID)[-1].recordings) == KEPT_RECORDINGS
 
 
-def test_a_gated_time_of_a_cpu_is_recorded(tmp_path):
-    """A case that gates a CPU's time has it compared the next time; others have none."""
-    path = tmp_path / "cpu.json"
-    for gates, times in ((("step_ms",), {"step_ms"}), (cpu_evidence().gates, set())):
-        found = cpu_evidence(gates=gates)
+@pytest.mark.parametrize("kind", [cpu_evidence, evidence])
+def test_a_gated_time_is_recorded(path, kind):
+    """A case that gates a time has it compared the next time; others have none."""
+    counters = tuple(name for name in kind().gates if METRICS[name].kind == "counter")
+    for gates in (("step_ms",), counters):
+        found = kind(gates=gates)
         accept(path, found, "")
-        assert set(epochs(path, found.case_id)[-1].recordings[-1].times_ms) == times
-        assert judge(found, load(path).cases[found.case_id]).status is Status.SAME
+        recorded = epochs(path, found.case_id)[-1].recordings[-1].times_ms
+        assert ("step_ms" in recorded, bool(recorded)) == (gates != counters,) * 2
+        known = load(path).cases[found.case_id]
+        assert judge(found, known).status is Status.SAME
+        assert not known.lacking(gates, found.case["device"], 1)
         path.unlink()
+
+
+def test_a_time_that_was_not_gated_is_no_level(path):
+    """Launches that gate no time need not get steady. Whoever gates it later has no baseline, and
+    not theirs, beside which a slower step would pass.
+    """
+    counters = tuple(name for name in evidence().gates if METRICS[name].kind == "counter")
+    shown = tuple(launch(ms, steady="not steady after 5 s") for ms in (250.0, 400.0))
+    accept(path, run(1, (250.0,) * 2, gates=counters, launches=shown), "")
+    found = judge(run(2, (290.0,) * 2), load(path).cases[CASE_ID])
+    assert (found.status, found.reason) == (Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED)
 
 
 def test_a_vague_difference_is_refused(path):
@@ -389,13 +404,14 @@ def test_cpu_counters_that_are_equal_add_nothing(path):
     assert recorded.times_ms == {} and recorded.information == {}
 
 
-def test_a_difference_that_creeps_needs_a_reason(path):
+@pytest.mark.parametrize("gates", [(), evidence().gates])
+def test_a_difference_that_creeps_needs_a_reason(path, gates):
     """Each step is `same`; a point of a step from the first recording of its level is told."""
 
     def creeping(number, pct):
         pairs = ((100.0, 100.0 + pct),) * 6
         found = run(number, differences=(Difference("sync_overhead", pairs),))
-        return replace(found, gates=(*found.gates, "sync_overhead_pct"))
+        return replace(found, gates=(*gates, "sync_overhead_pct"))
 
     for number, pct in enumerate((0.2, 0.6, 1.0), 1):
         accept(path, creeping(number, pct), "")
