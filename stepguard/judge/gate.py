@@ -19,7 +19,7 @@ from stepguard.document import (
     RunDocument,
 )
 from stepguard.expectation import Expectation
-from stepguard.recording import geometric_mean
+from stepguard.metrics import METRICS
 from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver
 
@@ -128,20 +128,20 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
 
 def _of_baseline(result: ResultDocument, entry: Entry) -> Iterator[Problem]:
     """Yield a metric that was compared with something else than the base has recorded."""
-    recordings = entry.epochs[-1].recordings
-    for metric in result.verdict.metrics:
-        name = metric.metric
-        counts = [one.counters[name] for one in recordings if name in one.counters]
-        times = [geometric_mean(t) for one in recordings if (t := one.times_ms.get(name))]
-        old = metric.old
-        if not metric.gated or old is None or not (counts or times):
+    recordings = [one.values() for one in entry.epochs[-1].recordings]
+    for metric in (one for one in result.verdict.metrics if one.gated):
+        name, old = metric.metric, metric.old
+        recorded = [one[name] for one in recordings if name in one]
+        # What fails without a comparison says so itself.
+        if not recorded or old is None and metric.status.outcome != "passed":
             continue
-        known = old in counts if counts else _between(times, old)
-        if not known:
-            digits = ",.0f" if counts else "g"  # of a count all: else two may look equal
-            shown = "; ".join(f"{value:{digits}}" for value in dict.fromkeys(counts or times))
-            compared = f"{name} was compared with {old:{digits}}"
-            text = f"{compared}, the base has recorded {shown}"
+        row = METRICS[name]
+        between = row.kind == "time" and old is not None and _between(recorded, old)
+        if not (between or old in recorded):
+            digits = ",.0f" if row.kind == "counter" else "g"  # of a count all: two may look equal
+            shown = "; ".join(f"{value:{digits}}" for value in dict.fromkeys(recorded))
+            what = "nothing" if old is None else f"{old:{digits}}"
+            text = f"{name} was compared with {what}, the base has recorded {shown}"
             yield Problem(ProblemCode.OTHER_BASELINE, text, result.case)
 
 

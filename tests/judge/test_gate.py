@@ -4,14 +4,16 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from builders import CASE, CASE_ID, entry, evidence, with_counts
+from builders import CASE, CASE_ID, COUNTS, entry, evidence, one_recording, with_counts
 from msgspec import structs
 from run_documents import COMMIT, measured, run_document
 
 from stepguard.document import CaseState, End, Problem, ProblemCode, State
+from stepguard.evidence import Difference
 from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, expected, gate
 from stepguard.metrics import default_gates
+from stepguard.recording import RecordedDifference
 from stepguard.verdict import Status
 from stepguard.waiver import Waiver
 
@@ -187,14 +189,37 @@ def test_a_run_beside_the_base_itself_passes():
     assert gate(document, base(against="b" * 40)) == []
 
 
-def test_a_count_that_the_base_has_not_recorded_fails():
-    """An edited baseline made it `same`."""
-    recorded = entry().epochs[0].recordings[0]
-    other = structs.replace(recorded, counters=recorded.counters | {"graph_breaks": 0})
-    edited = entry(epochs=[structs.replace(entry().epochs[0], recordings=[other])])
-    (problem,) = gate(run_document(SOUND), base(cases={CASE_ID: edited}))
+def overhead(pct):
+    """What a recording holds of a sync overhead."""
+    return {"differences_pct": {"sync_overhead_pct": RecordedDifference(mean=pct, half_width=0.1)}}
+
+
+@pytest.mark.parametrize(
+    ("changed", "recorded", "text"),
+    [
+        ({}, {"counters": COUNTS | {"graph_breaks": 0}}, "graph_breaks was compared with 1, {} 0"),
+        ({}, {"tokens_per_step": 65_536}, "tokens_per_step was compared with 131,072, {} 65,536"),
+        (overhead(2.0), overhead(0.4), "sync_overhead_pct was compared with 2, {} 0.4"),
+    ],
+)
+def test_what_the_base_has_not_recorded_fails(changed, recorded, text):
+    """An edited baseline made it `same`: a count, the tokens, a difference."""
+    differs = Difference("sync_overhead", ((100.0, 102.0),) * 6)
+    gates = (*evidence().gates, "sync_overhead_pct") if changed else evidence().gates
+    found = measured(one_recording(**changed), differences=(differs,), gates=gates)
+    assert found.verdict.outcome == "passed"
+    (problem,) = gate(run_document(found), base(cases={CASE_ID: one_recording(**recorded)}))
     assert problem.code is ProblemCode.OTHER_BASELINE
-    assert problem.text == "graph_breaks was compared with 1, the base has recorded 0"
+    assert problem.text == text.format("the base has recorded")
+
+
+def test_what_passes_was_compared():
+    """A metric that is `same` beside nothing, though the base has recorded it, was not judged."""
+    document = verdict(metrics=gated_metrics(old=None))
+    problems = gate(document, base())
+    assert {one.code for one in problems} == {ProblemCode.OTHER_BASELINE}
+    assert len(problems) == len(SOUND.gates)
+    assert problems[0].text == "step_ms was compared with nothing, the base has recorded 250"
 
 
 def test_what_the_base_waives_passes():
