@@ -6,6 +6,7 @@ understand turns green by accident. Time and memory are linear in its size. No I
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
@@ -26,7 +27,11 @@ def parse(text: str, kind: type[Content], schema: int) -> Content:
     """
     try:
         raw = json.loads(
-            text, object_pairs_hook=_unique, parse_float=_number, parse_constant=_not_a_number
+            text,
+            object_pairs_hook=_unique,
+            parse_float=_number,
+            parse_int=lambda digits: _number(digits, int),
+            parse_constant=_not_a_number,
         )
         json.dumps(raw, ensure_ascii=False).encode()  # no half of a character
         if not isinstance(raw, dict) or "schema" not in raw:
@@ -50,8 +55,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _number(text: str) -> float:
-    value = float(text)
+def _number(text: str, kind: Callable[[str], float] = float) -> float:
+    value = kind(text)
     if not math.fabs(value) <= LARGEST:
         raise ValueError(f"{text[:20]} is larger than anything that is measured")
     return value

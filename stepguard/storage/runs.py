@@ -111,7 +111,7 @@ class Store:
             try:
                 if not path.exists() and not digest.exists():
                     continue
-                (one,) = read_comparisons(path)
+                one = _read(path, comparison_from_json)
                 intact = digest.exists() and digest.read_bytes() == _digest(path.read_bytes())
             except (FileError, OSError) as error:
                 refused.append(str(error))
@@ -190,7 +190,7 @@ def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
     """Return how long a case took; None for a run that says nothing of it."""
     try:
         if pairs:
-            (both,) = read_comparisons(folder / COMPARISON)
+            both = _read(folder / COMPARISON, comparison_from_json)
             sides = [both.head, both.base]
         else:
             sides = [read_evidence(folder / EVIDENCE)]

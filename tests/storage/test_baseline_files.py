@@ -228,6 +228,7 @@ SPOILT = {
     "time as counter": ((*RECORDING, "counters", "step_ms"), 1),
     "no tokens": ((*RECORDING, "tokens_per_step"), 0),
     "infinite information": ((*RECORDING, "information", "mfu_pct"), math.inf),
+    "huge information": ((*RECORDING, "information", "mfu_pct"), 10**300),
     "empty date": ((*RECORDING, "date"), ""),
     "unknown field": ((*RECORDING, "comment"), "faster"),
     "unknown field of an entry": (("cases", CASE_ID, "skip"), True),

@@ -123,6 +123,7 @@ def test_pairs_are_timed_by_pairs(store):
     assert store.last_wall_s([case], pairs=True) == {}
     found = replace(alike([0.0]), head=replace(made, wall_s=90.0), base=made)
     store.keep_comparison(run, case.slug, found)
+    (a_run(store, "20261121T1-1") / case.slug / "comparison.json").mkdir(parents=True)
     assert store.last_wall_s([case], pairs=True) == {case.id: 90.0}
     assert store.last_wall_s([case]) == {case.id: 20.0}
 
@@ -195,4 +196,6 @@ def test_comparisons_of_two_commits_are_found_if_nobody_edited_them(store):
     assert find()[0] == ["20261120T1-1"] and str(path) in find()[1]
     digest.touch()
     path.unlink()
+    assert find()[0] == ["20261120T1-1"] and str(path) in find()[1]
+    path.mkdir()
     assert find()[0] == ["20261120T1-1"] and str(path) in find()[1]
