@@ -59,6 +59,8 @@ class Tokens:
             ValueError: truncated, changed, not a token shard, or of unequal encodings; the message
                 has the value found and the command that rebuilds it.
         """
+        if not path.exists() and not manifest.manifest_path(path).exists():
+            raise FileNotFoundError(f"there is no {path}; make shards with: python -m model.data")
         if not path.is_dir():
             return _open_shard(path)
         shards = [_open_shard(one) for one in sorted(path.glob("*.bin"))]

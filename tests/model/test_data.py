@@ -181,6 +181,12 @@ def test_a_missing_shard_is_refused(copied_shard: Path):
         Tokens.open(copied_shard)
 
 
+def test_a_mistyped_name_is_not_a_missing_manifest(tmp_path: Path):
+    """Neither a shard nor a folder of that name: the name is what is wrong."""
+    with pytest.raises(FileNotFoundError, match="there is no .*shrads; make shards with: python"):
+        Tokens.open(tmp_path / "shrads")
+
+
 def test_a_missing_manifest_is_refused(copied_shard: Path):
     """A shard without a manifest is not opened."""
     manifest.manifest_path(copied_shard).unlink()

@@ -241,6 +241,12 @@ def test_a_folder_with_checkpoints_is_not_begun_anew(trained: Path, capsys):
     assert {path.name: path.read_bytes() for path in trained.iterdir()} == before
 
 
+def test_a_run_that_has_nothing_to_resume_says_so(tmp_path: Path, capsys):
+    """It begins, as a job that may be preempted wants it; a mistyped --out is seen at once."""
+    assert main(["--out", str(tmp_path / "x"), "--resume", *RUN]) == 0
+    assert "x has no checkpoint: beginning at step 0" in capsys.readouterr().out
+
+
 def test_a_run_killed_at_random_moments_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each time with --resume, from a whole checkpoint, to the same bits and the same log."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
