@@ -12,6 +12,7 @@ import msgspec
 
 from stepguard.case import Scalar
 from stepguard.cli.common import UsageError, progress_line, say, suite_of, table_width
+from stepguard.cli.workload import missing
 from stepguard.device import is_gpu
 from stepguard.git.worktree import FOLDER
 from stepguard.judge.soundness import measurement_problem
@@ -63,6 +64,8 @@ def _sweep(options: argparse.Namespace) -> int:
     left = [(values, case) for values, case in sweep.cases() if values not in done]
     if done:
         say(f"{len(done)} of {len(done) + len(left)} rows are in {folder / ROWS}")
+    if left:
+        _refuse(options, sweep, len(suite.gpus))
     line = progress_line(options.root, [case for _, case in left])
     for values, case in left:
         with line.case(case.id):
@@ -73,6 +76,15 @@ def _sweep(options: argparse.Namespace) -> int:
         content = msgspec.structs.replace(content, rows=rows)
         save(folder / ROWS, content, SCHEMA, "the rows before are kept: the same command again")
     return _report(folder, content)
+
+
+def _refuse(options: argparse.Namespace, sweep: Sweep, gpus: int) -> None:
+    """Raise UsageError for what would make every row the same failure."""
+    if problem := missing(sweep.workload, options.root):
+        raise UsageError(f"{options.file}: {problem}")
+    if is_gpu(sweep.device) and gpus < sweep.world_size:
+        needs = f"needs {sweep.world_size} GPU{'s' if sweep.world_size > 1 else ''}"
+        raise UsageError(f"{options.file}: {needs}, this machine shows {gpus}")
 
 
 def _known(folder: Path, now: SweepFile) -> SweepFile:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -159,3 +160,19 @@ def test_without_matplotlib_the_figures_are_there(shell, measured, monkeypatch):
     done = shell("sweep", "grid.toml")
     assert done.status == 0 and "no chart: pip install matplotlib" in done.out
     assert len(rows(shell)) == 6
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (('device = "cpu"', 'device = "cuda"'), "grid.toml: needs 1 GPU, this machine shows 0"),
+        (('device = "cpu"', 'device = "cuda"\nworld_size = 4'), "grid.toml: needs 4 GPUs, this"),
+        (("factories:linear", "factories:lniear"), "grid.toml: .*factories.py has no lniear"),
+    ],
+)
+def test_what_would_fail_in_every_row_is_one_line(shell, measured, changed, told):
+    """Before any row, and no rows are written: a grid of hundreds said it hundreds of times."""
+    (shell.path / "grid.toml").write_text(DECLARED.replace(*changed))
+    done = shell("sweep", "grid.toml")
+    assert done.status == 2 and re.search(told, done.err) and done.err.count("\n") == 1
+    assert measured.calls == [] and not (shell.path / ".stepguard/sweeps").exists()
