@@ -151,7 +151,8 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
             f"judge --evidence {shlex.quote(os.path.relpath(folder))}"
         )
     if not found:
-        here = "the last run left no evidence; measure: pytest perf_tests, or name a case"
+        last = "the last run left no evidence; measure: pytest perf_tests, or name a case"
+        here = "nothing is kept; measure: pytest perf_tests" if options.case else last
         there = "no evidence.json is below it"
         raise ValueError(f"{source}: {there if options.evidence else here}")
     if unknown:

@@ -107,13 +107,21 @@ def _commands(found: RunDocument, run_id: str) -> str:
     fetch = f"gh run download {run_id} --name {ARTIFACT} --dir evidence"
     lines = ["To look closer, in a clone:", "", "```sh", fetch]
     lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
-    if found.against and any(_acceptable(one) for one in found.results):
+    whole = any(_acceptable(one) and one.verdict.message for one in found.results)
+    if found.against and whole:
+        lines += [
+            "",
+            "Other FLOPs or tokens are another step, which no commit declares and no waiver "
+            "passes: if that is meant, an owner merges it as it is, and main is recorded anew.",
+        ]
+    declarable = any(_acceptable(one) and not one.verdict.message for one in found.results)
+    if found.against and declarable:
         lines += [
             "",
             "If it is meant: a commit of the pull request says so in its message, "
             f"`{FORM}`, and who approves it approves that.",
         ]
-    elif any(_acceptable(one) for one in found.results):
+    elif not found.against and any(_acceptable(one) for one in found.results):
         lines += [
             "",
             "If it is meant: a waiver lets it pass until a day, and after the merge a "

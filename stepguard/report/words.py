@@ -139,7 +139,9 @@ def times(verdict: Verdict) -> list[str]:
 
 def place(verdict: Verdict) -> Site | None:
     """Return the line of what decided a verdict, or of what explains it, if it is known."""
-    if verdict.whole or verdict.worst is None:
+    if verdict.whole:
+        return next((one.place for one in _moved(verdict) if one.place), None)
+    if verdict.worst is None:
         return None
     cause = why.culprit(verdict)
     if isinstance(cause, MetricVerdict):

@@ -91,6 +91,15 @@ def test_the_comment_has_the_verdict_and_commands_that_work():
     assert SLOWER.steps and not any(step in text for step in SLOWER.steps)
 
 
+def test_other_work_is_not_advised_to_be_declared():
+    """Perf-Expect does not apply to a case that was judged as a whole; to another one it does."""
+    whole = replace(CHANGED, verdict=replace(CHANGED.verdict, message="flops_per_step 1, now 2"))
+    text = comment(replace(run_document(whole), against="main"), "1")
+    assert "no commit declares" in text and "Perf-Expect" not in text
+    text = comment(replace(run_document(CHANGED), against="main"), "1")
+    assert "no commit declares" not in text and "Perf-Expect" in text
+
+
 def test_a_document_that_the_gate_refused_is_not_believed():
     """It is what the measuring job says of itself: the run's conclusion is the first line."""
     text = comment(run_document(SAME), "4711", "failure")

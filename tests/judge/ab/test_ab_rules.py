@@ -23,6 +23,7 @@ from stepguard.judge.ab.decision import (
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import block as told_block
+from stepguard.report.words import place
 from stepguard.sentences import message, note
 from stepguard.site import Site
 from stepguard.verdict import Reason, Status, Verdict
@@ -279,6 +280,7 @@ def test_other_flops_come_with_the_operators_that_make_them():
         )
     ]
     verdict = judge_ab(replace(found, head=sides[0], base=sides[1]))
+    assert place(verdict).place == line.place
     told = told_block(verdict, "evidence.json", Commands()).splitlines()
     assert "CHANGED: +6 aten.addmm in MLP.forward (model/gpt.py:72); flops_per_step 80,0" in told[0]
     assert "(+25.00 %)" in told[0]
