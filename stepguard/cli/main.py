@@ -97,4 +97,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
             arguments[1:]
         )
         return found
+    if not arguments:
+        parser.print_help(sys.stderr)
+        raise SystemExit(2)
     return parser.parse_args(arguments)

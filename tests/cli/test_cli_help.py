@@ -15,3 +15,10 @@ def test_help_fits_a_terminal(shell, monkeypatch):
     for name, page in pages.items():
         assert page.startswith("usage: python -m stepguard"), name
         assert [line for line in page.splitlines() if len(line) > 80] == [], name
+
+
+def test_no_command_lists_them_all(shell):
+    """Who does not know any asks for them so; it is bad usage all the same."""
+    done = shell()
+    assert done.status == 2 and not done.out
+    assert "\n    doctor " in done.err and "\n    sweep " in done.err
