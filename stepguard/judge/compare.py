@@ -134,7 +134,9 @@ def _compare_count(
     metric: str, now: Recording, past: Sequence[Recording], gated: bool
 ) -> MetricVerdict:
     new, old = now.counters[metric], _recorded_count(metric, past)
-    if old is None:
+    # Without its parts a recording cannot tell one that hides behind another that is gone.
+    lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
+    if old is None or lost and new == old:
         return _not_recorded(metric, new, gated)
     found, moved = _judge_count(metric, old, new, gated), _moved_parts(metric, now, past[-1])
     if found.reason is Reason.EQUAL and moved and METRICS[metric].parts:

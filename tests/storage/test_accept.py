@@ -9,6 +9,7 @@ import pytest
 from builders import (
     CASE_ID,
     COUNTS,
+    DETAIL,
     FINGERPRINT,
     SOFTWARE,
     baseline_file,
@@ -246,7 +247,7 @@ def test_a_metric_that_is_new_joins_the_level(path):
     """
     known = {name: value for name, value in COUNTS.items() if name != BETWEEN_STEPS}
     gates = tuple(name for name in evidence().gates if name != BETWEEN_STEPS)
-    accept(path, run(1, counts=Counts(known), gates=gates), "")
+    accept(path, run(1, counts=Counts(known, {}, DETAIL), gates=gates), "")
     refused(path, run(2), match=f"{BETWEEN_STEPS} is new; a new level needs a reason")
     slower = run(3, (260.0,) * 3)
     assert accept(path, slower, "both", dry=True).action is Action.EPOCH_OPENED
