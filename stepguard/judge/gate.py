@@ -128,10 +128,13 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
 
 def _of_baseline(result: ResultDocument, entry: Entry) -> Iterator[Problem]:
     """Yield a metric that was compared with something else than the base has recorded."""
-    recordings = [one.values() for one in entry.epochs[-1].recordings]
+    recordings = entry.epochs[-1].recordings
+    values = [one.values() for one in recordings]
     for metric in (one for one in result.verdict.metrics if one.gated):
         name, old = metric.metric, metric.old
-        recorded = [one[name] for one in recordings if name in one]
+        recorded = [one[name] for one in values if name in one]
+        # What one rank of several counted may be what decides.
+        recorded += [count for one in recordings for count in one.unlike_ranks().get(name, ())]
         # What fails without a comparison says so itself.
         if not recorded or old is None and metric.status.outcome != "passed":
             continue

@@ -4,7 +4,17 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from builders import CASE, CASE_ID, COUNTS, entry, evidence, one_recording, with_counts
+from builders import (
+    CASE,
+    CASE_ID,
+    COUNTS,
+    entry,
+    epoch,
+    evidence,
+    one_recording,
+    two_rank_evidence,
+    with_counts,
+)
 from msgspec import structs
 from run_documents import COMMIT, measured, run_document
 
@@ -12,12 +22,14 @@ from stepguard.document import CaseState, End, Problem, ProblemCode, State
 from stepguard.evidence import Difference
 from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, expected, gate
+from stepguard.judge.summary import stored
 from stepguard.metrics import default_gates
 from stepguard.recording import RecordedDifference
 from stepguard.verdict import Status
 from stepguard.waiver import Waiver
 
 OTHER = "b" * 40
+SYNCS = "host_syncs_per_step"
 SOUND = measured(entry())
 SLOWER = measured(entry(), launch_ms=(275.0,) * 3)
 CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
@@ -211,6 +223,28 @@ def test_what_the_base_has_not_recorded_fails(changed, recorded, text):
     (problem,) = gate(run_document(found), base(cases={CASE_ID: one_recording(**recorded)}))
     assert problem.code is ProblemCode.OTHER_BASELINE
     assert problem.text == text.format("the base has recorded")
+
+
+@pytest.mark.parametrize(("then", "code"), [((3, 2), []), ((3, 4), [ProblemCode.OTHER_BASELINE])])
+def test_a_rank_is_compared_with_what_the_base_has_of_it(then, code):
+    """One rank of two syncs less, the busiest does not: that is FASTER, and of the base's own."""
+
+    def recorded(counts):
+        found = two_rank_evidence()
+        values, by_rank = found.counts.values | {SYNCS: max(counts)}, {SYNCS: counts}
+        return replace(found, counts=replace(found.counts, values=values, by_rank=by_rank))
+
+    entries = [
+        entry(case=found.case, epochs=[epoch(recordings=[stored(found)])])
+        for found in (recorded((3, 2)), recorded(then))
+    ]
+    now = recorded((3, 1))
+    found = measured(entries[0], case=now.case, gates=now.gates, counts=now.counts)
+    assert found.verdict.status is Status.FASTER
+    known = base(cases={CASE_ID: entries[1]})
+    document = run_document(structs.replace(found, parameters=now.case))
+    document = structs.replace(document, gpus=document.gpus * 2)
+    assert [one.code for one in gate(document, known)] == code
 
 
 def test_what_passes_was_compared():
