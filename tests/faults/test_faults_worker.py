@@ -33,7 +33,7 @@ MESSAGE = {
 }
 CODE = {"raise": "RAISED", "kill": "KILLED", "hang": "NO_ANSWER", "oom": "OUT_OF_MEMORY"}
 OTHERS = {
-    "none": ("BAD_WORKLOAD", r"rank 0 in prepare: factories:returns_none returned NoneType"),
+    "none": ("BAD_WORKLOAD", r"rank 0 in prepare: factories:returns_none returned None"),
     "agent": ("AGENT_DIED", r"(torchrun|launcher) .* rank 0 .* block, step \d+"),
     "exit": ("KILLED", r"rank 0 ended by itself in block, step \d+, phase backward"),
     "status": ("KILLED", r"rank 0 ended by itself with status 3 in block, step \d+"),
