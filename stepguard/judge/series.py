@@ -291,7 +291,7 @@ def _periodic(series: Sequence[_Series]) -> Pattern | None:
 def _without_places(series: Sequence[_Series]) -> list[_Series]:
     """Return the series less what steps do by their place in a block, in most blocks.
 
-    At its power cap a card's clock dips 0.9 s after the pause before a block, and a second later
+    At its power cap an H200's clock dips 0.65 to 0.83 s after a block begins, and a second later
     again (studies/warm_up): in blocks of 38 steps that is every 19th.
     """
     blocks = [block for one in series for block in one.by_block(_levelled(one))]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepguard.case import Case
+from stepguard.case import Case, times_in
 from stepguard.device import is_gpu
 from stepguard.evidence import Difference, Evidence
 from stepguard.launch.diagnosis import LaunchFailed
@@ -18,7 +18,7 @@ from stepguard.measure.differences import DIFFERENCES, measure_difference
 from stepguard.measure.pair import build_alone
 from stepguard.measure.ranks import Answers
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
-from stepguard.measure.warmup import judged_by_time, protocol_of
+from stepguard.measure.warmup import protocol_of
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import METRICS
 
@@ -59,7 +59,7 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
         counts = counted and not own_launch and index == 0
         planned.append(PlannedLaunch(f"launch {index + 1}", True, counts))
     # On a CPU that nobody judges by time, ranks get in each other's way by 200 % or 50 %.
-    if case.world_size > 1 and judged_by_time(case):
+    if case.world_size > 1 and times_in(case.gates):
         planned.append(PlannedLaunch("one-rank launch", True, False, alone=True))
     return planned
 
@@ -136,7 +136,8 @@ class _CaseRun:
 
     def _unsteady(self) -> bool:
         """Tell whether a launch never got steady, of a case that gates times."""
-        return judged_by_time(self.case) and any(one.steady for one in self.workers.launches)
+        gated = bool(times_in(self.case.gates))
+        return gated and any(one.steady for one in self.workers.launches)
 
     def _one_rank(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         """Run one rank alone. It informs: a workload that cannot do with one is not broken."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
-from stepguard.case import Case, times_in
+from stepguard.case import Case
+from stepguard.comparison import gates_times
 from stepguard.device import CPU, GPU
-from stepguard.metrics import METRICS
 
 
 @dataclass(frozen=True)
@@ -52,15 +52,10 @@ GLANCE_S = 0.2  # a block
 GLANCE_CAP_S = 1.0  # the warm-up, or its least where that is more
 
 
-def judged_by_time(case: Case) -> bool:
-    """Tell whether a case's times decide anything: where it gates none, they only inform."""
-    return bool(times_in(case.gates))
-
-
 def protocol_of(case: Case) -> Protocol:
     """Return the durations of a case's launches; shorter ones where its times only inform."""
     usual = PROTOCOLS[case.device]
-    if judged_by_time(case) or any(METRICS[name].kind == "difference" for name in case.gates):
+    if gates_times(case):
         return usual
     return replace(
         usual,
