@@ -4,6 +4,7 @@ The figures are round, so that what follows from them can be said by hand: 3 lau
 10 steps, 250 ms a step, 131,072 tokens, a physical floor of 100 ms.
 """
 
+import math
 from dataclasses import replace
 
 from counts import counted
@@ -87,6 +88,12 @@ def block(ms=250.0, steps=10, **changes):
     """A block whose every step takes ``ms``, on one rank."""
     sound = Block(steps, (ms * steps,), (ms * steps,), (ms,) * steps)
     return replace(sound, **changes)
+
+
+def block_of(step_ms, ran):
+    """A block of steps that take so many ms each, behind so many others."""
+    wall = (math.fsum(step_ms),)
+    return block(steps=len(step_ms), step_ms=tuple(step_ms), wall_ms=wall, events_ms=wall, ran=ran)
 
 
 def launch(ms=250.0, index=1, **changes):

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import CASE_ID, compared, entry, evidence, one_recording
-from builders import block as block_of
+from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
 
 from stepguard.comparison import Comparison
 from stepguard.evidence import Launch
@@ -53,11 +52,8 @@ def launch(draw, blocks, index, **how):
     level, made = 0.001 * draw.standard_normal(), []
     for steps in blocks:
         shift = math.exp(level + 0.0015 * draw.standard_normal())
-        ms = tuple(shift * one for one in steps_ms(draw, steps, **how))
-        wall = (math.fsum(ms),)
-        made.append(
-            block_of(steps=len(ms), step_ms=ms, wall_ms=wall, events_ms=wall, ran=steps.start)
-        )
+        ms = [shift * one for one in steps_ms(draw, steps, **how)]
+        made.append(block_of(ms, steps.start))
     return Launch(index, tuple(made), 1.0, 5.0, 110, "", 60.0)
 
 
@@ -224,14 +220,11 @@ def recorded(case, every=None):
         of_launch = []
         for one in blocks:
             steps = range(one["ran"], one["ran"] + len(one["step_ms"]))
-            ms = tuple(
+            ms = [
                 each * (1 + every[2] * (step % every[0] == every[1])) if every else each
                 for step, each in zip(steps, one["step_ms"], strict=True)
-            )
-            wall = (math.fsum(ms),)
-            of_launch.append(
-                block_of(steps=len(ms), step_ms=ms, wall_ms=wall, events_ms=wall, ran=one["ran"])
-            )
+            ]
+            of_launch.append(block_of(ms, one["ran"]))
         made.append(Launch(index, tuple(of_launch), 1.0, 5.0, 110, "", 60.0))
     return made
 

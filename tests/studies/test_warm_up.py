@@ -7,7 +7,7 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from builders import block, evidence
+from builders import block_of, evidence
 
 from stepguard.comparison import Comparison
 from stepguard.evidence import Launch
@@ -41,9 +41,8 @@ def in_blocks(draw, step_ms, change):
         for begin in (12, 12 + count + (20 if index <= 2 else 0)):
             level = math.exp(0.002 * draw.standard_normal())
             times = steps_ms(count, step_ms * (1 + change)) * level
-            ms = tuple(float(one) for one in times * np.exp(0.004 * draw.standard_normal(count)))
-            wall = (math.fsum(ms),)
-            blocks.append(block(steps=count, step_ms=ms, wall_ms=wall, events_ms=wall, ran=begin))
+            ms = times * np.exp(0.004 * draw.standard_normal(count))
+            blocks.append(block_of(ms.tolist(), begin))
         made.append(Launch(index, tuple(blocks), 1.0, 5.0, 12, "", 60.0))
     return tuple(made)
 
