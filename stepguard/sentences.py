@@ -112,12 +112,11 @@ def _other_work(facts: Facts) -> str:
         old, new = facts["old"], facts["new"]
         change = f" ({100 * (new / old - 1):+.2f} %)" if old else ""
         return f"{name} {old:,} in {revision}, now {new:,}{change}"
-    olds, news = (_by_rank(facts[key]) for key in ("old_by_rank", "new_by_rank"))
+    olds, news = (
+        ", ".join(f"{count:,}" for count in facts[key]) or "alike"
+        for key in ("old_by_rank", "new_by_rank")
+    )
     return f"{name} by rank {olds} in {revision}, now {news}"
-
-
-def _by_rank(counts: tuple[int, ...]) -> str:
-    return ", ".join(f"{count:,}" for count in counts) or "alike"
 
 
 def _not_recorded(facts: Facts) -> str:

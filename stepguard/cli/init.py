@@ -248,19 +248,18 @@ def _workflow(root: Path, device: str) -> Wanted:
     return Wanted(root / WORKFLOW, text, "the gate in CI; see the comments in it")
 
 
-def _write(wanted: Wanted, root: Path) -> bool:
-    """Write a file, or add to it, and say so; return False where its text is there already."""
+def _write(wanted: Wanted, root: Path) -> None:
+    """Write a file, or add to it, and say so; nothing where its text is there already."""
     path, shown = wanted.path, os.path.relpath(wanted.path, root)
     there = path.read_text() if path.is_file() else ""
     if wanted.text.strip() in there:
-        return False
+        return
     if there and path.suffix in (".py", ".yml"):
         say(f"{shown} is there, and left as it is")
-        return False
+        return
     glue = "" if not there or there.endswith("\n") else "\n"
     replace_file(path, f"{there}{glue}{wanted.text if there else wanted.text.lstrip()}".encode())
     say(f"{'extended' if there else 'wrote'} {shown}: {wanted.why}")
-    return True
 
 
 def _commit(root: Path, paths: list[Path]) -> str:

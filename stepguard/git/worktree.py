@@ -221,7 +221,7 @@ def _check_complete(named: Named, path: Path) -> None:
     """
     listed = _files(path, "--stage")
     modules = [line.partition("\t")[2] for line in listed if line.startswith("160000 ")]
-    filled = [name for name in modules if _has_content(named.top / name)]
+    filled = [name for name in modules if any((named.top / name).glob("*"))]
     if filled:
         raise TreeError(
             f"{named.shown} has submodules, which are not checked out for another revision: "
@@ -243,10 +243,6 @@ def _files(path: Path, *arguments: str) -> list[str]:
         why = complaint(done.stderr) if done else "no answer"
         raise TreeError(f"git cannot list the files of {path}: {why}; git -C {str(path)!r} status")
     return [entry for entry in done.stdout.split("\0") if entry]
-
-
-def _has_content(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
 
 
 def _is_pointer(path: Path) -> bool:

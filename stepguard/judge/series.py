@@ -195,8 +195,6 @@ def _of_pair(head: Launch, base: Launch) -> _Series | None:
 
 def _late(series: Sequence[_Series], sd_pct: float) -> Pattern | None:
     """Return a level that is higher from some step on, in all series that reach it."""
-    if not series:
-        return None
     at = np.unique(np.concatenate([one.steps for one in series]))
     # A few steps that are far out must not make a level.
     sums = [_both_sides(one, at) for one in series]
@@ -262,8 +260,6 @@ def _variance_of_rise(one: _Series, begin: int) -> float:
 
 def _periodic(series: Sequence[_Series]) -> Pattern | None:
     """Return steps that are slower at one interval, the same steps in every series."""
-    if not series:
-        return None
     steps = np.concatenate([one.steps for one in series])
     rest = np.concatenate([_levelled(one) for one in series])
     launch = np.repeat(np.arange(len(series)), [len(one.steps) for one in series])

@@ -113,7 +113,9 @@ class _PairRun:
             self._go_on()
             for number in range(self.first, self.first + MOST_PAIRS + MOST_AGAIN):
                 counted = len(self.sides[HEAD].launches)
-                if counted == MOST_PAIRS or not self._wants_another():
+                if counted == MOST_PAIRS or self.earlier.decided:
+                    return
+                if not self.wanted.wants_another(self.comparison()):
                     return
                 took_s = time.monotonic() - self.sides[HEAD].began
                 if number > self.first and took_s > self.wanted.budget_s:
@@ -134,9 +136,6 @@ class _PairRun:
             workers.launches.extend(launches)
         self.again, self.out_of_time = [*found.again], found.out_of_time
         self.together = self.together and found.together
-
-    def _wants_another(self) -> bool:
-        return not self.earlier.decided and self.wanted.wants_another(self.comparison())
 
     def _count(self) -> None:
         # Counts do not mind a busy host: the next launches import meanwhile.

@@ -115,13 +115,12 @@ class Ranks(SimpleElasticAgent):  # type: ignore[misc]
         self._alive = [pid for pid in self._alive if pid not in ended]
         return found
 
-    def _stop_workers(self, worker_group: WorkerGroup, *_: Any, **__: Any) -> None:
-        self._shutdown()
-
     def _shutdown(self, *_: Any, **__: Any) -> None:
         for pid in self._alive:
             os.kill(pid, signal.SIGKILL)
         self._reap(0, victim=True)
+
+    _stop_workers = _shutdown
 
 
 def _variables(group: WorkerGroup, worker: Worker) -> dict[str, str]:

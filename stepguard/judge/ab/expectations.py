@@ -22,17 +22,12 @@ def expect(verdict: Verdict, expectations: Sequence[Expectation]) -> Verdict:
         return verdict
     metrics = {one.metric: one for one in verdict.metrics}
     outcomes = tuple(ExpectationOutcome(one, _effect(verdict, metrics, one)) for one in mine)
-    applied = {
-        one.expectation.metric: one.expectation
-        for one in reversed(outcomes)  # of two the newest
-        if one.effect is ExpectationEffect.EXPECTED
+    declared = {
+        one.expectation.metric for one in outcomes if one.effect is ExpectationEffect.EXPECTED
     }
-    if applied:
+    if declared:
         verdict = verdict.with_metrics(
-            tuple(
-                _expected(one, applied[one.metric]) if one.metric in applied else one
-                for one in verdict.metrics
-            )
+            tuple(_expected(one) if one.metric in declared else one for one in verdict.metrics)
         )
     return replace(verdict, expectations=outcomes)
 
@@ -49,6 +44,6 @@ def _effect(
     return ExpectationEffect.EXPECTED if failing else ExpectationEffect.NOT_NEEDED
 
 
-def _expected(found: MetricVerdict, expectation: Expectation) -> MetricVerdict:
+def _expected(found: MetricVerdict) -> MetricVerdict:
     facts = {**found.facts, "was": found.status.value}
     return replace(found, status=Status.SAME, reason=Reason.EXPECTED, facts=facts)

@@ -153,7 +153,7 @@ def _stats_row(header: Sequence[str], cells: Sequence[str]) -> StatsRow:
 
 def read_ncu(text: str) -> list[NcuRow]:
     """Return the launches in the output of ncu --csv --page raw. Raises TraceError."""
-    rows = [cells for cells in csv.reader(text.splitlines()) if "Kernel Name" in cells or cells]
+    rows = [cells for cells in csv.reader(text.splitlines()) if cells]
     start = next((i for i, cells in enumerate(rows) if "Kernel Name" in cells), None)
     if start is None and _NOTHING in text:
         raise TraceError(f"{_NO_LAUNCH}, or none of them in the asked range")
