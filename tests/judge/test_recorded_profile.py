@@ -96,8 +96,7 @@ def entry(card="GPU-1234"):
     [
         (1.0, "GPU-1234", False),
         (1.05, "GPU-1234", True),  # 1 % of this step
-        (1.05, "GPU-5678", False),
-        (1.1, "GPU-5678", True),
+        (1.05, "GPU-5678", True),
         (0.9, "GPU-1234", False),
     ],
 )
