@@ -36,7 +36,8 @@ def table(content: SweepFile, width: int = 0) -> Iterator[str]:
     lines = list(_grouped(header, rows, above=0))
     for above in range(len(names)):
         if width and max(map(len, lines)) > width:
-            lines = list(_grouped([_narrow(text) for text in header], rows, above))
+            narrow = [*header[:above], *map(_narrow, header[above:])]
+            lines = list(_grouped(narrow, rows, above))
     yield from lines
 
 

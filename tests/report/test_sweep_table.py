@@ -45,3 +45,15 @@ def test_a_table_fits_the_terminal_and_loses_nothing(path):
     assert sum(line.endswith(("measured", "out of memory")) for line in shown) == len(content.rows)
     for name in content.sweep.grid:
         assert any(name in line for line in shown)
+
+
+def test_a_long_name_above_its_rows_is_whole():
+    """It is a heading of several lines no more: a terminal would show the line break's escape."""
+    grid = {"gradient_checkpoint_every": [1, 2], "sequence_length": [256]}
+    report = {"columns": ["step_ms", "tokens_per_s", "mfu_pct", "launches_per_step"]}
+    sweep = parse({"workload": "a:b", "device": "cpu", "grid": grid, "report": report})
+    figures = dict.fromkeys(sweep.report.columns, 12345.678)
+    rows = [Row(values, MEASURED, "", figures) for values, _ in sweep.cases()]
+    shown = list(table(SweepFile(1, sweep, "c" * 40, [], "CPU", rows), 60))
+    assert "gradient_checkpoint_every 2" in shown
+    assert not any("\n" in line for line in shown)
