@@ -10,17 +10,19 @@ from typing import Any
 
 import msgspec
 
-from stepguard.case import Scalar
+from stepguard.case import Case, Scalar
 from stepguard.cli.common import UsageError, progress_line, say, suite_of, table_width
 from stepguard.cli.workload import missing
 from stepguard.device import is_gpu
+from stepguard.git.revision import current
 from stepguard.git.worktree import FOLDER
+from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.report import sweep as report
 from stepguard.sentences import message
-from stepguard.storage.baselines import CPU_MACHINE
+from stepguard.storage import baselines as baseline
 from stepguard.storage.json_file import FileError, read, save
 from stepguard.sweep import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
 from stepguard.verdict import Reason
@@ -53,20 +55,28 @@ def read_declaration(path: Path) -> Sweep:
 def _sweep(options: argparse.Namespace) -> int:
     sweep = read_declaration(options.file)
     folder = options.out or options.root / FOLDER / "sweeps" / options.file.stem
-    suite, machine = suite_of(options.root), CPU_MACHINE
+    revision, gpus = current(options.root, baseline.usual(options.root)), visible_gpus()
+    machine = baseline.CPU_MACHINE
     if is_gpu(sweep.device):
-        machine = suite.gpus[0].name if suite.gpus else "no GPU"
-    now = SweepFile(
-        SCHEMA, sweep, suite.revision.commit, list(suite.revision.dirty), machine, rows=[]
-    )
+        machine = gpus[0].name if gpus else "no GPU"
+    now = SweepFile(SCHEMA, sweep, revision.commit, list(revision.dirty), machine, rows=[])
     content = now if options.anew else _known(folder, now)
     done = [row.parameters for row in content.rows]
     left = [(values, case) for values, case in sweep.cases() if values not in done]
     if done:
         say(f"{len(done)} of {len(done) + len(left)} rows are in {folder / ROWS}")
     if left:
-        _refuse(options, sweep, len(suite.gpus))
-    line = progress_line(options.root, [case for _, case in left])
+        _refuse(options, sweep, len(gpus))
+        content = _measured(options.root, folder, content, left)
+    return _report(folder, content)
+
+
+def _measured(
+    root: Path, folder: Path, content: SweepFile, left: list[tuple[dict[str, Scalar], Case]]
+) -> SweepFile:
+    """Measure the rows that are left, and write each to the file as it comes."""
+    # Not before: its run is then the last one, whose evidence accept and judge take.
+    suite, line = suite_of(root), progress_line(root, [case for _, case in left])
     for values, case in left:
         with line.case(case.id):
             result = suite.run(case, line.stage)
@@ -75,7 +85,7 @@ def _sweep(options: argparse.Namespace) -> int:
         rows = [*content.rows, _row(values, result)]
         content = msgspec.structs.replace(content, rows=rows)
         save(folder / ROWS, content, SCHEMA, "the rows before are kept: the same command again")
-    return _report(folder, content)
+    return content
 
 
 def _refuse(options: argparse.Namespace, sweep: Sweep, gpus: int) -> None:

@@ -9,7 +9,7 @@ from counts import counted
 
 import stepguard.measure.suite
 from stepguard import Case
-from stepguard.cli import common, workload
+from stepguard.cli import common, sweep, workload
 from stepguard.cli import main as cli
 from stepguard.comparison import Comparison
 from stepguard.evidence import Block, Counts, Evidence, Launch
@@ -53,7 +53,7 @@ def made(name="nano", *, counters=None, params=None, **fields) -> Evidence:
 def shell(tmp_path, monkeypatch, capsys):
     """``shell(*arguments)`` calls the command line in a folder of its own: status, out, err."""
     monkeypatch.chdir(tmp_path)
-    for module in (common, workload):
+    for module in (common, sweep, workload):
         monkeypatch.setattr(module, "visible_gpus", lambda: [])
 
     def call(*arguments):
