@@ -57,7 +57,7 @@ class Reason(Enum):
     BEYOND_LIMIT = "beyond the limit"
     UNCONFIRMED = "beyond the limit, and no pairs confirmed it"
     WITHIN_LEVEL = "beyond the limit the good way, and no pairs confirmed it"
-    KERNELS_MOVED = "within the limit, though kernels take longer than in the recording"
+    KERNELS_MOVED = "within the limit, though kernels, or gaps between them, take longer"
     COUNTER_ROSE = "a counter rose"
     COUNTER_FELL = "a counter fell"
     WORK_MOVED = "the step does other work"

@@ -4,9 +4,9 @@
     python -m studies.other_card.report --keep EVIDENCE ... # adds the profiles of these files
 
 Kernels: profiles of the same step on two cards are compared as the screen does it, one as the run
-and one as the recording. What kernels are said to take more is wrong, since nothing changed. Then
-one kernel of the run is made longer by a share of the step, each of the longest in turn. Last, the
-faults of `studies/planted_causes`, each beside the recording of another card.
+and one as the recording. What is found to take more is wrong, since nothing changed. Then one
+kernel of the run is made longer by a share of the step, each of the longest in turn, and the gaps
+of one cause. Last, the faults of `studies/planted_causes`, each beside another card's recording.
 
 Clock: step times of `train_step[124m-bf16]` on many cards, of recorded launches of unchanged code,
 against the SM clock that was read meanwhile. The slope is that of least squares on logarithms.
@@ -24,10 +24,10 @@ import msgspec
 import numpy as np
 
 from stepguard.evidence import from_json
-from stepguard.judge.ab.profiled import against_recordings, kernels_us
+from stepguard.judge.ab.profiled import against_recordings, risen_us
 from stepguard.judge.recorded_profile import restored
 from stepguard.judge.summary import stored
-from stepguard.profile import Profile, mean
+from stepguard.profile import IdleRow, KernelRow, Profile, mean
 from stepguard.recording import RecordedProfile, Recording
 from studies.common.results import Document, command_line
 from studies.planted_causes.judge import KEPT as PLANTED
@@ -105,28 +105,30 @@ def neighbours(cards: Sequence[Card]) -> Iterator[tuple[Card, Card]]:
             yield before, after
 
 
-def slowed(profile: Profile, which: int, share_pct: float) -> Profile:
-    """Return the profile with one of its kernels longer by a share of the step."""
-    row, parts = profile.kernels[which], profile.parts
+def slowed(profile: Profile, row: KernelRow | IdleRow, share_pct: float) -> Profile:
+    """Return the profile with one of its kernels, or gaps, longer by a share of the step."""
+    parts = profile.parts
     more_us = share_pct / 100 * mean(parts.step_us)
-    longer = tuple(us * (1 + more_us / mean(row.us)) for us in row.us)
-    kernels = [*profile.kernels]
-    kernels[which] = replace(row, us=longer)
+    longer = replace(row, us=tuple(us * (1 + more_us / mean(row.us)) for us in row.us))
+    part = "compute_us" if isinstance(row, KernelRow) else "idle_us"
+    more = {name: tuple(us + more_us for us in getattr(parts, name)) for name in ("step_us", part)}
     return replace(
         profile,
-        kernels=tuple(kernels),
-        parts=replace(
-            parts,
-            step_us=tuple(us + more_us for us in parts.step_us),
-            compute_us=tuple(us + more_us for us in parts.compute_us),
-        ),
+        kernels=tuple(longer if one is row else one for one in profile.kernels),
+        idle=tuple(longer if one is row else one for one in profile.idle),
+        parts=replace(parts, **more),
     )
 
 
-def longest(profile: Profile) -> list[int]:
-    """Return where the longest kernels are, those with a name of their own."""
-    own = [number for number, row in enumerate(profile.kernels) if row.grid]
-    return sorted(own, key=lambda number: -mean(profile.kernels[number].us))[:LONGEST]
+def longest(profile: Profile) -> list[KernelRow]:
+    """Return the longest kernels, of those with a name of their own."""
+    own = [row for row in profile.kernels if row.grid]
+    return sorted(own, key=lambda row: -mean(row.us))[:LONGEST]
+
+
+def widest(profile: Profile) -> IdleRow:
+    """Return the gaps that take longest."""
+    return max(profile.idle, key=lambda row: mean(row.us))
 
 
 def asks(now: Profile, past: Recording) -> bool:
@@ -136,33 +138,37 @@ def asks(now: Profile, past: Recording) -> bool:
 
 def compare_kernels(cards: Sequence[Card]) -> None:
     """Print what is said of kernels that did not change, and of those that were made longer."""
-    print("| case | cards | step [%] | kernels [%] |\n|---|---|---|---|")
-    found = dict.fromkeys(SHARES_PCT, 0)
-    tried = alarms = 0
+    print("| case | cards | step [%] | found [%] |\n|---|---|---|---|")
+    kernels, gaps = (dict.fromkeys(SHARES_PCT, 0) for _ in range(2))
+    tried = alarms = compared = 0
     for before, after in neighbours(cards):
         now = after.profile
         why, moved = against_recordings(now, [before.recording], "another card")
         assert why is not None
         alarms += moved
         step_pct = 100 * (why.after_us / why.before_us - 1)
-        kernels_pct = 100 * kernels_us(why) / why.before_us
+        more_pct = 100 * risen_us(why, before.profile.parts) / why.before_us
         names = f"{before.recording.device_uuid[4:8]} -> {after.recording.device_uuid[4:8]}"
         kind = before.device.removeprefix("NVIDIA ").split()[0]
-        print(f"| `{before.case}` | {kind} {names} | {step_pct:+.2f} | {kernels_pct:+.2f} |")
-        for which in longest(now):
+        print(f"| `{before.case}` | {kind} {names} | {step_pct:+.2f} | {more_pct:+.2f} |")
+        compared += 1
+        for share in SHARES_PCT:
+            gaps[share] += asks(slowed(now, widest(now), share), before.recording)
+        for row in longest(now):
             tried += 1
             for share in SHARES_PCT:
-                found[share] += asks(slowed(now, which, share), before.recording)
-    print(f"\nunchanged: {alarms} ask for pairs; of {tried} kernels that were made longer")
-    for share, count in found.items():
-        print(f"  by {share} % of the step: {count} ask")
+                kernels[share] += asks(slowed(now, row, share), before.recording)
+    print(f"\nunchanged: {alarms} of {compared} ask for pairs")
+    for share in SHARES_PCT:
+        print(f"longer by {share} % of the step: {kernels[share]} of {tried} kernels ask, ", end="")
+        print(f"{gaps[share]} of {compared} gaps")
 
 
 def compare_planted(cards: Sequence[Card]) -> None:
     """Print what is said of kernels where something was planted, on another card."""
     before = next(one for one in cards if one.case == CASE and one.device == "NVIDIA H200")
     folder = Folder(PLANTED)
-    print("\n| planted | step [%] | kernels [%] | asks |\n|---|---|---|---|")
+    print("\n| planted | step [%] | found [%] | asks |\n|---|---|---|---|")
     for name in folder.trees:
         evidence = folder.evidence(name)
         profile = (
@@ -173,8 +179,11 @@ def compare_planted(cards: Sequence[Card]) -> None:
         why, moved = against_recordings(profile, [before.recording], "another card")
         assert why is not None
         step_pct = 100 * (why.after_us / why.before_us - 1)
-        kernels_pct, answer = 100 * kernels_us(why) / why.before_us, "yes" if moved else "no"
-        print(f"| {name} | {step_pct:+.2f} | {kernels_pct:+.2f} | {answer} |")
+        more_pct, answer = (
+            100 * risen_us(why, before.profile.parts) / why.before_us,
+            "yes" if moved else "no",
+        )
+        print(f"| {name} | {step_pct:+.2f} | {more_pct:+.2f} | {answer} |")
 
 
 def launches() -> Iterator[tuple[str, float, float]]:

@@ -26,7 +26,7 @@ from stepguard.verdict import Confirmation, Reason, Status
 STEPS = 6
 
 
-def profile(slower=1.0, seed=1):
+def profile(slower=1.0, seed=1, idle_us=50.0):
     """A step of 90 kernels, the first of which takes ``slower`` times as long."""
     rng, canonical = random.Random(seed), "triton_poi_fused_add_gelu_native_layer_norm"
     rows = []
@@ -35,7 +35,7 @@ def profile(slower=1.0, seed=1):
         named = f"{canonical}_{i}", canonical, "Triton", ("forward", "backward")[i % 2]
         shape = {"grid": (i + 1, 2, 1), "block": () if i % 7 == 0 else (128, 1, 1)}
         rows.append(KernelRow(*named, (12.0,) * STEPS, tuple(us), **shape))
-    idle = IdleRow("sync", "cudaStreamSynchronize", "forward", (1.0,) * STEPS, (50.0,) * STEPS)
+    idle = IdleRow("sync", "cudaStreamSynchronize", "forward", (1.0,) * STEPS, (idle_us,) * STEPS)
     compute, none = added([row.us for row in rows]), (0.0,) * STEPS
     step = added([compute, idle.us])
     return Profile("H200", 1, Parts(step, compute, none, none, idle.us), tuple(rows), (idle,))
@@ -83,10 +83,12 @@ def test_what_cannot_be_is_refused(old, new):
         restored(msgspec.json.decode(text.replace(old, new), type=RecordedProfile))
 
 
-def entry(card="GPU-1234"):
+def entry(card="GPU-1234", found=None):
     """A baseline with a profile, of that card, 2 % away from the evidence's 250 ms."""
     own = msgspec.structs.replace(
-        stored(with_profile(profile())), device_uuid=card, times_ms=recording(248.0).times_ms
+        stored(with_profile(found or profile())),
+        device_uuid=card,
+        times_ms=recording(248.0).times_ms,
     )
     return Entry(case=CASE, epochs=[Epoch(reason="first", recordings=[own])])
 
@@ -110,6 +112,20 @@ def test_kernels_ask_for_pairs(slower, card, asks):
     if asks:
         assert "yer_norm_0 3.00 -> 3." in headline(found)
         assert any("each slower" in line for line in evidence_lines(found))
+
+
+@pytest.mark.parametrize(
+    ("idle_us", "more_us", "asks"), [(50.0, 60.0, False), (50.0, 100.0, True), (5e3, 100.0, False)]
+)
+@pytest.mark.parametrize("card", ["GPU-1234", "GPU-5678"])
+def test_gaps_between_kernels_ask_for_pairs(idle_us, more_us, asks, card):
+    """By half a percent of a step of 15 ms that the GPU bounds, on any card. A step that waits for
+    its host does it for longer on another host.
+    """
+    base = entry(card, profile(idle_us=idle_us))
+    found = judge(with_profile(profile(idle_us=idle_us + more_us, seed=3)), base)
+    assert found.status is Status.SAME
+    assert (to_confirm(found) is not None) is asks
 
 
 def test_a_card_at_another_clock_asks_for_nothing():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from studies.other_card.report import asks, kept, longest, neighbours, slowed
+from studies.other_card.report import asks, kept, longest, neighbours, slowed, widest
 
 PAIRS = list(neighbours(kept()))
 
@@ -15,11 +15,12 @@ def test_cards_of_each_kind_are_compared():
 
 @pytest.mark.parametrize("number", range(len(PAIRS)))
 def test_a_longer_kernel_asks_for_pairs_on_any_card(number):
-    """The longest and the tenth, by 2 % of the step, whatever the cards differ by; unchanged ones
-    ask for nothing.
+    """The longest and the tenth, and the widest gaps, by 2 % of the step, whatever the cards differ
+    by; an unchanged step asks for nothing.
     """
     before, after = PAIRS[number]
     now = after.profile
     assert not asks(now, before.recording)
-    for which in longest(now)[:: len(longest(now)) - 1]:
-        assert asks(slowed(now, which, 2.0), before.recording)
+    kernels = longest(now)
+    for row in (kernels[0], kernels[-1], widest(now)):
+        assert asks(slowed(now, row, 2.0), before.recording)

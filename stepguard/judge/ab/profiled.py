@@ -8,6 +8,7 @@ import msgspec
 from stepguard.comparison import JUDGED_TIME
 from stepguard.explain.causes import explain
 from stepguard.explanation import Explanation, Kind
+from stepguard.judge.ab.identical import IDLE_SHARE
 from stepguard.judge.recorded_profile import KERNELS, restored
 from stepguard.profile import Parts, Profile, bounded, mean
 from stepguard.recording import Recording
@@ -18,11 +19,12 @@ from stepguard.verdict import MetricVerdict, Reason, Status, Straggler
 STRAGGLER_SHARE = 0.005
 STRAGGLER_ERRORS = 4.0
 
-# Kernels ask for pairs when, at the pace of their class, they take so much more of the step: what
-# pairs are sure to find. Another card's kernels differ by less: by 0.08 % at the most in ten
-# comparisons of H100s and of H200s whose steps differ by up to 3.5 % (studies/other_card).
+# What takes more of the step by so much asks for pairs, which are sure to find it. On another card
+# the same step differs in this by 0.08 % at the most, in ten comparisons of H100s and of H200s whose
+# steps as a whole differ by up to 3.5 % (studies/other_card).
 ALARM_SHARE = 0.005
 _WORK = (Kind.CALLS, Kind.TIME, Kind.SHAPE, Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.MOVED)
+_GAPS = (Kind.IDLE, Kind.COPIES)
 
 
 def explained(before: Profile | None, after: Profile | None) -> Explanation | None:
@@ -34,7 +36,7 @@ def against_recordings(
     now: Profile | None, past: Sequence[Recording], uuid: str
 ) -> tuple[Explanation | None, bool]:
     """Return why the step takes longer than in the newest recording with a profile, of this card if
-    there is one; and whether its kernels take so much longer that pairs have to say what of it.
+    there is one; and whether what it does takes so much longer that pairs have to say what of it.
     """
     known = [one for one in past if one.profile is not msgspec.UNSET]
     mine = [one for one in known if one.device_uuid == uuid]
@@ -44,15 +46,21 @@ def against_recordings(
     assert newest.profile is not msgspec.UNSET
     before = restored(newest.profile)
     found = explain(before, bounded(now, KERNELS, {row.key for row in before.kernels}))
-    return found, kernels_us(found) > ALARM_SHARE * found.before_us > 0
+    return found, risen_us(found, before.parts) > ALARM_SHARE * found.before_us > 0
 
 
-def kernels_us(found: Explanation) -> float:
-    """Return what kernels take more, without what a whole class shares: the card, or its clock."""
+def risen_us(found: Explanation, before: Parts) -> float:
+    """Return what kernels take more, without what a whole class shares: the card, or its clock; and
+    copies and gaps between them, unless the step waited for its host before: then hosts differ.
+    """
+    gpu_bound = mean(before.idle_us) <= IDLE_SHARE * mean(before.step_us)
     return sum(
         cause.us
         for cause in found.causes
-        if cause.kind in _WORK and (cause.before.calls or cause.after.calls)
+        if cause.kind in _WORK
+        and (cause.before.calls or cause.after.calls)
+        or cause.kind in _GAPS
+        and gpu_bound
     )
 
 
