@@ -261,6 +261,9 @@ def test_a_launch_of_more_work_is_another_shape(flops, kind):
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
+        ("triton_poi_fused_gelu_view_9", "triton_poi_fused_gelu_view_10", True),
+        ("triton_poi_fused_9", "triton_poi_fused_10", True),  # of no operator that it knows
+        ("triton_poi_fused_9", "triton_poi_fused_view_9", False),
         ("nvjet_sm90_tst_256x128_64x4_h_NNT", "nvjet_sm90_tst_192x192_64x3_h_NTN", True),
         ("nvjet_sm90_tst_256x128_64x4_h_NNT", "nvjet_sm90_sss_256x128_64x4_h_NNT", False),
         (f"{ANONYMOUS}multi_tensor_apply_kernel<L<4>, FusedAdamMathFunctor<float>>(L<4>)",
@@ -272,7 +275,9 @@ def test_a_launch_of_more_work_is_another_shape(flops, kind):
     ],
 )  # fmt: skip
 def test_another_build_of_a_kernel_is_told_from_another_kernel(one, other, same):
-    """Tiles and arguments differ from build to build; data types and functors are other work."""
+    """Numbers, tiles and arguments differ from build to build; operators, data types and functors
+    are other work.
+    """
     canonical = usual_classes().canonical_name
     assert (canonical(one) == canonical(other)) is same
 
