@@ -106,9 +106,9 @@ def _build(arguments: list[str]) -> tuple[Run, Path]:
         run.resume(content)
         was = content["options"]
         changed = [f"{k} {was.get(k)} -> {v}" for k, v in values.items() if was.get(k) != v]
-        print(f"going on after step {run.step}; changed: {', '.join(changed) or 'nothing'}")
+        run.say(f"going on after step {run.step}; changed: {', '.join(changed) or 'nothing'}")
     elif given.resume:  # a job that may be preempted says --resume from its first start on
-        print(f"{out} has no checkpoint: beginning at step 0")
+        run.say(f"{out} has no checkpoint: beginning at step 0")
     return run, out
 
 

@@ -119,7 +119,7 @@ class Run:
         self.step, self.stop = 0, False
         self._options, self._folder = options, folder
         self._rank, self._world_size = rank_and_world_size()
-        self._say = say if self._rank == 0 else lambda text: None
+        self.say = say if self._rank == 0 else lambda text: None
         tokens = Tokens.open(Path(options.data))
         vocab = options.config.vocab_size
         if tokens.vocab > vocab:
@@ -215,7 +215,7 @@ class Run:
     def _tell(self, line: dict[str, float], left_s: float) -> None:
         minutes, seconds = divmod(round(left_s), 60)
         mfu = f"  MFU {line['mfu_pct']:.1f} %" if "mfu_pct" in line else ""
-        self._say(
+        self.say(
             f"step {self.step}/{self._options.steps}  loss {line['loss']:.4f}  "
             f"lr {line['lr']:.2e}  norm {line['grad_norm']:.3f}  "
             f"{line['tokens_per_s']:,.0f} tokens/s{mfu}  {minutes}:{seconds:02d} left"
@@ -234,7 +234,7 @@ class Run:
             dist.all_reduce(total)
         val_loss = float(total)
         self._log({"step": self.step, "val_loss": val_loss})
-        self._say(f"step {self.step}/{self._options.steps}  validation loss {val_loss:.4f}")
+        self.say(f"step {self.step}/{self._options.steps}  validation loss {val_loss:.4f}")
         self._sample()
         return val_loss
 
@@ -244,7 +244,7 @@ class Run:
         try:
             return get_encoding(self._tokens.encoding)
         except (OSError, RuntimeError, ValueError) as error:
-            self._say(f"no samples: {error}")
+            self.say(f"no samples: {error}")
             return None
 
     def _sample(self) -> None:
@@ -259,7 +259,7 @@ class Run:
         ids = generate(self.workload.model, [start], tokens, sampling)[0]
         text = self._encoding.decode([i for i in ids if i < self._encoding.n_vocab])
         self._log({"step": self.step, "sample": text})
-        self._say("\n".join(f"    | {line}" for line in text.splitlines()))
+        self.say("\n".join(f"    | {line}" for line in text.splitlines()))
 
     def _agreed_stop(self) -> bool:
         """Return whether any rank was asked to stop: a signal reaches them at different steps."""
@@ -289,7 +289,7 @@ class Run:
             "state": self.workload.state_dict(),
         }
         path = self._checkpoints.save(self.step, content)
-        self._say(f"step {self.step}/{self._options.steps}  {path}")
+        self.say(f"step {self.step}/{self._options.steps}  {path}")
 
     def _begin_log(self) -> None:
         """Drop what the log says of steps after this one: they come again."""
@@ -304,7 +304,7 @@ class Run:
         temporary = self._folder / f".{LOG}"
         temporary.write_text(text, encoding="utf-8")
         temporary.replace(self._folder / LOG)
-        self._say(
+        self.say(
             f"{len(self._tokens):,} tokens of encoding {self._tokens.encoding}, unigram entropy "
             f"{entropy:.3f} nats; {self.workload.tokens_per_step * self._world_size:,} a step"
         )
