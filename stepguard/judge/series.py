@@ -247,7 +247,7 @@ def _both_sides(one: _Series, at: Numbers) -> tuple[Numbers, Numbers]:
 
 def _variance_of_rise(one: _Series, begin: int) -> float:
     """Return the variance of a rise at ``begin`` by the scatter of the steps, which is correlated
-    from step to step on a card whose clocks swing.
+    from step to step on a card whose clock dips.
     """
     later = one.steps >= begin
     rest = one.log - np.where(later, one.log[later].mean(), one.log[~later].mean())
