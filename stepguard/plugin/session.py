@@ -271,8 +271,7 @@ class Session:
                 self._notices.extend(words.remarks(result.evidence))
             for case_id in suite.withdraw_false_discoveries():
                 self._notices.append(
-                    f"{case_id}: SLOWER taken back, not proven among all that this run tried; "
-                    "judge it again, alone"
+                    f"{case_id}: SLOWER taken back, not proven among all that this run tried"
                 )
             self.recorder.record_waiting([result.verdict for result in suite.results])
         # A list is no run; a strict one was refused.

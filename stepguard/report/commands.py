@@ -13,6 +13,10 @@ from stepguard.verdict import Reason, Status, Verdict
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 NEW_LEVEL = " --reason '...'"
+_WITH_MORE_PAIRS = {
+    Reason.UNDECIDED: "give it more time: --perf-budget=MIN",
+    Reason.UNPROVEN: "judge it again, alone: name this one test",
+}
 
 
 @dataclass(frozen=True)
@@ -122,10 +126,8 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
             *(f"{said}: {KEY}: {verdict.case_id} {name}: why" for said, name in _declared(verdict)),
             f"{alone}after the merge, on main: {again}, then {accept}{then}",
         ]
-    if verdict.reason is Reason.UNDECIDED:
+    if verdict.reason in _WITH_MORE_PAIRS:
         return [_decide(verdict, commands)]
-    if verdict.reason is Reason.UNPROVEN:
-        return ["judge it again, alone: name this one test"]
     if verdict.status is Status.NOT_COMPARABLE:
         return ["choose a revision that can, or leave out --perf-against: the baseline judges then"]
     return [commands.doctor] if verdict.status is Status.UNFIT else []
@@ -134,7 +136,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
 def _decide(verdict: Verdict, commands: Commands) -> str:
     pairs = verdict.worst.pairs.decision.pairs if verdict.worst and verdict.worst.pairs else 0
     if may_decide_later(pairs, (pairs,)):
-        return "give it more time: --perf-budget=MIN"
+        return _WITH_MORE_PAIRS[verdict.reason]
     measure = f"pytest perf_tests{commands.in_folder('--perf-baselines=')} --perf-against=HEAD"
     learn = f"{commands.python} -m stepguard calibrate{commands.in_folder()}"
     return f"no further pair can decide; learn this machine's noise: {measure}, then {learn}"

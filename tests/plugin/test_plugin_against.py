@@ -236,7 +236,7 @@ def test_a_claim_among_many_is_taken_back(gate, h200):
     assert result.ret == 1
     result.says(
         "1 INCONCLUSIVE, 59 same",
-        "linear[[]c7]: SLOWER taken back, not proven among all that this run tried; judge it *",
+        "linear[[]c7]: SLOWER taken back, not proven among all that this run tried*",
     )
     document = json.loads((gate.path / "run.json").read_text())["results"]
     verdicts = {one["case"]: one["verdict"] for one in document}

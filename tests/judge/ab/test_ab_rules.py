@@ -626,10 +626,11 @@ def test_what_to_do_is_no_acceptance():
         "give it more time: --perf-budget=MIN"
     )
     # A retry goes on from these: of the plan nothing is left.
-    for ended in ({}, {"out_of_time": True}):
-        ratios = ((1.2, -0.4) * 12)[: 20 if ended else 24]
-        step, *_ = next_steps(judge_ab(turns(ratios, **ended)), "e.json", Commands())
-        assert "stepguard calibrate" in step and "more time" not in step
+    tried = [judge_ab(turns((1.2, -0.4) * 12)), judge_ab(turns((1.2, -0.4) * 10, out_of_time=True))]
+    slower = replace(judge_ab(turns((1.0, 1.1) * 12)), p_value=0.001)
+    for verdict in (*tried, *without_false_discoveries([slower, *others(10)])):
+        step, *_ = next_steps(verdict, "e.json", Commands())
+        assert "stepguard calibrate" in step and "more time" not in step, verdict.reason
     foreign = judge_ab(turns((), head=fault("FOREIGN_PROCESS") | UNMEASURED))
     assert next_steps(foreign, "e.json", Commands())[0].endswith("-m stepguard doctor")
     assert next_steps(judge_ab(turns()), "e.json", Commands()) == []
