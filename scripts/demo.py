@@ -47,9 +47,9 @@ def is_recorded() -> bool:
 def record(folder: Path) -> None:
     """Record the copy's step as it is. Exits with what pytest said if it cannot be."""
     (folder / BASELINE).unlink()
-    who = ("-c", "user.name=demo", "-c", "user.email=demo@localhost")  # only a commit is recorded
-    for command in ("init -q", "add .", "commit -q --no-verify -m copy"):
-        subprocess.run(["git", *who, *command.split()], cwd=folder, check=True)
+    who = "-c user.name=demo -c user.email=demo@localhost"  # only a commit is recorded
+    for command in ("init -q", "add .", f"{who} commit -q --no-verify --no-gpg-sign -m copy"):
+        subprocess.run(["git", *command.split()], cwd=folder, check=True)
     command, env = gate("--perf-update-new")
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
     if done.returncode:

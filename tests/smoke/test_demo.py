@@ -29,7 +29,13 @@ def test_the_demo_names_its_plant():
 
 
 def test_another_torch_is_recorded_first(tmp_path, monkeypatch):
-    """Under a torch that no recording is of, the copy's own step becomes the only recording."""
+    """Under a torch that no recording is of, the copy's own step becomes the only recording; who
+    signs commits is not asked to sign that of the copy.
+    """
+    for name, value in (("COUNT", "2"), ("KEY_0", "commit.gpgsign"), ("VALUE_0", "true")):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", value)
+    monkeypatch.setenv("GIT_CONFIG_KEY_1", "gpg.program")
+    monkeypatch.setenv("GIT_CONFIG_VALUE_1", "/bin/false")
     monkeypatch.syspath_prepend(ROOT / "scripts")
     import demo
 
