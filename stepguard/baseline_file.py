@@ -4,6 +4,7 @@ A file holds cases; a case holds epochs, oldest first; an epoch holds the record
 An accepted change of level opens an epoch, and only the last one is compared with.
 """
 
+import hashlib
 from collections.abc import Iterable
 from typing import Annotated, Any
 
@@ -39,6 +40,11 @@ class Entry(
         newest = self.epochs[-1].recordings[-1]
         found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
         return frozenset(self.gates or found)
+
+    @property
+    def digest(self) -> str:
+        """Return what tells it from an entry with any other figure, part or field."""
+        return hashlib.sha256(msgspec.json.encode(self, order="sorted")).hexdigest()
 
     def lacking(self, gates: Iterable[str], device: str, ranks: int) -> list[str]:
         """Return the metrics that a case with these gates has to gate, too, on that device."""

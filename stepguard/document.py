@@ -220,6 +220,7 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     dirty: list[str]
     tree_changed: bool
     disturbed: list[str]  # of each block that was measured again: why
+    judged_by: str = ""  # the digest of the baseline that judged; empty: none, or another revision
 
 
 class WaiverDocument(_Part, frozen=True, kw_only=True):

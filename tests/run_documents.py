@@ -28,7 +28,7 @@ def measured(entry, **changes):
     """The document of one case's result: evidence with these changes, judged by ``entry``."""
     found = evidence(**changes)
     paths = Path("runs/1/evidence.json"), Path("baselines/h200x1.json")
-    result = Result(NAMED, found, judge(found, entry), *paths)
+    result = Result(NAMED, found, judge(found, entry), *paths, judged_by=entry.digest)
     return result_document(result, Commands())
 
 

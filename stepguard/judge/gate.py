@@ -19,11 +19,8 @@ from stepguard.document import (
     RunDocument,
 )
 from stepguard.expectation import Expectation
-from stepguard.metrics import METRICS
 from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver
-
-AGREE = 1e-4  # of a time: recordings are rounded
 
 
 @dataclass(frozen=True)
@@ -122,34 +119,11 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
     if missing := entry.lacking(result.gates, device, ranks):
         text = f"gates less than the base's recording has, no {', '.join(missing)}"
         yield Problem(ProblemCode.FEWER_GATES, text, name)
-    if not found.against:
-        yield from _of_baseline(result, entry)
-
-
-def _of_baseline(result: ResultDocument, entry: Entry) -> Iterator[Problem]:
-    """Yield a metric that was compared with something else than the base has recorded."""
-    recordings = entry.epochs[-1].recordings
-    values = [one.values() for one in recordings]
-    for metric in (one for one in result.verdict.metrics if one.gated):
-        name, old = metric.metric, metric.old
-        recorded = [one[name] for one in values if name in one]
-        # What one rank of several counted may be what decides.
-        recorded += [count for one in recordings for count in one.unlike_ranks().get(name, ())]
-        # What fails without a comparison says so itself.
-        if not recorded or old is None and metric.status.outcome != "passed":
-            continue
-        row = METRICS[name]
-        between = row.kind == "time" and old is not None and _between(recorded, old)
-        if not (between or old in recorded):
-            digits = ",.0f" if row.kind == "counter" else "g"  # of a count all: two may look equal
-            shown = "; ".join(f"{value:{digits}}" for value in dict.fromkeys(recorded))
-            what = "nothing" if old is None else f"{old:{digits}}"
-            text = f"{name} was compared with {what}, the base has recorded {shown}"
-            yield Problem(ProblemCode.OTHER_BASELINE, text, result.case)
-
-
-def _between(times: Sequence[float], old: float) -> bool:
-    return min(times) * (1 - AGREE) <= old <= max(times) * (1 + AGREE)
+    # What fails, with nothing to compare with for one, says so itself.
+    passes = result.verdict.outcome == "passed"
+    if passes and not found.against and result.judged_by != entry.digest:
+        text = "was judged by another recording than the base has: measure with --perf-base"
+        yield Problem(ProblemCode.OTHER_BASELINE, text, name)
 
 
 def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterator[Problem]:

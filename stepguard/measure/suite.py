@@ -55,6 +55,7 @@ class Result:
     evidence_path: Path
     baseline_path: Path
     comparison: Comparison | None = None  # with another revision, where one was measured
+    judged_by: str = ""  # the digest of the baseline that judged, where one did
 
 
 @dataclass
@@ -147,7 +148,8 @@ class Suite:
         verdict = final(screened, evidence, self.waivers, today())
         if comparison is not None:
             self._store.keep_comparison(self._bench.folder, case.slug, comparison)
-        return Result(case, evidence, verdict, evidence_path, path, comparison)
+        judged_by = entry.digest if entry else ""
+        return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
 
     def _compare(self, case: Case, tree: Tree, progress: Progress) -> Result:
         """Judge a case by pairs with the other revision's tree; no stored baseline counts."""

@@ -68,6 +68,7 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
         baseline=commands.relative(result.baseline_path),
         dirty=list(evidence.dirty),
         disturbed=evidence.disturbances,
+        judged_by=result.judged_by,
     )
 
 

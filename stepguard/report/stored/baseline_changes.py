@@ -1,6 +1,6 @@
 """Baselines, calibrations and waivers that a change edits: old -> new, a line for each entry."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from stepguard.metrics import METRICS, format_value
 from stepguard.report.stored.waivers import described
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.waivers import load_waivers, today
+from stepguard.text import listed
 
 FIGURES = 4  # of an entry; the diff has them all
 NONE = "none"
@@ -76,7 +77,7 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
         ("gates", *_apart(old.required_gates, new.required_gates)),
         ("extended", str(old.extended), str(new.extended)),
     )
-    parts = [*_figures(old, new), *counted]
+    parts = [*_figures(old, new), *_parts(old, new), *counted]
     moved = [f"{name} {a} -> {b}" for name, a, b in parts if a != b]
     return ", ".join(moved) or "fields that are not judged"
 
@@ -94,6 +95,23 @@ def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
     shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
     rest = len(names) - len(shown)
     return [*shown, ("other figures", "0", f"{rest} changed")] if rest else shown
+
+
+def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
+    """Yield what differs in the parts of a count, and in what its ranks counted: they are judged,
+    too.
+    """
+    was, now = (entry.epochs[-1].recordings[-1] for entry in (old, new))
+    ranks = was.unlike_ranks(), now.unlike_ranks()
+    for name, row in METRICS.items():
+        yield f"{name} of ranks", str(ranks[0].get(name, NONE)), str(ranks[1].get(name, NONE))
+        if row.parts:
+            then, there = (one.detail.get(name, {}).items() for one in (was, now))
+            yield f"parts of {name}", _listed(then - there), _listed(there - then)
+
+
+def _listed(parts: Set[tuple[str, int]]) -> str:
+    return listed([f"{count} {name}" for name, count in sorted(parts)]) or NONE
 
 
 def _level(entry: Entry | None) -> str:

@@ -1,7 +1,16 @@
 """What a tree changes in baselines, calibrations and waivers: old -> new, an entry a line."""
 
 import pytest
-from builders import CASE, CASE_ID, SOFTWARE, baseline_file, entry, epoch, recording
+from builders import (
+    CASE,
+    CASE_ID,
+    SOFTWARE,
+    baseline_file,
+    entry,
+    epoch,
+    one_recording,
+    recording,
+)
 
 from stepguard.judge.ab.calibration import CalibratedCase
 from stepguard.report.stored.baseline_changes import changes
@@ -9,6 +18,8 @@ from stepguard.storage import baselines, calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import add_waiver, today
 from stepguard.waiver import Waiver
+
+DETAIL = recording().detail
 
 
 @pytest.fixture
@@ -41,6 +52,14 @@ def edited(**cases):
         (
             {CASE_ID: entry(epochs=[epoch(recordings=[recording(driver="1")])])},
             f"{CASE_ID}: fields that are not judged",
+        ),
+        (
+            {CASE_ID: one_recording(detail=DETAIL | {"copies_per_step": {"HtoD": 3}})},
+            f"{CASE_ID}: parts of copies_per_step none -> 3 HtoD",
+        ),
+        (
+            {CASE_ID: one_recording(by_rank={"host_syncs_per_step": [3]})},
+            f"{CASE_ID}: host_syncs_per_step of ranks none -> [3]",
         ),
         ({"b[x]": entry()}, "b[x]: none -> recorded, step_ms 250.000, step_ms_median 250.000"),
     ],
