@@ -47,6 +47,7 @@ class Comparison:
     spent: tuple[int, ...] = ()  # pairs at which such a run was judged since its time was up
     not_pooled: str = ""  # why pairs of an earlier run of these commits do not count
     unproven: bool = False  # SLOWER by these pairs, but not among all that its run tried
+    digest: str = ""  # of the file that it is kept in, without these digits
     schema: int = SCHEMA
 
     @property

@@ -13,6 +13,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +29,6 @@ from stepguard.storage.json_file import FileError, contents, replace_file
 KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
-DIGEST = ".sha256"  # of a comparison, beside it
 Kept = TypeVar("Kept", Evidence, Comparison)
 
 
@@ -92,11 +92,9 @@ class Store:
 
         It is no evidence to accept: parked groups are no launches of the protocol.
         """
-        data = to_json(found)
-        path = _kept(run / slug / COMPARISON, data, found.head)
         # A retry goes on from what is in there, if nobody edited it.
-        _kept(path.with_suffix(DIGEST), _digest(data), found.head)
-        return path
+        digest = _digest(to_json(replace(found, digest="")))
+        return _kept(run / slug / COMPARISON, to_json(replace(found, digest=digest)), found.head)
 
     def of_one_comparison(
         self, slug: str, same: Callable[[Comparison], bool]
@@ -107,12 +105,12 @@ class Store:
         found: list[Comparison] = []
         refused: list[str] = []
         for path in (run / slug / COMPARISON for run in reversed(self._runs())):
-            digest = path.with_suffix(DIGEST)
             try:
-                if not path.exists() and not digest.exists():
+                if not path.exists():
                     continue
                 one = _read(path, comparison_from_json)
-                intact = digest.exists() and digest.read_bytes() == _digest(path.read_bytes())
+                # Taken from the file, whose other bytes it is of.
+                intact = one.digest == _digest(path.read_bytes().replace(one.digest.encode(), b""))
             except (FileError, OSError) as error:
                 refused.append(str(error))
                 continue
@@ -203,8 +201,8 @@ def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
     return sides[0].wall_s if sound else None
 
 
-def _digest(data: bytes) -> bytes:
-    return hashlib.sha256(data).hexdigest().encode() + b"\n"
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _evidence_files(run: Path) -> list[Path]:
