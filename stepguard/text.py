@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Any
 
-# Signs; an underscore that is not within a word; what begins a quotation, a list or a rule.
+# Signs; an underscore that is not within a word; what begins a quotation, a link's definition, a
+# box to tick, a list or a rule.
 _MARKUP = re.compile(
     r"[\\`*<|#@&~]|(?<![^\W_])_|_(?![^\W_])"
-    r"|^(?:>|[-+](?=\s|$)|-(?=[-\s]+$)|\d(?=\d*[.)](?:\s|$)))"
+    r"|^(?:[>\[]|[-+](?=\s|$)|-(?=[-\s]+$)|\d(?=\d*[.)](?:\s|$)))"
 )
 
 

@@ -26,6 +26,7 @@ HOSTILE = [
     "**bold** *it* ~~s~~ <b> &lt; \\` `code` <!-- x",
     "_it_ in model/__init__.py",
     *("> quoted", "- item", "+", "1. item", "12)", "---", "_ _ _", "      code"),
+    "[unmeasured]: https://example.org",  # shows nothing, and all such brackets are links
 ]
 TEXTS = st.sampled_from(HOSTILE) | st.text(min_size=1, max_size=40)
 
