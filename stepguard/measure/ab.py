@@ -160,12 +160,16 @@ class _PairRun:
                     raise
                 self.together = False
         if not self.together:
-            far = len(self.sides[HEAD].launches) < FAR_PAIRS
-            both = one_after_the_other(number, self.sides, order, self.timing, far)
+            both = one_after_the_other(number, self.sides, order, self.timing, self._far())
         # Not steady is no fault here: alternation takes the drift out, and a step that keeps
         # compiling is counted.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
         self._take(DisturbedPair(head, base))
+
+    def _far(self) -> bool:
+        """Tell whether the next pair reaches far: the first ones of those whose series count."""
+        judged = max(self.earlier.spent, default=0)
+        return len(self.sides[HEAD].launches) < judged + FAR_PAIRS
 
     def _take(self, pair: DisturbedPair) -> None:
         """Count a pair. A GPU's whose blocks are out of line waits for the next one: if that is,
@@ -198,8 +202,7 @@ class _PairRun:
                 launch.hello()
             self._start_following(number)
             pair.build(self._both_fit())
-            far = len(self.sides[HEAD].launches) < FAR_PAIRS
-            pair.run(order, self._nobody_imports, far)
+            pair.run(order, self._nobody_imports, self._far())
         except WorkersFailed:
             # Launches one after the other may need its memory; and the pairs that follow would
             # import beside timed blocks.

@@ -13,6 +13,7 @@ from stepguard.comparison import Comparison
 from stepguard.evidence import Launch
 from stepguard.judge.ab.confirm import confirmed
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair, without_false_discoveries
+from stepguard.judge.ab.earlier import pooled
 from stepguard.judge.screen import judge
 from stepguard.judge.series import of_launches, of_pairs
 from stepguard.judge.summary import summarise
@@ -106,6 +107,33 @@ def test_head_alone_is_slower_for_it(how, kind, begin, period, pct):
     where = f"from step {facts['begin']}" if kind == "late" else "every 16 steps, first at step"
     assert where in line and f"{facts['slower_pct']:+.1f} %" in line
     assert where in shown_block(verdict, "runs/1", Commands())
+
+
+def test_a_claim_that_was_taken_back_needs_other_pairs():
+    """The series that chose it does not prove it, nor do pairs that end before it begins; two
+    further ones that show it do. What was not taken back stays as it was.
+    """
+    slow = {"late": (300, 0.15)}
+    first, nearer, further = (pairs(n, seed=n, head=slow) for n in (2, 4, 2))
+
+    def after(*others, skip=0):
+        head, base = (
+            (
+                *side(first).launches,
+                *(one for other in others for one in side(other).launches[skip:]),
+            )
+            for side in (lambda found: found.head, lambda found: found.base)
+        )
+        both = replace(first.head, launches=head), replace(first.base, launches=base)
+        return replace(first, head=both[0], base=both[1], spent=(2,))
+
+    kept = pooled([replace(first, out_of_time=True)], pairs(0))
+    assert (kept.status, kept.spent) == (Status.SLOWER, ())
+    taken_back = pooled([replace(first, unproven=True)], pairs(0))
+    assert (taken_back.status, taken_back.spent) == (Status.INCONCLUSIVE, (2,))
+    for again in (after(), after(nearer, skip=2)):
+        assert judge_ab(again).status is Status.INCONCLUSIVE and wants_another_pair(again)
+    assert judge_ab(after(further)).reason is Reason.LATE_SLOWDOWN
 
 
 @pytest.mark.parametrize("how", [one[0] for one in PLANTED])

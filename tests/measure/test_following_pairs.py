@@ -9,6 +9,7 @@ from comparisons import comparison_of
 
 from stepguard.case import Case
 from stepguard.identity import StepIdentity
+from stepguard.judge.ab.earlier import EarlierPairs
 from stepguard.measure import ab
 from stepguard.profile import Parts, Profile
 
@@ -47,3 +48,19 @@ def test_a_step_that_is_the_same_starts_no_further_pair(monkeypatch, identity, s
     monkeypatch.setattr(run, "comparison", lambda: counted(identity))
     run._start_following(1)
     assert made == started
+
+
+@pytest.mark.parametrize(
+    ("spent", "far"),
+    [((), [True, True, False, False]), ((2,), [True, True, True, True, False])],
+)
+def test_the_first_pairs_whose_series_count_reach_far(spent, far):
+    """Those of a retry behind what it was judged by are such ones again."""
+    side = SimpleNamespace(launches=[])
+    run = ab._PairRun(
+        Case("x", "a:b", gates=("step_ms",)), [side, side], "main", ab.PairsWanted(60.0)
+    )
+    run.earlier = EarlierPairs(spent=spent)
+    for expected in far:
+        assert run._far() is expected
+        side.launches.append(None)

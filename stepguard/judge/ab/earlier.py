@@ -14,6 +14,7 @@ from stepguard.comparison import Comparison, DisturbedPair
 from stepguard.evidence import Evidence, Launch
 from stepguard.judge.ab.decision import by_plan, decision, problem
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.series import of_pairs
 from stepguard.verdict import Status
 
 DIFFERS = "{name} was {then} and is {now}"
@@ -57,7 +58,8 @@ def pooled(earlier: Sequence[Comparison], now: Comparison) -> EarlierPairs:
 
 
 def _from(earlier: Comparison) -> EarlierPairs:
-    status = Status.INCONCLUSIVE if earlier.unproven else by_plan(earlier).status
+    status = Status.SLOWER if of_pairs(earlier) else by_plan(earlier).status
+    status = Status.INCONCLUSIVE if earlier.unproven else status
     decided, spent = status is not Status.INCONCLUSIVE, earlier.spent
     # Fewer pairs than the first analysis has decide nothing, so that nothing was spent.
     ended = earlier.out_of_time and earlier.pairs >= SEQUENTIAL_PLAN[0].pairs
