@@ -139,6 +139,12 @@ def _init(options: argparse.Namespace) -> int:
     case = Case(name, options.factory, params, device=device, launches=launches)
     if problem := missing(options.factory, root):
         raise UsageError(problem)
+    if device == GPU and not visible_gpus():
+        raise UsageError(
+            "this machine shows no GPU, so that nothing could be measured; nothing was written: "
+            "give the command in a clone on a machine that has one, or guard the counters of a "
+            f"small step here: --device {CPU}"
+        )
     wanted = [*_wanted(root, case), *([_workflow(root, device)] if options.ci else [])]
     _refuse_other_case(root / _test_file(case), case, python)
     for one in wanted:

@@ -26,7 +26,7 @@ class Project:
     """A repository with a factory, and what was measured in it."""
 
     def __init__(self, path):
-        self.path, self.measured = path, []
+        self.path, self.measured, self.gpus = path, [], []
         self.test = path / "perf_tests" / "test_train_step.py"
         (path / "my_model.py").write_text(FACTORY)
         self.git("init", "-q")
@@ -51,7 +51,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
     made = Project(tmp_path)
-    monkeypatch.setattr(init, "visible_gpus", list)
+    monkeypatch.setattr(init, "visible_gpus", lambda: made.gpus)
     monkeypatch.setattr(init, "_record", lambda *told: made.measured.append(told[-1]) or 0)
     return made
 
@@ -107,6 +107,21 @@ def test_without_a_commit_it_says_so_before_it_measures(project, capsys):
     assert "the repository has no commit yet: git add -A && git commit" in told
     assert "then again: " in told
     assert project.measured == []
+
+
+def test_a_gpus_case_is_refused_where_there_is_none(project, capsys):
+    """Before anything is written: nothing could be measured. With one the case is written."""
+    project.commit()
+    for asked in (["--device", "cuda"], ["device=cuda"]):
+        assert project.init(*asked) == 2
+        told = capsys.readouterr().err
+        assert "shows no GPU" in told and "--device cpu" in told
+    assert project.git("status", "--porcelain") == "" and project.measured == []
+    project.gpus.append("an H100")
+    assert project.init("device=cuda") == 0
+    assert 'Case("cuda", "my_model:train_step", {"width": 64}, device="cuda")' in (
+        project.test.read_text()
+    )
 
 
 def test_other_uncommitted_changes_are_the_users_to_commit(project, capsys):
