@@ -202,5 +202,5 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the table and, for everything that did not pass, what to do."""
-    if run := terminalreporter.config.stash[_SESSION].summary():
+    if run := terminalreporter.config.stash[_SESSION].summary(terminalreporter.hasopt("skipped")):
         write_summary(terminalreporter, run)

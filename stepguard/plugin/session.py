@@ -336,9 +336,9 @@ class Session:
         document = run_document(self._config, exitstatus, facts, self._commands)
         return write(self._option, self._commands.folder, document)
 
-    def summary(self) -> Run | None:
+    def summary(self, lists_skips: bool) -> Run | None:
         """Return the run for its summary; None where it measured nothing and was not to, or where
-        a usage error says more.
+        a usage error says more. ``lists_skips`` tells whether pytest does so: -ra, say.
         """
         results = self._results()
         began = self._ran or self.guard.missed
@@ -352,6 +352,6 @@ class Session:
             first,
             self._notices,
             self._option.tbstyle != "no",
-            self.selection.skips,
+            {} if results and lists_skips else self.selection.skips,
             problems=self.guard.missed,
         )

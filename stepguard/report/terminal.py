@@ -24,7 +24,7 @@ class Run:
     first: Sequence[str] = ()  # what a reader has to know before the verdicts
     notices: Sequence[str] = ()  # sentences about the run as a whole
     blocks: bool = True  # whether pytest shows a block for every case that fails
-    # Reasons for which tests of cases were skipped, and how many were for each.
+    # Reasons for which tests of cases were skipped that nobody else tells, and how many were.
     skipped: Mapping[str, int] = field(default_factory=dict)
     problems: Sequence[Problem] = ()  # that fail the run, whatever its verdicts are
 
@@ -40,12 +40,12 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
             yield text, colour(status)
     if not run.results:
         yield "NOTHING WAS MEASURED: no selected case came to a result.", {"red": True}
-        for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
-            yield f"  {count} skipped: {reason}", {}
     elif not any(_may_judge_times(result) for result in run.results):
         yield table.CPU_NOTE, {}
     if verdicts:
         yield table.counts(verdicts), {}
+    for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
+        yield f"{count} skipped: {reason}", {}
     for result in run.results:
         beside = [*_allowed(result), *_moved_places(result.verdict), *_not_alone(result)]
         beside += _beside(result.verdict)

@@ -73,6 +73,14 @@ def test_gpu_cases_are_skipped_without_a_gpu(gate):
     result = gate.run("-rs", passed=1, skipped=1)
     assert result.ret == 0
     result.says("SKIPPED*linear?124m?: needs 1 GPU, this machine shows 0")
+    assert result.stdout.str().count("needs 1 GPU") == 1
+
+
+def test_a_skip_is_explained_where_pytest_shows_a_letter_alone(gate):
+    """Without -ra in the project's settings, beside what was measured."""
+    gate.suite(gate.cpu(), gate.cuda())
+    gate.record(gate.cpu())
+    gate.run(passed=1, skipped=1).says("1 same", "1 skipped: needs 1 GPU, this machine shows 0")
 
 
 def test_a_suite_that_was_skipped_whole_is_not_green(gate):
@@ -83,8 +91,8 @@ def test_a_suite_that_was_skipped_whole_is_not_green(gate):
     result.says(
         "*= performance =*",
         "NOTHING WAS MEASURED*",
-        "  2 skipped: needs 1 GPU, this machine shows 0",
-        "  1 skipped: needs 2 GPUs, this machine shows 0",
+        "2 skipped: needs 1 GPU, this machine shows 0",
+        "1 skipped: needs 2 GPUs, this machine shows 0",
     )
 
 
@@ -99,9 +107,9 @@ def test_skips_of_the_tests_own_are_named_too(gate):
     )
     result = gate.run()
     assert result.ret == 1
-    result.says("NOTHING WAS MEASURED*", "  2 skipped: no data")
+    result.says("NOTHING WAS MEASURED*", "2 skipped: no data")
     found = {line for line in result.outlines if " skipped: " in line}
-    assert "  1 skipped: broken" in found and "  1 skipped: expected to fail (xfail)" in found
+    assert "1 skipped: broken" in found and "1 skipped: expected to fail (xfail)" in found
     assert not any("another matter" in line for line in found)
 
 
