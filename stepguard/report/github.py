@@ -107,21 +107,20 @@ def _commands(found: RunDocument, run_id: str) -> str:
     fetch = f"gh run download {run_id} --name {ARTIFACT} --dir evidence"
     lines = ["To look closer, in a clone:", "", "```sh", fetch]
     lines += ["python -m stepguard judge --evidence evidence/runs", "```"]
-    whole = any(_acceptable(one) and one.verdict.message for one in found.results)
-    if found.against and whole:
+    failed = [one.verdict for one in found.results if one.verdict.outcome == "failed"]
+    if found.against and any(one.message for one in failed):
         lines += [
             "",
             "Other FLOPs or tokens are another step, which no commit declares and no waiver "
             "passes: if that is meant, an owner merges it as it is, and main is recorded anew.",
         ]
-    declarable = any(_acceptable(one) and not one.verdict.message for one in found.results)
-    if found.against and declarable:
+    if found.against and any(not one.message for one in failed):
         lines += [
             "",
             "If it is meant: a commit of the pull request says so in its message, "
             f"`{FORM}`, and who approves it approves that.",
         ]
-    elif not found.against and any(_acceptable(one) for one in found.results):
+    if not found.against and any(map(_acceptable, found.results)):
         lines += [
             "",
             "If it is meant: a waiver lets it pass until a day, and after the merge a "

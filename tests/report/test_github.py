@@ -14,6 +14,7 @@ from stepguard.site import Site
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)
+FASTER = measured(entry(), launches=evidence((230.0,) * 3).launches)
 CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
 GRAMMAR = re.compile(r"::error ((?:file=[^:,\r\n]+,(?:line=\d+,)?)?title=[^:,\r\n]*)::([^\r\n]*)")
 
@@ -98,6 +99,11 @@ def test_other_work_is_not_advised_to_be_declared():
     assert "no commit declares" in text and "Perf-Expect" not in text
     text = comment(replace(run_document(CHANGED), against="main"), "1")
     assert "no commit declares" not in text and "Perf-Expect" in text
+
+
+def test_what_passes_needs_no_declaration():
+    """A gain beside the base is no failure that a commit has to mean."""
+    assert "Perf-Expect" not in comment(replace(run_document(FASTER), against="main"), "1")
 
 
 def test_a_document_that_the_gate_refused_is_not_believed():
