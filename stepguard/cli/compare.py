@@ -28,6 +28,7 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.runs import read_evidence
+from stepguard.text import listed
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.summary import summary
 from stepguard.trace.windows import STEPS
@@ -66,7 +67,7 @@ def _compare(options: argparse.Namespace) -> int:
     if traces:
         sides = [_traced(side, path) for side, path in zip(sides, traces, strict=True)]
     if not set.intersection(*(set(side.cases) for side in sides)):
-        found = "; ".join(f"{side.label}: {', '.join(side.cases) or 'none'}" for side in sides)
+        found = "; ".join(f"{side.label}: {listed([*side.cases], 2) or 'none'}" for side in sides)
         raise ValueError(f"no case is in all files: {found}")
     wrap = textwrap.TextWrapper(80, subsequent_indent="  ", break_on_hyphens=False).wrap
     say(*tables(sides), "", *chain.from_iterable(map(wrap, observations(sides))))

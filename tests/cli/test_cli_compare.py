@@ -1,6 +1,7 @@
 """python -m stepguard compare: figures side by side, and sentences that they bear."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -172,7 +173,9 @@ def test_a_device_is_no_file_to_compare(shell):
 
 
 def test_files_without_a_case_in_common_are_refused(shell):
-    """Nothing is compared, and each file's cases are listed; one file is bad usage."""
+    """Nothing is compared, and two cases of each file are named; one file is bad usage."""
+    files = [str(ROOT / "baselines" / f"{name}.json") for name in ("h200x1", "h200x2")]
+    assert re.search(r": h200x1: [^,]+, [^,]+ and \d+ more; h200x2: ", shell("compare", *files).err)
     done = shell("compare", kept(shell, "a"), kept(shell, "b", case="other"))
     assert done.status == 1
     assert "no case is in all files: a: linear[nano]; b: linear[other]" in done.err
