@@ -44,6 +44,7 @@ from stepguard.plugin.terminal import progress_line
 from stepguard.report import words
 from stepguard.report.commands import Commands, interpreter
 from stepguard.report.progress_line import ProgressLine
+from stepguard.report.repeated import Told
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
@@ -90,6 +91,7 @@ class Session:
         self._tree: Tree | None = None
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
+        self._told = Told()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -252,8 +254,11 @@ class Session:
 
     def block(self, result: Result) -> str:
         """Return everything about one result that did not pass."""
-        path = self._commands.relative(result.evidence_path)
-        return words.block(result.verdict, path, self._commands, result.evidence.of_no_commit)
+        path, verdict = self._commands.relative(result.evidence_path), result.verdict
+        fails = verdict.outcome != "passed" and not verdict.recorded  # else nobody reads it
+        reference = self._told.reference(verdict) if fails else ""
+        dirty = result.evidence.of_no_commit
+        return words.block(verdict, path, self._commands, dirty, reference)
 
     def close(self) -> None:
         """Give up what the run holds."""

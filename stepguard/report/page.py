@@ -10,6 +10,7 @@ from itertools import accumulate
 
 from stepguard.document import CaseState, ResultDocument, RunDocument, State
 from stepguard.report import table
+from stepguard.report.repeated import Told
 from stepguard.text import first, markdown, printable_lines
 from stepguard.verdict import Status
 
@@ -28,7 +29,8 @@ def page(found: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = Tru
     what was measured where.
     """
     parts = [_verdict(found), *_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
-    parts += [_details(one, steps) for one in worst_first(found) if _speaks(one)]
+    told = Told()
+    parts += [_details(one, steps, told) for one in worst_first(found) if _speaks(one)]
     parts += [*_unmeasured(found), *_waivers(found), *_notices(found), _facts(found)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
@@ -114,9 +116,11 @@ def _speaks(result: ResultDocument) -> bool:
     return not silent or result.verdict.has_notice
 
 
-def _details(result: ResultDocument, steps: bool) -> str:
-    """Return what a verdict rests on and what to do next, folded."""
-    body = printable_lines("\n".join([*result.verdict.lines, *(result.steps if steps else ())]))
+def _details(result: ResultDocument, steps: bool, told: Told) -> str:
+    """Return what a verdict rests on, where that is not ``told``, and what to do next, folded."""
+    reference, next_steps = told.reference(result.verdict), result.steps if steps else []
+    lines = [reference, *next_steps[:1]] if reference else [*result.verdict.lines, *next_steps]
+    body = printable_lines("\n".join(lines))
     # Longer than any in the text: a docstring in a traceback may contain a fence.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
     # As code, where neither "@" nor "#" is a link.

@@ -327,10 +327,20 @@ def remarks(evidence: Evidence) -> list[str]:
     return [f"{evidence.case_id}: {one}" for one in found]
 
 
-def block(verdict: Verdict, evidence_path: str, commands: Commands, dirty: bool = False) -> str:
-    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS."""
+def block(
+    verdict: Verdict,
+    evidence_path: str,
+    commands: Commands,
+    dirty: bool = False,
+    reference: str = "",
+) -> str:
+    """Return everything about one failure, as pytest prints it under FAILURES or ERRORS; what
+    another one has told already is a line of ``reference``.
+    """
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
     head, text = headline(verdict), message(verdict)
+    if reference:
+        return "\n".join(map(printable, [head, f"  {reference}", *steps[:1]]))
     # A headline is one line; a message of several is said whole.
     full = [] if head.endswith(text) else [f"  {line}" for line in text.splitlines()]
     return "\n".join(map(printable, [head, *full, *evidence_lines(verdict), *steps]))

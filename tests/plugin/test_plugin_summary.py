@@ -199,3 +199,18 @@ def test_extended_cases_are_marked_so(gate):
         result = gate.run("--co", "-q", "--strict-markers", "-m", expression)
         listed = {line.partition("[")[2].strip("]") for line in result.outlines if "::" in line}
         assert listed == names, expression
+
+
+def test_a_cause_that_cases_share_is_told_once(gate):
+    """The second block refers to the first, and has its own headline and command."""
+    both = gate.cpu("a"), gate.cpu("b")
+    gate.suite(*both)
+    gate.record(*both)
+    fault = Fault("RAISED", "ValueError: x", "Traceback\n  the line\nValueError: x")
+    for case in both:
+        gate.will_measure(case, faults=(fault,))
+    result = gate.run(errors=2)
+    result.says(
+        "linear?a?: BROKEN: *", "linear?b?: BROKEN: *", "  the same cause as in linear?a?, above"
+    )
+    assert result.stdout.str().count("  the line") == 1

@@ -146,3 +146,13 @@ def test_what_passes_and_says_nothing_is_a_row_alone():
     assert "<details>" not in page(run_document(SAME))
     assert "<details>" in page(run_document(SLOWER))
     assert SLOWER.verdict.status is Status.SLOWER
+
+
+def test_a_cause_is_told_in_full_once():
+    """The page's next case with it refers to the first one, and keeps its command."""
+    broken = {"status": Status.BROKEN, "reason": "RAISED", "outcome": "error", "metrics": []}
+    broken |= {"detail": "ValueError: x", "lines": ["  | ValueError: x"], "headline": "h"}
+    both = [replace(named(SLOWER, name, **broken), steps=[f"do {name}", "more"]) for name in "ab"]
+    text = page(run_document(*both))
+    assert text.count("ValueError: x") == 1 and text.count("do a\nmore") == 1
+    assert "the same cause as in a, above\ndo b\n" in text

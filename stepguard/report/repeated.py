@@ -1,0 +1,38 @@
+"""Causes that several cases of a run have in common: told in full for the first of them alone."""
+
+from collections.abc import Hashable
+
+from stepguard.metrics import METRICS
+from stepguard.report.table import AnyVerdict
+from stepguard.verdict import Status
+
+
+class Told:
+    """The causes that a report has told, each with the first case that has it."""
+
+    def __init__(self) -> None:
+        self._first: dict[Hashable, str] = {}
+
+    def reference(self, verdict: AnyVerdict) -> str:
+        """Return a line that refers to the case whose verdict was told before with the same cause;
+        empty where this one is the first, also when it is told again.
+        """
+        cause = _cause(verdict)
+        first = self._first.setdefault(cause, verdict.case_id) if cause else verdict.case_id
+        if first == verdict.case_id:
+            return ""
+        return f"the same cause as in {first}, above"
+
+
+def _cause(verdict: AnyVerdict) -> Hashable:
+    """Return what a verdict rests on: the places where counters moved, or a traceback. None where
+    each case has more to say: of its times, of its waivers.
+    """
+    moved = [one for one in verdict.metrics if one.gated and one.status is not Status.SAME]
+    places = {site.key for one in moved for site in one.sites}
+    counted = all(METRICS[one.metric].kind == "counter" for one in moved if places)
+    if verdict.waivers or verdict.expectations or not counted:
+        return None
+    if places:
+        return frozenset(places), frozenset((one.metric, one.status) for one in moved)
+    return (verdict.reason, verdict.detail) if verdict.detail else None
