@@ -2,8 +2,7 @@
 what of it the run had no use for.
 """
 
-import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,9 @@ from stepguard.baseline_file import Entry
 from stepguard.git.resolve import files_at, main_branch
 from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
+from stepguard.report.commands import Commands
 from stepguard.report.stored.baseline_changes import changes
-from stepguard.report.stored.waivers import described, removal, sentences
+from stepguard.report.stored.waivers import described, sentences
 from stepguard.storage import calibrations
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, load
 from stepguard.storage.json_file import FileError
@@ -79,7 +79,9 @@ def whole_folders(config: pytest.Config) -> bool:
     return folders_alone(config)
 
 
-def check_baselines(folder: Path, cases: Collection[str], whole: bool) -> tuple[Waiver, ...]:
+def check_baselines(
+    folder: Path, cases: Collection[str], whole: bool, commands: Commands
+) -> tuple[Waiver, ...]:
     """Read all of the folder and return its waivers. Raises FileError for what cannot be
     trusted, and for a waiver of a case that is nowhere: a misspelt one must not wait unseen.
     ``cases`` are those collected, ``whole`` says that they are all there are.
@@ -95,7 +97,7 @@ def check_baselines(folder: Path, cases: Collection[str], whole: bool) -> tuple[
         raise FileError(
             f"{folder / WAIVERS}: a waiver names {nowhere[0]!r}, which is no case of a baseline "
             "here or of a collected test; correct its name, or remove it: "
-            f"{removal(next(one for one in waivers if one.case == nowhere[0]))}"
+            f"{commands.unwaive(next(one for one in waivers if one.case == nowhere[0]))}"
         )
     return waivers
 
@@ -127,9 +129,11 @@ def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
     return found
 
 
-def waiver_lines(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[str]:
+def waiver_lines(
+    waivers: Sequence[Waiver], results: Sequence[Result], commands: Commands
+) -> list[str]:
     """Return a line for every waiver: what it did, or that its case was not measured."""
-    used = {result.case.id: sentences(result.verdict) for result in results}
+    used = {result.case.id: sentences(result.verdict, commands) for result in results}
     lines = [f"{case_id}: {text}" for case_id, texts in used.items() for text in texts]
     return lines + [
         f"{waiver.case}: waiver not used, its case was not measured: {described(waiver)}"
@@ -138,16 +142,12 @@ def waiver_lines(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[s
     ]
 
 
-def stale_lines(
-    cases: Collection[str], results: Sequence[Result], relative: Callable[[Path], str]
-) -> list[str]:
-    """Return a line for every baseline entry that none of all ``cases`` claims. ``relative`` turns
-    a path into what the user would type.
-    """
+def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Commands) -> list[str]:
+    """Return a line for every baseline entry that none of all ``cases`` claims."""
     lines = []
     for path in sorted({result.baseline_path for result in results}):
         content = load(path)
         for case_id in sorted(set(content.cases) - set(cases) if content else ()):
-            prune = f"python -m stepguard baselines prune {shlex.quote(case_id)}"
-            lines.append(f"{relative(path)}: {case_id} has a baseline but no case: {prune}")
+            gone = f"{case_id} has a baseline but no case: {commands.prune(case_id)}"
+            lines.append(f"{commands.relative(path)}: {gone}")
     return lines

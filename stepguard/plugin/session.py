@@ -152,7 +152,7 @@ class Session:
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, rev, into)
         judges = self._base.folder if self._base else self._baselines
-        self._waivers = check_baselines(judges, self._collection.cases, self._whole)
+        self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         written = [self._commands.folder / path for path in self._documents]
         self.guard.begin(self._gpus, written, judges)
         # Last: only what passed all checks lets plan() start a launcher.
@@ -284,10 +284,9 @@ class Session:
             return True
         results = self._results()
         self._notices += self.recorder.notices
-        self._notices += waiver_lines(self._waivers, results)
+        self._notices += waiver_lines(self._waivers, results, self._commands)
         if self._whole:
-            cases, relative = self._collection.cases, self._commands.relative
-            self._notices += stale_lines(cases, results, relative)
+            self._notices += stale_lines(self._collection.cases, results, self._commands)
         states: list[CaseState] = []
         with contextlib.suppress(pytest.UsageError):  # of a machine that cannot be read
             states = self.guard.states()

@@ -10,6 +10,7 @@ from stepguard.expectation import KEY
 from stepguard.judge.ab.sequential_plan import may_decide_later
 from stepguard.judge.waivers import suggested_sizes
 from stepguard.verdict import Reason, Status, Verdict
+from stepguard.waiver import Waiver
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 NEW_LEVEL = " --reason '...'"
@@ -47,6 +48,16 @@ class Commands:
             return ""
         case = shlex.quote(verdict.case_id)
         return f"{self.python} -m stepguard waive {case}{self.in_folder()}{NEW_LEVEL} --days N"
+
+    def unwaive(self, waiver: Waiver) -> str:
+        """Return the command that removes a waiver."""
+        named = f"{shlex.quote(waiver.case)} {waiver.metric}{self.in_folder()}"
+        return f"{self.python} -m stepguard waive {named} --remove"
+
+    def prune(self, case_id: str) -> str:
+        """Return the command that removes the recordings of a case that is gone."""
+        named = f"{shlex.quote(case_id)}{self.in_folder()}"
+        return f"{self.python} -m stepguard baselines prune {named}"
 
     def explain(self, verdict: Verdict) -> str:
         """Return the step that says what the reason of a case that has no verdict means."""

@@ -22,12 +22,13 @@ def test_two_ranks_on_a_cpu(tmp_path, capsys, monkeypatch):
     (tmp_path / "factories.py").write_text((ROOT / "tests" / "factories.py").read_text())
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    command = "run factories:linear k=2 backward=true device=cpu --gpus 2 --trace traces"
-    status = main([*command.split(), "--schedule", "1,1,3", "--with-stack", "--shapes"])
+    command = "run factories:linear k=2 backward=true device=cpu --gpus 2 --trace"
+    status = main([*command.split(), "my t", "--schedule", "1,1,3", "--with-stack", "--shapes"])
     out, err = capsys.readouterr()
     assert status == 0, err
     assert "rank1.json.gz: 3 steps" in out and "profiler: recorded steps" in err
-    events = json.loads(gzip.decompress(Path("traces/rank1.json.gz").read_bytes()))["traceEvents"]
+    assert "python -m stepguard trace 'my t'\n" in out
+    events = json.loads(gzip.decompress(Path("my t/rank1.json.gz").read_bytes()))["traceEvents"]
     names = {event["name"] for event in events}
     assert {"ProfilerStep#2", "ProfilerStep#4", "forward", "backward", "aten::mm"} <= names
     assert "ProfilerStep#1" not in names  # the profiler's warm-up
@@ -35,7 +36,7 @@ def test_two_ranks_on_a_cpu(tmp_path, capsys, monkeypatch):
     assert any(event.get("cat") == "python_function" for event in events)
     (dims, *_) = [e["args"]["Input Dims"] for e in events if e["name"] == "aten::mm"]
     assert dims == [[32, 32], [32, 32]]
-    assert main(["trace", "traces", "--rank", "1"]) == 0
+    assert main(["trace", "my t", "--rank", "1"]) == 0
     out = capsys.readouterr().out
     assert "0 of 2" in out and "aten::mm" in out and "backward" in out
 

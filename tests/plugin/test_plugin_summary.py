@@ -146,7 +146,7 @@ def test_a_stale_baseline_is_reported(gate):
     assert result.ret == 0
     result.says(
         "baselines/cpu.json: linear?gone? has a baseline but no case: "
-        "python -m stepguard baselines prune 'linear?gone?'"
+        "*python -m stepguard baselines prune 'linear?gone?'"
     )
 
 

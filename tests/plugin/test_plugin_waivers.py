@@ -185,3 +185,15 @@ def test_a_broken_case_is_not_waived(slower):
     slower.will_measure(slower.cpu(), launches=())
     result = slower.run(errors=1)
     result.says("linear?nano?: waiver not applied, the case is BROKEN: *")
+
+
+def test_commands_name_the_folder_of_the_baselines(gate):
+    """What removes a waiver or a recording would else look for it in the usual folder."""
+    gate.record(gate.cpu("gone"), gate.cpu())
+    gate.suite(gate.cpu())
+    waive(gate)
+    gate.baselines.rename(gate.path / "mine")
+    gate.run("--perf-baselines=mine").says(
+        "*waive 'linear?nano?' graph_breaks --baselines mine --remove*",
+        "*baselines prune 'linear?gone?' --baselines mine",
+    )

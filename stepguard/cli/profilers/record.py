@@ -1,6 +1,7 @@
 """Traces of one's own workload: run CASE --trace DIR."""
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from stepguard.cli.common import UsageError, progress_line, say
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ranks import Answers
 from stepguard.measure.suite import Suite
+from stepguard.report.commands import interpreter
 from stepguard.text import printable
 
 USUAL_PLAN = (3, 2, 4)
@@ -58,7 +60,8 @@ def record(suite: Suite, case: Case, options: argparse.Namespace) -> int:
     )
     for rank in answers:
         say(f"{Path(rank['path']).name}: {rank['steps']} steps, {rank['bytes'] / 2**20:.2f} MiB")
-    say(f"read them: python -m stepguard trace {options.trace}")
+    read = f"{interpreter(Path.cwd())} -m stepguard trace {shlex.quote(str(options.trace))}"
+    say(f"read them: {read}")
     say("see them: open a file in https://ui.perfetto.dev; it stays on this machine")
     return 0
 

@@ -1,11 +1,12 @@
 """Waivers in sentences: how far one goes, and what it did in a run."""
 
-import shlex
-
 from stepguard.judge.waivers import largest_value, uncovered_count
 from stepguard.metrics import METRICS, format_value
+from stepguard.report.commands import Commands
 from stepguard.verdict import MetricVerdict, Reason, Verdict
 from stepguard.waiver import Waiver, WaiverEffect, WaiverOutcome
+
+TYPED_ANYWHERE = Commands()
 
 
 def described(waiver: Waiver) -> str:
@@ -18,27 +19,24 @@ def described(waiver: Waiver) -> str:
     return f"{waiver.metric} {size} until {waiver.expires}, by {waiver.who}: {waiver.reason}"
 
 
-def sentences(verdict: Verdict) -> list[str]:
+def sentences(verdict: Verdict, commands: Commands = TYPED_ANYWHERE) -> list[str]:
     """Return what each waiver of the case did, a sentence each."""
     found = {metric.metric: metric for metric in verdict.metrics}
     return [
         f"{effect if outcome.effect is WaiverEffect.WAIVED else f'waiver {effect}'}: "
         f"{described(outcome.waiver)}"
         for outcome in verdict.waivers
-        if (effect := _effect(outcome, found.get(outcome.waiver.metric), verdict))
+        if (effect := _effect(outcome, found.get(outcome.waiver.metric), verdict, commands))
     ]
 
 
-def removal(waiver: Waiver) -> str:
-    """Return the command that removes a waiver."""
-    return f"python -m stepguard waive {shlex.quote(waiver.case)} {waiver.metric} --remove"
-
-
-def _effect(outcome: WaiverOutcome, found: MetricVerdict | None, verdict: Verdict) -> str:
+def _effect(
+    outcome: WaiverOutcome, found: MetricVerdict | None, verdict: Verdict, commands: Commands
+) -> str:
     waiver, effect = outcome.waiver, outcome.effect
     against = f" against {verdict.against}" if verdict.against else ""
     # Beside another revision not: the recordings may still need it.
-    remove = "" if against else f" (remove it: {removal(waiver)})"
+    remove = "" if against else f" (remove it: {commands.unwaive(waiver)})"
     if effect is WaiverEffect.WAIVED:
         return "waived"
     if effect is WaiverEffect.EXPIRED:
