@@ -24,7 +24,8 @@ def add_workload(command: argparse.ArgumentParser) -> None:
     """Add the options that choose a workload, and on what it runs."""
     text = "package.module:function, or the id of a case that has a baseline"
     command.add_argument("factory", metavar="CASE", help=text)
-    command.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
+    text = "the factory's parameters"
+    command.add_argument("params", nargs="*", default=[], metavar="key=value", help=text)
     command.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
     command.add_argument("--gpus", type=int, metavar="N", help="ranks (1, or the case's)")
 

@@ -240,8 +240,8 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         unknown = {name: meant(name, possible) for name in params if name not in possible}
         # Python names the one that is missing first, though it may be the misspelt one.
         misspelt = [f"no parameter {name!r}{hint}" for name, hint in unknown.items() if hint]
-        why, parameters = ", ".join(misspelt) or error, f"its parameters: {', '.join(possible)}"
-        raise BadWorkload(f"{factory}: {why}; {parameters}") from None
+        why, its = ", ".join(misspelt) or error, ", ".join(possible) or "none but device"
+        raise BadWorkload(f"{factory}: {why}; its parameters: {its}") from None
     workload = function(device=device, **params)
     missing = [name for name in REQUIRED if not hasattr(workload, name)]
     if missing or not callable(workload.step):

@@ -22,3 +22,9 @@ def test_no_command_lists_them_all(shell):
     done = shell()
     assert done.status == 2 and not done.out
     assert "\n    doctor " in done.err and "\n    sweep " in done.err
+
+
+def test_parameters_may_be_left_out(shell):
+    """What is missing of a workload is its factory: one without parameters has none."""
+    for name in ("run", "memory", "nsys"):
+        assert shell(name).err.endswith("the following arguments are required: CASE\n"), name

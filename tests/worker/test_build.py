@@ -41,6 +41,12 @@ def test_a_workload_is_what_the_factory_returns():
             {"wdith": 3},
             "factories:needs_width: no parameter 'wdith' (did you mean width?); its parameters: ",
         ),
+        (
+            "factories:without_tokens",
+            {"width": 3},
+            "factories:without_tokens: got an unexpected keyword argument 'width'; its parameters: "
+            "none but device",
+        ),
         ("factories:returns_none", {}, "factories:returns_none returned None without step and "),
         ("factories:without_tokens", {}, "factories:without_tokens returned a Bare without tokens"),
         ("factories:no_tokens", {}, "factories:no_tokens: tokens_per_step is 0, not a positive"),
