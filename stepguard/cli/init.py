@@ -93,7 +93,7 @@ jobs:
       # The same torch as in the recording: another version is another baseline. Put the line that
       # installs stepguard and your project here.
       - run: pip install torch=={torch}
-      - run: python -m pytest perf_tests{options}
+      - run: python -m pytest perf_tests --perf-strict{options}
 """
 PLUGIN = "stepguard.plugin"
 PYTEST_USAGE = 4  # pytest's exit status for options that it does not know, among others
@@ -122,7 +122,8 @@ def add_command(commands: Any, root: Path) -> None:
     text = "guard a factory in this project: writes a test, measures once and records"
     command = commands.add_parser("init", help=text)
     command.add_argument("factory", nargs="?", metavar="FACTORY", help="package.module:function")
-    command.add_argument("params", nargs="*", metavar="key=value", help="the factory's parameters")
+    text = "the factory's parameters"
+    command.add_argument("params", nargs="*", default=[], metavar="key=value", help=text)
     command.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
     command.add_argument("--name", help="of the case (default: the device)")
     command.add_argument("--ci", action="store_true", help=f"write {WORKFLOW}, too")

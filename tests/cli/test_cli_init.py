@@ -191,11 +191,11 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
 
 
 def test_the_workflow_is_written_on_request(project):
-    """With the torch that the recording will be of."""
+    """With the torch that the recording will be of; strict, so that it is red without a test."""
     project.commit()
     project.init("--ci")
     text = (project.path / init.WORKFLOW).read_text()
-    assert "python -m pytest perf_tests\n" in text and "pip install torch==" in text
+    assert "python -m pytest perf_tests --perf-strict\n" in text and "pip install torch==" in text
     assert ".github/workflows" in project.git("ls-files")
 
 
