@@ -12,6 +12,8 @@ from model.data.corpus import stdlib_name, stdlib_texts
 from model.data.shards import STDLIB_SHARD, write_shard
 from model.data.tokenizer import ENCODINGS
 
+STDLIB_TOKENS = 2**20
+
 
 def files(paths: list[Path]) -> list[Path]:
     """Return the files named, and for a folder all ``*.txt`` and ``*.md`` below it, by name."""
@@ -37,28 +39,36 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("files", nargs="*", type=Path, help="UTF-8 text files, or folders of them")
     listed = " or ".join(ENCODINGS)
     parser.add_argument("--encoding", default="stdlib8k", help=f"{listed} (%(default)s)")
-    parser.add_argument("--output", type=Path, default=STDLIB_SHARD, help="shard to write")
-    parser.add_argument("--max-tokens", type=int, default=2**20, help="%(default)s")
+    parser.add_argument("--output", type=Path, help="shard to write; needed where files are given")
+    text = f"where to cut (the standard library at {STDLIB_TOKENS:,}, given files nowhere)"
+    parser.add_argument("--max-tokens", type=int, help=text)
     options = parser.parse_args(arguments)
+    if options.max_tokens is not None and options.max_tokens < 2:
+        parser.error(f"--max-tokens {options.max_tokens}: at least 2 are needed")
     if options.files:
+        if options.output is None:
+            parser.error("--output is missing: without it the suite's own shard would be replaced")
         named = files(options.files)
         content: Iterable[str] = texts(named)
         source = ", ".join(path.name for path in named)
     else:
         content, source = (text for _, text in stdlib_texts()), stdlib_name()
+    output = options.output or STDLIB_SHARD
+    most = options.max_tokens or (None if options.files else STDLIB_TOKENS)
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         written = write_shard(
-            options.output,
+            output,
             content,
             encoding=options.encoding,
-            max_tokens=options.max_tokens,
+            max_tokens=most,
             command=shlex.join(["python", "-m", "model.data", *arguments]),
             source=source,
         )
     except (OSError, RuntimeError, ValueError) as error:
         print(f"model.data: {error}", file=sys.stderr)
         return 1
-    print(f"{options.output}: {written} tokens of encoding {options.encoding} from {source}")
+    print(f"{output}: {written} tokens of encoding {options.encoding} from {source}")
     return 0
 
 

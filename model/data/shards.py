@@ -12,6 +12,7 @@ opened. A folder of shards is read in the order of their names, as if they were 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,15 +120,21 @@ def _open_shard(path: Path) -> Tokens:
 
 
 def write_shard(
-    path: Path, texts: Iterable[str], *, encoding: str, max_tokens: int, command: str, source: str
+    path: Path,
+    texts: Iterable[str],
+    *,
+    encoding: str,
+    max_tokens: int | None,
+    command: str,
+    source: str,
 ) -> int:
     """Encode ``texts`` into a shard, each behind an end-of-text token; return the tokens written.
 
     Args:
         path: the file to write; its manifest lands beside it.
-        texts: documents, encoded in the order given until ``max_tokens`` is reached.
+        texts: documents, encoded in the order given.
         encoding: a name that ``get_encoding`` knows.
-        max_tokens: where to cut.
+        max_tokens: where to cut; None: nowhere.
         command, source: for the manifest: how it was made, of what.
 
     Raises:
@@ -140,11 +147,11 @@ def write_shard(
     if tokenizer.n_vocab > 2**16:
         raise ValueError(f"encoding {encoding!r} has {tokenizer.n_vocab} ids; possible: 65536")
     separator = tokenizer.encode_single_token(END_OF_TEXT)
-    ids: list[int] = []
+    ids = array("H")  # two bytes a token: a text may have hundreds of millions
     for text in texts:
         ids.append(separator)
         ids.extend(tokenizer.encode_ordinary(text))
-        if len(ids) >= max_tokens:
+        if max_tokens is not None and len(ids) >= max_tokens:
             break
     if len(ids) < 2:
         raise ValueError(f"the texts gave {len(ids)} tokens; possible: 2 or more")

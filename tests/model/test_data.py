@@ -233,6 +233,27 @@ def test_text_becomes_a_shard(tmp_path: Path):
     assert facts["command"].startswith("python -m model.data --encoding stdlib8k")
 
 
+def test_own_text_is_whole_and_leaves_the_suites_shard_alone(tmp_path: Path, monkeypatch, capsys):
+    """Longer than what is kept of the standard library, and into a folder that is made; without an
+    output the command is refused.
+    """
+    monkeypatch.setattr(command, "STDLIB_TOKENS", 20)
+    source, output = tmp_path / "notes.txt", tmp_path / "shards" / "mine.bin"
+    source.write_text("step " * 100)
+    before = manifest.manifest_path(STDLIB_SHARD).read_bytes()
+    with pytest.raises(SystemExit, match="2"):
+        command.main([str(source)])
+    assert "--output is missing" in capsys.readouterr().err
+    assert manifest.manifest_path(STDLIB_SHARD).read_bytes() == before
+    assert command.main(["--output", str(output), str(source)]) == 0
+    assert len(Tokens.open(output)) > 100
+    command.main(["--output", str(output), "--max-tokens", "7", str(source)])
+    assert len(Tokens.open(output)) == 7
+    with pytest.raises(SystemExit, match="2"):
+        command.main(["--output", str(output), "--max-tokens", "0", str(source)])
+    assert len(Tokens.open(output)) == 7
+
+
 def test_a_shard_is_cut_at_max_tokens(tmp_path: Path):
     """No more tokens are written than asked for, and no text makes no shard."""
     path = tmp_path / "cut.bin"
