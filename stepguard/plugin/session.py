@@ -48,7 +48,7 @@ from stepguard.report.repeated import Told
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
-from stepguard.text import printable
+from stepguard.text import listed, printable
 from stepguard.waiver import Waiver
 
 
@@ -272,8 +272,11 @@ class Session:
         self.close()
         suite = self._suite
         if suite is not None:
+            remarks: dict[str, list[str]] = {}
             for result in suite.results:
-                self._notices.extend(words.remarks(result.evidence))
+                for text in words.remarks(result.evidence):
+                    remarks.setdefault(text, []).append(result.case.id)
+            self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
             for case_id in suite.withdraw_false_discoveries():
                 self._notices.append(
                     f"{case_id}: SLOWER taken back, not proven among all that this run tried"

@@ -9,7 +9,7 @@ from typing import Any
 
 from stepguard.case import Scalar
 from stepguard.metrics import METRICS, format_value
-from stepguard.report.table import aligned
+from stepguard.report.table import LOG_WIDTH, aligned
 from stepguard.sweep import MEASURED, Row, SweepFile
 from stepguard.verdict import Reason
 
@@ -20,8 +20,9 @@ _STYLES = ("-", "--", ":", "-.")  # of ten lines each: there are ten colours
 def table(content: SweepFile, width: int = 0) -> Iterator[str]:
     """Yield the rows with the columns that the sweep asks for, and what became of each.
 
-    Where they are wider than ``width`` columns, if that is not 0, headings get several lines, and
-    as many of the first parameters as need be a line of their own above their rows.
+    Where they are wider than ``width`` columns, headings get several lines, and as many of the
+    first parameters as need be a line of their own above their rows. 0 is for a file or a log: one
+    line a row, and headings of several where it is wider than LOG_WIDTH.
     """
     names, columns = list(content.sweep.grid), content.sweep.report.columns
     header = [*names, *(f"{name} {_unit(name)}".rstrip() for name in columns), "status"]
@@ -34,8 +35,8 @@ def table(content: SweepFile, width: int = 0) -> Iterator[str]:
         for row in content.rows
     ]
     lines = list(_grouped(header, rows, above=0))
-    for above in range(len(names)):
-        if width and max(map(len, lines)) > width:
+    for above in range(len(names) if width else 1):
+        if max(map(len, lines)) > (width or LOG_WIDTH):
             narrow = [*header[:above], *map(_narrow, header[above:])]
             lines = list(_grouped(narrow, rows, above))
     yield from lines

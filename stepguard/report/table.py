@@ -27,6 +27,8 @@ COLUMNS = (
     "counters",
     "verdict",
 )
+NARROW = tuple(name.replace(" [", "\n[") for name in COLUMNS)
+LOG_WIDTH = 120  # columns of a table in a file or a log, as far as what it has allows
 CPU_NOTE = "Times are not gated on CPU."
 
 
@@ -88,13 +90,21 @@ def _counters(verdict: AnyVerdict) -> str:
 def lines(table: Sequence[Row], width: int = 0) -> Iterator[tuple[str, Status | None]]:
     """Yield the table as text, a line at a time; the status is None for the header.
 
-    Where it is wider than ``width`` columns, its cells are under each other; 0 is for any width.
+    Where it is wider than ``width`` columns, headings have two lines, and columns are closer; where
+    that does not help, its cells are under each other. 0 is for a file or a log, in which a table
+    may be of any width.
     """
-    texts = list(aligned([COLUMNS, *(row.cells for row in table)], left=(0, len(COLUMNS) - 1)))
-    if width and max(map(len, texts)) > width:
-        yield from ((line, row.status) for row in table for line in _stacked(row, width))
-        return
-    yield from zip(texts, [None, *(row.status for row in table)], strict=True)
+    left = (0, len(COLUMNS) - 1)
+    for heading, gap in ((COLUMNS, 2), (NARROW, 1)):
+        texts = list(aligned([heading, *(row.cells for row in table)], left, gap))
+        if max(map(len, texts)) <= (width or LOG_WIDTH):
+            break
+    else:
+        if width:
+            yield from ((line, row.status) for row in table for line in _stacked(row, width))
+            return
+    above = [None] * (len(texts) - len(table))
+    yield from zip(texts, [*above, *(row.status for row in table)], strict=True)
 
 
 def _stacked(row: Row, width: int) -> Iterator[str]:
@@ -112,9 +122,10 @@ def _stacked(row: Row, width: int) -> Iterator[str]:
         yield f"  {line}"
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> Iterator[str]:
-    """Yield a table, its header first: the columns ``left`` to the left, others to the right. A
-    cell without text is "-"; a column without any is left out. Headings may have several lines.
+def aligned(rows: Sequence[Sequence[str]], left: Collection[int], gap: int = 2) -> Iterator[str]:
+    """Yield a table, its header first: the columns ``left`` to the left, others to the right,
+    ``gap`` blanks between them. A cell without text is "-"; a column without any is left out.
+    Headings may have several lines.
     """
     header, *body = rows
     kept = [i for i in range(len(header)) if not body or any(row[i] for row in body)]
@@ -125,9 +136,11 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> Iterator[st
     widths = [max(map(len, column)) for column in zip(*filled, strict=True)]
     for row in filled:
         cells = zip(kept, row, widths, strict=True)
-        yield "  ".join(
-            text.ljust(width) if i in left else text.rjust(width) for i, text, width in cells
-        ).rstrip()
+        yield (
+            (" " * gap)
+            .join(text.ljust(width) if i in left else text.rjust(width) for i, text, width in cells)
+            .rstrip()
+        )
 
 
 def figure(name: str, value: float, width: int) -> str:

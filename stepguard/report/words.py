@@ -324,7 +324,7 @@ def remarks(evidence: Evidence) -> list[str]:
         found.append(f"{what}; no other clone measures the same")
     if evidence.tree_changed:
         found.append("files changed while it was measured: its launches may be of different code")
-    return [f"{evidence.case_id}: {one}" for one in found]
+    return found
 
 
 def block(

@@ -512,6 +512,19 @@ def test_the_table_fits_the_terminal_or_stacks(width, verdicts):
     assert (max(map(len, wide)) <= width) == (shown == wide)
 
 
+def test_a_log_has_two_lines_of_headings_before_it_is_too_wide():
+    """A GPU's row with all its figures fits 120 columns, and the wider one keeps every cell."""
+    cells = ("train_step[124m-bf16-4-ranks]", "260.100", "252.520", "+3.00", "0.50", "503,929")
+    cells += ("97.1", "41.2", "34,332.3", "3 of 22 moved")
+    usual = table.Row((*cells, "INCONCLUSIVE"), Status.INCONCLUSIVE)
+    first, second, row = table.lines([usual])
+    assert first[0].split()[:3] == ["step", "baseline", "change"] and second[0].startswith("case")
+    assert (first[1], second[1], row[1]) == (None, None, Status.INCONCLUSIVE)
+    assert max(len(line) for line, _ in (first, second, row)) <= table.LOG_WIDTH
+    waived = table.Row((*cells, "SLOWER (waived until 2027-01-22)"), Status.SLOWER)
+    assert all(cell in list(table.lines([waived]))[-1][0] for cell in waived.cells)
+
+
 # Tracebacks
 
 ENGINE = """\
@@ -610,7 +623,7 @@ def test_remarks_name_what_was_measured_again():
     hot = block(disturbance=Disturbance("THROTTLED", "hw thermal slowdown"))
     launches = (launch(discarded=(hot,)), launch(), launch(discarded=(hot,)))
     told = words.remarks(evidence(launches=launches, tree_changed=True))
-    assert [line.partition(": ")[2] for line in told] == [
+    assert told == [
         "blocks that were disturbed and measured again: 2 (hw thermal slowdown)",
         "files changed while it was measured: its launches may be of different code",
     ]
