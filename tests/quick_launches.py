@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from stepguard.case import Case
 from stepguard.launch import diagnosis, group, supervisor, torchrun
-from stepguard.launch.group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.measure import ab, warmup, workers
 from stepguard.measure.pair import PairTiming
 from stepguard.measure.warmup import Protocol
+from stepguard.measure.workers import Bench
 
 PROTOCOL = Protocol(
     warmup_min_s=0.05,
@@ -88,15 +89,14 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shorten_launches(monkeypatch: pytest.MonkeyPatch, counts: bool = True) -> None:
     """Make the launches of this process short and patient. ``counts``: most come to count."""
-    start = workers.CaseWorkers.start
+    whole = workers.launch_spec
 
-    def started(self: workers.CaseWorkers, label: str, **how: bool) -> WorkerGroup:
+    def spec(case: Case, bench: Bench, label: str, *how: bool) -> LaunchSpec:
         # To count needs a part of the compiler, to time a step of a pair nothing.
         needed = () if label.startswith("pair") or not counts else ("torch._dynamo",)
-        monkeypatch.setattr(workers, "COMPILER", needed)
-        return start(self, label, **how)
+        return replace(whole(case, bench, label, *how), shared=needed)
 
-    monkeypatch.setattr(workers.CaseWorkers, "start", started)
+    monkeypatch.setattr(workers, "launch_spec", spec)
     monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)

@@ -4,6 +4,7 @@ python -m stepguard sweep sweeps/attention.toml
 """
 
 import argparse
+import contextlib
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -76,15 +77,17 @@ def _measured(
 ) -> SweepFile:
     """Measure the rows that are left, and write each to the file as it comes."""
     # Not before: its run is then the last one, whose evidence accept and judge take.
-    suite, line = suite_of(root), progress_line(root, [case for _, case in left])
-    for values, case in left:
-        with line.case(case.id):
-            result = suite.run(case, line.stage)
-        if not result.evidence.faults:
-            line.learn(case.id, result.evidence.wall_s)
-        rows = [*content.rows, _row(values, result)]
-        content = msgspec.structs.replace(content, rows=rows)
-        save(folder / ROWS, content, SCHEMA, "the rows before are kept: the same command again")
+    cases = [case for _, case in left]
+    line = progress_line(root, cases)
+    with contextlib.closing(suite_of(root)) as suite:
+        for (values, case), following in zip(left, [*cases[1:], None], strict=True):
+            with line.case(case.id):
+                result = suite.run(case, line.stage, following)
+            if not result.evidence.faults:
+                line.learn(case.id, result.evidence.wall_s)
+            rows = [*content.rows, _row(values, result)]
+            content = msgspec.structs.replace(content, rows=rows)
+            save(folder / ROWS, content, SCHEMA, "the rows before are kept: the same command again")
     return content
 
 

@@ -87,18 +87,18 @@ class WorkerGroup:
 
     def ready(self) -> bool:
         """Tell whether the ranks have imported, without waiting. Raises LaunchFailed if they never
-        will.
+        will, or have ended since.
         """
         if not self.pids and self._control.somebody_waits():
             self._accept(lambda: None)
-        elif not self.pids:
+        else:
             self._still_starts()
         return bool(self.pids)
 
     def _still_starts(self) -> None:
-        """Raise LaunchFailed if the import takes too long, or its process has ended."""
+        """Raise LaunchFailed if the import takes too long, or a process has ended."""
         with self._faults("start", lambda: None):
-            if time.monotonic() - self.began > HELLO_LIMIT_S:
+            if not self.pids and time.monotonic() - self.began > HELLO_LIMIT_S:
                 raise NoAnswer
             self._watch()
 

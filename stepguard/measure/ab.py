@@ -39,6 +39,7 @@ from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watc
 from stepguard.verdict import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
+COUNTING = "counting launch"  # the first of a tree
 MOST_AGAIN = 3  # pairs that others replace; a machine that is always so is judged as noisy
 # On an H200 at its power cap it is the steps that scatter, not the launches, so that only timed
 # seconds help, and more pairs are worth more than longer ones, whose spread is known less well.
@@ -139,9 +140,7 @@ class _PairRun:
 
     def _count(self) -> None:
         # Counts do not mind a busy host: the next launches import meanwhile.
-        launches = [
-            RunningLaunch(workers, "counting launch", self.timing.warmup) for workers in self.sides
-        ]
+        launches = [RunningLaunch(side, COUNTING, self.timing.warmup) for side in self.sides]
         for launch in launches:
             build_alone(launch)
             if launch is launches[-1]:
@@ -214,9 +213,13 @@ class _PairRun:
 
     def _start_following(self, number: int) -> None:
         """Start the pairs behind ``number``: ranks of the next one, agents of a second. Where no
-        time is judged, or the step is the same, there will hardly be another one.
+        time is judged, or the step is the same, there will hardly be another one; then it is the
+        next case's first launch.
         """
         if JUDGED_TIME not in judged(self.case) or not unlike(self.comparison()):
+            head = self.sides[HEAD]
+            if head.ahead.case:
+                head.start_ahead(head.ahead.case, COUNTING)
             return
         most = MOST_PAIRS - self.earlier.pairs + len(self.again)
         last = min(number + self.timing.ahead, self.first - 1 + most)
@@ -230,9 +233,8 @@ class _PairRun:
 
     def _nobody_imports(self) -> bool:
         standby = [launch for pair in self.following[1:] for launch in pair.launches]
-        return all(launch.ready() for launch in self._next()) and all(
-            launch.imported() for launch in standby
-        )
+        imported = all(launch.imported() for launch in standby) and self.sides[HEAD].ahead.ready()
+        return all(launch.ready() for launch in self._next()) and imported
 
     def _both_fit(self) -> bool:
         """Tell whether the counted peaks fit the card at the same time; always on a CPU."""

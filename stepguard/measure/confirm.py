@@ -23,6 +23,7 @@ from stepguard.judge.ab.confirm import (
     unconfirmed,
 )
 from stepguard.measure.ab import PairsWanted, measure_ab
+from stepguard.measure.ahead import Ahead
 from stepguard.measure.workers import Bench, Progress
 from stepguard.verdict import Confirmation, Verdict
 
@@ -100,7 +101,7 @@ def confirm(
         with tree_of(bench.root, chosen.commit, notices.append) as tree:
             comparison = compare_with(
                 times,
-                bench,
+                replace(bench, ahead=Ahead()),  # the next case is not measured in pairs
                 tree,
                 lambda text: progress(f"confirming, {budget_s / 60:.0f} min at most: {text}"),
                 wanted,

@@ -1,8 +1,9 @@
 """Plans the launches of one case in one tree, runs one after the other, and returns evidence.
 
 While a launch compiles and warms up, the next one is started and imports torch; its import is over
-before the first timed block begins, since that waits for its hello. So does one beyond the planned
-ones, where it may be wanted; if it is not, it is ended.
+before the first block whose time is judged, since that waits for its hello. So does one beyond the
+planned ones, where it may be wanted; if it is not, it is ended. Behind the last one the next case's
+first launch does the same.
 """
 
 import contextlib
@@ -181,13 +182,16 @@ class _CaseRun:
     ) -> RunningLaunch | None:
         """Run one launch to its end; the one that was started meanwhile, if any."""
         launch.hello()
-        upcoming = self._start(following) if following else None
-        imported = upcoming.ready if upcoming else lambda: True
+        upcoming, ahead = self._start(following) if following else None, self.workers.ahead
+        if upcoming is None and ahead.case:
+            self.workers.start_ahead(ahead.case, planned_launches(ahead.case)[0].label)
+        imported = upcoming.ready if upcoming else ahead.ready
         RunningLaunch.expect(launch)
         ranks = launch.build()
-        # A launch that only counts does not wait for the import: counts do not mind a busy host.
+        # Counts do not mind a busy host, nor do times that nobody judges.
         if plan.timed or plan.differences:
-            launch.warm_up(until=imported)
+            judged = plan.differences or times_in(self.case.gates)
+            launch.warm_up(until=imported if judged else lambda: True)
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:

@@ -93,16 +93,22 @@ class Suite:
         """Return what is measured, as it was when the suite was made."""
         return self._bench.revision
 
-    def run(self, case: Case, progress: Progress) -> Result:
-        """Measure and judge one case. Raises FileError before anything is measured if the
+    def run(self, case: Case, progress: Progress, following: Case | None = None) -> Result:
+        """Measure and judge one case; ``following`` is the one that comes next, if that is known,
+        and close() has to follow then. Raises FileError before anything is measured if the
         baseline or calibration file cannot be trusted, and when the evidence cannot be kept.
         """
+        self._bench.ahead.expect(following)
         if self.tree is None:
             result = self._screen(case, progress)
         else:
             result = self._compare(case, self.tree, progress)
         self.results.append(result)
         return result
+
+    def close(self) -> None:
+        """End what was started for a case that did not come."""
+        self._bench.ahead.close()
 
     def ask(self, case: Case, progress: Progress, command: str, **arguments: Any) -> Answers:
         """Return what the case's ranks answer to a command (measure/launches.py); it measures

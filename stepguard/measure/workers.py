@@ -8,7 +8,7 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from stepguard.launch.scheduler import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources
 from stepguard.launch.sources import of_the_tree, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.measure.ahead import Ahead
 from stepguard.measure.ranks import (
     Answers,
     counts_of,
@@ -74,6 +75,7 @@ class Bench:
     more_launches: int = 3  # at most, when the comparison is close
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
+    ahead: Ahead = field(default_factory=Ahead, compare=False)  # of the case that comes next
 
 
 def watch(
@@ -103,6 +105,32 @@ def watch(
     except MachineError as error:
         problem, reason = str(error), Reason.MACHINE_UNREADABLE
     return (None, Fault(reason.name, problem, "", "preflight")) if problem else (monitor, None)
+
+
+def launch_spec(
+    case: Case, bench: Bench, label: str, alone: bool = False, standby: bool = False
+) -> LaunchSpec:
+    """Return where and with what a launch of the case runs."""
+    launcher = None if alone else spread(case, bench.launcher)
+    name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
+    gpu = is_gpu(case.device)  # where a fork is not known to be sound after this import
+    return LaunchSpec(
+        device=case.device,
+        preload=(case.workload.partition(":")[0], *(COMPILER if gpu else ())),
+        shared=() if gpu else COMPILER,
+        world_size=1 if alone else case.world_size,
+        root=bench.root,
+        folder=bench.folder / case.slug / name,
+        cache=bench.cache,
+        label=label,
+        time_limit_s=case.time_limit_s,
+        own=bench.own,
+        forbidden=bench.forbidden,
+        one_of_several=alone,
+        standby=standby,
+        launcher=launcher.command if launcher else (),
+        nodes=len(launcher.nodes) if launcher else 1,
+    )
 
 
 class CaseWorkers:
@@ -135,28 +163,21 @@ class CaseWorkers:
         return self._bench.own or tree_of_root(self._bench.root)
 
     def start(self, label: str, *, alone: bool, standby: bool) -> WorkerGroup:
-        """Start a group, which imports from now on; see RunningLaunch."""
-        launcher = None if alone else spread(self.case, self._bench.launcher)
-        name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
-        gpu = is_gpu(self.case.device)  # where a fork is not known to be sound after this import
-        spec = LaunchSpec(
-            device=self.case.device,
-            preload=(self.case.workload.partition(":")[0], *(COMPILER if gpu else ())),
-            shared=() if gpu else COMPILER,
-            world_size=1 if alone else self.case.world_size,
-            root=self._bench.root,
-            folder=self._bench.folder / self.case.slug / name,
-            cache=self._bench.cache,
-            label=label,
-            time_limit_s=self.case.time_limit_s,
-            own=self._bench.own,
-            forbidden=self._bench.forbidden,
-            one_of_several=alone,
-            standby=standby,
-            launcher=launcher.command if launcher else (),
-            nodes=len(launcher.nodes) if launcher else 1,
-        )
-        return self._stack.enter_context(WorkerGroup(spec))
+        """Start a group, which imports from now on; see RunningLaunch. It may do so since the case
+        before this one was measured.
+        """
+        spec = launch_spec(self.case, self._bench, label, alone, standby)
+        group = self.ahead.take(spec) or WorkerGroup(spec)
+        return self._stack.enter_context(group)
+
+    @property
+    def ahead(self) -> Ahead:
+        """Return what knows the case that comes next."""
+        return self._bench.ahead
+
+    def start_ahead(self, case: Case, label: str) -> None:
+        """Start the first launch of the case that comes next."""
+        self.ahead.begin(launch_spec(case, self._bench, label))
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let the ranks of these groups, and no others, be on the GPUs from now on."""

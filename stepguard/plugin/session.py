@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import dropwhile, islice
 from pathlib import Path
 
 import pytest
@@ -201,12 +202,17 @@ class Session:
         if any(result.case.id == case.id for result in suite.results):
             raise pytest.UsageError(f"{case.id} was measured already: ids are baseline keys")
         with line.case(case.id, suite.longest_s(case)):
-            result = suite.run(case, line.stage)
+            result = suite.run(case, line.stage, self._after(case))
         if not result.evidence.faults:  # it would have ended early, or waited for a deadline
             line.learn(case.id, result.evidence.wall_s)
         self.selection.measured(item, case)
         self.recorder.record(result)
         return self.recorder.marked(result)
+
+    def _after(self, case: Case) -> Case | None:
+        """Return the case that comes next, if pytest keeps to the order that it collected."""
+        behind = dropwhile(lambda one: one.id != case.id, self._cases)
+        return next(islice(behind, 1, None), None)
 
     def repeated(self, result: Result) -> Result:
         """Return the result of a test that is run again: tried until it passes, a gate is off."""
@@ -241,6 +247,7 @@ class Session:
                 base=option.perf_base or "",
                 base_baselines=self._base.folder if self._base else None,
             )
+            self._stack.callback(self._suite.close)
             pairs = self._tree is not None
             last_s = Store(self._root).last_wall_s(self._cases, pairs)
             self._line = progress_line(self._config, last_s, pairs)

@@ -29,22 +29,24 @@ def counted(identity):
 @pytest.mark.parametrize(
     ("identity", "started"),
     [
-        (StepIdentity({"kernels": "a"}), []),
+        (StepIdentity({"kernels": "a"}), ["counting launch"]),
         (StepIdentity({"kernels": "b"}), [2, 3]),
         (StepIdentity(problem="it launches a graph"), [2, 3]),
     ],
 )
 def test_a_step_that_is_the_same_starts_no_further_pair(monkeypatch, identity, started):
-    """What else differs, or is not known, will need pairs."""
+    """But the next case's first launch; what else differs, or is not known, will need pairs."""
 
     def pair(number, *rest, **options):
         made.append(number)
         return SimpleNamespace(launches=[])
 
-    made = []
+    made, case = [], Case("x", "a:b", gates=("step_ms",))
     monkeypatch.setattr(ab, "Pair", pair)
-    wanted = ab.PairsWanted(60.0)
-    run = ab._PairRun(Case("x", "a:b", gates=("step_ms",)), [], "main", wanted)
+    head = SimpleNamespace(
+        ahead=SimpleNamespace(case=case), start_ahead=lambda case, label: made.append(label)
+    )
+    run = ab._PairRun(case, [head], "main", ab.PairsWanted(60.0))
     monkeypatch.setattr(run, "comparison", lambda: counted(identity))
     run._start_following(1)
     assert made == started
