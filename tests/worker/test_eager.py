@@ -1,11 +1,13 @@
 """What would make a host wait for a GPU, found on a CPU: programs of known waits."""
 
 import importlib
+import re
 import sys
 from functools import partial
 
 import pytest
 import torch
+from torch.nn import functional
 
 from model import workloads
 from stepguard.allow import allow_sync, allowed_by_comment, allowed_now
@@ -326,6 +328,49 @@ def test_a_cast_has_its_type():
         "aten._to_copy[float32].default": 1,
         "aten._to_copy.default": 1,
     }
+
+
+def _attended(causal):
+    x = torch.ones(1, 1, 4, 8, requires_grad=True)
+    functional.scaled_dot_product_attention(x, x, x, is_causal=causal).sum().backward()
+
+
+def _activated(form):
+    functional.gelu(torch.ones(2, requires_grad=True), approximate=form).sum().backward()
+
+
+ATTENTION = "aten._scaled_dot_product_flash_attention_for_cpu"
+
+
+@pytest.mark.parametrize(
+    ("does", "names"),
+    [
+        (
+            partial(_activated, "tanh"),
+            {"aten.gelu[tanh].default", "aten.gelu_backward[tanh].default"},
+        ),
+        (partial(_activated, "none"), {"aten.gelu.default", "aten.gelu_backward.default"}),
+        (
+            partial(_attended, True),
+            {f"{ATTENTION}[causal].default", f"{ATTENTION}_backward[causal].default"},
+        ),
+        (partial(_attended, False), {f"{ATTENTION}.default", f"{ATTENTION}_backward.default"}),
+        (lambda: torch.ones(2).div(2, rounding_mode="floor"), {"aten.div[floor].Tensor_mode"}),
+        (lambda: torch.ones(2).div(2), {"aten.div.Tensor"}),
+    ],
+)
+def test_the_form_of_an_operator_is_in_its_name(does, names):
+    """As many calls, and another step: a GELU, an attention, a rounding of another form. Not where
+    it is left out, and never a number.
+    """
+    with OperatorCounter() as counter:
+        does()
+    assert names <= set(counter.calls)
+    others = set(counter.calls) - names
+    assert not any("[" in name or "gelu" in name or "attention" in name for name in others)
+    with OperatorCounter(by_form=False) as plain:
+        does()
+    assert set(plain.calls) == {re.sub(r"\[\w+\]", "", name) for name in counter.calls}
 
 
 def _does_not_fit():

@@ -536,6 +536,10 @@ def test_a_refactor_of_our_model_is_the_same(names, our_base, tmp_path):
             "+4 aten.silu for aten.gelu in Feed.forward (small_gpt.py:",
         ),
         (
+            ("        self.act = nn.GELU()\n", "        self.act = nn.GELU('tanh')\n"),
+            "+4 aten.gelu[tanh] for aten.gelu in Feed.forward (small_gpt.py:",
+        ),
+        (
             (
                 "            loss = F.cross",
                 "            self.logits = logits\n            loss = F.cross",
@@ -565,5 +569,5 @@ def test_attention_that_is_no_longer_fused_is_named(small_base, tmp_path):
         y = F.softmax(scores.masked_fill(~mask, float("-inf")), dim=-1) @ v
 """
     verdict = judge(small(tmp_path, ((old, new),)), baseline(small_base))
-    lost = "-4 aten._scaled_dot_product_flash_attention_for_cpu in Attention.forward"
+    lost = "-4 aten._scaled_dot_product_flash_attention_for_cpu[causal] in Attention.forward"
     assert f": CHANGED: {lost}" in headline(verdict)

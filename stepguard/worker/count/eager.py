@@ -26,10 +26,13 @@ _CAST = "aten._to_copy.default"  # also a copy to another device
 
 
 class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
-    """Counts every ATen operator that reaches the dispatcher's Python key, backward included."""
+    """Counts every ATen operator that reaches the dispatcher's Python key, backward included;
+    ``by_form`` with the form that its arguments choose in its name.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, by_form: bool = True) -> None:
         super().__init__()
+        self._by_form = by_form
         self.calls: Counter[str] = Counter()
         self._placed: Counter[tuple[str, Place]] = Counter()
         self._phases: dict[tuple[str, Place], set[str]] = {}
@@ -39,6 +42,9 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
         name = str(func)
         if name == _CAST and result.dtype != args[0].dtype:  # costs and rounds as that type does
             name = f"aten._to_copy[{str(result.dtype).removeprefix('torch.')}].default"
+        elif self._by_form and (form := _form(func, args, kwargs or {})):
+            front, _, overload = name.rpartition(".")
+            name = f"{front}[{form}].{overload}"
         self.calls[name] += 1
         called = name, locate(frames(sys._getframe()))
         self._placed[called] += 1
@@ -54,6 +60,18 @@ class OperatorCounter(TorchDispatchMode):  # type: ignore[misc]
             for (name, place), count in self._placed.items()
             if place.file
         )
+
+
+def _form(func: Any, args: Any, kwargs: Any) -> str:
+    """Return the form of an operator that its arguments choose: the text of one ("tanh" of a GELU),
+    or that an attention is causal. Numbers and other flags are left out: some of them are torch's
+    own, and change with its version.
+    """
+    if func.namespace != "aten":  # another library's texts may name anything, a process group say
+        return ""
+    named = {one.name: value for one, value in zip(func._schema.arguments, args, strict=False)}
+    told = [value for value in (named | kwargs).values() if isinstance(value, str)]
+    return ",".join([*told, *(["causal"] if (named | kwargs).get("is_causal") else [])])
 
 
 def _phase(innermost: FrameType | None) -> str:
@@ -81,7 +99,8 @@ def count_eager(tally: Tally, counted: CountedStep) -> None:
             counted.step()
             flops = [_flops(counted.step) for _ in range(ACTIVE_STEPS)]
             for _ in range(ACTIVE_STEPS):
-                counters.append(OperatorCounter())
+                # On a GPU the time tells what another form costs, and recordings have none.
+                counters.append(OperatorCounter(by_form=not gpu))
                 with counters[-1]:
                     counted.step()
         if not gpu:
