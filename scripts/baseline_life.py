@@ -7,18 +7,22 @@ What is measured is made up here, since a page should not need an hour on a GPU;
 answer and what git shows is not.
 """
 
+import contextlib
+import io
 import os
 import shlex
 import subprocess
 import sys
 import tempfile
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from stepguard import Case  # noqa: E402
+from stepguard.cli import main as cli  # noqa: E402
 from stepguard.evidence import (  # noqa: E402
     Block,
     Counts,
@@ -102,14 +106,13 @@ class Life:
 
     def stepguard(self, *arguments: str) -> None:
         """Run a command of stepguard and show it with its output."""
-        command = [sys.executable, "-m", "stepguard", *arguments]
-        said, status = self._run(command)
+        said, status = self._stepguard(arguments)
         shown = f"$ python -m stepguard {shlex.join(arguments)}\n{said}"
         self._fence("console", shown + (f"(exit status {status})\n" if status else ""))
 
     def quietly(self, *arguments: str) -> None:
         """Run a command of stepguard that has to work."""
-        said, status = self._run([sys.executable, "-m", "stepguard", *arguments])
+        said, status = self._stepguard(arguments)
         if status:
             raise SystemExit(f"baseline_life: {shlex.join(arguments)}: {said}")
 
@@ -131,28 +134,30 @@ class Life:
         self.page += [f"```{language}", text.rstrip("\n"), "```", ""]
 
     def _git(self, *arguments: str) -> str:
-        said, status = self._run(["git", *arguments])
-        if status:
-            raise SystemExit(f"git {shlex.join(arguments)}: {said}")
-        return said
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        done = subprocess.run(["git", *arguments], cwd=self.repository, check=False, **pipes)
+        if done.returncode:
+            raise SystemExit(f"git {shlex.join(arguments)}: {done.stdout}")
+        return done.stdout
 
-    def _run(self, command: list[str]) -> tuple[str, int]:
-        """Return a command's output and status; author and date of commits are always the same."""
-        own = {key: value for key, value in os.environ.items() if not key.startswith("GIT_")}
-        told = {"PYTHONPATH": str(ROOT), "GIT_CONFIG_GLOBAL": "/dev/null"}
-        for role in ("AUTHOR", "COMMITTER"):
-            told |= {f"GIT_{role}_NAME": "A. Author", f"GIT_{role}_EMAIL": "author@example.org"}
-            told |= {f"GIT_{role}_DATE": "2026-11-01T08:00:00+00:00"}
-        done = subprocess.run(
-            command,
-            cwd=self.repository,
-            env=own | told,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            check=False,
-        )
-        return done.stdout, done.returncode
+    def _stepguard(self, arguments: Sequence[str]) -> tuple[str, int]:
+        """Return what a command of stepguard prints, and its status."""
+        said = io.StringIO()
+        with contextlib.chdir(self.repository):
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                status = cli.main([*arguments])
+        return said.getvalue(), status
+
+
+def be_the_same() -> None:
+    """Make author and date of commits always the same, and settings of the user's none."""
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        del os.environ[name]
+    os.environ["GIT_CONFIG_GLOBAL"] = "/dev/null"
+    for role in ("AUTHOR", "COMMITTER"):
+        own = {"NAME": "A. Author", "EMAIL": "author@example.org"}
+        own |= {"DATE": "2026-11-01T08:00:00+00:00"}
+        os.environ.update({f"GIT_{role}_{name}": value for name, value in own.items()})
 
 
 def _launch(index: int, ms: float) -> Launch:
@@ -273,6 +278,7 @@ def waive(life: Life) -> None:
 
 def main(arguments: list[str]) -> int:
     """Run all chapters and write the page."""
+    be_the_same()
     with tempfile.TemporaryDirectory(prefix="stepguard-life-") as name:
         life = Life(Path(name))
         for chapter in (begin, grow, slow_down, refuse, waive):

@@ -31,8 +31,12 @@ def sockets(tokens):
     return [line for line in text.splitlines() if any(f"stepguard-{t}" in line for t in tokens)]
 
 
-def leftovers(tmpdir, tokens):
-    """Whatever is still there of launches that are over."""
-    left = [f"process {pid}" for pid in processes(tmpdir)]
-    left += [f"folder {name}" for name in os.listdir(tmpdir) if name.startswith("stepguard-")]
+def leftovers(tmpdir, tokens, held=""):
+    """Whatever is still there of launches that are over. ``held``: the name of the scratch folder
+    of one that is not, since it waits for the next case.
+    """
+    scratch = {pid: Path(env["STEPGUARD_SCRATCH"]) for pid, env in processes(tmpdir).items()}
+    left = [f"process {pid}" for pid, folder in scratch.items() if folder.name != held]
+    folders = [name for name in os.listdir(tmpdir) if name.startswith("stepguard-")]
+    left += [f"folder {name}" for name in folders if name != held]
     return left + [f"socket {line}" for line in sockets(tokens)]

@@ -92,8 +92,10 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, counts: bool = True) -> No
     whole = workers.launch_spec
 
     def spec(case: Case, bench: Bench, label: str, *how: bool) -> LaunchSpec:
-        # To count needs a part of the compiler, to time a step of a pair nothing.
-        needed = () if label.startswith("pair") or not counts else ("torch._dynamo",)
+        # To count needs a part of the compiler, which a rank imports itself where it comes to that;
+        # of several each would. To time a step of a pair needs nothing.
+        shared = counts and case.world_size > 1 and not label.startswith("pair")
+        needed = ("torch._dynamo",) if shared else ()
         return replace(whole(case, bench, label, *how), shared=needed)
 
     monkeypatch.setattr(workers, "launch_spec", spec)

@@ -176,8 +176,10 @@ class CaseWorkers:
         return self._bench.ahead
 
     def start_ahead(self, case: Case, label: str) -> None:
-        """Start the first launch of the case that comes next."""
-        self.ahead.begin(launch_spec(case, self._bench, label))
+        """Start the first launch of the case that comes next, unless a scheduler has to."""
+        spec = launch_spec(case, self._bench, label)
+        if not spec.launcher:
+            self.ahead.begin(spec)
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let the ranks of these groups, and no others, be on the GPUs from now on."""

@@ -28,9 +28,17 @@ import stepguard.launch.group as launch
 from leaping_clock import LeapingClock
 from leftovers import leftovers
 from quick_launches import shorten_launches
+from stepguard.measure.ahead import Ahead
 
 pytest_plugins = ["stepguard.plugin"]
 TOKENS = []
+AHEAD = []
+
+def begin(self, spec, plain=Ahead.begin):
+    AHEAD[:] = [self]
+    plain(self, spec)
+
+Ahead.begin = begin
 
 def token_hex(size, plain=launch.secrets.token_hex):
     TOKENS.append(plain(size))
@@ -44,9 +52,11 @@ if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test
 shorten_launches(pytest.MonkeyPatch(), counts=False)
 
 def pytest_runtest_logfinish(nodeid):
-    line = {"test": nodeid, "at": time.monotonic(), "tokens": list(TOKENS)}
-    line["leftovers"] = leftovers(os.environ["TMPDIR"], TOKENS)
-    TOKENS.clear()
+    held = AHEAD[0]._group if AHEAD else None  # of the next test
+    tokens = [token for token in TOKENS if not held or token != held.token]
+    line = {"test": nodeid, "at": time.monotonic(), "tokens": tokens}
+    line["leftovers"] = leftovers(os.environ["TMPDIR"], tokens, held._scratch.name if held else "")
+    TOKENS[:] = [held.token] if held else []
     with open("aftermath.jsonl", "a") as file:
         file.write(json.dumps(line) + "\\n")
 """

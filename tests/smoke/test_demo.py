@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from quick_launches import BUSY_LIMIT_S
+from quick_launches import BUSY_LIMIT_S, CONFTEST
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -42,5 +42,7 @@ def test_another_torch_is_recorded_first(tmp_path, monkeypatch):
     monkeypatch.setattr(demo.metadata, "version", lambda name: "2.8.0+cpu")
     assert not demo.is_recorded()
     demo.copy(tmp_path)
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests"))
     demo.record(tmp_path)
     assert list(json.loads((tmp_path / demo.BASELINE).read_text())["cases"]) == [demo.CASE]

@@ -11,15 +11,15 @@ from stepguard import Case
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
-from stepguard.measure.launches import measure_launches
+from stepguard.measure.launches import measure_launches, planned_launches
 from stepguard.sentences import note
 from stepguard.verdict import Reason, Status
 
 
-def measured(bench, factory, world_size=2, wants_more=lambda evidence: False, times=()):
+def measured(bench, factory, wants_more=lambda evidence: False, times=()):
     """The evidence of a CPU case of one planned launch, which gates no time unless it is said."""
     gates = ("graph_breaks", *times)
-    case = Case(factory, f"factories:{factory}", {}, "cpu", world_size, 1, gates)
+    case = Case(factory, f"factories:{factory}", {}, "cpu", 2, 1, gates)
     return measure_launches(case, bench, wants_another=wants_more)
 
 
@@ -85,9 +85,8 @@ def test_a_rank_that_cannot_run_alone_breaks_nothing_and_is_named(bench):
     assert "scaling_efficiency_pct" not in summarise(found).values()
 
 
-def test_one_rank_has_nobody_to_be_compared_with(bench):
+@pytest.mark.parametrize("gates", [("graph_breaks",), ("step_ms",)])
+def test_one_rank_has_nobody_to_be_compared_with(gates):
     """A case of one rank has no such launch."""
-    found = measured(bench, "linear", world_size=1)
-    assert not found.faults, found.faults
-    assert found.one_rank is None
-    assert not {"scaling_efficiency_pct", "one_rank_step_ms"} & summarise(found).values().keys()
+    (launch,) = planned_launches(Case("linear", "factories:linear", {}, "cpu", 1, 1, gates))
+    assert launch.timed and not launch.alone

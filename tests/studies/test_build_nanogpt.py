@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from studies.build_nanogpt import comparison
+from studies.build_nanogpt import measure as against
+from studies.build_nanogpt.groups import SOCKET_ENV, Block, Group, GroupError
+
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 900
 SLEEP_S = 0.2
@@ -58,22 +62,34 @@ for step in range(1000):
         print(f"step {{step}} {{1e3 * (t1 - t0):.1f}} ms", flush=True)
         time.sleep({SLEEP_S})
 """
+DYING = f"""
+import os
+import socket
+
+line = socket.socket(socket.AF_UNIX)
+line.connect(os.environ["{SOCKET_ENV}"])
+line.recv(100)
+raise SystemExit("a planted end")
+"""
 QUICK = ("--pairs", "2", "--block-s", "0.5", "--lead-in", "1", "--warm-up-s", "0")
 TINY = ("size=nano", "batch=1", "seq=32", "precision=fp32", "compile=false", "micro_steps=2")
 
 
-def run(folder, loop, *arguments, sha256=None, ranks=2):
-    """The finished command, and what it wrote."""
-    source, out = folder / "source", folder / "against.json"
+def arguments(folder, loop, *more, sha256=None):
+    """The words of a command that compares with this loop, on two ranks."""
+    source = folder / "source"
     source.mkdir(exist_ok=True)
     (source / "train_gpt2.py").write_text(loop)
-    command = [sys.executable, "-m", "studies.build_nanogpt.measure", "--source", str(source)]
-    command += ["--device", "cpu", "--ranks", str(ranks), "--shard-tokens", "4096"]
-    command += ["--out", str(out)]
-    command += ["--sha256", sha256 or hashlib.sha256(loop.encode()).hexdigest(), *QUICK]
-    done = subprocess.run(
-        [*command, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=LONG_S
-    )
+    words = ["studies.build_nanogpt.measure", "--source", str(source), "--device", "cpu"]
+    words += ["--ranks", "2", "--shard-tokens", "4096", "--out", str(folder / "against.json")]
+    return [*words, "--sha256", sha256 or hashlib.sha256(loop.encode()).hexdigest(), *QUICK, *more]
+
+
+def run(folder, loop, *more, **changed):
+    """The finished command, and what it wrote."""
+    command = [sys.executable, "-m", *arguments(folder, loop, *more, **changed)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LONG_S)
+    out = folder / "against.json"
     return done, json.loads(out.read_text()) if out.exists() else {}
 
 
@@ -135,18 +151,41 @@ def test_another_version_is_refused(tmp_path):
     assert not found
 
 
-def test_other_tokens_are_not_compared(tmp_path):
-    """Steps of unlike size have no ratio."""
-    done, found = run(tmp_path, LOOP, "--only", "shipped", *TINY[:-1], "micro_steps=1", ranks=1)
-    assert done.returncode == 1 and "not comparable" in done.stderr
-    assert found["comparisons"] == {} and found["missing"]
+class Stand:
+    """In a group's place: steps of so many tokens by its name."""
+
+    def __init__(self, name, *_):
+        self.name, self.tokens = name, 32 if name == "our step" else 64
+
+    def hello(self):
+        """Ready at once."""
+
+    close = hello
+
+    def block(self, steps, lead_in, limit_s):
+        """Run at once."""
+        return Block(10.0, (10.0,), self.tokens, 0, 0.01 * steps)
+
+
+def test_other_tokens_are_not_compared(tmp_path, monkeypatch, capsys):
+    """Steps of unlike size have no ratio: status 1, and the document says that it lacks figures."""
+    monkeypatch.setattr(comparison, "Group", Stand)
+    monkeypatch.setattr(sys, "argv", arguments(tmp_path, LOOP, "--only", "shipped", *TINY))
+    assert against.main() == 1
+    assert "32: not comparable" in capsys.readouterr().err
+    found = json.loads((tmp_path / "against.json").read_text())
+    assert found["comparisons"] == {}
+    assert any("no pair of shipped" in one for one in found["missing"])
 
 
 def test_a_loop_that_dies_is_shown(tmp_path):
-    """The end of its log is on the terminal, and the document says that it lacks figures."""
-    dying = LOOP.replace(
-        "t0 = time.time()", "t0 = time.time()\n    assert step < 3, 'a planted end'"
-    )
-    done, found = run(tmp_path, dying, "--only", "shipped", *TINY, ranks=1)
-    assert done.returncode == 1 and "a planted end" in done.stderr
-    assert any("no pair of shipped" in one for one in found["missing"])
+    """The end of its log is in the error."""
+    script = tmp_path / "dies.py"
+    script.write_text(DYING)
+    group = Group("their loop", [str(script)], 1, tmp_path / "theirs")
+    try:
+        group.hello()
+        with pytest.raises(GroupError, match=r"(?s)their loop: .*a planted end"):
+            group.block(1, 0, LONG_S)
+    finally:
+        group.close()

@@ -1,17 +1,19 @@
 """What a trace says of a step: hand-made traces of known calls, and real collectives of gloo."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.nn.parallel import DistributedDataParallel
+from training_runs import run_two_ranks
 
+from model.workloads import train_step
 from stepguard.measure.ranks import counts_of
 from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_side.steps import read_steps
@@ -405,74 +407,52 @@ def test_a_real_trace_has_its_operators(count):
     assert found.seen == [[]] * ACTIVE_STEPS and found.profile is None
 
 
-GLOO_RUN = """
-import json, os, sys, torch, torch.distributed as dist
-from model.workloads import train_step
-from stepguard.worker.count import profiled
-from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
-from torch.nn.parallel import DistributedDataParallel
+def count_of_gloo(rank, folder):
+    """Count what one of two ranks does in several steps, into a file."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    scalar, some = torch.zeros(()), torch.zeros(11)
+    half, ints = torch.zeros(13, dtype=torch.bfloat16), torch.zeros(17, dtype=torch.long)
+    network = DistributedDataParallel(torch.nn.Linear(30, 20))
+    x = torch.randn(4, 30)
+    tiny = {"size": "nano", "batch": 2, "seq": 64, "precision": "fp32", "micro_steps": 2}
+    workload = train_step(**tiny, compile=False, device="cpu")
 
-dist.init_process_group("gloo")
-torch.manual_seed(0)
-scalar, some = torch.zeros(()), torch.zeros(11)
-half, ints = torch.zeros(13, dtype=torch.bfloat16), torch.zeros(17, dtype=torch.long)
-network = DistributedDataParallel(torch.nn.Linear(30, 20))
-x = torch.randn(4, 30)
+    def plain():
+        for tensor in (some, some, some, scalar, half, ints):
+            dist.all_reduce(tensor)
+        dist.broadcast(some, 0)
+        dist.barrier()
 
-def plain():
-    for tensor in (some, some, some, scalar, half, ints):
-        dist.all_reduce(tensor)
-    dist.broadcast(some, 0)
-    dist.barrier()
-
-def data_parallel():
-    with network.no_sync():
+    def data_parallel():
+        with network.no_sync():
+            network(x).sum().backward()
         network(x).sum().backward()
-    network(x).sum().backward()
-    network.zero_grad()
+        network.zero_grad()
 
-def two_types():
-    dist.all_reduce(some)
-    dist.all_reduce(torch.zeros(11, dtype=torch.long))
+    def two_types():
+        dist.all_reduce(some)
+        dist.all_reduce(torch.zeros(11, dtype=torch.long))
 
-workload = train_step(
-    size="nano", batch=2, seq=64, precision="fp32", compile=False, device="cpu", micro_steps=2
-)
+    def training():
+        workload.step()
 
-def training():
-    workload.step()
-
-found = {"parameter_bytes": sum(p.nbytes for p in workload.model.parameters())}
-for step in (plain, data_parallel, two_types, training):
-    for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
-        step()
-    tally = Tally()
-    counted = CountedStep(step, torch.device("cpu"), world_size=2)
-    found_steps = profiled.profile_steps(counted)
-    profiled.count_collectives(tally, found_steps.calls)
-    found[step.__name__] = tally.as_dict()
-with open(os.path.join(sys.argv[1], f"rank-{dist.get_rank()}"), "w") as file:
-    json.dump(found, file)
-dist.destroy_process_group()
-"""
+    found = {"parameter_bytes": sum(p.nbytes for p in workload.model.parameters())}
+    for step in (plain, data_parallel, two_types, training):
+        for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
+            step()
+        tally = Tally()
+        counted = CountedStep(step, torch.device("cpu"), world_size=2)
+        profiled.count_collectives(tally, profiled.profile_steps(counted).calls)
+        found[step.__name__] = tally.as_dict()
+    Path(folder, f"rank-{rank}").write_text(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
 def gloo_run(tmp_path_factory):
     """What two ranks of gloo counted of themselves, by step."""
     out = tmp_path_factory.mktemp("gloo")
-    (out / "run.py").write_text(GLOO_RUN)
-    ranks = ("--standalone", "--nproc-per-node", "2", "--no-python", sys.executable)
-    command = [sys.executable, "-m", "torch.distributed.run", *ranks, out / "run.py", out]
-    environment = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        ["env", *[f"{name}={value}" for name, value in environment.items()], *command],
-        capture_output=True,
-        text=True,
-        timeout=LONG_S,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stderr
+    run_two_ranks(count_of_gloo, out)
     return [json.loads((out / f"rank-{rank}").read_text()) for rank in (0, 1)]
 
 
