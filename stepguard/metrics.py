@@ -18,6 +18,7 @@ from stepguard.device import is_gpu
 
 ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
 PEAK = "peak_allocated_bytes"
+COLLECTIVES = "collectives_per_step"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
@@ -119,7 +120,7 @@ _TABLE = (
         _GPU,
     ),
     _cost("memsets_per_step", "calls", "memory fills", _GPU),
-    _cost("collectives_per_step", "calls", "collectives that a rank joins", _SEVERAL, parts=True),
+    _cost(COLLECTIVES, "calls", "collectives that a rank joins", _SEVERAL, parts=True),
     _cost("collective_bytes_per_step", "B", "payload that a rank hands them", _SEVERAL, parts=True),
     _cost("generated_kernels", "kernels", "kernels that the compiler generated for the workload"),
     _cost("graph_breaks", "breaks", "unique graph breaks"),

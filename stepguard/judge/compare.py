@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
-from stepguard.metrics import BETWEEN_STEPS, METRICS, PEAK
+from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, PEAK
 from stepguard.recording import OPERATORS, Recording
 from stepguard.site import Site, added, merge
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
@@ -39,6 +39,7 @@ _VIEW = re.compile(
 )
 # Operators whose overloads compute as much: others sort stably, round, or raise to tensors' powers.
 _ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum)_?$")
+_COLLECTIVE = re.compile(r"^_?c10d")
 _UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that it makes
 VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches it is as much
@@ -152,6 +153,8 @@ def _compare_count(
         sites = _moved_operators(moved, now, past[-1])
     elif metric == PEAK:
         sites = _called_elsewhere(now, past[-1]) if new > old else ()
+    elif metric == COLLECTIVES:
+        sites = _moved_collectives(now, past[-1], new < old)
     else:
         sites = _moved_sites(metric, now, past[-1], new < old)
     if found.reason is Reason.EQUAL:  # shown all the same: one may be at another place now
@@ -326,6 +329,16 @@ def _moved_operators(
             count = count if rose else -count
             found.append(msgspec.structs.replace(line, count=count, phase=phase))
     return tuple(sorted(found, key=lambda site: bool(site.phase)))
+
+
+def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Site, ...]:
+    """Return where the eager step calls more collectives, or did call them if they ``fell``."""
+    moved = [part for part in _moved_parts(OPERATORS, now, past) if _COLLECTIVE.match(part.name)]
+    these = [part for part in moved if (part.new < part.old) == fell]
+    return tuple(
+        msgspec.structs.replace(site, what=site.what.rpartition(".")[0], count=abs(site.count))
+        for site in _moved_operators(these, now, past)
+    )
 
 
 def _called_elsewhere(now: Recording, past: Recording) -> tuple[Site, ...]:

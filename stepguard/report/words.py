@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from stepguard.evidence import Evidence
 from stepguard.explanation import Cause
-from stepguard.metrics import BETWEEN_STEPS, METRICS, PEAK, format_bytes, format_value
+from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, PEAK, format_bytes, format_value
 from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
@@ -236,10 +236,10 @@ def _metric_lines(found: MetricVerdict, above: MetricVerdict | None, in_pairs: b
     line += "" if follows else f", {found.reason.value}"
     line += f" (waived until {found.waived_until})" if found.waived_until else ""
     lines = [line, *(f"    {where}" for where in _where(found))]
-    text = note(found)
+    text, placed = note(found), found.sites and found.metric != COLLECTIVES  # no line has its size
     if text and (row.kind == "time" or found.status is Status.INCONCLUSIVE):
         lines.append(f"    {text}")
-    elif text and not found.sites and not (follows and found.metric in OPERATOR_METRICS):
+    elif text and not placed and not (follows and found.metric in OPERATOR_METRICS):
         lines.append(f"    moved: {text}")
     if found.noise_pct is not None and not in_pairs:
         difference = row.kind == "difference"

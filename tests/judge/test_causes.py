@@ -284,6 +284,24 @@ def test_a_peak_names_what_another_line_calls_now():
     assert "called here now: aten.cast: y = head(x).float() in Block.forward (model/gpt.py" in text
 
 
+def test_collectives_have_the_lines_of_their_operators():
+    """Where they are called now, and of fewer where they were."""
+    metric, name = "collectives_per_step", "c10d.allreduce_.default"
+    place = structs.replace(at(9, text="all_reduce(loss)", count=2), what=name)
+    runs = []
+    for number, sites, parts in ((1, (), {}), (3, (place,), {name: 2})):
+        counts = Counts(
+            COUNTS | {metric: number},
+            {},
+            {OPERATORS: {"aten.mm.default": 1} | parts},
+            {OPERATORS: (at(3, what="mm"), *sites)},
+        )
+        runs.append(summarise(evidence(counts=counts)))
+    for then, now in (runs, reversed(runs)):
+        (site,) = compare(metric, now, [then], [metric]).sites
+        assert (site.what, site.count, site.line) == ("c10d.allreduce_", 2, 9)
+
+
 # Calls that compute nothing
 
 
