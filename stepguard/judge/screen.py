@@ -34,28 +34,12 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
         status, reason = problem.status, problem.reason
         shown = uncompared(now, gates, status, reason) if evidence.launches else ()
         return Verdict(evidence.case_id, status, reason, problem.facts, problem.detail, shown)
-
-    def cannot(status: Status, reason: Reason, facts: Facts) -> Verdict:
-        shown = uncompared(now, gates, status, reason)
-        return Verdict(evidence.case_id, status, reason, facts, metrics=shown)
-
-    if entry is None:
-        return cannot(Status.NO_BASELINE, Reason.NOT_RECORDED, {})
-    if entry.case != evidence.case:
-        changes = {"changes": _changes(entry.case, evidence.case)}
-        return cannot(Status.NOT_COMPARABLE, Reason.OTHER_PARAMETERS, changes)
-    # The last epoch alone: an older level is what an accepted change left behind.
-    past = comparable(entry.epochs[-1], evidence)
-    if not past:
-        newest = entry.epochs[-1].recordings[-1].software
-        changes = {"changes": _changes(newest, evidence.software_key())}
-        return cannot(Status.NOT_COMPARABLE, Reason.OTHER_SOFTWARE, changes)
-    # The case's parameters are equal, so the workload itself was changed; times of other work say
-    # nothing.
-    tokens = past[-1].tokens_per_step
-    if tokens != now.tokens_per_step:
-        facts = {"old": tokens, "new": now.tokens_per_step}
-        return cannot(Status.NOT_COMPARABLE, Reason.OTHER_TOKENS, facts)
+    past, lacks, facts = _past(evidence, now, entry)
+    if lacks is not None:
+        unknown = lacks is Reason.NOT_RECORDED
+        status = Status.NO_BASELINE if unknown else Status.NOT_COMPARABLE
+        shown = uncompared(now, gates, status, lacks)
+        return Verdict(evidence.case_id, status, lacks, facts, metrics=shown)
     values, explained = now.values(), notes(evidence)
     compared = (compare(name, now, past, gates) for name in METRICS if name in values)
     metrics = tuple(
@@ -68,14 +52,33 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=why)
 
 
+def _past(
+    evidence: Evidence, now: Recording, entry: Entry | None
+) -> tuple[list[Recording], Reason | None, Facts]:
+    """Return the recordings that the evidence is compared with, or why there are none."""
+    if entry is None:
+        return [], Reason.NOT_RECORDED, {}
+    if entry.case != evidence.case:
+        return [], Reason.OTHER_PARAMETERS, {"changes": _changes(entry.case, evidence.case)}
+    # The last epoch alone: an older level is what an accepted change left behind.
+    past = comparable(entry.epochs[-1], evidence)
+    if not past:
+        newest = entry.epochs[-1].recordings[-1].software
+        return [], Reason.OTHER_SOFTWARE, {"changes": _changes(newest, evidence.software_key())}
+    # The case's parameters are equal, so the workload itself was changed; times of other work say
+    # nothing.
+    tokens = past[-1].tokens_per_step
+    if tokens != now.tokens_per_step:
+        return [], Reason.OTHER_TOKENS, {"old": tokens, "new": now.tokens_per_step}
+    return past, None, {}
+
+
 def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Verdict | None:
     """Return CHANGED, if counters that are known moved although others, or the times, are not
     decided: a step that recompiles for ever is neither steady nor the same twice, and that is why.
     """
-    if entry is None or entry.case != evidence.case:
-        return None
-    past = comparable(entry.epochs[-1], evidence)
-    if not past or past[-1].tokens_per_step != now.tokens_per_step:
+    past, *_ = _past(evidence, now, entry)
+    if not past:
         return None
     moved = moved_counters(now, past, evidence.gates)
     judged = *moved, *undecided_metrics(evidence)
