@@ -1,13 +1,14 @@
 """Evidence, summarised into a recording: every figure is taken here, and once."""
 
 import statistics
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from stepguard.case import times_in
 from stepguard.device import is_gpu
-from stepguard.evidence import Evidence
+from stepguard.evidence import Evidence, Launch
 from stepguard.judge.noise_limits import paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.series import lasting_ms, of_launches
@@ -29,13 +30,7 @@ def summarise(evidence: Evidence) -> Recording:
     differences = {
         one.name: paired(one.pairs_ms) for one in evidence.differences if not one.bad_times()
     }
-    times: dict[str, list[float]] = {}
-    # All or none: a mean over the launches that happen to have times would pass for the case's.
-    if evidence.launches and all(launch.has_times() for launch in evidence.launches):
-        times = {name: [getattr(x, name) for x in evidence.launches] for name in TIMES}
-        found = of_launches(evidence.launches)
-        if found and found.kind == "late":  # what lasts is compared, not how long it took to come
-            times[TIMES[0]] = [lasting_ms(launch, found.begin) for launch in evidence.launches]
+    times = _times(evidence.launches)
     by_rank = counts.by_rank if counts else {}
     # Several ranks that are alike have an empty table, which is not the same as none: the file's
     # reader refuses a newest recording of several ranks without one.
@@ -64,6 +59,19 @@ def summarise(evidence: Evidence) -> Recording:
         },
         by_rank={name: list(each) for name, each in by_rank.items()} if several else msgspec.UNSET,
     )
+
+
+def _times(launches: Sequence[Launch]) -> dict[str, list[float]]:
+    """Return the step times of the launches, all or none: a mean over those that happen to have
+    times would pass for the case's.
+    """
+    if not launches or not all(launch.has_times() for launch in launches):
+        return {}
+    times = {name: [getattr(launch, name) for launch in launches] for name in TIMES}
+    found = of_launches(launches)
+    if found and found.kind == "late":  # what lasts is compared, not how long it took to come
+        times[TIMES[0]] = [lasting_ms(launch, found.begin) for launch in launches]
+    return times
 
 
 def stored(evidence: Evidence) -> Recording:

@@ -92,22 +92,27 @@ def confirm(
         return unconfirmed(verdict, Confirmation.NO_TREE, chosen.how), None
     if chosen.commit == bench.revision.commit and not bench.revision.dirty:
         return same_code(verdict, chosen.how), None
-    # FLOPs as well: of trees that do other work no times are compared.
-    times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
+    steps = evidence.timed_steps
     wants_another = partial(confirmation_wants_pair, verdict)
     wanted = PairsWanted(budget_s, wants_another, rule_for, steps)
-    notices: list[str] = []
     try:
-        with tree_of(bench.root, chosen.commit, notices.append) as tree:
-            comparison = compare_with(
-                times,
-                replace(bench, ahead=Ahead()),  # the next case is not measured in pairs
-                tree,
-                lambda text: progress(f"confirming, {budget_s / 60:.0f} min at most: {text}"),
-                wanted,
-            )
+        comparison = _times_beside(case, bench, chosen.commit, progress, wanted)
     except TreeError as error:
         return unconfirmed(verdict, Confirmation.NO_TREE, str(error)), None
+    return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison
+
+
+def _times_beside(
+    case: Case, bench: Bench, commit: str, progress: Progress, wanted: PairsWanted
+) -> Comparison:
+    """Measure pairs of HEAD's tree and of a commit, for their times. Raises TreeError."""
+    # FLOPs as well: of trees that do other work no times are compared.
+    times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
+    alone = replace(bench, ahead=Ahead())  # the next case is not measured in pairs
+    front = f"confirming, {wanted.budget_s / 60:.0f} min at most"
+    notices: list[str] = []
+    with tree_of(bench.root, commit, notices.append) as tree:
+        found = compare_with(times, alone, tree, lambda text: progress(f"{front}: {text}"), wanted)
     for notice in notices:
         progress(notice)
-    return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison
+    return found

@@ -86,23 +86,7 @@ def measuring(
         if asked:
             raise pytest.UsageError("perf(case) was called twice in one test: use two tests")
         asked = True
-        own = case_of(node)
-        if own is not None and own.id != case.id:
-            raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
-        refused = ""
-        try:
-            session.guard.refuse_case(own, case)
-            result = session.repeated(before) if before else session.measure(node, case)
-        except Refused as error:
-            refused = printable(error)
-        except (FileError, TreeError) as error:
-            refused = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
-        # Not while the exception is handled: pytest would print that as well.
-        if refused:
-            # Stashed, too: a test that catches the failure must not pass.
-            node.stash[_REFUSED] = refused
-            pytest.fail(refused, pytrace=False)
-        node.stash[_RESULT] = result
+        result = node.stash[_RESULT] = _measured(node, session, case, before)
         # Before the test fails, so that pytest-benchmark's documents have failed cases, too.
         sink(result.evidence.samples_ms(), benchmark_info(result))
         node.user_properties.append(("perf_verdict", result.verdict.label))
@@ -114,6 +98,24 @@ def measuring(
     # Not after a failure of the test's own, which explains enough.
     if _RESULT not in node.stash and node.stash.get(_PASSED, False):
         pytest.fail(NOTHING_MEASURED, pytrace=False)
+
+
+def _measured(node: pytest.Item, session: Session, case: Case, before: Result | None) -> Result:
+    """Return the result of the test's case. Fails the test for one that cannot be measured."""
+    own = case_of(node)
+    if own is not None and own.id != case.id:
+        raise pytest.UsageError(f"this test is for {own.id}, but it measures {case.id}")
+    try:
+        session.guard.refuse_case(own, case)
+        return session.repeated(before) if before else session.measure(node, case)
+    except Refused as error:
+        refused = printable(error)
+    except (FileError, TreeError) as error:
+        refused = printable(f"{case.id}: {Status.BROKEN.value}: {error}")
+    # Not while the exception is handled: pytest would print that as well.
+    # Stashed, too: a test that catches the failure must not pass.
+    node.stash[_REFUSED] = refused
+    pytest.fail(refused, pytrace=False)
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,20 @@ import numpy as np
 
 from stepguard.trace.calls import LAUNCH_CALLS, is_copy, is_memset
 from stepguard.trace.classes import COMMUNICATION, Classes
-from stepguard.trace.columns import COPY, FILL, KERNEL, NONE, Bools, Floats, Gpu, Host, Ints, Trace
-from stepguard.trace.columns import launched_by as _launched_by
+from stepguard.trace.columns import (
+    COPY,
+    FILL,
+    KERNEL,
+    NONE,
+    Bools,
+    Floats,
+    Gpu,
+    Host,
+    Ints,
+    Trace,
+    launched_by,
+    look_up,
+)
 from stepguard.trace.read.chunks import TraceError
 
 # The first that occurs; a user's own range of this kind lies inside the profiler's.
@@ -55,14 +67,13 @@ class Windows:
 
 
 def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> Windows:
-    """Return the complete steps of a trace; without any mark the whole trace is one step.
+    """Return the complete steps of a trace, or all of it as one where nothing marks steps.
 
-    ``marks`` are patterns of the annotations that mark steps; the first that occurs counts. Raises
-    TraceError, one sentence, where nothing can be said of a step: no record of a GPU, or no step
-    whose launches all have one.
+    ``marks``: patterns of the annotations that do; the first that occurs counts. Raises TraceError
+    where nothing can be said: no record of a GPU, or no step whose launches all have one.
     """
     gpu = _main_device(trace.gpu)
-    calls, call_of_record = trace.calls, _launched_by(trace.calls, gpu.correlation)
+    calls, call_of_record = trace.calls, launched_by(trace.calls, gpu.correlation)
     steps = marked(trace, marks)
     begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
     if not len(steps):
@@ -72,11 +83,8 @@ def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS)
     launched = step_at(calls.start_us, begin, end)
     step_of_record = np.append(launched, NONE)[call_of_record]  # NONE is the last
     launches, lost = _lost(trace, calls, launched, gpu.correlation, len(steps))
-    first = _first_record(gpu, trace.names, classes, step_of_record, len(steps))
-    window_end = np.append(first[1:], np.nan)
-    if len(steps) == 1:
-        window_end = np.array([gpu.end_us[step_of_record == 0].max(initial=-np.inf)])
-    whole = np.isfinite(first) & (window_end > first)
+    gpu_begin, gpu_end = _on_gpu(gpu, trace.names, classes, step_of_record, len(steps))
+    whole = np.isfinite(gpu_begin) & (gpu_end > gpu_begin)
     kept = np.flatnonzero(whole & (lost <= LOST_AT_MOST * np.maximum(launches, 1)))
     if not len(kept):
         raise TraceError(
@@ -84,15 +92,13 @@ def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS)
             f"{int(launches.sum()):,} launches have no record of the GPU; profile at least two "
             "steps, and fewer if records get lost"
         )
-    renumbered = np.full(len(steps) + 1, NONE, np.int64)  # the last item answers NONE
-    renumbered[kept] = np.arange(len(kept))
     return Windows(
         mark_us=begin[kept],
         mark_end_us=end[kept],
-        begin_us=first[kept],
-        end_us=window_end[kept],
+        begin_us=gpu_begin[kept],
+        end_us=gpu_end[kept],
         gpu=gpu,
-        step_of_record=renumbered[step_of_record],
+        step_of_record=look_up(kept, np.arange(len(kept)), step_of_record),
         calls=calls,
         call_of_record=call_of_record,
         marked=len(steps),
@@ -139,6 +145,18 @@ def _lost(
     without = rows & ~np.isin(calls.correlation, recorded)
     count = np.bincount(launched[rows], minlength=steps)
     return count, np.bincount(launched[without], minlength=steps)
+
+
+def _on_gpu(
+    gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, steps: int
+) -> tuple[Floats, Floats]:
+    """Return begin and end of each step on the GPU, NaN for what has none; of a single one the end
+    is that of its last record.
+    """
+    begin = _first_record(gpu, names, classes, step_of_record, steps)
+    if steps == 1:
+        return begin, np.array([gpu.end_us[step_of_record == 0].max(initial=-np.inf)])
+    return begin, np.append(begin[1:], np.nan)
 
 
 def _first_record(

@@ -219,20 +219,7 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
     Raises BadWorkload, in one line, for anything that is wrong with the name, the parameters or the
     result; ValueError from the factory itself (an impossible value) passes through.
     """
-    module_name, _, function_name = factory.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A module that is missing elsewhere is the workload's own failure, and has a traceback.
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            where = os.getcwd()
-            raise BadWorkload(f"no module {error.name!r} for {factory!r} in {where}") from None
-        raise
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        own = [v for v in vars(module).values() if getattr(v, "__module__", "") == module_name]
-        known = ", ".join(v.__name__ for v in own if inspect.isfunction(v) and v.__name__[0] != "_")
-        raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has: {known}")
+    function = _function_of(factory)
     try:
         inspect.signature(function).bind(device=device, **params)
     except TypeError as error:
@@ -255,6 +242,25 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         shown = f"{workload.tokens_per_step!r:.80}"
         raise BadWorkload(f"{factory}: tokens_per_step is {shown}, not a positive number")
     return workload
+
+
+def _function_of(factory: str) -> Callable[..., Any]:
+    """Import a factory. Raises BadWorkload for a module or a function that is not there."""
+    module_name, _, function_name = factory.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A module that is missing elsewhere is the workload's own failure, and has a traceback.
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            where = os.getcwd()
+            raise BadWorkload(f"no module {error.name!r} for {factory!r} in {where}") from None
+        raise
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if not callable(function):
+        own = [v for v in vars(module).values() if getattr(v, "__module__", "") == module_name]
+        known = ", ".join(v.__name__ for v in own if inspect.isfunction(v) and v.__name__[0] != "_")
+        raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has: {known}")
+    return function
 
 
 def preload(variable: str) -> None:

@@ -121,30 +121,34 @@ def _judged(
         return replace(found, confirmed=Confirmed(Confirmation.CONFIRMED, commit, basis, its))
     heard = found.metric == JUDGED_TIME or its.status is Status.SLOWER
     by_pairs = its if heard else step
-
-    def by(outcome: Confirmation, missed: int = 0) -> Confirmed:
-        basis = pairs_finding(comparison, by_pairs)
-        return Confirmed(outcome, commit, basis, None if heard else its, {"missed": missed})
-
+    outcome, missed = _outcome(found, by_pairs, _excluded(found, its, comparison)), 0
+    if outcome is Confirmation.MACHINE and not_machine:
+        outcome, missed = not_machine
+    basis = pairs_finding(comparison, by_pairs)
+    how = Confirmed(outcome, commit, basis, None if heard else its, {"missed": missed})
+    if outcome is Confirmation.MACHINE:
+        return _by_machine(found, how)
     if by_pairs.status is Status.SLOWER and found.status is not Status.SLOWER:
-        hidden = found.status is Status.FASTER
-        how = by(Confirmation.REVERSED if hidden else Confirmation.CONFIRMED)
         return _slower(found, comparison, its, how)
+    if outcome is Confirmation.CONFIRMED:
+        return replace(found, status=by_pairs.status, confirmed=how)
+    return replace(found, confirmed=how)
+
+
+def _outcome(found: MetricVerdict, by_pairs: Decision, excluded: bool) -> Confirmation:
+    """Return what the pairs say of a time that the screen says has moved."""
+    undecided = by_pairs.status is Status.INCONCLUSIVE
+    if by_pairs.status is Status.SLOWER:
+        hidden = found.status is Status.FASTER
+        return Confirmation.REVERSED if hidden else Confirmation.CONFIRMED
     if found.status is Status.SAME:  # kernels alone never fail a case
-        undecided = by_pairs.status is Status.INCONCLUSIVE
-        return replace(
-            found, confirmed=by(Confirmation.UNDECIDED if undecided else Confirmation.STEP_SAME)
-        )
-    if by_pairs.status is Status.SLOWER or by_pairs.status is found.status:
-        return replace(found, status=by_pairs.status, confirmed=by(Confirmation.CONFIRMED))
-    if by_pairs.status is Status.INCONCLUSIVE:
-        return replace(found, confirmed=by(Confirmation.UNDECIDED))
+        return Confirmation.UNDECIDED if undecided else Confirmation.STEP_SAME
+    if by_pairs.status is found.status:
+        return Confirmation.CONFIRMED
+    if undecided:
+        return Confirmation.UNDECIDED
     # `same` from here on, or the opposite: FASTER where the screen said SLOWER.
-    if not _excluded(found, its, comparison):
-        return replace(found, confirmed=by(Confirmation.NOT_EXCLUDED))
-    if not_machine:
-        return replace(found, confirmed=by(*not_machine))
-    return _by_machine(found, by(Confirmation.MACHINE))
+    return Confirmation.MACHINE if excluded else Confirmation.NOT_EXCLUDED
 
 
 def _slower(

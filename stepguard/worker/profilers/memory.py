@@ -49,11 +49,7 @@ def record_memory(
         if gpu:
             device.begin_history()
         progress("memory: recorded step")
-        kinds = device.activities(where)
-        with profile(activities=kinds, profile_memory=True, with_stack=True) as profiled:
-            with record_function("ProfilerStep#0"):
-                one_step()
-            device.synchronize(where)
+        profiled = _profiled(one_step, where)
     progress("memory: writing")
     found: dict[str, Any] = {"live_bytes": live, "on_gpu": gpu, "trace": str(path)}
     if gpu:
@@ -61,3 +57,12 @@ def record_memory(
         found |= device.end_history(found["snapshot"])
     write(profiled, path, gpu)
     return found
+
+
+def _profiled(step: Step, where: torch.device) -> profile:
+    kinds = device.activities(where)
+    with profile(activities=kinds, profile_memory=True, with_stack=True) as profiled:
+        with record_function("ProfilerStep#0"):
+            step()
+        device.synchronize(where)
+    return profiled
