@@ -85,15 +85,15 @@ def uncovered_count(waiver: Waiver, found: MetricVerdict) -> tuple[float, float]
     or None. Only the ranks that fail are asked.
     """
     assert waiver.value is not None
-    for old, new in _failing_counts(found):
-        if METRICS[waiver.metric].role == "work":
-            # Equal totals that are CHANGED are of other operators.
-            covered = new == waiver.value and new != old
-        else:
-            covered = new <= waiver.value
-        if not covered:
-            return old, new
-    return None
+    counts = _failing_counts(found)
+    return next((one for one in counts if not _covers(waiver.value, found.metric, *one)), None)
+
+
+def _covers(value: int, metric: str, old: float, new: float) -> bool:
+    if METRICS[metric].role == "work":
+        # Equal totals that are CHANGED are of other operators.
+        return new == value and new != old
+    return new <= value
 
 
 def _failing_counts(found: MetricVerdict) -> tuple[tuple[float, float], ...]:
@@ -118,10 +118,8 @@ def suggested_size(found: MetricVerdict) -> tuple[str, float] | None:
     if METRICS[found.metric].kind == "counter":
         counts = _failing_counts(found)
         value = round(max(new for _, new in counts))
-        if METRICS[found.metric].role == "work":
-            possible = all(new == value and new != old for old, new in counts)
-        else:
-            possible = value <= largest_value(found)
+        limits = METRICS[found.metric].role == "work" or value <= largest_value(found)
+        possible = limits and all(_covers(value, found.metric, *one) for one in counts)
         return ("--value", value) if possible else None
     change = found.change_pct or 0
     if not 0 < change <= MAX_PCT:
