@@ -13,8 +13,7 @@ from stepguard.explain.roofs import class_roofs
 from stepguard.profile import over_ranks
 from stepguard.report.trace import explanation
 from stepguard.report.trace.memory import memory_page
-from stepguard.report.trace.page import page
-from stepguard.report.trace.roofs import roof_lines
+from stepguard.report.trace.page import page, roof_lines
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.collectives import exchanges

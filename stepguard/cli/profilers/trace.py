@@ -20,8 +20,7 @@ from stepguard.explain.roofs import class_roofs
 from stepguard.profile import mean, over_ranks
 from stepguard.report.trace import explanation
 from stepguard.report.trace.host import host_page
-from stepguard.report.trace.page import page
-from stepguard.report.trace.roofs import roof_lines
+from stepguard.report.trace.page import page, roof_lines
 from stepguard.report.trace.tables import ncu_page, stats_page
 from stepguard.report.trace.timeline import timeline
 from stepguard.storage import peaks

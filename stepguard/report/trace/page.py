@@ -6,8 +6,10 @@ from collections.abc import Iterator, Sequence
 from statistics import stdev
 
 from stepguard.explain.bottleneck import Bottleneck, Bound, bottleneck
+from stepguard.explain.roofs import ClassRoof
 from stepguard.profile import IdleRow, Series, mean
 from stepguard.report.table import aligned
+from stepguard.roofline import Peaks
 from stepguard.trace.collectives import Exchange
 from stepguard.trace.summary import Summary
 
@@ -268,3 +270,31 @@ def _calls(one: Summary, top: int) -> Iterator[str]:
         f"{100 * queue.late_share:.1f} % of kernels came late: the"
     )
     yield "GPU had already run dry when they were launched."
+
+
+def roof_lines(roofs: Sequence[ClassRoof], peaks: Peaks) -> Iterator[str]:
+    """Yield the roofline: where each class is under the roof, and what that was measured on."""
+    if not roofs:
+        return
+    most = roofs[0]
+    yield ""
+    yield (
+        f"Of known work {most.kind} takes most, and is {most.position.bound}-bound: "
+        f"{100 * most.position.utilisation:.0f} % of its roof."
+    )
+    header = ("under the roof", "[ms]", "of class", "TFLOP/s", "GB/s", "of roof", "bound by")
+    body = [
+        (
+            roof.kind,
+            f"{roof.known_us / 1e3:.3f}",
+            f"{100 * roof.known_us / roof.all_us:.0f} %",
+            f"{roof.tflops_per_s:.4g}",
+            f"{roof.gb_per_s:.4g}",
+            f"{100 * roof.position.utilisation:.0f} %",
+            roof.position.bound,
+        )
+        for roof in roofs
+    ]
+    yield from aligned([header, *body], left=(0, 6))
+    yield f"roof: a copy and products on {peaks.device_name} {peaks.device_uuid[:12]},"
+    yield f"{peaks.date[:10]}, torch {peaks.torch}. Of kernels whose shapes are in the file."
