@@ -2,12 +2,14 @@
 torch's own optimizers, schedulers, scaler, clipping and loader, and tensors of known places.
 """
 
+import copy
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, NAdam, RAdam, RMSprop
 from torch.optim import lr_scheduler as schedulers
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepguard.worker.count.candidates import count_candidates
@@ -269,6 +271,40 @@ def test_what_the_last_step_left_is_known():
         return step
 
     assert candidates(make) == {".item()": 1}
+
+
+@pytest.mark.parametrize("average", [copy.deepcopy, AveragedModel])
+def test_a_copy_of_a_model_is_where_the_model_is(average):
+    """An average's buffers are copied from the model's: on the device both, so that nothing waits;
+    reading one of them does.
+    """
+
+    def make(device, read=False):
+        model = torch.nn.BatchNorm1d(4).to(device)
+        other = average(model)
+        kept = getattr(other, "module", other)
+
+        def step():
+            model(torch.ones(2, 4, device=device)).sum().backward()
+            for to, of in zip(kept.buffers(), model.buffers(), strict=True):
+                to.copy_(of)
+            if read:
+                kept.running_mean.sum().item()
+
+        return step
+
+    assert candidates(make) == {}
+    assert candidates(lambda device: make(device, read=True)) == {".item()": 1}
+
+
+def test_a_copy_of_what_the_host_has_is_the_hosts():
+    """Reading it makes nobody wait."""
+
+    def make(device):
+        number = copy.deepcopy(torch.tensor(1.0))
+        return lambda: number.item()
+
+    assert candidates(make) == {}
 
 
 def test_a_default_device_is_the_devices():

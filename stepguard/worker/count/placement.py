@@ -141,6 +141,9 @@ class _Moves(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if func is torch.Tensor.__deepcopy__:  # no operator shows what it copies
+            self._placement.put(result, self._placement.on_device(args[0]))
+            return result
         wanted = target(func, args, kwargs)
         if wanted is None or self._placement.on_device(result) is wanted:
             return result
