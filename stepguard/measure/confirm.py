@@ -4,7 +4,7 @@ from the machine when a stored baseline says SLOWER or FASTER.
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -14,10 +14,10 @@ from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, commit_for_confirmation
 from stepguard.git.revision import Revision
 from stepguard.git.worktree import Tree, tree_of
-from stepguard.judge.ab.calibration import RuleFor
 from stepguard.judge.ab.confirm import (
     confirmation_wants_pair,
     confirmed,
+    may_ask,
     same_code,
     to_confirm,
     unconfirmed,
@@ -73,46 +73,49 @@ def confirm(
     evidence: Evidence,
     recorded: tuple[str, str],
     progress: Progress,
-    budget_s: float,
-    rule_for: RuleFor | None = None,
+    wanted_beside: Callable[[Case, str], PairsWanted],
 ) -> tuple[Verdict, Comparison | None]:
     """Return the verdict after the recording's commit was measured beside HEAD, and what was
-    measured. A verdict that no time decided is returned as it is. ``recorded`` is that commit, and
-    the branch that has to have it; empty: the main branch.
+    measured. A verdict that no time decided, now or in an earlier run of these commits, is returned
+    as it is. ``recorded`` is that commit, and the branch that has to have it; empty: the main
+    branch. ``wanted_beside`` says what is wanted of pairs of a case with a commit.
 
     The pairs time the steps that the screen's ``evidence`` timed: what slows a step down later on
     is in both.
     """
-    if to_confirm(verdict) is None:
+    moved, dirty = to_confirm(verdict) is not None, bench.revision.dirty
+    if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
         return verdict, None
     if evidence.tree_changed:  # nobody knows what was measured
         return unconfirmed(verdict, Confirmation.TREE_CHANGED), None
     chosen = commit_for_confirmation(bench.root, *recorded)
-    if not chosen.commit:
+    if moved and not chosen.commit:
         return unconfirmed(verdict, Confirmation.NO_TREE, chosen.how), None
-    if chosen.commit == bench.revision.commit and not bench.revision.dirty:
+    if moved and chosen.commit == bench.revision.commit and not dirty:
         return same_code(verdict, chosen.how), None
-    steps = evidence.timed_steps
-    wants_another = partial(confirmation_wants_pair, verdict)
-    wanted = PairsWanted(budget_s, wants_another, rule_for, steps)
+    # FLOPs as well: of trees that do other work no times are compared.
+    times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
+    wanted = wanted_beside(times, chosen.commit)
+    if not may_ask(verdict, wanted.earlier):
+        return verdict, None
+    wants = partial(confirmation_wants_pair, verdict, steps=steps)
+    wanted = replace(wanted, wants_another=wants, steps=steps)
     try:
-        comparison = _times_beside(case, bench, chosen.commit, progress, wanted)
+        comparison = _beside(times, bench, chosen.commit, progress, wanted)
     except TreeError as error:
-        return unconfirmed(verdict, Confirmation.NO_TREE, str(error)), None
+        return (unconfirmed(verdict, Confirmation.NO_TREE, str(error)) if moved else verdict), None
     return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison
 
 
-def _times_beside(
+def _beside(
     case: Case, bench: Bench, commit: str, progress: Progress, wanted: PairsWanted
 ) -> Comparison:
-    """Measure pairs of HEAD's tree and of a commit, for their times. Raises TreeError."""
-    # FLOPs as well: of trees that do other work no times are compared.
-    times = replace(case, gates=(JUDGED_TIME, "flops_per_step"))
+    """Measure pairs of HEAD's tree and of a commit. Raises TreeError."""
     alone = replace(bench, ahead=Ahead())  # the next case is not measured in pairs
     front = f"confirming, {wanted.budget_s / 60:.0f} min at most"
     notices: list[str] = []
     with tree_of(bench.root, commit, notices.append) as tree:
-        found = compare_with(times, alone, tree, lambda text: progress(f"{front}: {text}"), wanted)
+        found = compare_with(case, alone, tree, lambda text: progress(f"{front}: {text}"), wanted)
     for notice in notices:
         progress(notice)
     return found

@@ -140,7 +140,6 @@ class Suite:
                 # pairs, and may have crept.
                 recordings = comparable(entry.epochs[-1], evidence)
                 recorded = recordings[0].commit if recordings else ""
-                share_s = self.budget.share_s()
                 screened, comparison = confirm(
                     case,
                     self._bench,
@@ -148,8 +147,7 @@ class Suite:
                     evidence,
                     (recorded, self.base),
                     progress,
-                    share_s,
-                    rule_for,
+                    partial(self._wanted, rule_for),
                 )
         verdict = final(screened, evidence, self.waivers, today())
         if comparison is not None:
@@ -163,21 +161,35 @@ class Suite:
         revision = self._bench.revision
         with_itself = tree.commit == revision.commit and not revision.dirty
         with self.budget.spent():
-            wants_another = wants_every_pair if with_itself else wants_another_pair
-            files = differing(tree.base, tree.commit, self.baselines)
-            wanted = PairsWanted(self.budget.share_s(), wants_another, rule_for, files=files)
             # Of a commit with itself all pairs are wanted; a glance does not follow the plan.
-            if not with_itself and not glances(case):
-                earlier, not_pooled = self._store.of_one_comparison(
-                    case.slug, lambda one: self._is_of(one, revision.commit, tree.commit)
-                )
-                keep = partial(self._keep_pairs, case)
-                wanted = replace(wanted, earlier=earlier, not_pooled=not_pooled, keep=keep)
+            if with_itself or glances(case):
+                wants_another = wants_every_pair if with_itself else wants_another_pair
+                wanted = PairsWanted(self.budget.share_s(), wants_another, rule_for)
+            else:
+                wanted = self._wanted(rule_for, case, tree.commit)
+            files = differing(tree.base, tree.commit, self.baselines)
+            wanted = replace(wanted, files=files)
             found = compare_with(case, self._bench, tree, progress, wanted)
         found, kept = self._keep_pairs(case, found)
         declared = expect(judge_ab(found), self.expectations)
         verdict = waive(declared, found.head, self.waivers, today())
         return Result(case, found.head, verdict, kept, path, found)
+
+    def _wanted(self, rule_for: RuleFor, case: Case, base: str) -> PairsWanted:
+        """Return what is wanted of pairs with the commit ``base``, going on from those of earlier
+        runs. Those of a confirmation are others than those of --perf-against, by their gates.
+        """
+        commits, gates = (self._bench.revision.commit, base), judged(case)
+        earlier, not_pooled = self._store.of_one_comparison(
+            case.slug, lambda one: one.head.gates == gates and self._is_of(one, *commits)
+        )
+        return PairsWanted(
+            self.budget.share_s(),
+            rule_for=rule_for,
+            earlier=earlier,
+            not_pooled=not_pooled,
+            keep=partial(self._keep_pairs, case),
+        )
 
     def _keep_pairs(self, case: Case, found: Comparison) -> tuple[Comparison, Path]:
         """Keep what was measured, marked if its tree changed meanwhile; return it, and where."""

@@ -283,3 +283,38 @@ def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
     assert result.ret == 1
     result.says("not recorded, the machine changed, not the code: linear?124m?: *needs a reason*")
     assert (gate.baselines / "h200x1.json").read_text() == before
+
+
+def test_a_retry_of_an_alarm_goes_on_from_its_pairs(gate, h200):
+    """Of the same files; --perf-against begins its own, and so does another commit."""
+    recorded(gate, h200)
+    seen = []
+    for arguments in ((), (), ("--perf-against=HEAD~1",), ()):
+        gate.run(*arguments)
+        seen.append(len(gate.earlier))
+    (gate.path / "other.py").touch()
+    gate.commit()
+    gate.run()
+    assert [*seen, len(gate.earlier)] == [0, 1, 0, 2, 0]
+
+
+def test_a_screen_that_passes_does_not_clear_what_pairs_have_confirmed(gate, h200):
+    """The next draw of the screen is lucky: the pairs that there are say SLOWER all the same. Of
+    other files, and where the pairs saw nothing, nobody asks.
+    """
+    case = recorded(gate, h200)
+    gate.will_compare(case, 10.0)
+    gate.run(failed=1)
+    gate.will_measure(case, step_ms=10.0)
+    result = gate.run(failed=1)
+    assert len(gate.earlier) == 1
+    result.says("    confirmed, the code is SLOWER: the recording's own commit*over 6 pairs*")
+    result.says("linear?124m?: SLOWER: step_ms *(+10.0 %, limit 0.*")
+    gate.run("--perf-no-confirm", passed=1)
+    (gate.path / "other.py").touch()
+    gate.run(passed=1)  # of no commit: it may be the mend
+    assert gate.paired == []
+    gate.commit()
+    gate.will_compare(case, 0.0)
+    gate.run(passed=1)
+    assert gate.paired == []

@@ -342,7 +342,8 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     moved = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT, 10.0, 50.0, 400.0, 4.0)
     verdict = Verdict(case.id, Status.SLOWER, Reason.BEYOND_LIMIT, metrics=(moved,), recordings=5)
     recorded = ("f" * 40,)
-    after, found = confirm(case, here, verdict, seen, recorded, lambda text: None, 0.0)
+    pairs = PairsWanted(budget_s=0.0)
+    after, found = confirm(case, here, verdict, seen, recorded, lambda text: None, lambda *_: pairs)
     (ratio,) = found.log_ratios()
     assert ratio > math.log(4 / 3)  # the factors are 5 and 3
     base = git(work, "rev-parse", "origin/main")

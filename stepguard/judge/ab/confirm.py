@@ -1,10 +1,11 @@
 """Confirmation of the screen's alarm by pairs: they tell slower code from a slower machine."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.judge.ab.decision import decision, pairs_finding, problem, wants_another_pair, why
+from stepguard.judge.ab.earlier import says_slower
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.series import of_pairs
 from stepguard.judge.summary import summarise
@@ -43,11 +44,27 @@ def to_confirm(verdict: Verdict) -> MetricVerdict | None:
     return worst if timed and worst.status in (Status.SLOWER, Status.FASTER) else None
 
 
-def confirmation_wants_pair(verdict: Verdict, comparison: Comparison) -> bool:
-    """Tell whether a confirmation needs another pair: the step is not decided yet, or it is not
-    what the screen says of another time, and the pairs still leave room for that.
+def may_ask(verdict: Verdict, earlier: Sequence[Comparison]) -> bool:
+    """Tell whether pairs have to say what is true of a screen's verdict: it moved a time, or passes
+    where the pairs of an ``earlier`` run of these commits said SLOWER. Until it is green by chance
+    nobody needs to try.
     """
+    passes = verdict.status is Status.SAME and not verdict.whole
+    return to_confirm(verdict) is not None or passes and says_slower(earlier)
+
+
+def confirmation_wants_pair(
+    verdict: Verdict, comparison: Comparison, steps: range = range(0)
+) -> bool:
+    """Tell whether a confirmation needs another pair: the step is not decided yet, an earlier run's
+    pairs did not time all ``steps``, or it is not what the screen says of another time, and the
+    pairs still leave room for that.
+    """
+    if to_confirm(verdict) is None:  # the earlier pairs alone are asked
+        return False
     if wants_another_pair(comparison):
+        return True
+    if comparison.earlier and problem(comparison) is None and _missed(comparison, steps):
         return True
     step = decision(comparison)
     return (
@@ -80,6 +97,8 @@ def confirmed(
     screen saw of it. Where the pairs cannot say, the screen's word remains, unconfirmed; but a step
     that does other work is not FASTER, it is CHANGED.
     """
+    if to_confirm(verdict) is None:
+        return _as_before(verdict, comparison, commit)
     failed = problem(comparison)
     if failed is not None and failed.reason in OTHER_WORK and verdict.status is Status.FASTER:
         facts = {**(failed.facts or {}), "but": verdict.status.value}
@@ -93,15 +112,38 @@ def confirmed(
     return replace(found, **{name: one for name, one in why(comparison).items() if one})
 
 
+def _as_before(verdict: Verdict, comparison: Comparison, commit: str) -> Verdict:
+    """Return a verdict that passes, SLOWER where the pairs of an earlier run say so."""
+    its = decision(comparison)
+    if its is None or problem(comparison) is not None:  # the earlier pairs are none of this machine
+        return verdict
+    if its.status is not Status.SLOWER and of_pairs(comparison) is None:
+        return verdict
+    its = replace(its, status=Status.SLOWER)
+    how = Confirmed(Confirmation.CONFIRMED, commit, pairs_finding(comparison, its))
+    judged = (
+        _slower(one, comparison, its, how) if one.metric == JUDGED_TIME and one.gated else one
+        for one in verdict.metrics
+    )
+    return verdict.with_metrics(tuple(judged))
+
+
 def _not_the_machine(
     comparison: Comparison, own: bool, steps: range
 ) -> tuple[Confirmation, int] | None:
     """Return why pairs that saw no difference do not say that it was the machine."""
-    for side in (comparison.head, comparison.base):
-        blocks = [block for launch in side.launches for block in launch.blocks]
-        if missed := set(steps).difference(*(block.timed_steps for block in blocks)):
-            return Confirmation.STEPS_NOT_TIMED, len(missed)
+    if missed := _missed(comparison, steps):
+        return Confirmation.STEPS_NOT_TIMED, missed
     return None if own else (Confirmation.OTHER_COMMIT, 0)  # it may have been slow there already
+
+
+def _missed(comparison: Comparison, steps: range) -> int:
+    """Return how many of the steps the pairs did not time, on the side that lacks more of them."""
+    timed = (
+        [block.timed_steps for launch in side.launches for block in launch.blocks]
+        for side in (comparison.head, comparison.base)
+    )
+    return max(len(set(steps).difference(*blocks)) for blocks in timed)
 
 
 def _judged(

@@ -57,6 +57,11 @@ def pooled(earlier: Sequence[Comparison], now: Comparison) -> EarlierPairs:
     return next((one for one in usable if one.status is Status.SLOWER), usable[0])
 
 
+def says_slower(earlier: Sequence[Comparison]) -> bool:
+    """Tell whether one of these runs said that the step is slower, and did not take it back."""
+    return any(decision(one) and _from(one).status is Status.SLOWER for one in earlier)
+
+
 def _from(earlier: Comparison) -> EarlierPairs:
     status = Status.SLOWER if of_pairs(earlier) else by_plan(earlier).status
     status = Status.INCONCLUSIVE if earlier.unproven else status

@@ -15,6 +15,7 @@ from stepguard.judge.ab.confirm import (
     MACHINE_LIMIT_PCT,
     confirmation_wants_pair,
     confirmed,
+    may_ask,
     same_code,
     settled,
     to_confirm,
@@ -381,3 +382,40 @@ def test_an_alarm_that_pairs_confirmed_remains():
     assert (slower.status, slower.outcome) == (Status.SLOWER, "failed")
     machine = settled(confirmed(screened(2.0), beside(0.0), HOW))
     assert machine.status is Status.SAME and machine.has_notice
+
+
+def test_a_retry_takes_further_pairs_where_a_step_was_not_timed():
+    """Those of the earlier run decided, and their launches did not get as far as this screen's."""
+    slow, usual = (
+        tuple(launch(ms, n, blocks=(block(ms, ran=0),)) for n in range(1, 7))
+        for ms in (263.0, 250.0)
+    )
+    found = replace(beside(5.0, {"launches": slow}, {"launches": usual}), earlier=6)
+    assert not confirmation_wants_pair(screened(5.0), found, range(3, 10))
+    assert confirmation_wants_pair(screened(5.0), found, range(3, 11))
+    assert not confirmation_wants_pair(screened(5.0), replace(found, earlier=0), range(3, 11))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "status"),
+    [
+        (beside(5.0), Status.SLOWER),
+        (beside(0.0), Status.SAME),
+        (beside(5.0, spread=NOISY), Status.SAME),
+        (beside(5.0, head=FAULTY), Status.SAME),
+    ],
+)
+def test_what_pairs_have_called_slower_is_no_chance_of_the_screen(earlier, status):
+    """A screen that passes asks them, and no further pair; it stays `same` but for their SLOWER."""
+    before = screened(0.0)
+    assert before.status is Status.SAME and not may_ask(before, [])
+    assert may_ask(before, [earlier]) is (status is Status.SLOWER)
+    assert not confirmation_wants_pair(before, beside(0.0, spread=()), range(3, 11))
+    after = confirmed(before, earlier, HOW)
+    assert after.status is settled(after).status is status
+    if status is Status.SLOWER:
+        assert note(metric(after, "step_ms")).startswith(
+            "confirmed, the code is SLOWER: the recording"
+        )
+    else:
+        assert after == before
