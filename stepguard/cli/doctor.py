@@ -35,6 +35,7 @@ from stepguard.roofline import Peaks
 from stepguard.storage import baselines as baseline
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
+from stepguard.text import listed
 
 _PEAKS = "stepguard.worker.profilers.peaks"
 _ASK_TORCH = """
@@ -223,7 +224,8 @@ def _peaks() -> Iterator[Finding]:
     path = peaks.save(found)
     rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in found.flops_per_s.items())
     copied = f"copy {found.copy_bytes_per_s / 1e9:.4g} GB/s read and written"
-    yield "ok", f"{found.device_name} {found.device_uuid}: {copied}; products, TFLOP/s: {rates}"
+    card = f"{found.device_name} {found.device_uuid}".rstrip()  # a CPU has no UUID
+    yield "ok", f"{card}: {copied}; products, TFLOP/s: {rates}"
     yield "ok", f"kept in {path}"
 
 
@@ -233,7 +235,7 @@ def _tree(root: Path, baselines: Path) -> Iterator[Finding]:
         return
     revision = current(root, baselines)
     if revision.dirty:
-        changes = f"{len(revision.dirty)} uncommitted changes ({revision.dirty[0]})"
+        changes = f"uncommitted changes ({listed(revision.dirty)})"
         yield "note", f"nothing can be recorded: {changes}"
     else:
         yield "ok", f"commit {revision.commit[:10]}, clean"
