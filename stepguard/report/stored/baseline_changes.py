@@ -1,6 +1,6 @@
 """Baselines, calibrations and waivers that a change edits: old -> new, a line for each entry."""
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TypeVar
 
@@ -8,6 +8,7 @@ from stepguard.baseline_file import Entry
 from stepguard.git.revision import CALIBRATION
 from stepguard.judge.ab.calibration import CalibratedCase
 from stepguard.metrics import METRICS, format_value
+from stepguard.recording import Recording
 from stepguard.report.stored.waivers import described
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.waivers import load_waivers, today
@@ -77,9 +78,27 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
         ("gates", *_apart(old.required_gates, new.required_gates)),
         ("extended", str(old.extended), str(new.extended)),
     )
-    parts = [*_figures(old, new), *_parts(old, new), *counted]
+    same_level = len(old.epochs) == len(new.epochs)
+    edited = _edited(was.recordings, now.recordings) if same_level else 0
+    changed = ("recordings edited or taken out", "0", str(edited))
+    parts = [*_figures(old, new), *_parts(old, new), *counted, changed]
     moved = [f"{name} {a} -> {b}" for name, a, b in parts if a != b]
     return ", ".join(moved) or "fields that are not judged"
+
+
+def _edited(old: Sequence[Recording], new: Sequence[Recording]) -> int:
+    """Return how many of a level's recordings are no longer there as far as they are judged: times
+    are compared with all of them. The newest one's figures are told by themselves.
+    """
+
+    def origin(one: Recording) -> object:
+        return one.commit, one.device_uuid, one.software
+
+    def judged(one: Recording) -> object:
+        return origin(one), one.times_ms, one.counters, one.differences_pct
+
+    lost = [one for one in old[:-1] if judged(one) not in map(judged, new)]
+    return len(lost) + (origin(old[-1]) not in map(origin, new))
 
 
 def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:

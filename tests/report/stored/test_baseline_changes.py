@@ -75,6 +75,32 @@ def test_an_entry_is_told_by_what_it_changes(folders, cases, said):
     assert back.startswith("h200x1.json: ")
 
 
+EDITED = "recordings edited or taken out"
+SPREAD = {"step_ms": [240.0, 250.0, 260.0]}
+
+
+@pytest.mark.parametrize(
+    ("recordings", "said"),
+    [
+        ([recording(253.0), recording(251.0, 1)], f"{EDITED} 0 -> 1"),
+        ([recording(250.0, times_ms=SPREAD), recording(251.0, 1)], f"{EDITED} 0 -> 1"),
+        ([recording(250.0, counters={}), recording(251.0, 1)], f"{EDITED} 0 -> 1"),
+        ([recording(), recording(251.0, 1, device_uuid="GPU-9")], f"{EDITED} 0 -> 1"),
+        ([recording(251.0, 1)], f"recordings 2 -> 1, {EDITED} 0 -> 1"),
+        ([recording(), recording(251.0, 1), recording(251.0, 2)], "recordings 2 -> 3"),
+        ([recording(detail={}), recording(251.0, 1)], "fields that are not judged"),
+    ],
+)
+def test_a_levels_earlier_recordings_are_judged_too(folders, recordings, said):
+    """Times are compared with all of them, and the card decides which limit applies."""
+    old, new = folders
+    baselines.save(old / "h200x1.json", edited(**{CASE_ID: entry((250.0, 251.0))}))
+    one = entry(epochs=[epoch(recordings=recordings)])
+    baselines.save(new / "h200x1.json", edited(**{CASE_ID: one}))
+    (line,) = changes(old, new)
+    assert line == f"h200x1.json: {CASE_ID}: {said}"
+
+
 def test_many_figures_are_counted(folders):
     """Four are shown, and how many more there are."""
     counters = {name: 2 * n + 1 for name, n in recording().counters.items()}
