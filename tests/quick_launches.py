@@ -6,11 +6,13 @@ asks for more, and nothing is given up early because the machine is busy with so
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from stepguard.case import Case
+from stepguard.evidence import Block, Launch
 from stepguard.launch import diagnosis, group, supervisor, torchrun
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.measure import ab, warmup, workers
@@ -121,3 +123,15 @@ def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> Non
 
     monkeypatch.setattr(ab._PairRun, "_pair", pair)
     monkeypatch.setattr(ab._PairRun, "_start_following", following)
+
+
+def invent_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let all pairs be of equal steps that nobody ran, for tests of what comes of a comparison."""
+    block = Block(4, (40.0,), (40.0,), (10.0,) * 4, ran=9)
+
+    def pair(run: ab._PairRun, number: int) -> None:
+        for side in run.sides:
+            side.launches.append(Launch(number, (block, block), 0.0, 0.0, 9, "", 0.0))
+
+    monkeypatch.setattr(ab._PairRun, "_pair", pair)
+    monkeypatch.setattr(ab, "Pair", lambda *_: SimpleNamespace(launches=[]))

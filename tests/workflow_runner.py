@@ -43,6 +43,9 @@ class GitHub:
     replaced: dict[str, str] = field(default_factory=dict)  # in the environments of jobs
     artifacts: dict[str, Path] = field(default_factory=dict)
     caches: dict[str, Path] = field(default_factory=dict)
+    # Names of steps that look at the machine, and the scripts of those that have found it fit.
+    looks: tuple[str, ...] = ()
+    fit: set[str] = field(default_factory=set)
 
     def event(self, name: str, sha: str, ref: str, **event: Any) -> dict[str, Any]:
         """Return the context of a run that an event starts."""
@@ -114,7 +117,9 @@ class _Machine:
         return Job("success" if good else "failure", self.log, summary, self.ran)
 
     def _script(self, step: Any) -> bool:
-        """Run a script as `bash -e`, in the job's folder."""
+        """Run a script as `bash -e`, in the job's folder; one that looks at the machine once."""
+        if step["run"] in self.hub.fit:
+            return True
         script = self.temp / "script.sh"
         script.write_text(step["run"])
         default = self.job.get("defaults", {}).get("run", {}).get("working-directory", ".")
@@ -128,6 +133,8 @@ class _Machine:
             check=False,
         )
         self.log += done.stdout
+        if step.get("name") in self.hub.looks and done.returncode == 0:
+            self.hub.fit.add(step["run"])
         return done.returncode == 0
 
     def _environment(self, step: Any) -> dict[str, str]:

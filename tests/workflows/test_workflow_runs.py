@@ -12,7 +12,6 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from quick_launches import CLOCK_OF_STEPS
 from workflow_runner import GitHub, git
 
 from stepguard.report.github import MARKER
@@ -21,27 +20,17 @@ ROOT = Path(__file__).resolve().parents[2]
 CALLER, COMMENT, BASELINES, TESTS = (
     f".github/workflows/{name}.yml" for name in ("perf", "comment", "baselines", "tests")
 )
-MODEL = f"""
-# ruff: noqa: E402
-# fmt: off
+MODEL = """
 import torch
-
-
-class Clock:  # of this rank: a read costs no time
-    now_s = 0.0
-
-
-{CLOCK_OF_STEPS}
 
 
 class Step:
     tokens_per_step = 8
 
     def __init__(self):
-        self.weight = torch.ones(4, 4)
+        self.weight = torch.ones(64, 64)
 
     def step(self):
-        Clock.now_s += 0.01
         total = (self.weight @ self.weight).sum()
         return total
 
@@ -60,14 +49,16 @@ from stepguard.plugin import cases
 def test_step(perf, case):
     perf(case)
 """
+# All jobs run on this machine, which is looked at once for each workflow.
+LOOKS, FIT = ("the machine", "what reading a document needs"), set[str]()
 ACCEPT = "python -m stepguard accept --evidence evidence/runs --reason '...'"
 QUICK = """
 # ruff: noqa: I001
 import pytest
-from quick_launches import repeat_pairs, shorten_launches
+from quick_launches import invent_pairs, shorten_launches
 
 shorten_launches(pytest.MonkeyPatch())
-repeat_pairs(pytest.MonkeyPatch(), real=1)
+invent_pairs(pytest.MonkeyPatch())
 pytest_plugins = ["stepguard.plugin"]
 """
 
@@ -195,7 +186,7 @@ def hub(origin, tmp_path, api):
     """GitHub, where a CPU takes the GPU's place."""
     url = f"http://127.0.0.1:{api.server_port}"
     replaced = {"PYTHON": sys.executable, "GPUS": "0"}
-    return GitHub(origin, tmp_path, url, replaced=replaced)
+    return GitHub(origin, tmp_path, url, replaced=replaced, looks=LOOKS, fit=FIT)
 
 
 def pull_request(hub, repository="OWNER/REPO", head="slow", merged="merged"):
