@@ -64,16 +64,17 @@ def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> 
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
 
 
-def remove_waiver(folder: Path, case_id: str, metric: str, day: date) -> Path:
-    """Remove the waiver of a metric from the folder's file; one that is left empty stays.
+def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
+    """Remove the case's waiver of a metric, or all of its waivers where that is empty, from the
+    folder's file; one that is left empty stays.
 
     Raises FileError where there is none of it, or the file is not sound.
     """
     path, waivers = folder / WAIVERS, load_waivers(folder, day)
-    kept = [one for one in waivers if _key(one) != (case_id, metric)]
+    kept = [one for one in waivers if (one.case, metric and one.metric) != (case_id, metric)]
     if len(kept) == len(waivers):
         has = ", ".join(f"{one.case} {one.metric}" for one in waivers) or "none at all"
-        raise FileError(f"{path}: no waiver of {case_id} {metric}; it has: {has}")
+        raise FileError(f"{path}: no waiver of {f'{case_id} {metric}'.rstrip()}; it has: {has}")
     save(path, WaiverFile(schema=SCHEMA, waivers=kept), SCHEMA, "run the command again")
     return path
 

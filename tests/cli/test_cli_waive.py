@@ -139,6 +139,21 @@ def test_what_is_removed_has_to_be_there(changed):
     assert [one["metric"] for one in waivers(changed)] == ["graph_breaks"]
 
 
+def test_what_was_waived_at_once_is_removed_at_once(changed):
+    """All of the case, and of no other one."""
+    path = changed.path / "baselines" / "waivers.json"
+    changed("waive", "linear[a]", *SIZE, *WHY)
+    changed("waive", "linear[a]", "flops_per_step", "--value", "2", *WHY)
+    document = json.loads(path.read_text())
+    document["waivers"].append(document["waivers"][0] | {"case": "linear[b]"})
+    path.write_text(json.dumps(document))
+    removed = changed("waive", "linear[a]", "--remove")
+    assert removed.status == 0 and "linear[a]: waivers removed from" in removed.out
+    assert [one["case"] for one in waivers(changed)] == ["linear[b]"]
+    again = changed("waive", "linear[a]", "--remove")
+    assert again.status == 1 and "no waiver of linear[a]; it has: linear[b]" in again.err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -150,9 +165,14 @@ def test_what_is_removed_has_to_be_there(changed):
         (("linear[a]", *SIZE, *WHY[:2], "--days", "0"), "1 to 90"),
         (("linear[a]", *SIZE, "--days", "9"), "--reason"),
         (("linear[a]", *SIZE, "--reason", "...", *WHY[2:]), "reason is"),
-        (("linear[a]", "graph_breaks", *WHY), "a METRIC and one of --limit-pct --value --remove"),
-        (("linear[a]", "--value", "2", *WHY), "a METRIC and one of --limit-pct --value --remove"),
-        (("linear[a]", "--remove"), "a METRIC and one of --limit-pct --value --remove"),
+        (
+            ("linear[a]", "graph_breaks", *WHY),
+            "a METRIC and one of --limit-pct --value go together",
+        ),
+        (
+            ("linear[a]", "--value", "2", *WHY),
+            "a METRIC and one of --limit-pct --value go together",
+        ),
         (("linear[a]", *WHY[:2]), "--days is missing"),
         (
             ("linear[a]", "step_ms", "--limit-pct", "60", *WHY),

@@ -6,7 +6,7 @@ Without a metric it is all that the case failed for when it was measured last, a
         --reason 'waits for torch 2.14' --days 30
     python -m stepguard waive 'train_step[124m-bf16]' step_ms --limit-pct 6 \\
         --reason 'waits for torch 2.14' --days 30
-    python -m stepguard waive 'train_step[124m-bf16]' step_ms --remove
+    python -m stepguard waive 'train_step[124m-bf16]' --remove
 """
 
 import argparse
@@ -24,7 +24,7 @@ from stepguard.storage.waivers import (
     BadWaiver,
     add_waiver,
     load_waivers,
-    remove_waiver,
+    remove_waivers,
     today,
 )
 from stepguard.waiver import Waiver
@@ -35,10 +35,12 @@ def add_command(commands: Any, root: Path) -> None:
     text = "let a known regression pass for some days"
     command = add_parser(commands, root, "waive", _waive, text)
     command.add_argument("case", metavar="CASE")
-    command.add_argument("metric", nargs="?", metavar="METRIC", help="default: all that failed")
+    command.add_argument(
+        "metric", nargs="?", metavar="METRIC", help="default: all that failed, or is waived"
+    )
     command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
     size = command.add_mutually_exclusive_group()
-    size.add_argument("--remove", action="store_true", help="remove the waiver of this metric")
+    size.add_argument("--remove", action="store_true", help="remove it instead")
     size.add_argument("--limit-pct", type=float, metavar="X", help="of a time: at most X percent")
     size.add_argument("--value", type=int, metavar="N", help="of a counter: at most N")
     command.add_argument("--reason", help="why it may pass, and what will end that")
@@ -48,15 +50,16 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _waive(options: argparse.Namespace) -> int:
     sized = (options.limit_pct, options.value) != (None, None)
-    if bool(options.metric) != (sized or options.remove):
-        raise UsageError(
-            "a METRIC and one of --limit-pct --value --remove go together; without them it is all "
-            "that failed, as it was measured last"
-        )
     if options.remove:
-        path = remove_waiver(options.baselines, options.case, options.metric, today())
-        say(f"{options.case}: waiver of {options.metric} removed from {path}; commit it")
+        path = remove_waivers(options.baselines, options.case, options.metric or "", today())
+        which = f"waiver of {options.metric}" if options.metric else "waivers"
+        say(f"{options.case}: {which} removed from {path}; commit it")
         return 0
+    if bool(options.metric) != sized:
+        raise UsageError(
+            "a METRIC and one of --limit-pct --value go together; without them it is all that "
+            "failed, as it was measured last"
+        )
     for name in ("reason", "days"):
         if getattr(options, name) is None:
             raise UsageError(f"--{name} is missing: a waiver has a reason and an end")
