@@ -6,7 +6,8 @@ step; ``information`` is shown and never judged.
 
 A counter has a role. ``work`` is what the step does (FLOPs, operator calls): a move either way
 means that it is no longer the same step. ``cost`` is what it pays (launches, peak memory): a rise
-fails, a fall is an improvement. Of times and differences less is better.
+fails, a fall is an improvement. Of times and differences less is better. What each of them counts
+is in docs/method.md.
 """
 
 from dataclasses import dataclass
@@ -53,7 +54,6 @@ class Metric:
 
     name: str
     unit: str
-    meaning: str
     scope: Scope = Scope.ANY  # the cases that have it
     kind: Kind = "information"
     role: Role = ""  # of a counter
@@ -85,126 +85,50 @@ _information = partial(Metric, kind="information", digits=3)
 
 _GPU, _SEVERAL, _EXACT = Scope.GPU, Scope.SEVERAL_RANKS, Scope.EXACT_MEMORY
 _TABLE = (
-    _time("step_ms", "ms", "mean step time: a block's wall clock over its steps, slowest rank"),
-    _time("step_ms_median", "ms", "median of single steps, by events, of the slowest rank"),
-    _work("flops_per_step", "FLOP", "counted while the step runs eagerly", parts=True),
-    _work("operator_calls_per_step", "calls", "ATen operators of the eager step", parts=True),
-    _work(
-        "compiled_operator_calls_per_step",
-        "calls",
-        "ATen operators that the compiled step still calls",
-        parts=True,
-    ),
-    _work("tokens_per_step", "tokens", "over all ranks"),
-    _cost(
-        "host_syncs_per_step",
-        "syncs",
-        "calls that make the host wait for the GPU, less those that the source allows",
-        _GPU,
-    ),
-    _cost(
-        "sync_candidates_per_step",
-        "calls",
-        "calls of the eager step that would make the host wait for a GPU",
-        Scope.CPU,
-    ),
-    _cost(
-        "launches_per_step", "calls", "API calls to launch a kernel or a graph", _GPU, slack_pct=2.0
-    ),
-    _cost("copies_per_step", "copies", "memory copies, by direction", _GPU, parts=True),
-    _cost("copied_bytes_per_step", "B", "bytes of these copies", _GPU, parts=True),
-    _cost(
-        "pageable_copies_per_step",
-        "copies",
-        "copies from or to memory that is not pinned, which the driver has to stage",
-        _GPU,
-    ),
-    _cost("memsets_per_step", "calls", "memory fills", _GPU),
-    _cost(COLLECTIVES, "calls", "collectives that a rank joins", _SEVERAL, parts=True),
-    _cost("collective_bytes_per_step", "B", "payload that a rank hands them", _SEVERAL, parts=True),
-    _cost("generated_kernels", "kernels", "kernels that the compiler generated for the workload"),
-    _cost("graph_breaks", "breaks", "unique graph breaks"),
-    _cost("unique_graphs", "graphs", "graphs that were compiled"),
-    _cost(
-        "recompiles", "recompiles", "compilations during the counted steps; steady ones have none"
-    ),
+    _time("step_ms", "ms"),
+    _time("step_ms_median", "ms"),
+    _work("flops_per_step", "FLOP", parts=True),
+    _work("operator_calls_per_step", "calls", parts=True),
+    _work("compiled_operator_calls_per_step", "calls", parts=True),
+    _work("tokens_per_step", "tokens"),
+    _cost("host_syncs_per_step", "syncs", _GPU),
+    _cost("sync_candidates_per_step", "calls", Scope.CPU),
+    _cost("launches_per_step", "calls", _GPU, slack_pct=2.0),
+    _cost("copies_per_step", "copies", _GPU, parts=True),
+    _cost("copied_bytes_per_step", "B", _GPU, parts=True),
+    _cost("pageable_copies_per_step", "copies", _GPU),
+    _cost("memsets_per_step", "calls", _GPU),
+    _cost(COLLECTIVES, "calls", _SEVERAL, parts=True),
+    _cost("collective_bytes_per_step", "B", _SEVERAL, parts=True),
+    _cost("generated_kernels", "kernels"),
+    _cost("graph_breaks", "breaks"),
+    _cost("unique_graphs", "graphs"),
+    _cost("recompiles", "recompiles"),
     _cost(
         PEAK,
         "B",
-        "peak of the bytes that live tensors asked for, within a steady step",
         _EXACT,
         # Two summands that change places moved it by 0.02 %: backward passes run in another order.
         slack_pct=0.05,
         floor=ALLOCATION_BYTES,
     ),
-    _cost(
-        BETWEEN_STEPS,
-        "B",
-        "bytes that live when a steady step has ended, without gradients",
-        _EXACT,
-        floor=ALLOCATION_BYTES,
-    ),
-    _cost("leaked_bytes_per_step", "B", "what a steady step leaves behind", _EXACT),
-    _cost(
-        "device_allocations_per_step",
-        "calls",
-        "cudaMalloc, cudaFree and allocator retries in a steady step",
-        _GPU,
-    ),
-    _difference(
-        "sync_overhead_pct",
-        "% of a step",
-        "what one synchronize per step adds: synced less pipelined segments, alternated",
-        _GPU,
-    ),
-    _information("sync_overhead_ms", "ms", "the same in ms a step", _GPU),
-    _difference(
-        "exposed_comm_pct",
-        "% of a step",
-        "what exchange between ranks adds: steps as they are less steps without it",
-        _SEVERAL,
-    ),
-    _information("exposed_comm_ms", "ms", "the same in ms a step", _SEVERAL),
-    _information(
-        "rank_skew_pct",
-        "%",
-        "the slowest rank's step without exchange over the fastest one's",
-        _SEVERAL,
-        digits=2,
-    ),
-    _information("tokens_per_s", "tok/s", "tokens of all ranks over step_ms", digits=0),
-    _information(
-        "scaling_efficiency_pct",
-        "%",
-        "tokens a second of each rank, all at work, over those of one rank alone",
-        _SEVERAL,
-        digits=2,
-    ),
-    _information("one_rank_step_ms", "ms", "step time of one rank alone on this machine", _SEVERAL),
-    _information("mfu_pct", "%", "formula FLOPs over step_ms and the GPU's nominal peak", digits=2),
-    _information(
-        "compile_s", "s", "the first step: compiling, or loading from the cache", digits=2
-    ),
-    _information(
-        "enqueue_ms",
-        "ms",
-        "host time to enqueue a block's first step, when the launch queue is empty",
-    ),
-    _information("energy_j_per_step", "J", "the GPUs' energy over the timed blocks", digits=2),
-    _information(
-        "peak_reserved_bytes",
-        "B",
-        "peak of what the allocator had reserved; it depends on what ran before",
-        _GPU,
-        digits=0,
-    ),
-    _information(
-        "sync_api_share_pct",
-        "%",
-        "synchronize calls in the host's time in CUDA calls: waiting for a busy GPU, no loss",
-        _GPU,
-        digits=1,
-    ),
+    _cost(BETWEEN_STEPS, "B", _EXACT, floor=ALLOCATION_BYTES),
+    _cost("leaked_bytes_per_step", "B", _EXACT),
+    _cost("device_allocations_per_step", "calls", _GPU),
+    _difference("sync_overhead_pct", "% of a step", _GPU),
+    _information("sync_overhead_ms", "ms", _GPU),
+    _difference("exposed_comm_pct", "% of a step", _SEVERAL),
+    _information("exposed_comm_ms", "ms", _SEVERAL),
+    _information("rank_skew_pct", "%", _SEVERAL, digits=2),
+    _information("tokens_per_s", "tok/s", digits=0),
+    _information("scaling_efficiency_pct", "%", _SEVERAL, digits=2),
+    _information("one_rank_step_ms", "ms", _SEVERAL),
+    _information("mfu_pct", "%", digits=2),
+    _information("compile_s", "s", digits=2),
+    _information("enqueue_ms", "ms"),
+    _information("energy_j_per_step", "J", digits=2),
+    _information("peak_reserved_bytes", "B", _GPU, digits=0),
+    _information("sync_api_share_pct", "%", _GPU, digits=1),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 
