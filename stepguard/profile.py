@@ -28,7 +28,6 @@ class KernelRow:
     operator: str = ""  # that launched it
     source: str = ""  # "model/gpt.py(166): forward", where the stack was recorded
     code: str = ""  # hash of the source that the compiler generated for it; "" for others
-    order: float = 0.0  # mean place of its launches in a step, 0 to 1
     begin_us: float = 0.0  # of the first one, in the file
     stream: int = -1
     work: Work = Work()  # of a launch, where the shapes were recorded

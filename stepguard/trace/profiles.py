@@ -147,7 +147,6 @@ def kernel_rows(found: Analysis) -> list[KernelRow]:
     us = (gpu.end_us - gpu.start_us)[rows]
     calls = np.bincount(cell, minlength=size[0] * steps).reshape(size)
     total = np.bincount(cell, weights=us, minlength=size[0] * steps).reshape(size)
-    place = np.bincount(member, weights=_places(found, rows)) / np.bincount(member)
     operators = _operators(found, rows[first])
     works = _works(found, rows, member, len(first))
     order = np.argsort(-total.sum(axis=1), kind="stable")
@@ -165,7 +164,6 @@ def kernel_rows(found: Analysis) -> list[KernelRow]:
             operator=operators[i],
             source=source_at(found, int(rows[first[i]])),
             code=found.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
-            order=float(place[i]),
             begin_us=float(gpu.start_us[rows[first[i]]]),
             stream=int(gpu.stream[rows[first[i]]]),
             work=works[i],
@@ -198,14 +196,6 @@ def _works(found: Analysis, rows: Ints, member: Ints, groups: int) -> list[Work]
 def _type_on(kernel: str, dtype: str) -> str:
     """Return the type in which a kernel multiplies: single precision may be TF32 on a GPU."""
     return "tf32" if dtype == "fp32" and any(mark in kernel for mark in _TF32) else dtype
-
-
-def _places(found: Analysis, rows: Ints) -> Floats:
-    """Return where in its step each record begins, from 0 to 1."""
-    windows = found.windows
-    step = windows.step_of_record[rows]
-    place = (windows.gpu.start_us[rows] - windows.begin_us[step]) / windows.step_us[step]
-    return np.clip(place, 0.0, 1.0)
 
 
 def _operators(found: Analysis, records: Ints) -> list[str]:

@@ -280,7 +280,7 @@ def test_a_librarys_ranges_are_no_phases(name):
 
 
 def test_rows_of_kernels():
-    """By name, launch shape and phase: calls and time of each step, operator and order."""
+    """By name, launch shape and phase: calls and time of each step, and operator."""
     trace = two_steps()
     trace.event("cpu_op", "aten::mm", 295, 10, **{"External id": 77})
     extra = {"grid": [2, 1, 1], "block": [64, 1, 1], "External id": 77}
@@ -291,7 +291,7 @@ def test_rows_of_kernels():
     small = next(row for row in rows if row.grid == (2, 1, 1))
     assert (small.calls, small.us, small.block) == ((2, 0), (30, 0), (64, 1, 1))
     assert (small.operator, small.canonical) == ("aten::mm", "cutlass")
-    assert 0.2 < small.order < 0.25 and len(rows) == 3
+    assert len(rows) == 3
 
 
 def test_generated_kernels_have_the_hash_of_their_source():
