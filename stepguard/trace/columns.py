@@ -71,8 +71,6 @@ class Allocations(_Table):
     on_gpu: Ints  # 1, or 0 for the CPU
     address: Ints
     bytes: Ints  # less than 0: freed
-    allocated: Ints  # bytes in use after it; on a CPU since the profiler began
-    reserved: Ints  # ... that the GPU's caching allocator holds
 
 
 @dataclass(frozen=True)
@@ -81,8 +79,6 @@ class LaunchShape:
 
     grid: tuple[int, ...] = ()
     block: tuple[int, ...] = ()
-    registers: int = 0  # a thread
-    shared_bytes: int = 0  # a block
 
 
 @dataclass(frozen=True)

@@ -175,12 +175,12 @@ def test_columns_are_in_order_and_complete():
     trace.head["distributedInfo"] = {"rank": 3, "world_size": 4}
     trace.event("cpu_op", "inner", 10, 2)
     trace.event("cpu_op", "outer", 10, 5)
-    trace.kernel(4, 20, 30, grid=[2, 3, 1], block=[128, 1, 1], **{"registers per thread": 96})
+    trace.kernel(4, 20, 30, grid=[2, 3, 1], block=[128, 1, 1])
     found = trace.read()
     assert [found.names[i] for i in found.host.name] == ["cudaLaunchKernel", "outer", "inner"]
     assert found.host.start_us.tolist() == [0, 6, 6] and found.began_us == 4
     assert found.host.correlation.tolist() == [1, NONE, NONE]
-    assert (found.shapes[0].grid, found.shapes[0].registers) == ((2, 3, 1), 96)
+    assert (found.shapes[0].grid, found.shapes[0].block) == ((2, 3, 1), (128, 1, 1))
     assert (found.machine.gpu, found.machine.rank, found.machine.world_size) == (
         "NVIDIA H200",
         3,

@@ -280,12 +280,15 @@ def test_a_librarys_ranges_are_no_phases(name):
 
 
 def test_rows_of_kernels():
-    """By name, launch shape and phase: calls and time of each step, and operator."""
+    """By name, grid, block and phase, as rows of two profiles are matched: calls and time of each
+    step, and operator.
+    """
     trace = two_steps()
     trace.event("cpu_op", "aten::mm", 295, 10, **{"External id": 77})
     extra = {"grid": [2, 1, 1], "block": [64, 1, 1], "External id": 77}
     trace.kernel(300, 300, 310, name="void cutlass<1>(int)", **extra)
-    trace.kernel(301, 310, 330, name="void cutlass<1>(int)", **extra)
+    more = extra | {"shared memory": 64, "registers per thread": 96}
+    trace.kernel(301, 310, 330, name="void cutlass<1>(int)", **more)
     trace.kernel(302, 330, 340, name="void cutlass<1>(int)", **(extra | {"grid": [3, 1, 1]}))
     rows = [row for row in profile(trace.analysis()).kernels if row.kind == "GEMM"]
     small = next(row for row in rows if row.grid == (2, 1, 1))

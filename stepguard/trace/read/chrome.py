@@ -138,7 +138,7 @@ class _Columns:
                 self._add_gpu(_GPU[kind], rows)
 
     def _add_allocation(self, event: Event, args: Scalar) -> None:
-        figures = (args.address, args.changed, args.allocated, args.reserved)
+        figures = (args.address, args.changed)
         if event.ts is None or None in figures:
             raise TraceError("it has an allocation without time, address or bytes")
         thread, gpu = self._threads[event.pid, event.tid], _number(args.device_type) == _CUDA
@@ -210,11 +210,7 @@ class _Columns:
         return found
 
     def _launch_shapes(self, args: list[Scalar]) -> list[int]:
-        shapes = self._shapes
-        return [
-            shapes[x.grid or (), x.block or (), int(x.registers or 0), int(x.shared or 0)]
-            for x in args
-        ]
+        return [self._shapes[one.grid or (), one.block or ()] for one in args]
 
     def trace(self, machine: Machine) -> Trace:
         """Return the columns in order of time, from the earliest begin."""

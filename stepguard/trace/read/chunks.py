@@ -56,8 +56,6 @@ class Scalar(msgspec.Struct, gc=False):
     bytes: int | float | None = None
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
-    registers: int | float | None = msgspec.field(name="registers per thread", default=None)
-    shared: int | float | None = msgspec.field(name="shared memory", default=None)
     collective: str | None = msgspec.field(name="Collective name", default=None)
     elements_in: int | float | None = msgspec.field(name="In msg nelems", default=None)
     elements_out: int | float | None = msgspec.field(name="Out msg nelems", default=None)
@@ -68,8 +66,6 @@ class Scalar(msgspec.Struct, gc=False):
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NO_JSON)
     address: int | float | str | None = msgspec.field(name="Addr", default=None)
     changed: int | float | str | None = msgspec.field(name="Bytes", default=None)
-    allocated: int | float | str | None = msgspec.field(name="Total Allocated", default=None)
-    reserved: int | float | str | None = msgspec.field(name="Total Reserved", default=None)
     device_type: int | float | str | None = msgspec.field(name="Device Type", default=None)
     code: str | None = msgspec.field(name="kernel_hash", default=None)
 

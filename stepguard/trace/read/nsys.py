@@ -35,7 +35,6 @@ from stepguard.trace.read.chunks import TraceError
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _GRID, _BLOCK = ("gridX", "gridY", "gridZ"), ("blockX", "blockY", "blockZ")
 _WHERE = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
-_SHAPE = (*_GRID, *_BLOCK, "registersPerThread", "staticSharedMemory", "dynamicSharedMemory")
 # Columns of every version; of the others a missing one is NULL.
 _NEEDED = {"start", "end", "deviceId", "streamId", "correlationId", "nameId", *_GRID, *_BLOCK}
 _DIRECTIONS = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
@@ -86,7 +85,7 @@ class _Export:
     def gpu(self) -> Iterable[tuple[int, tuple[Any, ...]]]:
         """Yield process and columns of each record."""
         names = ("demangledName", "shortName")
-        for row in self._rows(_KERNELS, (*_WHERE, *names, *_SHAPE)):
+        for row in self._rows(_KERNELS, (*_WHERE, *names, *_GRID, *_BLOCK)):
             name = self._strings.get(row[6]) or self._strings.get(row[7]) or "?"
             yield self._record(KERNEL, name, row, NONE, self._shape(row[8:]))
         columns = (*_WHERE, "bytes", "copyKind", "srcKind", "dstKind")
@@ -157,9 +156,7 @@ class _Export:
             names=tuple(self._names),
             host=Host(*_columns(host, 7, began)),
             gpu=Gpu(*_columns(gpu, 10, began)),
-            shapes=tuple(
-                LaunchShape(row[:3], row[3:6], row[6], row[7] + row[8]) for row in self._shapes
-            ),
+            shapes=tuple(LaunchShape(row[:3], row[3:]) for row in self._shapes),
             machine=Machine(gpu=self._gpu_name()),
             began_us=began / 1e3,
         )
