@@ -29,7 +29,6 @@ class KernelRow:
     source: str = ""  # "model/gpt.py(166): forward", where the stack was recorded
     code: str = ""  # hash of the source that the compiler generated for it; "" for others
     begin_us: float = 0.0  # of the first one, in the file
-    stream: int = -1
     work: Work = Work()  # of a launch, where the shapes were recorded
 
     @property

@@ -58,7 +58,6 @@ class Gpu(_Table):
     stream: Ints
     correlation: Ints
     external: Ints
-    bytes: Ints  # of a copy or a fill; NONE for a kernel
     shape: Ints  # into Trace.shapes; NONE for a copy or a fill
 
 

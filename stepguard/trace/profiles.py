@@ -165,7 +165,6 @@ def kernel_rows(found: Analysis) -> list[KernelRow]:
             source=source_at(found, int(rows[first[i]])),
             code=found.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
             begin_us=float(gpu.start_us[rows[first[i]]]),
-            stream=int(gpu.stream[rows[first[i]]]),
             work=works[i],
         )
         for i in order.tolist()

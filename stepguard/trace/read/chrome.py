@@ -117,7 +117,7 @@ class _Columns:
         self._messages: dict[int, Message] = {}
         self._codes: dict[int, str] = {}
         self._host = [array(code) for code in "biddiqq"]
-        self._gpu = [array(code) for code in "biddiiqqqi"]
+        self._gpu = [array(code) for code in "biddiiqqi"]
         self._work: dict[int, Work] = {}
         self._known: dict[Inputs, Work] = {}
         self._allocations: list[tuple[Any, ...]] = []
@@ -181,7 +181,6 @@ class _Columns:
             _numbers([row.tid if one.stream is None else one.stream for row, one in pairs]),
             _numbers([one.correlation for one in args]),
             self._externals(args),
-            _numbers([one.bytes for one in args]),
             self._launch_shapes(args) if kind == KERNEL else [NONE] * len(rows),
         )
         _extend(self._gpu, columns)

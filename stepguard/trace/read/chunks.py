@@ -53,7 +53,6 @@ class Scalar(msgspec.Struct, gc=False):
     external_old: int | float | None = msgspec.field(name="external id", default=None)
     stream: int | str | None = None
     device: int | str | None = None
-    bytes: int | float | None = None
     grid: tuple[int, ...] | None = None
     block: tuple[int, ...] | None = None
     collective: str | None = msgspec.field(name="Collective name", default=None)

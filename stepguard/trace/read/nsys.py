@@ -87,21 +87,21 @@ class _Export:
         names = ("demangledName", "shortName")
         for row in self._rows(_KERNELS, (*_WHERE, *names, *_GRID, *_BLOCK)):
             name = self._strings.get(row[6]) or self._strings.get(row[7]) or "?"
-            yield self._record(KERNEL, name, row, NONE, self._shape(row[8:]))
-        columns = (*_WHERE, "bytes", "copyKind", "srcKind", "dstKind")
+            yield self._record(KERNEL, name, row, self._shape(row[8:]))
+        columns = (*_WHERE, "copyKind", "srcKind", "dstKind")
         for row in self._rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns):
-            sides = f"{_MEMORY.get(row[8], '?')} -> {_MEMORY.get(row[9], '?')}"
-            name = f"Memcpy {_DIRECTIONS.get(row[7], '?')} ({sides})"
-            yield self._record(COPY, name, row, row[6], NONE)
-        for row in self._rows("CUPTI_ACTIVITY_KIND_MEMSET", (*_WHERE, "bytes")):
-            yield self._record(FILL, "Memset (Device)", row, row[6], NONE)
+            sides = f"{_MEMORY.get(row[7], '?')} -> {_MEMORY.get(row[8], '?')}"
+            name = f"Memcpy {_DIRECTIONS.get(row[6], '?')} ({sides})"
+            yield self._record(COPY, name, row, NONE)
+        for row in self._rows("CUPTI_ACTIVITY_KIND_MEMSET", _WHERE):
+            yield self._record(FILL, "Memset (Device)", row, NONE)
 
     def _record(
-        self, kind: int, name: str, row: tuple[Any, ...], size: int | None, shape: int
+        self, kind: int, name: str, row: tuple[Any, ...], shape: int
     ) -> tuple[int, tuple[Any, ...]]:
         start, end, device, stream, correlation, pid = row[:6]
-        columns = (kind, self._name(name), start, end, device, stream, correlation, NONE, size)
-        return _process(pid), (*columns, shape)
+        columns = (kind, self._name(name), start, end, device, stream, correlation, NONE, shape)
+        return _process(pid), columns
 
     def _shape(self, row: tuple[int | None, ...]) -> int:
         return self._shapes.setdefault(tuple(int(x or 0) for x in row), len(self._shapes))
@@ -155,7 +155,7 @@ class _Export:
         return Trace(
             names=tuple(self._names),
             host=Host(*_columns(host, 7, began)),
-            gpu=Gpu(*_columns(gpu, 10, began)),
+            gpu=Gpu(*_columns(gpu, 9, began)),
             shapes=tuple(LaunchShape(row[:3], row[3:]) for row in self._shapes),
             machine=Machine(gpu=self._gpu_name()),
             began_us=began / 1e3,
