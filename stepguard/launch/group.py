@@ -55,11 +55,12 @@ class WorkerGroup:
         self.close()
 
     def imported(self) -> bool:
-        """Tell whether a standby's agent has imported. Raises LaunchFailed if it never will."""
-        if (self._scratch / STANDBY).exists():
-            return True
-        self._still_starts()
-        return False
+        """Tell whether a standby's agent has imported. Raises LaunchFailed if it never will, or has
+        ended since.
+        """
+        imported = (self._scratch / STANDBY).exists()
+        self._still_starts(imported)
+        return imported
 
     def release(self) -> None:
         """Let a standby start its ranks; once is enough."""
@@ -92,13 +93,13 @@ class WorkerGroup:
         if not self.pids and self._control.somebody_waits():
             self._accept(lambda: None)
         else:
-            self._still_starts()
+            self._still_starts(bool(self.pids))
         return bool(self.pids)
 
-    def _still_starts(self) -> None:
+    def _still_starts(self, imported: bool) -> None:
         """Raise LaunchFailed if the import takes too long, or a process has ended."""
         with self._faults("start", lambda: None):
-            if not self.pids and time.monotonic() - self.began > HELLO_LIMIT_S:
+            if not imported and time.monotonic() - self.began > HELLO_LIMIT_S:
                 raise NoAnswer
             self._watch()
 

@@ -1,6 +1,13 @@
-"""The first launch of the case that comes next: it imports while this case's last one runs."""
+"""The first launch of the case that comes next: it imports torch while this case's last one runs.
+
+It is on standby (worker/agent.py), so that no code of the tree, or that the tree imports, is loaded
+before its case begins: until then a fixture of its test may build an extension, or write a module.
+"""
 
 import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from stepguard.case import Case
 from stepguard.launch.diagnosis import LaunchFailed
@@ -9,12 +16,12 @@ from stepguard.launch.torchrun import LaunchSpec
 
 
 class Ahead:
-    """Holds at most one group, which no case has taken yet. It has not touched a GPU."""
+    """Holds at most one group, which no case has taken yet. It has no rank."""
 
     def __init__(self) -> None:
         self.case: Case | None = None  # that comes next, if that is known
         self._group: WorkerGroup | None = None
-        self._environment: dict[str, str] = {}
+        self._inherited: tuple[Any, ...] = ()
 
     def expect(self, case: Case | None) -> None:
         """Say which case comes next, None if none does."""
@@ -22,11 +29,12 @@ class Ahead:
 
     def begin(self, spec: LaunchSpec) -> None:
         """Start the launch, unless it is held already, in place of one that was not taken."""
-        if self._group is not None and self._group.spec == spec:
+        waiting = replace(spec, standby=True)
+        if self._group is not None and self._group.spec == waiting:
             return
         self.close()
-        self._environment = _environment()
-        self._group = WorkerGroup(spec)
+        self._inherited = _inherited()
+        self._group = WorkerGroup(waiting)
 
     def ready(self) -> bool:
         """Tell whether nothing imports any more. A launch that failed is no longer held: its case
@@ -35,20 +43,21 @@ class Ahead:
         if self._group is None:
             return True
         try:
-            return self._group.ready()
+            return self._group.imported()
         except LaunchFailed:
             self.close()
             return True
 
     def take(self, spec: LaunchSpec) -> WorkerGroup | None:
         """Return the group, if it lives and is what ``spec`` would start now; its end is theirs."""
-        if self._group is None or self._group.spec != spec:
+        if self._group is None or self._group.spec != replace(spec, standby=True):
             return None
-        if self._environment != _environment():
+        if self._inherited != _inherited():
             self.close()
-            return None
         self.ready()
         group, self._group = self._group, None
+        if group is not None:
+            group.release()
         return group
 
     def close(self) -> None:
@@ -58,6 +67,8 @@ class Ahead:
             self._group = None
 
 
-def _environment() -> dict[str, str]:
+def _inherited() -> tuple[Any, ...]:
     """Return what a launch inherits."""
-    return {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    limits = Path("/proc/self/limits").read_bytes()
+    return variables, limits, os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
