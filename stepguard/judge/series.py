@@ -55,7 +55,6 @@ class Pattern:
     slower: float  # log-ratio of slow steps to the others
     adds: float  # log-ratio of the mean step to what it was without
     ms: float  # by so much a slow step is longer
-    launches: int  # that show it
     p_value: float = 1.0
 
     def facts(self) -> Facts:
@@ -67,7 +66,6 @@ class Pattern:
             "period": self.period,
             "slower_pct": 100 * math.expm1(self.slower),
             "slower_ms": self.ms,
-            "in_launches": self.launches,
         }
 
 
@@ -229,7 +227,7 @@ def _late(series: Sequence[_Series], sd_pct: float) -> Pattern | None:
     p_value = min(1.0, float(scipy.special.stdtr(degrees, -distance)) / ALPHA * 0.001)
     ms = usual * math.expm1(slower)
     after = int(at[best - 1])
-    return Pattern("late", begin, after, 0, slower, slower * later, ms, len(rises), p_value)
+    return Pattern("late", begin, after, 0, slower, slower * later, ms, p_value)
 
 
 def _both_sides(one: _Series, at: Numbers) -> tuple[Numbers, Numbers]:
@@ -284,7 +282,7 @@ def _periodic(series: Sequence[_Series]) -> Pattern | None:
         return None
     ms = float(np.mean([one.ms for one in series])) * math.expm1(slower)
     begin = int(steps[due].min())
-    return Pattern("periodic", begin, begin, period, slower, adds, ms, len(its), 1e-6)
+    return Pattern("periodic", begin, begin, period, slower, adds, ms, 1e-6)
 
 
 def _without_places(series: Sequence[_Series]) -> list[_Series]:

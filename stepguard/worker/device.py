@@ -148,10 +148,9 @@ def nvtx_range(name: str) -> contextlib.AbstractContextManager[object]:
     return found
 
 
-def empty_cache() -> int:
-    """Hand memory that the allocator caches back to the driver; return the bytes that it keeps."""
+def empty_cache() -> None:
+    """Hand memory that the allocator caches back to the driver."""
     torch.cuda.empty_cache()
-    return int(torch.cuda.memory_reserved())
 
 
 def allocator_calls() -> dict[str, int]:

@@ -208,9 +208,11 @@ class Session:
         return record_memory(step, self.device, self.phases, path, progress, self._frozen)
 
     def do_park(self) -> dict[str, Any]:
-        """Hand cached memory back to the driver; return the bytes that the allocator keeps."""
+        """Hand cached memory back to the driver."""
         device.synchronize(self.device)
-        return {"reserved_bytes": device.empty_cache() if self.on_gpu else 0}
+        if self.on_gpu:
+            device.empty_cache()
+        return {}
 
 
 def build(factory: str, params: dict[str, Any], device: str) -> Any:

@@ -53,7 +53,6 @@ def count_memory(tally: Tally, counted: CountedStep) -> None:
         tally.add("device_allocations_per_step", [per_step], calls)
         reserved = _gpu_peaks(counted, device.RESERVED)
         tally.information["peak_reserved_bytes"] = float(max(reserved.values()))
-        tally.detail["peak_reserved_bytes"] = reserved
 
 
 def _gpu_peaks(counted: CountedStep, what: str = device.REQUESTED) -> dict[str, int]:
