@@ -30,12 +30,12 @@ _KINDS = {
         r"select|slice|split|squeeze|t|transpose|unbind|unsqueeze|view)(\.|$)"
     ),
 }
-# Operators that compute nothing: what they copy, if they do, is an operator of its own. Not detach,
-# with which a step keeps what it would have freed; nor a library's own permute or split.
+# Operators that compute nothing: what they copy, if they do, is an operator of its own, and what a
+# step keeps by one of them is counted as bytes. Not a library's own permute or split.
 _VIEW = re.compile(
-    r"^aten(\.|::)(_reshape_alias|_unsafe_view|as_strided|chunk|expand|expand_as|flatten|"
-    r"movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|transpose|"
-    r"unbind|unflatten|unsqueeze|view|view_as)$"
+    r"^aten(\.|::)(_reshape_alias|_unsafe_view|as_strided|chunk|detach|expand|expand_as|"
+    r"flatten|movedim|narrow|permute|reshape|select|slice|split|split_with_sizes|squeeze|t|"
+    r"transpose|unbind|unflatten|unsqueeze|view|view_as)$"
 )
 # Operators whose overloads compute as much: others sort stably, round, or raise to tensors' powers.
 _ALIKE = re.compile(r"^aten\.(add|arange|eq|full|ge|gt|le|lt|mean|mul|ne|sub|sum)_?$")

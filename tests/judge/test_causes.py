@@ -318,6 +318,7 @@ def judged_calls(then, now):
         (dict(mm=500, split=4), dict(mm=500, chunk=4)),
         (dict(mm=500, split=1), dict(mm=500, slice=3)),
         (dict(mm=500), dict(mm=500, expand=10)),
+        (dict(mm=500), dict(mm=500, detach=1)),  # a loss for the log: what it keeps is counted
     ],
 )
 def test_views_in_place_of_others_are_the_same(then, now):
@@ -330,7 +331,6 @@ def test_views_in_place_of_others_are_the_same(then, now):
 @pytest.mark.parametrize(
     ("then", "now"),
     [
-        (dict(mm=500), dict(mm=500, detach=1)),
         (dict(mm=500), dict(mm=500, expand=11)),  # more than 2 %: work for the host
         (dict(mm=500, view=1), dict(mm=500, clone=1)),
         (dict(mm=500), dict(mm=501, view=1)),
