@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--save-every", type=int, default=100, help="steps")
     add("--sample-tokens", type=int, default=60, help="after a validation; 0: no sample")
     add("--peak-tflops", type=float, default=0.0, help="of a device, for MFU; known: H100, H200")
+    parser.set_defaults(**DEFAULTS[possible_devices()[-1]])  # which --help shows
     return parser
 
 

@@ -95,9 +95,14 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
         yield f"--perf-baselines={option.perf_baselines}: no such folder"
-    for name in ("--perf-json", "--perf-report"):
-        path = Path(config.invocation_params.dir, texts[name] or "")
-        if texts[name] and (problem := documents.unwritable(path)):
+    paths = [
+        Path(config.invocation_params.dir, text).resolve() if (text := texts[name]) else None
+        for name in ("--perf-json", "--perf-report")
+    ]
+    if paths[0] is not None and paths[0] == paths[1]:
+        yield f"--perf-json and --perf-report are both {texts['--perf-json']}: name two files"
+    for name, path in zip(("--perf-json", "--perf-report"), paths, strict=True):
+        if path is not None and (problem := documents.unwritable(path)):
             yield f"{name}={texts[name]}: {problem}"
 
 

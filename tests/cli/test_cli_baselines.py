@@ -55,6 +55,8 @@ def test_prune_removes_a_case_and_nothing_else(recorded):
     assert recorded("baselines", "prune", "linear[a]").status == 0
     del before["cases"]["linear[a]"]
     assert json.loads(path.read_text()) == before
+    recorded("baselines", "prune", "linear[b]")
+    assert recorded("baselines", "list").out.split("\n") == ["cpu.json", "no case", ""]
 
 
 def test_show_as_one_document(recorded):

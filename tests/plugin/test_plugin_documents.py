@@ -200,6 +200,13 @@ def test_a_run_that_is_killed_leaves_no_older_document(mixed, monkeypatch):
     assert seen == [False] and path.exists()
 
 
+def test_one_file_for_both_documents_is_refused(mixed):
+    """However it is spelled: the second would take the first one's place, and the run pass."""
+    result = mixed.run("--perf-json=run.json", "--perf-report=./run.json")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*--perf-json and --perf-report are both run.json: name two*"])
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [

@@ -59,7 +59,8 @@ def _baselines(options: argparse.Namespace) -> int:
     if options.action == "list":
         for path in paths:
             cases = {case_id: entry for at, case_id, entry in found if at == path}
-            say(*([path.name, *recorded.listing(cases)] if cases else []))
+            if cases or not options.case:
+                say(path.name, *(recorded.listing(cases) if cases else ["no case"]))
         return 0
     for path, case_id, entry in found:
         say(f"{path.name}  {case_id}", *recorded.lines(entry))
