@@ -66,7 +66,8 @@ class PairsWanted:
     earlier: tuple[Comparison, ...] = ()
     not_pooled: str = ""  # why others of them are not there
     # Called after each pair, so that a retry of a run that somebody ended goes on from them, too.
-    keep: Callable[[Comparison], object] = lambda so_far: None
+    # Returns them, marked if their tree changed meanwhile.
+    keep: Callable[[Comparison], Comparison] = lambda so_far: so_far
 
 
 def measure_ab(

@@ -104,7 +104,10 @@ def confirm(
         comparison = _beside(times, bench, chosen.commit, progress, wanted)
     except TreeError as error:
         return (unconfirmed(verdict, Confirmation.NO_TREE, str(error)) if moved else verdict), None
-    return confirmed(verdict, comparison, chosen.how, chosen.own, steps), comparison
+    kept = wanted.keep(comparison)
+    if moved and kept.head.tree_changed:
+        return unconfirmed(verdict, Confirmation.TREE_CHANGED), kept
+    return confirmed(verdict, comparison, chosen.how, chosen.own, steps), kept
 
 
 def _beside(

@@ -149,9 +149,9 @@ class Suite:
                     progress,
                     partial(self._wanted, rule_for),
                 )
+        if comparison is not None and comparison.head.tree_changed:
+            evidence = replace(evidence, tree_changed=True)
         verdict = final(screened, evidence, self.waivers, today())
-        if comparison is not None:
-            self._store.keep_comparison(self._bench.folder, case.slug, comparison)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
 
@@ -188,7 +188,7 @@ class Suite:
             rule_for=rule_for,
             earlier=earlier,
             not_pooled=not_pooled,
-            keep=partial(self._keep_pairs, case),
+            keep=lambda so_far: self._keep_pairs(case, so_far)[0],
         )
 
     def _keep_pairs(self, case: Case, found: Comparison) -> tuple[Comparison, Path]:

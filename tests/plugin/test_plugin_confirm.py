@@ -318,3 +318,17 @@ def test_a_screen_that_passes_does_not_clear_what_pairs_have_confirmed(gate, h20
     gate.will_compare(case, 0.0)
     gate.run(passed=1)
     assert gate.paired == []
+
+
+def test_a_tree_that_changes_while_pairs_run_clears_nobody(gate, h200):
+    """Pairs of which nobody knows the code are no evidence for a slow step, now or in a retry."""
+    case = recorded(gate, h200)
+    gate.will_compare(case, does=lambda benches: (gate.path / ".gitignore").touch())
+    result = gate.run(failed=1)
+    result.says(
+        "    unconfirmed: the tree changed while it was measured",
+        "*files changed while it was measured*",
+        "linear?124m?: SLOWER: step_ms 10.000 -> 11.000 *",
+    )
+    (kept,) = gate.path.glob(".stepguard/runs/*/*/comparison.json")
+    assert from_json(kept.read_bytes(), str(kept)).head.tree_changed
