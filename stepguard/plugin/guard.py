@@ -1,6 +1,6 @@
 """Describe what a pytest run has to measure, and the problems of a strict one that does not."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,6 +8,7 @@ import pytest
 from stepguard.case import Case
 from stepguard.device import CPU, GPU
 from stepguard.document import CaseState, Problem, ProblemCode, State
+from stepguard.git.revision import Revision, current
 from stepguard.gpu.nvml import Gpu
 from stepguard.launch.scheduler import Launcher, spread
 from stepguard.measure.suite import Result
@@ -50,6 +51,7 @@ class Guard:
         self._selection, self._unsuited = selection, unsuited
         self._recorded: dict[str, Recorded] = {}  # for this machine, by case
         self._judging = self._recorded  # by the baselines that judge, which may be another branch's
+        self._revision = Revision()  # that a strict run began with
 
     def begin(self, gpus: Sequence[Gpu], written: Collection[Path], judges: Path) -> None:
         """Read what is recorded for this machine, here and in the baselines that are the
@@ -61,6 +63,7 @@ class Guard:
         self._selection.refuse_unknown(self._recorded)
         if self.strict:
             root = self._config.rootpath
+            self._revision = current(root, self._baselines)
             tree = strict_tree(root, self._baselines, written)
             self._refuse([*strict_options(self._config), *tree])
 
@@ -111,12 +114,20 @@ class Guard:
         told = {problem.case for problem in self._refused}
         missing = missing_cases(states, self._files)
         self.missed += [one for one in missing if one.case not in told]
-        text = "files changed while it was measured: its launches may be of different code"
-        self.missed += [
-            Problem(ProblemCode.TREE_CHANGED, text, result.case.id)
-            for result in results
-            if result.evidence.tree_changed
-        ]
+        self.missed += [one for result in results for one in self._changed(result)]
+
+    def _changed(self, result: Result) -> Iterator[Problem]:
+        """Yield a problem if the tree, or what judges, is not what the run began with."""
+        evidence, recorded = result.evidence, self._judging.get(result.case.id)
+        measured = Revision(evidence.commit, evidence.dirty)
+        if evidence.tree_changed or measured != self._revision:
+            text = "files changed while it was measured: its launches may be of different code"
+            yield Problem(ProblemCode.TREE_CHANGED, text, result.case.id)
+        if recorded is None or recorded.path.name != result.baseline_path.name:
+            return
+        if result.judged_by not in ("", recorded.entry.digest):
+            text = "was judged by another recording than the run began with: leave the files alone"
+            yield Problem(ProblemCode.OTHER_BASELINE, text, result.case.id)
 
     @property
     def problems(self) -> list[Problem]:

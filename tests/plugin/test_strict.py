@@ -44,6 +44,23 @@ def suite(gate, b="", marks="", body=BODY, front=""):
     gate.tests(front + DECLARED.format(b=b, marks=marks, body=body))
 
 
+def fixture(text):
+    """Do something in a fixture of the run, once its tests are collected."""
+    head = PLUGIN + "from pathlib import Path\n\n\n"
+    return conftest(
+        f"{head}@pytest.fixture(scope='session', autouse=True)\ndef early():\n    {text}\n"
+    )
+
+
+def loosened(gate):
+    """Let a fixture put another baseline, as if nothing were slower, in place of the committed."""
+    committed = (gate.baselines / "cpu.json").read_bytes()
+    looser(gate)
+    (gate.baselines / "cpu.json").rename(gate.path / "looser.json")
+    (gate.baselines / "cpu.json").write_bytes(committed)
+    fixture("Path('baselines/cpu.json').write_bytes(Path('looser.json').read_bytes())")(gate)
+
+
 @dataclass(frozen=True)
 class Way:
     """A change that leaves case b unguarded, and what a strict run says of it."""
@@ -274,6 +291,24 @@ WAYS = {
         edited,
         code=ProblemCode.TREE_CHANGED,
         says="linear?b?: files changed while it was measured*",
+    ),
+    "a tree that a fixture changes": Way(
+        fixture("Path('test_perf.py').open('a').write('# x')"),
+        code=ProblemCode.TREE_CHANGED,
+        says="linear?a?, linear?b?: files changed while it was measured*",
+    ),
+    "a commit that a fixture makes": Way(
+        fixture(
+            "import subprocess; subprocess.run(['git', '-c', 'user.name=t', '-c', 'user.email=t', "
+            "'commit', '--allow-empty', '-m', 'x'], check=True)"
+        ),
+        code=ProblemCode.TREE_CHANGED,
+        says="linear?a?, linear?b?: files changed while it was measured*",
+    ),
+    "a baseline that a fixture changes": Way(
+        loosened,
+        code=ProblemCode.OTHER_BASELINE,
+        says="linear?a?, linear?b?: was judged by another recording than the run began with*",
     ),
     "no commit": Way(
         lambda gate: gate.git("update-ref", "-d", "HEAD"),
