@@ -37,6 +37,8 @@ demo: ## plant a hidden host sync into a copy, and see the gate fail at its line
 	$(call ready,perf)
 	$(python) scripts/demo.py
 
+# Each of their processes would compile the engine again where bytecode is not to be written.
+test: export PYTHONDONTWRITEBYTECODE =
 test: ## the project's own tests, on a CPU: ruff, mypy, pytest
 	$(call ready,test)
 	$(python) -m ruff check .
