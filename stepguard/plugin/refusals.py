@@ -95,15 +95,21 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
         yield f"--perf-baselines={option.perf_baselines}: no such folder"
-    paths = [
-        Path(config.invocation_params.dir, text).resolve() if (text := texts[name]) else None
-        for name in ("--perf-json", "--perf-report")
-    ]
-    if paths[0] is not None and paths[0] == paths[1]:
-        yield f"--perf-json and --perf-report are both {texts['--perf-json']}: name two files"
-    for name, path in zip(("--perf-json", "--perf-report"), paths, strict=True):
-        if path is not None and (problem := documents.unwritable(path)):
-            yield f"{name}={texts[name]}: {problem}"
+    yield from _bad_documents(config)
+
+
+def _bad_documents(config: pytest.Config) -> Iterator[str]:
+    folder, seen = config.invocation_params.dir, set[Path]()
+    for name in ("--perf-json", "--perf-report"):
+        text = value_of(name, config)
+        if not text:
+            continue
+        path = Path(folder, text).resolve()
+        if problem := documents.unwritable(path):
+            yield f"{name}={text}: {problem}"
+        if path in seen:
+            yield f"{name}={text}: that is where --perf-json is written"
+        seen.add(path)
 
 
 def _changed(root: Path, baselines: Path) -> str:
