@@ -22,15 +22,15 @@ class LeapingClock:
 
     def watch(self, token: str) -> None:
         """Look at another launch from now on."""
-        self._token, self._leap_s, self._seen = token, 0.0, {}
+        self.token, self._leap_s, self._seen = token, 0.0, {}
         self._look_at = time.monotonic()
 
     def monotonic(self) -> float:
         """Return the machine's seconds, and LEAP_S more once the launch hangs."""
         now = time.monotonic()
-        if not self._leap_s and self._token and now >= self._look_at:
+        if not self._leap_s and self.token and now >= self._look_at:
             self._look_at = now + LOOKS_EVERY_S
-            seen = threads(self._token)
+            seen = threads(self.token)
             if seen and seen == self._seen:
                 self._leap_s = LEAP_S
             self._seen = seen

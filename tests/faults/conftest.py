@@ -35,10 +35,17 @@ TOKENS = []
 AHEAD = []
 
 def begin(self, spec, plain=Ahead.begin):
-    AHEAD[:] = [self]
+    AHEAD[:], watched = [self], CLOCK.token
     plain(self, spec)
+    CLOCK.watch(watched)  # the launch that runs, not the one that waits
 
-Ahead.begin = begin
+def take(self, spec, plain=Ahead.take):
+    group = plain(self, spec)
+    if group:
+        CLOCK.watch(group.token)
+    return group
+
+Ahead.begin, Ahead.take = begin, take
 
 def token_hex(size, plain=launch.secrets.token_hex):
     TOKENS.append(plain(size))
