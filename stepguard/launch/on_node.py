@@ -23,6 +23,7 @@ import time
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
+from typing import BinaryIO
 
 import msgspec
 
@@ -94,8 +95,8 @@ def run(path: Path) -> int:
         agent = torchrun.start(shared.spec, token, shared.socket, scratch, part, environment)
         with (scratch / SAMPLES).open("ab", buffering=0) as samples:
             while agent.poll() is None and os.getppid() == parent:
-                if sampler and (found := sampler.poll()):
-                    samples.write(msgspec.json.encode(found) + b"\n")
+                if sampler:
+                    _sample(sampler, samples)
                 time.sleep(POLL_S)
         return 1 if agent.returncode is None or agent.returncode < 0 else agent.returncode
     finally:
@@ -124,6 +125,11 @@ def _sampler(shared: SharedLaunch, part: Part) -> Sampler | None:
         return Sampler(visible_gpus()[: shared.spec.world_size // part.nodes])
     except MachineError:
         return None
+
+
+def _sample(sampler: Sampler, samples: BinaryIO) -> None:
+    if found := sampler.poll():
+        samples.write(msgspec.json.encode(found) + b"\n")
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
