@@ -12,7 +12,6 @@ import pytest
 
 from stepguard import Case
 from stepguard.launch.diagnosis import alive
-from stepguard.launch.group import WorkerGroup
 from stepguard.measure import workers
 from stepguard.measure.ahead import Ahead
 from stepguard.measure.launches import measure_launches
@@ -24,51 +23,52 @@ def case(name, workload="factories:linear", launches=1):
 
 
 @pytest.fixture
-def measured(bench, tmp_path):
-    """Measures a case with another one ahead; returns its evidence, and what is held then, which
-    has imported.
-    """
-    bench = replace(bench, root=tmp_path, ahead=Ahead())
+def place(bench, tmp_path):
+    """A bench that holds what is started ahead, from a tree of its own."""
     shutil.copy(factories.__file__, tmp_path)
-
-    def measure(now, following):
-        bench.ahead.expect(following)
-        found = measure_launches(now, bench)
-        assert not found.faults, found.faults
-        while not bench.ahead.ready():
-            time.sleep(0.05)
-        return found, bench.ahead._group
-
-    yield measure
-    bench.ahead.close()
+    place = replace(bench, root=tmp_path, ahead=Ahead())
+    yield place
+    place.ahead.close()
 
 
-def test_the_next_case_takes_what_was_started_for_it(measured, tmp_path):
+def waiting(place, case):
+    """The specification of a case's first launch, and its group, which waits and has imported."""
+    spec = workers.launch_spec(case, place, "launch 1")
+    place.ahead.begin(spec)
+    while not place.ahead.ready():
+        time.sleep(0.05)
+    return spec, place.ahead._group
+
+
+def test_the_next_case_takes_what_was_started_for_it(place):
     """The very process: it imported torch before its case began, and nothing that may be written
     until then, and ends with it.
     """
-    module, following = tmp_path / "late.py", case("second", "late:linear")
+    module, following = place.root / "late.py", case("second", "late:linear")
     module.write_text("def linear(device):\n    raise ValueError('of the case before')\n")
-    _, held = measured(case("first", launches=2), following)
-    assert held.spec.folder.parent.name == following.slug and not held.pids
+    place.ahead.expect(following)
+    before = measure_launches(case("first", launches=2), place)
+    held = place.ahead._group
+    assert not before.faults and held.spec.folder.parent.name == following.slug and not held.pids
     module.write_text("from factories import linear\n")
-    found, last = measured(following, None)
-    assert held.pids and last is None and len(found.launches) == 1
-    assert not any(alive(pid) for pid in held.pids.values())
+    place.ahead.expect(None)
+    found = measure_launches(following, place)
+    assert not found.faults and len(found.launches) == 1
+    assert held.pids and not any(alive(pid) for pid in held.pids.values())
+    assert place.ahead._group is None
 
 
-def test_another_case_has_a_launch_of_its_own(measured):
+def test_another_case_takes_nothing(place):
     """Of a test that was skipped, or ran in another order: what is held waits for its case."""
-    _, held = measured(case("first"), case("second"))
-    found, still = measured(case("third"), case("second"))
-    assert len(found.launches) == 1 and still is held and held.imported()
+    _, held = waiting(place, case("second"))
+    assert place.ahead.take(workers.launch_spec(case("third"), place, "launch 1")) is None
+    assert place.ahead._group is held and held.imported()
 
 
 @pytest.mark.parametrize("change", ["environment", "limit", "agent"])
-def test_what_is_not_as_it_would_be_now_is_not_taken(measured, monkeypatch, change):
-    """Another environment, another limit of resources, or a process that has died since."""
-    following = case("second")
-    _, held = measured(case("first"), following)
+def test_what_is_not_as_it_would_be_now_is_not_taken(place, monkeypatch, change):
+    """Another environment, another limit of resources, or a process that died since. It ends."""
+    spec, held = waiting(place, case("second"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if change == "environment":
         monkeypatch.setenv("NEW_SINCE", "1")
@@ -77,28 +77,14 @@ def test_what_is_not_as_it_would_be_now_is_not_taken(measured, monkeypatch, chan
     else:
         os.kill(held._agent.pid, signal.SIGKILL)
         held._agent.wait()
-    began = []
-    monkeypatch.setattr(
-        workers, "WorkerGroup", lambda spec: began.append(spec) or WorkerGroup(spec)
-    )
-    found, _ = measured(following, None)
+    taken = place.ahead.take(spec)
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(found.launches) == len(began) == 1
+    assert taken is None and held._agent.poll() is not None
 
 
-def test_a_case_that_cannot_be_imported_breaks_its_own_alone(measured, bench):
-    """The case before it is sound, and waits for nothing that will not come."""
-    broken = case("broken", workload="no_such_module:linear")
-    measured(case("first"), broken)
-    assert measure_launches(broken, bench).faults[0].code == "BAD_WORKLOAD"
-
-
-def test_what_no_case_took_ends_with_the_run(measured, bench):
+def test_what_no_case_took_ends_with_the_run(place):
     """Nothing is left behind; closing twice is as closing once."""
-    ahead = Ahead()
-    ahead.expect(case("second"))
-    measure_launches(case("first"), replace(bench, ahead=ahead))
-    agent = ahead._group._agent
-    ahead.close()
-    ahead.close()
-    assert agent.poll() is not None and ahead.ready()
+    _, held = waiting(place, case("second"))
+    place.ahead.close()
+    place.ahead.close()
+    assert held._agent.poll() is not None and place.ahead.ready()
