@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from stepguard.case import Case, times_in
+from stepguard.comparison import gates_times
 from stepguard.device import is_gpu
 from stepguard.evidence import Difference, Evidence
 from stepguard.launch.diagnosis import LaunchFailed
@@ -190,8 +191,7 @@ class _CaseRun:
         ranks = launch.build()
         # Counts do not mind a busy host, nor do times that nobody judges.
         if plan.timed or plan.differences:
-            judged = plan.differences or times_in(self.case.gates)
-            launch.warm_up(until=imported if judged else lambda: True)
+            launch.warm_up(until=imported if gates_times(self.case) else lambda: True)
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:
