@@ -131,9 +131,15 @@ def widest(profile: Profile) -> IdleRow:
     return max(profile.idle, key=lambda row: mean(row.us))
 
 
-def asks(now: Profile, past: Recording) -> bool:
-    """Tell whether the kernels of a run on another card ask for pairs."""
-    return against_recordings(now, [past], "another card")[1]
+def seen(now: Profile, before: Card) -> tuple[str, bool]:
+    """Return two cells, what the step and what is found take more in percent, of a run beside
+    another card's recording; and whether that asks for pairs.
+    """
+    why, moved = against_recordings(now, [before.recording], "another card")
+    assert why is not None
+    step_pct = 100 * (why.after_us / why.before_us - 1)
+    found_pct = 100 * risen_us(why, before.profile.parts) / why.before_us
+    return f"{step_pct:+.2f} | {found_pct:+.2f}", moved
 
 
 def compare_kernels(cards: Sequence[Card]) -> None:
@@ -143,21 +149,18 @@ def compare_kernels(cards: Sequence[Card]) -> None:
     tried = alarms = compared = 0
     for before, after in neighbours(cards):
         now = after.profile
-        why, moved = against_recordings(now, [before.recording], "another card")
-        assert why is not None
+        cells, moved = seen(now, before)
         alarms += moved
-        step_pct = 100 * (why.after_us / why.before_us - 1)
-        more_pct = 100 * risen_us(why, before.profile.parts) / why.before_us
         names = f"{before.recording.device_uuid[4:8]} -> {after.recording.device_uuid[4:8]}"
         kind = before.device.removeprefix("NVIDIA ").split()[0]
-        print(f"| `{before.case}` | {kind} {names} | {step_pct:+.2f} | {more_pct:+.2f} |")
+        print(f"| `{before.case}` | {kind} {names} | {cells} |")
         compared += 1
         for share in SHARES_PCT:
-            gaps[share] += asks(slowed(now, widest(now), share), before.recording)
+            gaps[share] += seen(slowed(now, widest(now), share), before)[1]
         for row in longest(now):
             tried += 1
             for share in SHARES_PCT:
-                kernels[share] += asks(slowed(now, row, share), before.recording)
+                kernels[share] += seen(slowed(now, row, share), before)[1]
     print(f"\nunchanged: {alarms} of {compared} ask for pairs")
     for share in SHARES_PCT:
         print(f"longer by {share} % of the step: {kernels[share]} of {tried} kernels ask, ", end="")
@@ -171,19 +174,11 @@ def compare_planted(cards: Sequence[Card]) -> None:
     print("\n| planted | step [%] | found [%] | asks |\n|---|---|---|---|")
     for name in folder.trees:
         evidence = folder.evidence(name)
-        profile = (
-            None if isinstance(evidence, str) or not evidence.counts else evidence.counts.profile
-        )
-        if profile is None or profile.ranks > 1:
+        counts = None if isinstance(evidence, str) else evidence.counts
+        if counts is None or counts.profile is None or counts.profile.ranks > 1:
             continue
-        why, moved = against_recordings(profile, [before.recording], "another card")
-        assert why is not None
-        step_pct = 100 * (why.after_us / why.before_us - 1)
-        more_pct, answer = (
-            100 * risen_us(why, before.profile.parts) / why.before_us,
-            "yes" if moved else "no",
-        )
-        print(f"| {name} | {step_pct:+.2f} | {more_pct:+.2f} | {answer} |")
+        cells, moved = seen(counts.profile, before)
+        print(f"| {name} | {cells} | {'yes' if moved else 'no'} |")
 
 
 def launches() -> Iterator[tuple[str, float, float]]:

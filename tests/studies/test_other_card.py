@@ -2,7 +2,7 @@
 
 import pytest
 
-from studies.other_card.report import asks, kept, longest, neighbours, slowed, widest
+from studies.other_card.report import kept, longest, neighbours, seen, slowed, widest
 
 PAIRS = list(neighbours(kept()))
 
@@ -20,7 +20,7 @@ def test_a_longer_kernel_asks_for_pairs_on_any_card(number):
     """
     before, after = PAIRS[number]
     now = after.profile
-    assert not asks(now, before.recording)
+    assert not seen(now, before)[1]
     kernels = longest(now)
     for row in (kernels[0], kernels[-1], widest(now)):
-        assert asks(slowed(now, row, 2.0), before.recording)
+        assert seen(slowed(now, row, 2.0), before)[1]
