@@ -6,7 +6,7 @@ tell before it measures it refuses at once; the rest fails it at its end.
 
 import os
 import shlex
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -95,13 +95,13 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
         yield f"--perf-baselines={option.perf_baselines}: no such folder"
-    yield from _bad_documents(config)
+    yield from _bad_documents(config.invocation_params.dir, texts)
 
 
-def _bad_documents(config: pytest.Config) -> Iterator[str]:
-    folder, seen = config.invocation_params.dir, set[Path]()
+def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[str]:
+    seen = set[Path]()
     for name in ("--perf-json", "--perf-report"):
-        text = value_of(name, config)
+        text = texts[name]
         if not text:
             continue
         path = Path(folder, text).resolve()
