@@ -113,11 +113,10 @@ def launch_spec(
     """Return where and with what a launch of the case runs."""
     launcher = None if alone else spread(case, bench.launcher)
     name = label.partition(" (")[0].replace(" ", "-").replace(",", "")
-    gpu = is_gpu(case.device)  # where a fork is not known to be sound after this import
     return LaunchSpec(
         device=case.device,
-        preload=(case.workload.partition(":")[0], *(COMPILER if gpu else ())),
-        shared=() if gpu else COMPILER,
+        preload=(case.workload.partition(":")[0],),
+        shared=COMPILER,
         world_size=1 if alone else case.world_size,
         root=bench.root,
         folder=bench.folder / case.slug / name,
