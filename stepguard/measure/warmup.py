@@ -29,7 +29,7 @@ class Protocol:
     retries: int = 3  # disturbed blocks that are measured again, per launch
     # Two variants of the step alternate in such segments. On an H200 at its power cap pairs of
     # them differ by 0.25 % of a step (sd), since the clocks move: six pairs say 0.25 % either way.
-    segment_s: float = 3.0
+    segment_s: float = 2.0
     pairs_in_a_series: int = 6  # even: a series is P S S P ... without a pause
     settling_segments: int = 3  # before the first series, one before each other
     # Of the load so far, in each of the two stretches that are compared; and whether a window
