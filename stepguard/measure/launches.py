@@ -24,6 +24,8 @@ from stepguard.measure.warmup import protocol_of
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import METRICS
 
+FIRST, CLOSE = "launch 1", " (close, one more)"
+
 
 @dataclass(frozen=True)
 class PlannedLaunch:
@@ -39,27 +41,22 @@ class PlannedLaunch:
 def planned_launches(case: Case) -> list[PlannedLaunch]:
     """Return the launches of a case, in order.
 
-    On a GPU the counting pass has a launch of its own, first, which also fills the compile caches;
-    a case that gates no counter needs none. Differences are measured there before anything is
-    counted. A variant that leaves the ranks' replicas different has a launch of its own. On a CPU,
-    where times decide nothing, the first timed launch counts too, after its blocks.
+    The first one counts, too, after its blocks; differences are measured in between. On a GPU its
+    blocks are left out, and another launch comes, where it had to compile. A variant that leaves
+    the ranks' replicas different has a launch of its own.
 
     One rank alone comes last. It leaves the other cards idle, and they cool: what is gated is
     measured before, on cards in the state that the recordings were made in. Its own card is as warm
     as it was in the case's last launch.
     """
-    own_launch = is_gpu(case.device)
     counted = any(METRICS[name].kind == "counter" for name in case.gates)
     wanted = [name for name in DIFFERENCES if f"{name}_pct" in case.gates]
     compared = tuple(name for name in wanted if not DIFFERENCES[name].diverges)
-    planned = []
-    if own_launch and (counted or compared):
-        planned.append(PlannedLaunch("counting launch", False, counted, compared))
+    planned = [PlannedLaunch(FIRST, True, counted, compared)]
     for name in (name for name in wanted if DIFFERENCES[name].diverges):
         planned.append(PlannedLaunch(f"{DIFFERENCES[name].words} launch", False, False, (name,)))
-    for index in range(case.launches):
-        counts = counted and not own_launch and index == 0
-        planned.append(PlannedLaunch(f"launch {index + 1}", True, counts))
+    for number in range(2, case.launches + 1):
+        planned.append(PlannedLaunch(f"launch {number}", True, False))
     # On a CPU that nobody judges by time, ranks get in each other's way by 200 % or 50 %.
     if case.world_size > 1 and times_in(case.gates):
         planned.append(PlannedLaunch("one-rank launch", True, False, alone=True))
@@ -111,6 +108,8 @@ class _CaseRun:
         self.case, self.workers = workers.case, workers
         self.most_launches = self.case.launches + more_launches
         self.protocol = protocol_of(self.case)
+        self._importing: dict[str, RunningLaunch] = {}  # by label
+        self._only_compiled = 0  # launches that were not timed, since they compiled
         self.differences: list[Difference] = []
         self.one_rank: dict[str, Any] = {}  # fields of the evidence
 
@@ -118,21 +117,19 @@ class _CaseRun:
         """Run the planned launches and as many more as are wanted; a failure ends it."""
         planned = planned_launches(self.case)
         try:
-            launch: RunningLaunch | None = self._start(planned[0])
-            for plan, following in zip(planned, [*planned[1:], None], strict=True):
-                assert launch is not None
-                if self._unsteady() and not plan.count:
-                    launch.group.close()  # that decides, and is said, however many follow
-                    break
+            while planned and not self._unsteady():  # that decides, however many follow
+                plan = planned.pop(0)
                 if plan.alone:  # more launches come before it: the other cards cool meanwhile
                     self._more_launches(wants_another)
-                    self._one_rank(launch, plan)
-                else:
-                    if following is None and self._may_want(wants_another):
-                        following = self._one_more(2)
-                    launch = self._run(launch, plan, following)
-            if not planned[-1].alone:
-                self._more_launches(wants_another, launch)
+                    self._one_rank(plan)
+                    return
+                following = planned[0] if planned else None
+                if following is None and self._may_want(wants_another):
+                    following = self._one_more(2)
+                self._run(plan, following)
+                if plan.label == FIRST and self._only_compiled:
+                    self._plan_another(planned)
+            self._more_launches(wants_another)
         except LaunchFailed as failed:
             self.workers.faults.append(failed.fault)
 
@@ -141,24 +138,25 @@ class _CaseRun:
         gated = bool(times_in(self.case.gates))
         return gated and any(one.steady for one in self.workers.launches)
 
-    def _one_rank(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
+    def _plan_another(self, planned: list[PlannedLaunch]) -> None:
+        """Plan a launch in place of one that was not timed, behind the other timed ones."""
+        label = f"launch {self.case.launches + 1}"
+        before_one_rank = len(planned) - sum(one.alone for one in planned)
+        planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
+
+    def _one_rank(self, plan: PlannedLaunch) -> None:
         """Run one rank alone. It informs: a workload that cannot do with one is not broken."""
         try:
-            self._run(launch, plan, None)
+            self._run(plan, None)
         except LaunchFailed as failed:
             self.one_rank["one_rank_problem"] = failed.fault.message
 
-    def _more_launches(
-        self, wants_another: Callable[[Evidence], bool], launch: RunningLaunch | None = None
-    ) -> None:
-        """Run launches as long as one more is wanted; ``launch`` is one that imports already."""
+    def _more_launches(self, wants_another: Callable[[Evidence], bool]) -> None:
+        """Run launches as long as one more is wanted."""
         while self._room(1) and not self._unsteady() and wants_another(self.evidence()):
-            plan = self._one_more(1)
-            launch = self._run(
-                launch or self._start(plan), plan, self._one_more(2) if self._room(2) else None
-            )
-        if launch:
-            launch.group.close()
+            self._run(self._one_more(1), self._one_more(2) if self._room(2) else None)
+        for label in [label for label in self._importing if label.endswith(CLOSE)]:
+            self._importing.pop(label).group.close()
 
     def _room(self, launches: int) -> bool:
         return len(self.workers.launches) + launches <= self.most_launches
@@ -171,17 +169,26 @@ class _CaseRun:
         so_far = replace(self.evidence(), planned_launches=done)
         return done > 0 and self._room(2) and not self._unsteady() and wants_another(so_far)
 
+    @property
+    def _numbered(self) -> int:
+        """Return the number of the newest launch that is counted in labels."""
+        return len(self.workers.launches) + self._only_compiled
+
     def _one_more(self, ahead: int) -> PlannedLaunch:
-        label = f"launch {len(self.workers.launches) + ahead} (close, one more)"
+        label = f"launch {self._numbered + ahead}{CLOSE}"
         return PlannedLaunch(label, timed=True, count=False)
 
     def _start(self, plan: PlannedLaunch) -> RunningLaunch:
-        return RunningLaunch(self.workers, plan.label, self.protocol, alone=plan.alone)
+        """Return the plan's launch, which imports from now on."""
+        launch = RunningLaunch(self.workers, plan.label, self.protocol, alone=plan.alone)
+        self._importing[plan.label] = launch
+        return launch
 
-    def _run(
-        self, launch: RunningLaunch, plan: PlannedLaunch, following: PlannedLaunch | None
-    ) -> RunningLaunch | None:
-        """Run one launch to its end; the one that was started meanwhile, if any."""
+    def _run(self, plan: PlannedLaunch, following: PlannedLaunch | None) -> None:
+        """Run one launch to its end; ``following`` imports meanwhile."""
+        if plan.label not in self._importing:
+            self._start(plan)
+        launch = self._importing.pop(plan.label)
         launch.hello()
         upcoming, ahead = self._start(following) if following else None, self.workers.ahead
         if upcoming is None and ahead.case:
@@ -189,6 +196,9 @@ class _CaseRun:
         imported = upcoming.ready if upcoming else ahead.ready
         RunningLaunch.expect(launch)
         ranks = launch.build()
+        # The compiler's trials leave other memory behind, and a card that has idled.
+        if plan.label == FIRST and is_gpu(self.case.device) and launch.compiled_afresh:
+            plan, self._only_compiled = replace(plan, timed=False), 1
         # Counts do not mind a busy host, nor do times that nobody judges.
         if plan.timed or plan.differences:
             launch.warm_up(until=imported if gates_times(self.case) else lambda: True)
@@ -205,15 +215,14 @@ class _CaseRun:
             self.one_rank["one_rank"] = launch.measured(0)
             self.one_rank["one_rank_tokens_per_step"] = ranks[0]["tokens_per_step"]
         elif plan.timed:
-            launches[-1] = launch.measured(len(launches))  # its end included
-        return upcoming
+            launches[-1] = launch.measured(self._numbered)  # its end included
 
     def _time(self, launch: RunningLaunch, plan: PlannedLaunch) -> None:
         steps = block_steps(self.protocol.block_s, launch.warmup.step_s)
         for _ in range(self.protocol.blocks):
             launch.timed_block(steps, of=self.protocol.blocks)
         if not plan.alone:  # kept even if the rest of the launch fails
-            self.workers.launches.append(launch.measured(len(self.workers.launches) + 1))
+            self.workers.launches.append(launch.measured(self._numbered + 1))
 
     def evidence(self) -> Evidence:
         """Return what is known so far."""

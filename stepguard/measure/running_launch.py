@@ -54,6 +54,7 @@ class RunningLaunch:
         self.group = workers.start(label, alone=alone, standby=standby)
         self._began = time.monotonic()
         self._compile_s = 0.0
+        self.compiled_afresh = False  # and not taken from the cache on disk
         self.warmup = WarmUp(protocol)
         self.ran = 0  # steps since the first one
         self.blocks: list[Block] = []
@@ -112,6 +113,7 @@ class RunningLaunch:
             self.workers.take_description(answers, self.group.spec)
         first = self.ask("first_step", quietly=quietly, limit_s=COMPILE_LIMIT_S)
         self._compile_s = max(rank["compile_s"] for rank in first)
+        self.compiled_afresh = any(rank["compiled_afresh"] for rank in first)
         return answers
 
     def warm_up(

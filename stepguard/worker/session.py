@@ -134,14 +134,16 @@ class Session:
         return {"sources": sources(self.package)}
 
     def do_first_step(self) -> dict[str, Any]:
-        """Run the first step, compilation included; return the seconds to synchronization."""
+        """Run the first step, compilation included; return the seconds to synchronization, and
+        whether something was compiled that no cache had.
+        """
         device.synchronize(self.device)
         began = perf_counter()
         self.workload.step()
         device.synchronize(self.device)
         took_s = perf_counter() - began
         compiler.install()  # a step may have been the first to ask for the compiler
-        return {"compile_s": took_s}
+        return {"compile_s": took_s, "compiled_afresh": compiler.compiled_afresh()}
 
     def do_block(self, steps: int) -> dict[str, Any]:
         """Time one block; return its times, and what would show that it was not steady."""

@@ -165,7 +165,7 @@ def fake_group(world):
             }
 
         def first_step(self):
-            return {"compile_s": 1.5}
+            return {"compile_s": 1.5, "compiled_afresh": False}
 
         def count(self):
             information = {"peak_reserved_bytes": float(world.peak_bytes[self.side])}

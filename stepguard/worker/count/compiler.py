@@ -77,6 +77,11 @@ def generated_kernels() -> int:
     return int(getattr(metrics, "generated_kernel_count", 0))
 
 
+def compiled_afresh() -> bool:
+    """Tell whether this process compiled a graph that the cache on disk did not have."""
+    return _counters("inductor").get("fxgraph_cache_miss", 0) > 0
+
+
 def graph_breaks() -> list[Site]:
     """Return the unique graph breaks of this process so far: one Site for each line and reason.
 

@@ -1,0 +1,128 @@
+"""What the launches of a case do, in which order, where nothing is real but the plan."""
+
+from types import SimpleNamespace
+
+import pytest
+from builders import evidence, launch
+
+import stepguard.measure.launches
+from stepguard import Case
+from stepguard.evidence import Difference
+from stepguard.measure.launches import _CaseRun
+
+GATES = ("step_ms", "graph_breaks", "sync_overhead_pct")
+TIMED = ["warm-up", "block", "block", "block"]
+
+
+class World:
+    """Stands in for launches, and keeps what each was asked for."""
+
+    def __init__(self, compiles):
+        self.compiles = compiles  # labels of launches that find nothing in the cache
+        self.asked = {}
+        self.closed = []
+
+    def expect(self, *launches):
+        """These may be on the GPUs."""
+
+    def __call__(self, workers, label, protocol, alone=False):
+        """A launch that imports from now on."""
+        asked = self.asked.setdefault(label, [])
+        group = SimpleNamespace(close=lambda: self.closed.append(label))
+        return SimpleNamespace(
+            asked=asked,
+            group=group,
+            hello=lambda: asked.append("hello"),
+            ready=lambda: True,
+            build=lambda: [{"tokens_per_step": 10}],
+            compiled_afresh=label in self.compiles,
+            warm_up=lambda until: asked.append("warm-up"),
+            warmup=SimpleNamespace(step_s=0.25),
+            timed_block=lambda steps, of: asked.append("block"),
+            count=lambda: asked.append("count"),
+            leave=lambda: asked.append("leave"),
+            measured=lambda index: launch(250.0, index),
+        )
+
+
+def difference(name, launch, pairs):
+    """One that took no time."""
+    launch.asked.append(name)
+    return Difference(name, ((1.0, 1.0),), (1.0,))
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """Measures a case of so many launches on a device; the world, and the evidence."""
+
+    def run(device="cuda", launches=2, compiles=(), more=0, **changes):
+        world = World(compiles)
+        monkeypatch.setattr(stepguard.measure.launches, "RunningLaunch", world)
+        monkeypatch.setattr(stepguard.measure.launches, "measure_difference", difference)
+        gates = GATES if device == "cuda" else GATES[:2]
+        case = Case("one", "work:step", {}, device, gates=gates, launches=launches, **changes)
+        workers = SimpleNamespace(
+            case=case, launches=[], faults=[], ahead=SimpleNamespace(case=None, ready=lambda: True)
+        )
+        workers.evidence = lambda **how: evidence(launches=tuple(workers.launches), **how)
+        measured = _CaseRun(workers, 3)
+        measured.measure(lambda found: more > 0 and len(found.launches) < launches + more)
+        assert not workers.faults
+        return world, measured.evidence()
+
+    return run
+
+
+@pytest.mark.parametrize("launches", [2, 3])
+def test_the_first_launch_counts_behind_its_blocks(run, launches):
+    """On a GPU, too: a launch of its own would build the step once more."""
+    world, found = run(launches=launches)
+    first, *others = world.asked.values()
+    assert first == ["hello", *TIMED, "sync_overhead", "count", "leave"]
+    assert others == [["hello", *TIMED, "leave"]] * (launches - 1)
+    assert [one.index for one in found.launches] == list(range(1, launches + 1))
+
+
+@pytest.mark.parametrize("launches", [2, 3])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_gpu_launch_that_compiled_is_not_timed(run, launches, ranks):
+    """What it compiled the next ones find in the cache, as those of a recording did. Another launch
+    is timed in its place, before the one of one rank alone, and its number says so.
+    """
+    world, found = run(launches=launches, compiles=("launch 1",), world_size=ranks)
+    first, *others = [asked for label, asked in world.asked.items() if label != "one-rank launch"]
+    assert first == ["hello", "warm-up", "sync_overhead", "count", "leave"]
+    assert others == [["hello", *TIMED, "leave"]] * launches
+    assert [one.index for one in found.launches] == list(range(2, launches + 2))
+    in_order = [label for label, asked in world.asked.items() if asked]
+    assert in_order[: launches + 1] == [f"launch {n + 1}" for n in range(launches + 1)]
+    assert ("one-rank launch" in in_order) == (ranks == 2)
+
+
+def test_one_that_compiles_later_is_timed(run):
+    """Where the cache does not help, no launch of the case finds anything."""
+    every = tuple(f"launch {n}" for n in range(1, 6))
+    world, found = run(compiles=every)
+    assert [*world.asked] == ["launch 1", "launch 2", "launch 3"]
+    assert len(found.launches) == 2
+
+
+def test_a_cpu_launch_that_compiled_is_timed(run):
+    """There times decide nothing, and a launch more would cost seconds."""
+    world, _ = run("cpu", compiles=("launch 1",))
+    assert world.asked["launch 1"] == ["hello", *TIMED, "count", "leave"]
+
+
+@pytest.mark.parametrize("compiles", [(), ("launch 1",)])
+@pytest.mark.parametrize("launches", [2, 3])
+def test_each_further_launch_has_a_name_of_its_own(run, launches, compiles):
+    """A number that is used twice would put two launches into one folder. One that imported while
+    the last one ran, and is not wanted, is ended.
+    """
+    world, found = run(launches=launches, compiles=compiles, more=1)
+    numbers = [int(label.split()[1]) for label in world.asked]
+    assert numbers == list(range(1, len(numbers) + 1))
+    timed = [label for label, asked in world.asked.items() if "block" in asked]
+    assert [f"launch {one.index}" for one in found.launches] == [one[:8] for one in timed]
+    assert len(timed) == launches + 1
+    assert world.closed == [label for label, asked in world.asked.items() if not asked]
