@@ -46,7 +46,7 @@ def test_a_warm_up_that_never_gets_steady_is_given_up_early():
     seconds, problem = seconds_until_done(range(100))
     assert seconds <= 2 * (PROTOCOLS["cuda"].warmup_min_s + 1)
     assert "takes device memory anew" in problem and "6 times since second 4" in problem
-    late = [min(second, 9) for second in range(100)]
+    late = [min(second, 8) for second in range(100)]
     seconds, problem = seconds_until_done(late)
     assert seconds < PROTOCOLS["cuda"].warmup_cap_s and problem == ""
 
