@@ -17,8 +17,8 @@ LONG = {"width": 64, "seq": 4096, "batch": 8}
 SHORT = {"width": 64, "seq": 256, "batch": 2}
 TOKEN = {"size": "124m", "batch": 1, "room": 256}
 EAGER = SEED | {"compile": False, "batch": 16}
-# A GPU that waits for its host takes 2.1 ms a token in one second and 2.6 in the next, on an H200; with
-# its input 24.4 ms in one and 24.8 in the next, for a minute.
+# A GPU that waits for its host takes 2.1 ms a token in one second and 2.6 in the next, on an H200;
+# one that waits for its input 24.2 ms a step in one and 24.8 in the next, for a minute.
 COUNTERS = tuple(name for name in default_gates("cuda") if not name.startswith("step_ms"))
 INPUT, WORKERS = {"size": "124m", "batch": 32, "seq": 512}, {"workers": 8, "pin": True}
 
