@@ -3,7 +3,7 @@
 import pytest
 
 from stepguard.profile import mean
-from studies.other_card.report import kept, longest, neighbours, seen, slowed, widest
+from studies.other_card.report import LONGEST, kept, longest, neighbours, seen, slowed, widest
 
 PAIRS = list(neighbours(kept()))
 
@@ -29,8 +29,8 @@ def test_a_longer_kernel_asks_for_pairs_on_any_card():
     """The longest and the tenth, by 2 % of the step, unless its own steps are as far apart."""
     silent = []
     for before, after in PAIRS:
-        now, longer = after.profile, longest(after.profile)
-        for row in (longer[0], longer[-1]):
+        now = after.profile
+        for row in longest(now)[:: LONGEST - 1]:
             if not seen(slowed(now, row, 2.0), before)[1]:
                 same = [one for one in before.profile.kernels if one.name == row.name]
                 apart_us = max(max(one.us) - min(one.us) for one in (row, *same))
