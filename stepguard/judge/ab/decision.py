@@ -16,7 +16,7 @@ from stepguard.ab_margins import Margins
 from stepguard.comparison import JUDGED_TIME, Comparison
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
-from stepguard.judge.ab.identical import identical
+from stepguard.judge.ab.identical import identical, not_enough
 from stepguard.judge.ab.pairs import benjamini_hochberg, decide
 from stepguard.judge.ab.profiled import explained, straggler
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS
@@ -124,6 +124,7 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
         len(comparison.again),
         comparison.earlier,
         comparison.not_pooled,
+        not_enough(comparison),
     )
 
 

@@ -192,6 +192,21 @@ def test_a_second_pair_is_judged_by_the_plan():
     assert not identical(replace(found, head=both[0], base=both[1]))
 
 
+def test_why_one_pair_was_not_enough_is_said():
+    """Who waited for more pairs of a step that did not change wants to know."""
+    sides = [pair(every(8, 1.1), noisy(1)), pair(noisy(3), noisy(4))]
+    head, base = (
+        replace(
+            getattr(sides[0], side), launches=tuple(getattr(one, side).launches[0] for one in sides)
+        )
+        for side in ("head", "base")
+    )
+    found = replace(sides[0], head=head, base=base)
+    assert "one pair was not enough: the step time differs" in times(judge_ab(found))[0]
+    other = replace(base, counts=replace(base.counts, identity=StepIdentity({"kernels": "b"})))
+    assert "not enough" not in times(judge_ab(replace(found, base=other)))[0]
+
+
 def test_after_a_pair_that_was_out_of_line_there_are_pairs_as_ever():
     """What HEAD does in some launches only is not the machine's for sure: a pair that was measured
     again is one that was odd.
