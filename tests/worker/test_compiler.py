@@ -421,23 +421,23 @@ def test_who_compiles_nothing_pays_nothing():
 
 
 CACHED = """
-import sys, torch, broken_graphs
-from torch._dynamo.utils import counters
+import torch, broken_graphs
 from stepguard.worker.count import compiler
 torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
 for name in ("in_a_loop", "deep", "calls_what_is_kept_out"):
     run = torch.compile(getattr(broken_graphs, name), backend="eager", dynamic=False)
     run(torch.ones(4))
-hits = counters["inductor"]["fxgraph_cache_hit"]
 counts = compiler.compilations(), compiler.unique_graphs(), compiler.generated_kernels()
-print(hits, counts, compiler.graph_breaks(), compiler.recompile_limits(), sep="|")
+print(compiler.compiled_afresh(), counts, compiler.graph_breaks(), compiler.recompile_limits(), sep="|")
 """
 
 
 def test_a_warm_cache_changes_no_count(tmp_path):
-    """Breaks with their text, compilations and kernels are those of the process before it."""
+    """Breaks with their text, compilations and kernels are those of the process before it; only
+    that one compiled what no cache had.
+    """
     cold, warm = (python(CACHED, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) for _ in range(2))
-    assert int(warm.partition("|")[0]) > int(cold.partition("|")[0])  # it did load from the cache
+    assert (cold.partition("|")[0], warm.partition("|")[0]) == ("True", "False")
     assert cold.partition("|")[2] == warm.partition("|")[2]
     kernels = int(cold.split("|")[1].strip("()").split(",")[2])
     assert kernels > 0

@@ -12,6 +12,7 @@ private to torch; all their names are in this module. Tried with torch 2.8, 2.13
   to 2.10 keep no error of a break in a loop: the function is known there, not the line.
 * ``torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER``: compilations of each frame.
   ``counters["frames"]`` misses fullgraph=True and counts frames that were only looked at.
+* ``counters["inductor"]["fxgraph_cache_miss"]``: graphs that the cache on disk did not have.
 
 Tracing is done anew in every process, so all of it is the same whatever the caches on disk hold.
 Where a record is missing there is still a count, or a text without a place: never a zero.
