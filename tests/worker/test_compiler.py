@@ -428,7 +428,8 @@ for name in ("in_a_loop", "deep", "calls_what_is_kept_out"):
     run = torch.compile(getattr(broken_graphs, name), backend="eager", dynamic=False)
     run(torch.ones(4))
 counts = compiler.compilations(), compiler.unique_graphs(), compiler.generated_kernels()
-print(compiler.compiled_afresh(), counts, compiler.graph_breaks(), compiler.recompile_limits(), sep="|")
+print(compiler.compiled_afresh(), end="|")
+print(counts, compiler.graph_breaks(), compiler.recompile_limits(), sep="|")
 """
 
 
