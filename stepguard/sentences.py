@@ -20,6 +20,7 @@ from stepguard.verdict import (
     Verdict,
 )
 
+TREE_CHANGED = "files changed while it was measured: its launches may be of different code"
 NOTE_PARTS = 3  # how many moved operators a note names
 
 

@@ -26,6 +26,7 @@ from stepguard.plugin.refusals import (
 )
 from stepguard.plugin.selection import Selection
 from stepguard.report.commands import Commands
+from stepguard.sentences import TREE_CHANGED
 from stepguard.text import listed
 
 
@@ -121,8 +122,7 @@ class Guard:
         evidence, recorded = result.evidence, self._judging.get(result.case.id)
         measured = Revision(evidence.commit, evidence.dirty)
         if evidence.tree_changed or measured != self._revision:
-            text = "files changed while it was measured: its launches may be of different code"
-            yield Problem(ProblemCode.TREE_CHANGED, text, result.case.id)
+            yield Problem(ProblemCode.TREE_CHANGED, TREE_CHANGED, result.case.id)
         if recorded is None or recorded.path.name != result.baseline_path.name:
             return
         if result.judged_by not in ("", recorded.entry.digest):

@@ -11,7 +11,7 @@ from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
-from stepguard.sentences import message, note, pattern_text
+from stepguard.sentences import TREE_CHANGED, message, note, pattern_text
 from stepguard.site import Site
 from stepguard.text import first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
@@ -323,7 +323,7 @@ def remarks(evidence: Evidence) -> list[str]:
         what = f"it runs a module that is in no commit: {listed(evidence.untracked)}"
         found.append(f"{what}; no other clone measures the same")
     if evidence.tree_changed:
-        found.append("files changed while it was measured: its launches may be of different code")
+        found.append(TREE_CHANGED)
     return found
 
 
