@@ -1,35 +1,17 @@
-"""Changes of the training step for the gate to judge: slowdowns by size, honest optimizations, and
-a refactor.
+"""Changes of the training step for the gate to judge: slowdowns by size, honest optimizations, what
+only the host does, and refactors.
 
 A change is a list of replacements in files of ``model/``. A ``reverse`` one is judged backwards:
 the base has the replacements, HEAD is the step as it is.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from studies.planted_causes.faults import FAULTS, GPT, WORKLOADS, Fault
-
-SLOWER, FASTER, SAME = "SLOWER", "FASTER", "same"
-Edit = tuple[str, str, str]  # file, old text, new text
-
-
-@dataclass(frozen=True)
-class Change:
-    """One change, and what has to be said of it on a GPU."""
-
-    edits: tuple[Edit, ...]
-    expected: str
-    named: str = ""  # pattern that the first line has to contain; empty: none
-    reverse: bool = False
-    needs_gpu: bool = False
-
-    def plant(self, tree: Path) -> None:
-        """Make the edits. Raises ValueError where a text is not there, or not once."""
-        for path, old, new in self.edits:
-            Fault(path, ((old, new),)).plant(tree)
-
+from studies.planted_causes.faults import FAULTS, GPT, WORKLOADS
+from studies.power.change import FASTER, SAME, SLOWER, Change, Edit
+from studies.power.hidden import HIDDEN
+from studies.power.refactors import REFACTORS
 
 _LAYERS = '        self.ln_f = nn.LayerNorm(config.n_embd, device="meta")\n'
 _GELU = '        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n'
@@ -143,52 +125,43 @@ FLASH = Change(
     SAME,
     needs_gpu=True,
 )
-HELPER = Change(
-    (
-        (GPT, _GELU, "        return self.c_proj(self._hidden(x))\n"),
-        (
-            GPT,
-            "\n\nclass Block(nn.Module):\n",
-            "\n    def _hidden(self, x: Tensor) -> Tensor:\n"
-            '        return F.gelu(self.c_fc(x), approximate="tanh")\n'
-            "\n\nclass Block(nn.Module):\n",
-        ),
-    ),
-    SAME,
-)
 SEPARATE_NORMS = Change(((WORKLOADS, _CLIP, _CLIP.replace("True", "False")),), SLOWER)
 
 # By worth: one of each kind at about one percent first, with what an honest optimization and a
-# refactor cost, then other sizes.
-CHANGES: dict[str, Change] = {
-    "gelu twice in 3 layers": gelu_twice(3),
-    "bf16 weights": BF16_WEIGHTS,
-    "attention in 1 layer": slow_attention(1),
-    "a helper extracted": HELPER,
-    "clones in 8 layers": clones(8),
-    "optimizer of 10 more passes": optimizer_passes(10),
-    "loss alone": _undone(LOGITS_TOO),
-    "three products in 12 layers": three_products(12),
-    "gelu twice in 1 layer": gelu_twice(1),
-    "fused optimizer": _undone(FOREACH),
-    "gelu twice in 6 layers": gelu_twice(6),
-    "flash attention by name": FLASH,
-    "optimizer of 5 more passes": optimizer_passes(5),
-    "clones in 4 layers": clones(4),
-    "one product": _undone(three_products(12)),
-    "attention in 4 layers": slow_attention(4),
-    "no clones": _undone(clones(12)),
-    "optimizer of 20 more passes": optimizer_passes(20),
-    "default attention": replace(_undone(slow_attention(2)), needs_gpu=True),
-    "gelu twice in 12 layers": gelu_twice(12),
-    "one gelu": _undone(gelu_twice(4)),
-    "pinned input": _undone(_fault("a pageable copy")),
-    "no sync": _undone(_fault("a sync")),
-    "no graph break": _undone(_fault("a graph break")),
-    "norms at once": _undone(SEPARATE_NORMS),
-    "clones in 12 layers": clones(12),
-    "foreach optimizer": FOREACH,
-}
+# refactor cost, then other sizes, and at last what is judged by one pair where it works.
+CHANGES: dict[str, Change] = (
+    {
+        "gelu twice in 3 layers": gelu_twice(3),
+        "bf16 weights": BF16_WEIGHTS,
+        "attention in 1 layer": slow_attention(1),
+        "a helper extracted": REFACTORS["a helper extracted"],
+        "clones in 8 layers": clones(8),
+        "optimizer of 10 more passes": optimizer_passes(10),
+        "loss alone": _undone(LOGITS_TOO),
+        "three products in 12 layers": three_products(12),
+        "gelu twice in 1 layer": gelu_twice(1),
+        "fused optimizer": _undone(FOREACH),
+        "gelu twice in 6 layers": gelu_twice(6),
+        "flash attention by name": FLASH,
+        "optimizer of 5 more passes": optimizer_passes(5),
+        "clones in 4 layers": clones(4),
+        "one product": _undone(three_products(12)),
+        "attention in 4 layers": slow_attention(4),
+        "no clones": _undone(clones(12)),
+        "optimizer of 20 more passes": optimizer_passes(20),
+        "default attention": replace(_undone(slow_attention(2)), needs_gpu=True),
+        "gelu twice in 12 layers": gelu_twice(12),
+        "one gelu": _undone(gelu_twice(4)),
+        "pinned input": _undone(_fault("a pageable copy")),
+        "no sync": _undone(_fault("a sync")),
+        "no graph break": _undone(_fault("a graph break")),
+        "norms at once": _undone(SEPARATE_NORMS),
+        "clones in 12 layers": clones(12),
+        "foreach optimizer": FOREACH,
+    }
+    | HIDDEN
+    | REFACTORS
+)
 
 
 def wanted(names: Sequence[str], device: str) -> list[str]:
