@@ -158,6 +158,14 @@ def format_value(name: str, value: float | None) -> str:
     return f"{value:,.0f}"
 
 
+def unit_behind(name: str, value: float) -> str:
+    """Return a metric's unit as it is written behind a value: 2 calls, 1 call."""
+    metric = METRICS[name]
+    if metric.kind != "counter" or abs(value) != 1:
+        return metric.unit
+    return "copy" if metric.unit == "copies" else metric.unit.removesuffix("s")
+
+
 def format_bytes(value: float) -> str:
     """Format bytes in binary units, as torch prints them (1 GiB = 2**30 B); exact under 10 MiB."""
     if abs(value) >= 2**30:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.document import MetricDocument, VerdictDocument
-from stepguard.metrics import METRICS, format_value
+from stepguard.metrics import METRICS, format_value, unit_behind
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 # Counters that moved and pass, since a time says what they are worth or a commit declares them.
@@ -145,7 +145,7 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int], gap: int = 2) 
 
 def figure(name: str, value: float, width: int) -> str:
     """Return a metric as a line: its name in ``width`` columns, its value and unit."""
-    unit = "" if METRICS[name].unit == "B" else METRICS[name].unit
+    unit = "" if METRICS[name].unit == "B" else unit_behind(name, value)
     return f"{name.ljust(width)}  {format_value(name, value):>16} {unit}".rstrip()
 
 

@@ -6,7 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from stepguard.evidence import Evidence
 from stepguard.explanation import Cause
-from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, PEAK, format_bytes, format_value
+from stepguard.metrics import (
+    BETWEEN_STEPS,
+    COLLECTIVES,
+    METRICS,
+    PEAK,
+    format_bytes,
+    format_value,
+    unit_behind,
+)
 from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
@@ -20,7 +28,6 @@ OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
 HELD = "parameters, optimizer state or inputs"
 PLACES_SHOWN = 5  # of operators and of bytes
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
-_ONE = {"copies": "copy"}  # of a unit that is a word; the others lose their s
 ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
 
 # Of a traceback.
@@ -200,10 +207,8 @@ def change(found: MetricVerdict, digits: int = 2) -> str:
     if found.new == found.old:
         return text
     if found.change_pct is None or abs(found.change_pct) < 10**-digits or abs(found.new) < 1000:
-        moved = f"{found.new - found.old:+,.0f}"
-        if METRICS[name].kind == "counter" and moved in ("+1", "-1"):
-            unit = _ONE.get(unit, unit.removesuffix("s"))
-        return f"{text} ({moved} {unit})"
+        moved = found.new - found.old
+        return f"{text} ({moved:+,.0f} {unit_behind(name, moved)})"
     return f"{text} ({found.change_pct:+.{digits}f} %)"
 
 

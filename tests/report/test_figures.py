@@ -29,6 +29,14 @@ def test_places_stand_under_their_counter():
     ]
 
 
+def test_a_unit_has_the_number_of_its_value():
+    """One call, no calls, two calls; a unit that is no word stays as it is."""
+    shown = {"operator_calls_per_step": 1, "graph_breaks": 0, "recompiles": 2, "flops_per_step": 1}
+    lines = printed(values=shown)
+    units = {line.split()[0]: line.split()[2] for line in lines}
+    assert [units[name] for name in shown] == ["call", "breaks", "recompiles", "FLOP"]
+
+
 def test_few_parts_are_shown_largest_first():
     """Two parts or more, up to PARTS, in the metric's unit; those that are zero are left out."""
     parts = {"forward": 2048, "backward": 4096, "optimizer": 0}
