@@ -219,9 +219,7 @@ class _PairRun:
         next case's first launch.
         """
         if JUDGED_TIME not in judged(self.case) or not unlike(self.comparison()):
-            head = self.sides[HEAD]
-            if head.ahead.case:
-                head.start_ahead(head.ahead.case, COUNTING)
+            self.sides[HEAD].start_ahead(COUNTING)
             return
         most = MOST_PAIRS - self.earlier.pairs + len(self.again)
         last = min(number + self.timing.ahead, self.first - 1 + most)

@@ -191,8 +191,8 @@ class _CaseRun:
         launch = self._importing.pop(plan.label)
         launch.hello()
         upcoming, ahead = self._start(following) if following else None, self.workers.ahead
-        if upcoming is None and ahead.case:
-            self.workers.start_ahead(ahead.case, planned_launches(ahead.case)[0].label)
+        if upcoming is None:
+            self.workers.start_ahead(FIRST)
         imported = upcoming.ready if upcoming else ahead.ready
         RunningLaunch.expect(launch)
         ranks = launch.build()

@@ -174,11 +174,14 @@ class CaseWorkers:
         """Return what knows the case that comes next."""
         return self._bench.ahead
 
-    def start_ahead(self, case: Case, label: str) -> None:
-        """Start the first launch of the case that comes next, unless a scheduler has to."""
-        spec = launch_spec(case, self._bench, label)
-        if not spec.launcher:
-            self.ahead.begin(spec)
+    def start_ahead(self, label: str) -> None:
+        """Start the first launch of the case that comes next, if one does and no scheduler has to
+        start it.
+        """
+        if self.ahead.case is not None:
+            spec = launch_spec(self.ahead.case, self._bench, label)
+            if not spec.launcher:
+                self.ahead.begin(spec)
 
     def expect(self, *groups: WorkerGroup) -> None:
         """Let the ranks of these groups, and no others, be on the GPUs from now on."""

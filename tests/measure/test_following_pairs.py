@@ -43,9 +43,7 @@ def test_a_step_that_is_the_same_starts_no_further_pair(monkeypatch, identity, s
 
     made, case = [], Case("x", "a:b", gates=("step_ms",))
     monkeypatch.setattr(ab, "Pair", pair)
-    head = SimpleNamespace(
-        ahead=SimpleNamespace(case=case), start_ahead=lambda case, label: made.append(label)
-    )
+    head = SimpleNamespace(start_ahead=made.append)
     run = ab._PairRun(case, [head], "main", ab.PairsWanted(60.0))
     monkeypatch.setattr(run, "comparison", lambda: counted(identity))
     run._start_following(1)

@@ -61,9 +61,8 @@ def run(monkeypatch):
         monkeypatch.setattr(stepguard.measure.launches, "measure_difference", difference)
         gates = GATES if device == "cuda" else GATES[:2]
         case = Case("one", "work:step", {}, device, gates=gates, launches=launches, **changes)
-        workers = SimpleNamespace(
-            case=case, launches=[], faults=[], ahead=SimpleNamespace(case=None, ready=lambda: True)
-        )
+        workers = SimpleNamespace(case=case, launches=[], faults=[])
+        workers.ahead, workers.start_ahead = SimpleNamespace(ready=lambda: True), lambda label: None
         workers.evidence = lambda **how: evidence(launches=tuple(workers.launches), **how)
         measured = _CaseRun(workers, 3)
         measured.measure(lambda found: more > 0 and len(found.launches) < launches + more)
