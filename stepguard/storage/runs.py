@@ -29,7 +29,7 @@ from stepguard.storage.json_file import FileError, contents, replace_file
 KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
-Kept = TypeVar("Kept", Evidence, Comparison)
+Kept = TypeVar("Kept")
 
 
 def root_of(folder: Path) -> Path:
@@ -108,9 +108,9 @@ class Store:
             try:
                 if not path.exists():
                     continue
-                one = _read(path, comparison_from_json)
+                data, one = _read(path, lambda data, name: (data, comparison_from_json(data, name)))
                 # Taken from the file, whose other bytes it is of.
-                intact = one.digest == _digest(path.read_bytes().replace(one.digest.encode(), b""))
+                intact = one.digest == _digest(data.replace(one.digest.encode(), b""))
             except (FileError, OSError) as error:
                 refused.append(str(error))
                 continue

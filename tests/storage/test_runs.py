@@ -13,7 +13,7 @@ from comparisons import alike
 
 from stepguard import Case
 from stepguard.evidence import Fault, from_json
-from stepguard.storage.json_file import FileError
+from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.runs import KEPT_RUNS, Store
 
 
@@ -197,6 +197,21 @@ def test_comparisons_of_two_commits_are_found_if_nobody_edited_them(store):
     assert find() == (["20261120T1-1"], "")
     path.mkdir()
     assert find()[0] == ["20261120T1-1"] and str(path) in find()[1]
+
+
+def test_a_comparison_is_read_once(store, monkeypatch):
+    """What is decoded and what is compared with its digest are the same bytes."""
+
+    def gone(path, remedy):
+        data = contents(path, remedy)
+        path.unlink()
+        return data
+
+    made = replace(alike([0.1]), against="main")
+    store.keep_comparison(a_run(store, "20261120T1-1"), "a", made)
+    monkeypatch.setattr("stepguard.storage.runs.contents", gone)
+    found, why = store.of_one_comparison("a", lambda one: True)
+    assert [one.against for one in found] == ["main"] and not why
 
 
 def test_a_comparison_is_there_whole_or_not_at_all(store, monkeypatch):
