@@ -17,7 +17,7 @@ from stepguard.device import CPU, GPU
 from stepguard.text import printable, shortened
 
 # A case that never ran here, nor another one in this run: alone, and in pairs with another tree.
-GUESS_S = {GPU: 110.0, CPU: 20.0}
+GUESS_S = {GPU: 65.0, CPU: 20.0}
 PAIRS_GUESS_S = {GPU: 110.0, CPU: 100.0}
 ID_LEAST = 10  # columns that a case's id keeps
 CLEAR = "\x1b[K"  # to the end of the line

@@ -101,7 +101,7 @@ def test_it_says_case_stage_and_time_in_whole_words(monkeypatch, width, stage):
     line.begin("train_step[124m-bf16-compiled]")
     line.stage(stage)
     assert screen.shown.startswith("[1/2] trai")
-    assert f": {stage}  " in screen.shown and screen.left() == 170
+    assert f": {stage}  " in screen.shown and screen.left() == 125
     screen.width = 200  # the window is resized
     line.stage(stage)
     assert len(screen.shown) == 199
@@ -197,7 +197,7 @@ def test_what_is_left_follows_the_cases_that_are_done(screen, most_s):
         left.append(screen.written[-1].rpartition(": ")[2].strip())
         line.end()
         line.learn(name, took_s)
-    first = "up to about 15:00" if most_s else "about 5:50 left"
+    first = "up to about 15:00" if most_s else "about 3:35 left"
     assert left == [first, "about 2:20 left", "about 1:25 left"], "that on the CPU is guessed"
 
 
@@ -227,7 +227,7 @@ def test_the_id_gives_way_before_the_stage(monkeypatch, width):
     line.stage("launch 1: warm-up")
     assert ": launch 1: warm-up  " in screen.shown
     assert re.search(r"train\w*\[?[^ ]*led\]: ", screen.shown)
-    assert screen.left() == 110
+    assert screen.left() == 65
 
 
 def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
@@ -249,12 +249,12 @@ def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
 
 
 def test_a_case_that_never_ran_is_guessed_by_device(screen):
-    """Without a last time a GPU case is guessed at 110 s, a CPU case at 20."""
+    """Without a last time a GPU case is guessed at 65 s, a CPU case at 20."""
     line = screen.line({"a": 60.0})
     line.plan([("a", "cuda"), ("b", "cuda"), ("c", "cpu")])
     line.begin("a")
     line.stage("start")
-    assert screen.left() == 60 + 110 + 20
+    assert screen.left() == 60 + 65 + 20
 
 
 def test_without_a_terminal_a_case_is_a_line(screen):
