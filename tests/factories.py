@@ -77,6 +77,8 @@ def fail(how):
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         time.sleep(3600)
+    if how == "host-memory":
+        torch.empty(1 << 55, dtype=torch.uint8)
     if how == "oom" and torch.cuda.is_available():
         torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
     if how == "oom":

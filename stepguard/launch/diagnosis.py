@@ -249,14 +249,14 @@ def _endings_of(scene: Scene, pids: Collection[int]) -> list[Ending]:
 
 
 def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
-    first = (described["message"].strip() or described["type"]).splitlines()[0]
+    first = described["message"].strip().splitlines()[:1]
     code = Reason.RAISED
     if described["bad_workload"]:
         code = Reason.BAD_WORKLOAD
     elif described["out_of_memory"]:
         code = Reason.OUT_OF_MEMORY
-    kind = "" if described["bad_workload"] else f"{described['type']}: "
-    message = f"rank {rank} in {scene.position(rank)}: {kind}{first}"
+    kind = [] if described["bad_workload"] else [described["type"]]
+    message = ": ".join([f"rank {rank} in {scene.position(rank)}", *kind, *first])
     return Fault(code.name, message, described["traceback"], scene.during)
 
 

@@ -102,6 +102,14 @@ def usable_bytes(device: torch.device) -> int:
     return int(total * torch.cuda.get_per_process_memory_fraction(device))
 
 
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, the GPU's or the host's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch has no type for that of a CPU: its allocator can be told by its name alone.
+    return type(error) is RuntimeError and "DefaultCPUAllocator: can't allocate" in str(error)
+
+
 def live_bytes() -> int:
     """Return the bytes that live tensors on the GPU asked for."""
     return int(torch.cuda.memory_stats()[f"{REQUESTED}.all.current"])

@@ -29,6 +29,7 @@ from torch.distributed.elastic.agent.server import (
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from stepguard.worker.device import out_of_memory
 from stepguard.worker.endings import Ending, Endings
 from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.position import Note
@@ -181,7 +182,7 @@ def serve() -> None:
             "message": str(error),
             "traceback": traceback.format_exc(),
             "bad_workload": isinstance(error, BadWorkload),
-            "out_of_memory": type(error).__name__ == "OutOfMemoryError",
+            "out_of_memory": out_of_memory(error),
             # One clock for all processes of a node: the first to fail is taken for the cause.
             "at_ns": time.perf_counter_ns(),
         }

@@ -33,6 +33,7 @@ MESSAGE = {
 }
 CODE = {"raise": "RAISED", "kill": "KILLED", "hang": "NO_ANSWER", "oom": "OUT_OF_MEMORY"}
 OTHERS = {
+    "host-memory": ("OUT_OF_MEMORY", r"rank 0 in prepare: RuntimeError: .*can't allocate memory"),
     "none": ("BAD_WORKLOAD", r"rank 0 in prepare: factories:returns_none returned None"),
     "agent": ("AGENT_DIED", r"(torchrun|launcher) .* rank 0 .* block, step \d+"),
     "exit": ("KILLED", r"rank 0 ended by itself in block, step \d+, phase backward"),
@@ -74,6 +75,7 @@ def runs(gate_run):
     """Two runs of faulty cases side by side, each with a sound case at its end."""
     one_rank = faults("raise") + faults("kill") + faults("oom")
     one_rank += case("none", "factories:returns_none") + case("agent", how="agent", at_step=9)
+    one_rank += case("host-memory", how="host-memory", at_step=0)
     one_rank += case("exit", how="exit", at_step=9) + case("status", how="status", at_step=9)
     pairs = case("pair-raise", world_size=2, how="raise", rank=1)
     pairs += case("pair-kill", world_size=2, how="kill", rank=1)
