@@ -169,6 +169,7 @@ class Fault:
     message: str  # one sentence
     detail: str = ""  # traceback or the tail of stderr
     during: str = ""  # "launch 2, block"
+    site: Site | None = None  # that raised it; without a file where none is known
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,8 @@ def measurement_problem(evidence: Evidence) -> Problem | None:
         reason = Reason[fault.code]
         status = Status.UNFIT if reason in _UNFIT else Status.BROKEN
         launch = fault.during.partition(",")[0]  # the message says where in it
-        return Problem(status, reason, {"launch": launch, "fault": fault.message}, fault.detail)
+        facts = {"launch": launch, "fault": fault.message, "site": fault.site}
+        return Problem(status, reason, facts, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
         return _broken(Reason.NOTHING_MEASURED)
     count, planned = len(evidence.launches), evidence.planned_launches

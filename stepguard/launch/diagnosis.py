@@ -19,6 +19,7 @@ from typing import Any
 
 from stepguard.evidence import Fault
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.site import Site
 from stepguard.verdict import Reason
 from stepguard.worker.endings import Ending, Endings, first
 from stepguard.worker.lifeline import pids_by_token
@@ -257,7 +258,8 @@ def _raised(scene: Scene, rank: int, described: dict[str, Any]) -> Fault:
         code = Reason.OUT_OF_MEMORY
     kind = [] if described["bad_workload"] else [described["type"]]
     message = ": ".join([f"rank {rank} in {scene.position(rank)}", *kind, *first])
-    return Fault(code.name, message, described["traceback"], scene.during)
+    site = Site(described["type"], *described["place"])
+    return Fault(code.name, message, described["traceback"], scene.during, site)
 
 
 def alive(pid: int) -> bool:

@@ -147,7 +147,9 @@ def times(verdict: Verdict) -> list[str]:
 def place(verdict: Verdict) -> Site | None:
     """Return the line of what decided a verdict, or of what explains it, if it is known."""
     if verdict.whole:
-        return next((one.place for one in _moved(verdict) if one.place), None)
+        site = (verdict.facts or {}).get("site")
+        places = [site if site and site.file else None, *(one.place for one in _moved(verdict))]
+        return next(filter(None, places), None)
     if verdict.worst is None:
         return None
     cause = why.culprit(verdict)

@@ -29,6 +29,7 @@ from torch.distributed.elastic.agent.server import (
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from stepguard.worker.count.locate import raised_at
 from stepguard.worker.device import out_of_memory
 from stepguard.worker.endings import Ending, Endings
 from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent
@@ -181,6 +182,7 @@ def serve() -> None:
             "type": type(error).__name__,
             "message": str(error),
             "traceback": traceback.format_exc(),
+            "place": raised_at(error),
             "bad_workload": isinstance(error, BadWorkload),
             "out_of_memory": out_of_memory(error),
             # One clock for all processes of a node: the first to fail is taken for the cause.

@@ -79,6 +79,7 @@ class GateRun:
         (folder / "pytest.ini").write_text("[pytest]\npythonpath = .\n")
         (folder / "factories.py").write_text((TESTS / "factories.py").read_text())
         (folder / "sleeper.py").write_text("from factories import fail\n\nfail('hang')\n")
+        (folder / "broken.py").write_text("import torch\n\ndef factory(*, device:\n    pass\n")
         (folder / "test_faulty.py").write_text(
             "from stepguard import Case\nfrom stepguard.plugin import cases\n\n\n"
             f"@cases(\n{cases})\ndef test_step(perf, case):\n    perf(case)\n"

@@ -35,6 +35,7 @@ CODE = {"raise": "RAISED", "kill": "KILLED", "hang": "NO_ANSWER", "oom": "OUT_OF
 OTHERS = {
     "host-memory": ("OUT_OF_MEMORY", r"rank 0 in prepare: RuntimeError: .*can't allocate memory"),
     "none": ("BAD_WORKLOAD", r"rank 0 in prepare: factories:returns_none returned None"),
+    "syntax": ("RAISED", r"rank 0 in prepare: SyntaxError: "),
     "agent": ("AGENT_DIED", r"(torchrun|launcher) .* rank 0 .* block, step \d+"),
     "exit": ("KILLED", r"rank 0 ended by itself in block, step \d+, phase backward"),
     "status": ("KILLED", r"rank 0 ended by itself with status 3 in block, step \d+"),
@@ -76,6 +77,7 @@ def runs(gate_run):
     one_rank = faults("raise") + faults("kill") + faults("oom")
     one_rank += case("none", "factories:returns_none") + case("agent", how="agent", at_step=9)
     one_rank += case("host-memory", how="host-memory", at_step=0)
+    one_rank += case("syntax", "broken:factory")
     one_rank += case("exit", how="exit", at_step=9) + case("status", how="status", at_step=9)
     pairs = case("pair-raise", world_size=2, how="raise", rank=1)
     pairs += case("pair-kill", world_size=2, how="kill", rank=1)
@@ -110,6 +112,21 @@ def test_the_fault_is_named(run_of, name):
     failed = run.failed_at(name)
     if failed is not None:
         print(f"{name}: reported after {run.aftermath()[name]['at'] - failed:.2f} s")
+
+
+PLACED = {
+    "raise-build": ("factories.py", 'raise ValueError("planted\\nsecond line")'),
+    "host-memory": ("factories.py", "torch.empty(1 << 55, dtype=torch.uint8)"),
+    "syntax": ("broken.py", "def factory(*, device:"),
+    "kill-build": None,
+}
+
+
+@pytest.mark.parametrize("name", PLACED)
+def test_an_error_has_its_line(run_of, name):
+    """An annotation stands there: where it was raised in the tree, or at what is no Python."""
+    place = run_of(name).verdicts()[name]["place"]
+    assert (place and (place["file"], place["text"])) == PLACED[name]
 
 
 @pytest.mark.parametrize("name", [name for name in EXPECTED if "hang" in name])

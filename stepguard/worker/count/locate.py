@@ -6,6 +6,7 @@ import linecache
 import os
 import re
 import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -60,6 +61,15 @@ def locate(stack: Iterable[tuple[str, int, str]]) -> Place:
             return place
         fallback = fallback if fallback.file else place
     return fallback
+
+
+def raised_at(error: BaseException) -> Place:
+    """Return where an error came from, as ``locate`` does; a syntax error from its own line."""
+    walked = traceback.walk_tb(error.__traceback__)
+    stack = [(frame.f_code.co_filename, line, frame.f_code.co_qualname) for frame, line in walked]
+    if isinstance(error, SyntaxError):
+        stack.append((error.filename or "<string>", error.lineno or 0, ""))
+    return locate(reversed(stack))
 
 
 @lru_cache(maxsize=4096)

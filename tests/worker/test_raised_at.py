@@ -1,0 +1,48 @@
+"""Where an error came from: a line of the measured tree, whatever raised it there."""
+
+import importlib
+import json
+import sys
+
+import pytest
+
+from stepguard.worker.count.locate import raised_at
+
+SOURCE = """import json
+
+
+def outer():
+    inner()
+
+
+def inner():
+    json.loads("{")
+"""
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (SOURCE, ("tree_module.py", 9, "inner", 'json.loads("{")')),
+        ("x = 1\ndef outer(:\n", ("tree_module.py", 2, "", "def outer(:")),
+    ],
+    ids=["raised in a library", "a syntax error"],
+)
+def test_the_innermost_line_of_the_tree(tmp_path, monkeypatch, source, expected):
+    """Not the library's that raised it; of a syntax error the line itself, which no frame has."""
+    (tmp_path / "tree_module.py").write_text(source)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "tree_module", raising=False)
+    with pytest.raises(ValueError if source == SOURCE else SyntaxError) as raised:
+        importlib.import_module("tree_module").outer()
+    assert raised_at(raised.value) == expected
+
+
+def test_an_error_of_nobodys_tree_has_no_line():
+    """Text that was no Python has no file."""
+    with pytest.raises(SyntaxError) as raised:
+        compile("f(", "<string>", "exec")
+    error = raised.value.with_traceback(None)
+    assert not raised_at(error).file
+    assert json.loads(json.dumps(raised_at(error))) == ["", 0, "", ""]
