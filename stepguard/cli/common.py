@@ -139,6 +139,8 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
         # A named case's newest, of whatever run: the last run may have measured other cases only.
         paths = list(store.newest().values()) if options.case else store.last_run()
         source = str(store.runs)
+        if paths and not options.case and not store.is_newest(paths[0]):
+            say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
     found = [(path, read_evidence(path)) for path in paths]
     known = {evidence.case_id for _, evidence in found}
     unknown = [case_id for case_id in options.case if case_id not in known]
@@ -151,8 +153,7 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
             f"judge --evidence {shlex.quote(os.path.relpath(folder))}"
         )
     if not found:
-        last = "the last run left no evidence; measure: pytest perf_tests, or name a case"
-        here = "nothing is kept; measure: pytest perf_tests" if options.case else last
+        here = "nothing is kept; measure: pytest perf_tests"
         there = "no evidence.json is below it"
         raise ValueError(f"{source}: {there if options.evidence else here}")
     if unknown:

@@ -147,12 +147,20 @@ class Store:
                     yield path, evidence
 
     def last_run(self) -> list[Path]:
-        """Return the evidence files of the newest run; none if it was interrupted before.
-
-        An older run's must not stand in for them: it may have measured another tree.
+        """Return the evidence files of the newest run that left any, or comparisons alone: then
+        none. One that was interrupted before, or records a trace, left neither.
         """
-        runs = self._runs()
-        return _evidence_files(runs[-1]) if runs else []
+        return _evidence_files(self._last())
+
+    def is_newest(self, path: Path) -> bool:
+        """Tell whether an evidence file is of the newest run of all."""
+        return path.parent.parent in self._runs()[-1:]
+
+    def _last(self) -> Path:
+        for run in reversed(self._runs()):
+            if {EVIDENCE, COMPARISON} & {path.name for path in run.glob("*/*")}:
+                return run
+        return self.runs
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield every comparison that is kept and can be read, oldest run first."""
@@ -164,13 +172,13 @@ class Store:
         return measured | {found.head.case_id for found in self.comparisons()}
 
     def last_against(self) -> tuple[str, Path]:
-        """Return the other revision of the newest run and its folder, if that left comparisons and
-        no evidence; else no revision.
+        """Return the other revision of the run of last_run() and its folder, if that left
+        comparisons and no evidence; else no revision.
         """
-        runs = self._runs()
-        if not runs or self.last_run():
-            return "", self.runs
-        return next((found.against for found in _readable_comparisons(runs[-1])), ""), runs[-1]
+        run = self._last()
+        if _evidence_files(run):
+            return "", run
+        return next((found.against for found in _readable_comparisons(run)), ""), run
 
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
         """Return the seconds that each of these cases took the last time, alone or in ``pairs``,

@@ -54,10 +54,13 @@ def test_the_newest_of_every_case(store):
     assert store.last_run() == [newer]
 
 
-def test_an_older_run_does_not_stand_in_for_the_last(store):
-    """A run that was interrupted before its first case has no evidence: not an older tree's."""
-    store.keep(a_run(store, "20261120T1-1"), "a", evidence())
-    a_run(store, "20261121T1-1")
+def test_the_last_run_is_one_that_left_something(store):
+    """Not one that was interrupted, or recorded a trace; pairs alone are something."""
+    kept = store.keep(a_run(store, "20261120T1-1"), "a", evidence())
+    assert store.is_newest(kept)
+    (a_run(store, "20261121T1-1") / "a" / "trace-launch").mkdir(parents=True)
+    assert store.last_run() == [kept] and not store.is_newest(kept)
+    store.keep_comparison(a_run(store, "20261122T1-1"), "a", alike([0.1]))
     assert store.last_run() == []
 
 

@@ -58,11 +58,12 @@ def _accept(options: argparse.Namespace) -> int:
 
 
 def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
-    """Raise Refused for a case's newest evidence if it is of another commit than HEAD: what the
+    """Raise Refused for evidence of an older run if it is of another commit than HEAD: what the
     last run measured may have left none, and an older one was not meant. A path names it.
     """
+    last = not options.case and Store(options.root).is_newest(path)
     # That of a dirty tree is refused below, named or not: there, with what mends it.
-    if options.evidence or not options.case or evidence.of_no_commit:
+    if options.evidence or last or evidence.of_no_commit:
         return
     head = current(options.root, options.baselines).commit
     if head and evidence.commit != head:
