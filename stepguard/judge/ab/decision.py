@@ -102,10 +102,12 @@ def by_plan(comparison: Comparison, name: str = JUDGED_TIME) -> Decision:
 
 def _glanced(found: Decision, margins: Margins) -> Decision:
     """End early what only a slowdown decides: as soon as the pairs' mean shows none, and where it
-    is not beyond doubt after a few. Nothing but `same` comes of it, so that no rate rises.
+    is in doubt after a few, unless the mean itself would matter. Nothing but `same` comes of it, so
+    that no rate rises.
     """
     none_seen = found.pairs >= LEAST_GLANCED and found.estimate_pct <= margins.ignore_pct
-    ended = found.final or none_seen or found.pairs >= MOST_GLANCED
+    enough = found.final or found.pairs >= MOST_GLANCED
+    ended = none_seen or (enough and found.estimate_pct <= margins.matter_pct)
     if not ended or found.status is not Status.INCONCLUSIVE:
         return found
     return replace(found, status=Status.SAME, final=True)
@@ -114,7 +116,8 @@ def _glanced(found: Decision, margins: Margins) -> Decision:
 def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     """Return the decision with all that it rests on."""
     ended = found.final and not comparison.out_of_time
-    most = 0 if ended else MOST_GLANCED if comparison.glance else MOST_PAIRS
+    few = comparison.glance and found.pairs <= MOST_GLANCED
+    most = 0 if ended else MOST_GLANCED if few else MOST_PAIRS
     return PairsFinding(
         found,
         comparison.margins,

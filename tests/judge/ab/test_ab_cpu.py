@@ -78,6 +78,19 @@ def test_what_stays_in_doubt_passes_with_a_notice():
     assert f"over 3 pairs of {MOST_GLANCED} at most" in times(late)[0]
 
 
+def test_a_mean_that_would_matter_does_not_pass_in_doubt():
+    """A sleep in one step of sixteen: a third more on average, most of it in a pair of four. There
+    are pairs until the plan ends, and then it is no pass.
+    """
+    ratios = [1.2, 0.05, -0.05, 0.1] * 6
+    assert all(wants_another_pair(turns(ratios[:n], **HOW)) for n in range(1, len(ratios)))
+    found = turns(ratios, **HOW)
+    assert decided(found) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    assert not wants_another_pair(found)
+    early = turns(ratios[:9], out_of_time=True, **HOW)
+    assert decided(early) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+
+
 @pytest.mark.parametrize(("sd_pct", "modes"), [(5.0, 0.0), (15.0, 0.0), (40.0, 0.0), (5.0, 60.0)])
 def test_unchanged_code_on_a_busy_cpu_is_not_red(sd_pct, modes):
     """Pairs that scatter by 5 to 40 %, or whose launches fall into two modes: of 30 verdicts none
