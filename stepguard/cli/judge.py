@@ -20,6 +20,7 @@ from stepguard.cli.common import (
     wanted_evidence,
 )
 from stepguard.comparison import Comparison
+from stepguard.expectation import KEY
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.stored.waivers import sentences
@@ -56,7 +57,8 @@ def _judge(options: argparse.Namespace) -> int:
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     for found in pairs_alone:
         verdicts.append(verdict_of_run(None, found, options.baselines, waivers))
-        say(f"{found.head.case_id}: measured {found.head.date}, in pairs with {found.named}")
+        with_base = f"in pairs with {found.named}, {KEY} of its commits is not applied"
+        say(f"{found.head.case_id}: measured {found.head.date}, {with_base}")
     _say(verdicts)
     put_json([verdict_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1

@@ -263,6 +263,18 @@ def test_judge_says_what_today_would_say(shell, change):
     assert (shell.path / "baselines/cpu.json").read_bytes() == before
 
 
+def test_judge_says_that_it_applies_no_declarations(shell):
+    """Pairs fail again although a commit declares it: the run knew its range, the command not."""
+    shell.commit()
+    base = git(shell.path, "rev-parse", "HEAD")
+    head = commit(shell.path, "slow\n\nPerf-Expect: linear[a] graph_breaks: why", model="1\n")
+    slow = shell.made("a", counters={"graph_breaks": 9}, commit=head)
+    shell.keep_comparison(slow, shell.made("a", commit=base))
+    done = shell("judge", "--evidence", ".stepguard/runs")
+    assert done.status == 1 and "linear[a]: CHANGED: graph_breaks" in done.out
+    assert f"({base[:12]}), Perf-Expect of its commits is not applied\n" in done.out
+
+
 def test_judge_prints_text(shell):
     """In a pipe as on a terminal, with --json as without."""
     shell.record(shell.made("a"))
