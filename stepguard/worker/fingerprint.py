@@ -17,6 +17,7 @@ from stepguard.worker.device import properties
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
 _OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # set by every launch
+_READ_ONCE = ("TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_ALLOW_TF32", "TORCH_COMPILE_")
 
 
 def fingerprint(device: torch.device) -> dict[str, Any]:
@@ -32,6 +33,17 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
             for key, value in sorted(os.environ.items())
             if key.startswith(_PREFIXES) and not key.startswith(_OURS)
         },
+    }
+
+
+def read_once() -> dict[str, str]:
+    """Return the variables that torch and its compiler read as they are imported, by the agent:
+    whoever sets one of them in a rank sets what nothing reads any more.
+    """
+    return {
+        key: value
+        for key, value in os.environ.items()
+        if key.startswith(_READ_ONCE) and not key.startswith(_OURS)
     }
 
 

@@ -20,7 +20,8 @@ import importlib
 import inspect
 import json
 import os
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
 from typing import Any
@@ -35,7 +36,7 @@ from stepguard.worker.count import compiler
 from stepguard.worker.count.counters import count
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import CountedStep
-from stepguard.worker.fingerprint import fingerprint, sources
+from stepguard.worker.fingerprint import fingerprint, read_once, sources
 from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory import record_memory
 from stepguard.worker.profilers.traces import record_trace
@@ -75,7 +76,7 @@ class Session:
     """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer."""
 
     def __init__(self, note: Note) -> None:
-        self._frozen = gc.get_freeze_count()
+        self._frozen, self._read_once = gc.get_freeze_count(), read_once()
         preload("STEPGUARD_PRELOAD")
         self.note = note
         self.phases = Phases(note.phase)
@@ -116,6 +117,7 @@ class Session:
         watched = contextlib.nullcontext() if self.on_gpu else self.placement.observed()
         with watched:
             self.workload = build(factory, params, self.device.type)
+        refuse_set_too_late(self._read_once, read_once())
         compiler.install()  # not before: only a workload that compiles has imported the compiler
         if hasattr(self.workload, "on_phase"):
             self.workload.on_phase = self.phases
@@ -246,6 +248,21 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         shown = f"{workload.tokens_per_step!r:.80}"
         raise BadWorkload(f"{factory}: tokens_per_step is {shown}, not a positive number")
     return workload
+
+
+def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise BadWorkload where a workload changed variables that torch had read ``then``: without
+    the engine it would run with other settings than it is measured with.
+    """
+    moved = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
+    if moved:
+        unset = [f"-u {key}" for key in moved if key not in now]
+        set_to = [f"{key}={shlex.quote(now[key])}" for key in moved if key in now]
+        raise BadWorkload(
+            f"the workload changes {', '.join(moved)}, which torch has read by then: set it in "
+            "torch._inductor.config or torch._dynamo.config, or begin the command with: env "
+            + " ".join(unset + set_to)
+        )
 
 
 def _function_of(factory: str) -> Callable[..., Any]:

@@ -80,6 +80,55 @@ def test_a_rank_is_a_process_of_its_own(tmp_path):
             )
 
 
+SETTER = """
+import os
+
+class Step:
+    tokens_per_step = 1
+    def step(self): pass
+
+def at_import(device): return Step()
+
+def at_build(device):
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"
+    return Step()
+"""
+AT_IMPORT = "os.environ['TORCHINDUCTOR_MAX_AUTOTUNE'] = 'a b'"
+
+
+@pytest.mark.parametrize(
+    ("line", "factory", "given", "names"),
+    [
+        (AT_IMPORT, "at_import", {}, "env TORCHINDUCTOR_MAX_AUTOTUNE='a b'"),
+        (AT_IMPORT, "at_import", {"TORCHINDUCTOR_MAX_AUTOTUNE": "a b"}, ""),
+        ("", "at_build", {}, "env TORCH_COMPILE_DISABLE=1"),
+        ("", "at_import", {}, ""),
+        ("os.environ['TORCHINDUCTOR_CACHE_DIR'] = 'mine'", "at_import", {}, ""),
+    ],
+    ids=["import", "as given", "build", "none", "cache"],
+)
+def test_a_setting_that_comes_too_late_is_refused(
+    tmp_path, monkeypatch, line, factory, given, names
+):
+    """The agent has imported torch and its compiler: a variable that a module of the tree sets for
+    them would make a step slower everywhere but in what is measured.
+    """
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / "setter.py").write_text(f"{SETTER}{line}\n")
+    imported = {"preload": ("setter",), "shared": workers.COMPILER}
+    with WorkerGroup(launch_spec(tmp_path, **imported)) as group:
+        group.hello()
+        how = {"limit_s": BUSY_LIMIT_S, "poll": lambda: None, "progress": lambda text: None}
+        if not names:
+            group.request("prepare", factory=f"setter:{factory}", params={}, **how)
+            return
+        with pytest.raises(LaunchFailed) as caught:
+            group.request("prepare", factory=f"setter:{factory}", params={}, **how)
+    assert caught.value.fault.code == "BAD_WORKLOAD"
+    assert caught.value.fault.message.endswith(names)
+
+
 def test_an_import_that_hangs_is_shown(tmp_path, monkeypatch):
     """No rank is there yet: the agent's own stack says where it hangs."""
     (tmp_path / "torch.py").write_text(
