@@ -1,9 +1,10 @@
 """Real launches of CPU cases in a fraction of their time, for tests of anything but times.
 
-What is timed is short, of the compiler only what every count needs is imported before a workload
-asks for more, and nothing is given up early because the machine is busy with something else.
+What is timed is short, of the compiler no more is imported than a workload or its several ranks
+need, and nothing is given up early because the machine is busy with something else.
 """
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,18 +90,21 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
 
 
-def shorten_launches(monkeypatch: pytest.MonkeyPatch, counts: bool = True) -> None:
-    """Make the launches of this process short and patient. ``counts``: most come to count."""
+def shorten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the launches of this process short and patient."""
     whole = workers.launch_spec
 
     def spec(case: Case, bench: Bench, label: str, *how: bool) -> LaunchSpec:
-        # To count needs a part of the compiler, which a rank imports itself where it comes to that;
-        # of several each would. To time a step of a pair needs nothing.
-        shared = counts and case.world_size > 1 and not label.startswith("pair")
-        needed = ("torch._dynamo",) if shared else ()
-        return replace(whole(case, bench, label, *how), shared=needed)
+        # An optimizer imports a part of the compiler, which each of several ranks would; to time a
+        # step of a pair needs nothing.
+        model = case.world_size > 1 and case.workload.startswith("model.")
+        several = ("torch._dynamo",) if model and not label.startswith("pair") else ()
+        shared = ("late_compiler", *several)
+        return replace(whole(case, bench, label, *how), shared=shared)
 
     monkeypatch.setattr(workers, "launch_spec", spec)
+    given = filter(None, [os.environ.get("PYTHONPATH")])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*given, str(Path(__file__).parent)]))
     monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)

@@ -56,7 +56,7 @@ launch.secrets = types.SimpleNamespace(token_hex=token_hex)
 CLOCK = LeapingClock()
 if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test ends it
     launch.time = stepguard.launch.channel.time = CLOCK
-shorten_launches(pytest.MonkeyPatch(), counts=False)
+shorten_launches(pytest.MonkeyPatch())
 
 def pytest_runtest_logfinish(nodeid):
     held = AHEAD[0]._group if AHEAD else None  # of the next test

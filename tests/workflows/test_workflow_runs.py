@@ -21,6 +21,8 @@ CALLER, COMMENT, BASELINES, TESTS = (
     f".github/workflows/{name}.yml" for name in ("perf", "comment", "baselines", "tests")
 )
 MODEL = """
+import os
+
 import torch
 
 
@@ -36,6 +38,7 @@ class Step:
 
 
 def step(*, device):
+    os.makedirs(os.environ["TORCHINDUCTOR_CACHE_DIR"], exist_ok=True)  # as if it had compiled
     return Step()
 """
 SYNC = ("        return total\n", "        return total.item()\n")
@@ -75,7 +78,8 @@ def origin(tmp_path_factory):
     for name in (".github", "scripts", "stepguard"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, made / name, ignore=ignored)
-    shutil.copy(ROOT / "tests" / "quick_launches.py", made)
+    for name in ("quick_launches.py", "late_compiler.py"):
+        shutil.copy(ROOT / "tests" / name, made)
     project = (ROOT / "pyproject.toml").read_text()
     (made / "pyproject.toml").write_text(project.replace('["stepguard"]', '["tests"]', 1))
     (made / "tiny.py").write_text(MODEL.lstrip())

@@ -1,0 +1,37 @@
+"""Imported by the ranks of tests: nothing that counts imports torch's compiler before the workload.
+
+torch imports it to keep it out of modes that count, and to ask it what profilers are told. Of a
+workload that compiles nothing and has no optimizer that is more than half of a launch.
+"""
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.utils import flop_counter
+
+from stepguard.worker.count import candidates, eager, kept
+
+MODES = (eager.OperatorCounter, candidates._Waits, kept._Made, flop_counter._FlopCounterMode)
+
+
+def set_stance(stance: str, plain: Any = torch.compiler.set_stance) -> AbstractContextManager[None]:
+    """Change how compiled functions run; without any, let modes run as they were written."""
+    if "torch._dynamo" in sys.modules:
+        return plain(stance)
+    for mode in MODES:
+        if written := getattr(mode.__torch_dispatch__, "__wrapped__", None):
+            written.__dynamo_disable = written  # where torch looks for what keeps the compiler out
+    return nullcontext()
+
+
+def attribute(name: str, plain: Any = torch.__getattr__) -> Any:
+    """Return a part of torch; the profiler asks for the compiler, which that would import."""
+    if name == "_inductor" and "torch._dynamo" not in sys.modules:
+        raise AttributeError(name)
+    return plain(name)
+
+
+torch.compiler.set_stance = set_stance
+torch.__getattr__ = attribute
