@@ -4,7 +4,6 @@ Counters are recorded as they come. Times wait for the last case: when all cases
 was the machine, which a case alone cannot tell.
 """
 
-import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +15,7 @@ from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage.accept import Action, accept
-from stepguard.storage.json_file import FileError
+from stepguard.storage.json_file import FileError, restore
 from stepguard.verdict import Reason, Status, Verdict
 
 DEFAULT_REASON = "accepted with --perf-update"
@@ -100,9 +99,10 @@ class Recorder:
             return False
         if not dry:
             unexplained = done.action is Action.EPOCH_OPENED and not self._reason
-            path = shlex.quote(self._commands.relative(result.baseline_path))
-            again = f"; to say why it is right: git checkout {path}, then add --perf-reason='...'"
-            hint = again if unexplained else ""
+            path, hint = result.baseline_path, ""
+            if unexplained:
+                undo = restore(path, self._commands.relative(path))
+                hint = f"; to say why it is right, {undo}, then add --perf-reason='...'"
             self.notices += [accepted_line(done, self._commands) + hint, *moves(done)]
         return True
 

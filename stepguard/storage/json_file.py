@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from stepguard.git.revision import git
 from stepguard.strict_json import OtherSchema, parse
 from stepguard.worker.lifeline import interrupts_deferred
 
@@ -40,7 +41,7 @@ def read(
     Raises FileError when it has conflict markers, or is no document of that kind and schema, or
     ``check`` finds a problem in it; ``renew`` is the command that makes another schema's anew.
     """
-    data = contents(path, restore(path))
+    data = contents(path)
     if data is None:
         return None
     try:
@@ -65,11 +66,11 @@ def _parsed(
     return found
 
 
-def contents(path: Path, remedy: str) -> bytes | None:
+def contents(path: Path, remedy: str = "") -> bytes | None:
     """Return what is in a file of moderate size, or None where there is none.
 
-    Raises FileError, with the ``remedy``, for a file that cannot be read, and for anything else
-    than a file: a device or a pipe, by whatever link, might never end.
+    Raises FileError, with the ``remedy`` (restore() without one), for a file that cannot be read,
+    and for anything else than a file: a device or a pipe, by whatever link, might never end.
     """
     try:
         # Before opening it: that alone does something to some devices.
@@ -83,7 +84,7 @@ def contents(path: Path, remedy: str) -> bytes | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        raise FileError(f"{path}: cannot be read: {error}; {remedy}") from None
+        raise FileError(f"{path}: cannot be read: {error}; {remedy or restore(path)}") from None
 
 
 def _refuse_other_than_file(status: os.stat_result) -> None:
@@ -105,9 +106,14 @@ def _refuse_conflict(path: Path, text: str) -> None:
             )
 
 
-def restore(path: Path) -> str:
-    """Return the command that brings the committed file back."""
-    return f"restore it with: git checkout -- {shlex.quote(str(path))}"
+def restore(path: Path, typed: str = "") -> str:
+    """Return the command that brings back the file that git has, or puts aside one that git has
+    not; ``typed`` is the path where the command is typed.
+    """
+    name = shlex.quote(typed or str(path))
+    if git(path.parent, "ls-files", "--", path.name):
+        return f"restore it with: git checkout -- {name}"
+    return f"git does not have it, put it aside with: mv {name} {name}.old"
 
 
 def save(

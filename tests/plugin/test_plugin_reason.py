@@ -55,7 +55,7 @@ def test_without_it_the_notice_says_how(committed):
     }
     result.says(
         "linear?old?: a new level begins (accepted with --perf-update) in *; to say why it is "
-        "right: git checkout baselines/cpu.json, then add --perf-reason='...'",
+        "right, restore it with: git checkout -- baselines/cpu.json, then add --perf-reason='...'",
         "linear?new?: first recording in *cpu.json",
     )
 

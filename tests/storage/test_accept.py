@@ -429,7 +429,7 @@ def test_what_does_not_know_its_ranks_is_refused(path):
     accept(path, found, "")
     assert '"by_rank": {}' in path.read_text()
     path.write_text(path.read_text().replace('"by_rank": {},', ""))
-    with pytest.raises(FileError, match="lacks by_rank.*git checkout"):
+    with pytest.raises(FileError, match="lacks by_rank.*mv "):
         accept(path, replace(found, date="run 2"), "")
 
 

@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import stat
+import subprocess
 import tempfile
 import time
 
@@ -21,6 +22,7 @@ from builders import (
     epoch,
     recording,
 )
+from git_repositories import git, repository
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -265,10 +267,26 @@ SPOILT = {
 
 @pytest.mark.parametrize("name", SPOILT)
 def test_a_spoilt_value_is_refused(path, name):
-    """One wrong value anywhere refuses the file, with the command that restores it."""
+    """One wrong value anywhere refuses the file, with the command that puts it aside."""
     where, value = SPOILT[name]
     path.write_text(json.dumps(spoil(plain(), where, value)))
-    refused(path, f"git checkout -- {path}")
+    refused(path, f"mv {path} {path}.old")
+
+
+@pytest.mark.parametrize("name", ["cpu.json", "my cpu.json"])
+def test_the_remedy_is_a_command_that_works(tmp_path, name):
+    """What git has comes back; of what it has not the file is put aside, and nothing is lost."""
+    path = tmp_path / name
+    path.write_text("{")
+    subprocess.run(refused(path).rpartition(" with: ")[2], shell=True, check=True)
+    assert load(path) is None and (tmp_path / f"{name}.old").read_text() == "{"
+    save(path, baseline_file())
+    repository(tmp_path)
+    git(tmp_path, "add", "-A")
+    path.write_text("{")
+    assert "git checkout" in refused(path)
+    subprocess.run(refused(path).rpartition(" with: ")[2], shell=True, check=True, cwd=tmp_path)
+    assert load(path) is not None
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999"])
@@ -296,7 +314,7 @@ def test_a_missing_field_is_refused(path, field):
     document = plain()
     del document["cases"][CASE_ID]["epochs"][0]["recordings"][0][field]
     path.write_text(json.dumps(document))
-    refused(path, field, "git checkout")
+    refused(path, field, "mv ")
 
 
 @pytest.mark.parametrize("field", LATER)
@@ -318,13 +336,13 @@ def test_counts_of_other_ranks_than_the_cases_are_refused(path, by_rank):
     entry["case"]["world_size"] = 2
     recorded = entry["epochs"][0]["recordings"][0]
     path.write_text(json.dumps(document))
-    refused(path, "lacks by_rank", "git checkout")
+    refused(path, "lacks by_rank", "mv ")
     recorded["by_rank"] = {"flops_per_step": [1, recorded["counters"]["flops_per_step"]]}
     path.write_text(json.dumps(document))
     load(path)
     recorded["by_rank"] = by_rank
     path.write_text(json.dumps(document))
-    refused(path, "by_rank", "git checkout")
+    refused(path, "by_rank", "mv ")
 
 
 @pytest.mark.parametrize("depth", ["machine", "cases", "step_ms"])
@@ -333,7 +351,7 @@ def test_a_key_that_stands_twice_is_refused(path, depth):
     text = path.read_text()
     index = text.index(f'"{depth}":')
     path.write_text(text[:index] + f'"{depth}": 1, ' + text[index:])
-    refused(path, depth, "twice", "git checkout")
+    refused(path, depth, "twice", "mv ")
 
 
 @pytest.mark.parametrize("marker", ["<<<<<<< HEAD", "=======", ">>>>>>> main"])
@@ -367,13 +385,13 @@ def test_garbage_is_refused(path, content):
     """Whatever is not a baseline file is refused with a remedy, never with another exception."""
     path.write_bytes(content)
     message = refused(path)
-    assert "git checkout" in message or "--perf-update" in message
+    assert "mv " in message or "--perf-update" in message
 
 
 def test_a_folder_in_place_of_a_file_is_refused(tmp_path):
     """A folder of that name is refused, with what it is and a remedy."""
     (tmp_path / "cpu.json").mkdir()
-    refused(tmp_path / "cpu.json", "directory", "git checkout")
+    refused(tmp_path / "cpu.json", "directory", "mv ")
 
 
 def test_a_file_in_place_of_the_folder_is_refused(tmp_path):
@@ -387,13 +405,13 @@ def test_a_device_or_a_pipe_is_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe.json")
     (tmp_path / "device.json").symlink_to("/dev/zero")
     for name in ("pipe.json", "device.json"):
-        refused(tmp_path / name, "not a regular file", "git checkout")
+        refused(tmp_path / name, "not a regular file", "mv ")
 
 
 def test_a_huge_file_is_refused(path, monkeypatch):
     """Before any of it is read."""
     monkeypatch.setattr(json_file, "MAX_BYTES", path.stat().st_size - 1)
-    refused(path, "bytes, at most", "git checkout")
+    refused(path, "bytes, at most", "mv ")
     monkeypatch.setattr(json_file, "MAX_BYTES", path.stat().st_size)
     assert load(path) is not None
 
@@ -432,8 +450,10 @@ def test_a_ctrl_c_while_a_file_is_written_leaves_no_other_beside_it(path, monkey
 def test_a_device_is_not_even_opened(tmp_path, monkeypatch):
     """To open some devices already does something."""
     (tmp_path / "device.json").symlink_to("/dev/null")
-    monkeypatch.setattr(os, "open", raising(AssertionError("opened")))
+    opened, plain = [], os.open
+    monkeypatch.setattr(os, "open", lambda path, *how: opened.append(path) or plain(path, *how))
     refused(tmp_path / "device.json", "not a regular file")
+    assert tmp_path / "device.json" not in opened
 
 
 def test_what_would_not_be_read_is_not_written(path):
@@ -462,7 +482,7 @@ def test_a_file_without_permission_is_refused(path):
 def test_an_input_error_is_refused(path, monkeypatch):
     """A disk that fails while reading is a refusal too."""
     monkeypatch.setattr(os, "open", raising(OSError(errno.EIO, "Input/output error")))
-    with pytest.raises(FileError, match="Input/output error.*git checkout"):
+    with pytest.raises(FileError, match="Input/output error.*mv "):
         load(path)
 
 

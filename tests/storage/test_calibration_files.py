@@ -118,13 +118,13 @@ def test_no_file_is_none(tmp_path):
     ],
 )
 def test_a_spoilt_value_is_refused(path, field, value):
-    """One wrong value refuses the file, names it, and says what brings it back."""
+    """One wrong value refuses the file, names it, and says what to do with it."""
     document = plain()
     document["cases"][CASE_ID][field] = value
     path.write_text(json.dumps(document))
     with pytest.raises(FileError) as raised:
         calibrations.load(path)
-    assert str(path) in str(raised.value) and "git checkout" in str(raised.value)
+    assert str(path) in str(raised.value) and f"mv {path} " in str(raised.value)
 
 
 @pytest.mark.parametrize("field", CalibratedCase.__struct_fields__)
