@@ -13,7 +13,7 @@ TRAIN_STEP = "model.workloads:train_step"
 @cases(
     Case("124m-bf16", TRAIN_STEP, SEED_STEP, gates=(*default_gates("cuda"), "sync_overhead_pct")),
     Case(
-        "124m-bf16-sync-overhead",  # to 0.1 % of a step, which takes five minutes
+        "124m-bf16-sync-overhead",  # to 0.1 % of a step: 212 s of load
         TRAIN_STEP,
         SEED_STEP,
         gates=("sync_overhead_pct",),

@@ -17,7 +17,14 @@ from stepguard.worker.device import properties
 
 _PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
 _OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # set by every launch
-_READ_ONCE = ("TORCHDYNAMO_", "TORCHINDUCTOR_", "TORCH_ALLOW_TF32", "TORCH_COMPILE_")
+_READ_ONCE = (
+    "ENABLE_PERSISTENT_TMA_MATMUL",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "TORCH_ALLOW_TF32",
+    "TORCH_COMPILE",
+    "TORCH_DYNAMO_",
+)
 
 
 def fingerprint(device: torch.device) -> dict[str, Any]:
