@@ -42,6 +42,7 @@ from quick_launches import shorten_launches
 shorten_launches(pytest.MonkeyPatch())
 pytest_plugins = ["stepguard.plugin"]
 """
+WITH_OPTIMIZERS = CONFTEST.replace("MonkeyPatch()", "MonkeyPatch(), compiler=True")
 REPEATED = """
 from quick_launches import repeat_pairs
 
@@ -90,17 +91,20 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
 
 
-def shorten_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the launches of this process short and patient."""
+def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) -> None:
+    """Make the launches of this process short and patient. ``compiler``: all workloads import a
+    part of it, for an optimizer, as the model's do.
+    """
     whole = workers.launch_spec
 
     def spec(case: Case, bench: Bench, label: str, *how: bool) -> LaunchSpec:
-        # An optimizer imports a part of the compiler, which each of several ranks would; to time a
-        # step of a pair needs nothing.
-        model = case.world_size > 1 and case.workload.startswith("model.")
-        several = ("torch._dynamo",) if model and not label.startswith("pair") else ()
-        shared = ("late_compiler", *several)
-        return replace(whole(case, bench, label, *how), shared=shared)
+        # The agent imports once for all ranks, and in half the time that it takes while what builds
+        # the workload is observed. To time a step of a pair needs nothing.
+        shared = ["late_compiler"]
+        if (compiler or case.workload.startswith("model.")) and not label.startswith("pair"):
+            shared += ["torch._dynamo"]
+            shared += ["torch._inductor.compile_fx"] if case.params.get("compile") else []
+        return replace(whole(case, bench, label, *how), shared=tuple(shared))
 
     monkeypatch.setattr(workers, "launch_spec", spec)
     given = filter(None, [os.environ.get("PYTHONPATH")])

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, CONFTEST
+from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 
 from stepguard import Case
 from stepguard.cli.main import main as stepguard_main
@@ -201,7 +201,7 @@ def test_the_readmes_own_model_records_and_is_then_the_same(tmp_path):
     (settings,) = blocks("ini", YOUR_MODEL)
     (tmp_path / "pytest.ini").write_text(settings)
     (tmp_path / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
-    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "conftest.py").write_text(WITH_OPTIMIZERS)
     run("git", "init", "--quiet", cwd=tmp_path)
     run("git", "add", ".", cwd=tmp_path)
     author = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")

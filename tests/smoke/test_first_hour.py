@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quick_launches import BUSY_LIMIT_S, CONFTEST
+from quick_launches import BUSY_LIMIT_S, WITH_OPTIMIZERS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "first-hour.md").read_text()
@@ -59,7 +59,7 @@ def answers(tmp_path_factory):
     """The repository, and what each block of commands answered, in the page's order."""
     folder = tmp_path_factory.mktemp("first-hour")
     (folder / "model.py").write_text(MODEL)
-    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "conftest.py").write_text(WITH_OPTIMIZERS)
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {f"GIT_{who}_{of}": "t@t" for who in ("AUTHOR", "COMMITTER") for of in ("NAME", "EMAIL")}
     env |= {
