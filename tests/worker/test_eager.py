@@ -216,7 +216,7 @@ def test_a_step_with_another_number_is_unstable():
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
 def test_the_workloads_do_not_wait(factory, precision):
     """A clean nano step has no candidate: nothing is to be mended where nothing waits."""
-    made = dict(size="nano", batch=2, seq=64, precision=precision, compile=False, device="cpu")
+    made = dict(size="nano", batch=1, seq=16, precision=precision, compile=False, device="cpu")
     phases, tally, placement = Phases(), Tally(), Placement()
     with placement.observed():
         workload = getattr(workloads, factory)(**made)
