@@ -446,6 +446,24 @@ def test_a_warm_cache_changes_no_count(tmp_path):
     assert kernels > 0
 
 
+NOT_KEPT = """
+import torch, broken_graphs, torch._inductor.config
+from stepguard.worker.count import compiler
+torch._inductor.config.{setting}
+torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
+print(compiler.compiled_afresh())
+"""
+
+
+@pytest.mark.parametrize(
+    "setting", ["post_grad_custom_post_pass = lambda graph: None", "fx_graph_cache = False"]
+)
+def test_what_no_cache_keeps_is_compiled_afresh(tmp_path, setting):
+    """Its kernels are on disk the second time, and were made and tried the first."""
+    code = NOT_KEPT.format(setting=setting)
+    assert python(code, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) == "True"
+
+
 def test_the_counters_take_it_over(clean):
     """Unique breaks are counted, their reasons told, and the Sites handed on."""
     compiled(broken_graphs.three)(torch.ones(4))

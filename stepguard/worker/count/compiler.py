@@ -12,7 +12,8 @@ private to torch; all their names are in this module. Tried with torch 2.8, 2.13
   to 2.10 keep no error of a break in a loop: the function is known there, not the line.
 * ``torch._dynamo.convert_frame.FRAME_COMPILE_COUNTER``: compilations of each frame.
   ``counters["frames"]`` misses fullgraph=True and counts frames that were only looked at.
-* ``counters["inductor"]["fxgraph_cache_miss"]``: graphs that the cache on disk did not have.
+* ``counters["inductor"]["fxgraph_cache_miss"]``: graphs that the cache on disk did not have;
+  ``..._bypass``: that are never kept there, such as those of a pass of the user's own.
 
 Tracing is done anew in every process, so all of it is the same whatever the caches on disk hold.
 Where a record is missing there is still a count, or a text without a place: never a zero.
@@ -79,8 +80,14 @@ def generated_kernels() -> int:
 
 
 def compiled_afresh() -> bool:
-    """Tell whether this process compiled a graph that the cache on disk did not have."""
-    return _counters("inductor").get("fxgraph_cache_miss", 0) > 0
+    """Tell whether this process compiled a graph that the cache on disk did not have, or cannot
+    have: of such a graph it has the kernels, or not, which no counter says.
+    """
+    found, hits = _counters("inductor"), _counters("aot_autograd").get("autograd_cache_hit", 0)
+    if found.get("fxgraph_cache_miss", 0) or found.get("fxgraph_cache_bypass", 0):
+        return True
+    # With the cache switched off nothing is counted.
+    return generated_kernels() > 0 and not found.get("fxgraph_cache_hit", 0) + hits
 
 
 def graph_breaks() -> list[Site]:
