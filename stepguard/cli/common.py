@@ -19,7 +19,7 @@ from stepguard.judge.waivers import final, waive
 from stepguard.launch.scheduler import Launcher
 from stepguard.measure.suite import Suite
 from stepguard.report import documents
-from stepguard.report.commands import Commands, interpreter
+from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, read_evidence
@@ -27,6 +27,7 @@ from stepguard.storage.waivers import today
 from stepguard.text import printable
 from stepguard.verdict import Verdict
 from stepguard.waiver import Waiver
+from stepguard.worker.interpreter import as_typed
 
 STDOUT = "-"  # in place of a file's path: the last line that is printed
 
@@ -149,11 +150,11 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
     if against and (unknown or not found):
         raise ValueError(
             f"{source}: the last run judged against {against}, which leaves nothing to accept; "
-            f"measure: pytest perf_tests; what it said: {interpreter(Path.cwd())} -m stepguard "
-            f"judge --evidence {shlex.quote(os.path.relpath(folder))}"
+            f"measure: {as_typed('pytest perf_tests')}; what it said: "
+            + as_typed(f"stepguard judge --evidence {shlex.quote(os.path.relpath(folder))}")
         )
     if not found:
-        here = "nothing is kept; measure: pytest perf_tests"
+        here = f"nothing is kept; measure: {as_typed('pytest perf_tests')}"
         there = "no evidence.json is below it"
         raise ValueError(f"{source}: {there if options.evidence else here}")
     if unknown:

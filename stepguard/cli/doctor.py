@@ -36,6 +36,7 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
 from stepguard.text import listed
+from stepguard.worker.interpreter import as_typed
 
 _PEAKS = "stepguard.worker.profilers.peaks"
 _ASK_TORCH = """
@@ -186,7 +187,8 @@ def _last_line(command: list[str], what: str) -> str:
 def _baseline(path: Path) -> Finding:
     content = baseline.load(path)
     if content is None:
-        return "note", f"{path}: none yet; record it with: pytest perf_tests --perf-update-new"
+        record = as_typed("pytest perf_tests --perf-update-new")
+        return "note", f"{path}: none yet; record it with: {record}"
     count = len(content.cases)
     return "ok", f"{path}: {count} case{'' if count == 1 else 's'}, {content.machine}"
 

@@ -27,6 +27,7 @@ from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today
 from stepguard.verdict import Reason
+from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -80,7 +81,7 @@ def _gate(options: argparse.Namespace) -> int:
     if problems := gate(found, base):
         complain(f"the gate fails, {len(problems)} problem{'s' if len(problems) > 1 else ''}:")
         say(*(f"{one.code.value}: {one.sentence}" for one in problems))
-        say("what a code means: python -m stepguard explain-code CODE")
+        say(f"what a code means: {as_typed('stepguard explain-code CODE')}")
         _annotate(github.annotations(found, problems))
         return 1
     say(_passed(found, len(expected(found, base))))

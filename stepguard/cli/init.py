@@ -26,9 +26,9 @@ from stepguard.cli.workload import missing, parse_params
 from stepguard.device import CPU, DEVICES, GPU
 from stepguard.git.revision import current, git, no_commit, run_git
 from stepguard.gpu.nvml import visible_gpus
-from stepguard.report.commands import interpreter
 from stepguard.storage.json_file import replace_file
 from stepguard.text import listed
+from stepguard.worker.interpreter import interpreter
 
 FACTORY = "perf_workload.py"
 FACTORY_TEXT = '''"""One training step, which stepguard measures: put your model in here."""

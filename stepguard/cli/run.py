@@ -27,6 +27,7 @@ from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
 from stepguard.report.stored.recorded import figures
+from stepguard.worker.interpreter import interpreter
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -60,7 +61,8 @@ def _run(options: argparse.Namespace) -> int:
     # A sound measurement is enough: what a baseline says of it does not count here.
     measured = measurement_problem(result.evidence) is None
     if not measured:
-        sys.stderr.write(words.block(result.verdict, str(result.evidence_path), Commands()) + "\n")
+        commands = Commands(python=interpreter(Path.cwd()))
+        sys.stderr.write(words.block(result.verdict, str(result.evidence_path), commands) + "\n")
     say(f"evidence: {os.path.relpath(result.evidence_path)}")
     put_json(result_document(result, Commands(options.root)), options.json)
     return 0 if measured else 1

@@ -64,7 +64,7 @@ def _disturbed(evidence: Evidence) -> str:
     if lost and len(lost) >= len(kept):
         return (
             f"{len(lost)} blocks were disturbed ({lost[-1]}) and {len(kept)} were not; "
-            "see: python -m stepguard doctor, then measure again"
+            "see what the command doctor says, then measure again"
         )
     return ""
 
@@ -108,13 +108,13 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     return ""
 
 
-def moved_together(verdicts: Sequence[Verdict], where: str = "") -> str:
+def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:
     """Return why nothing of this run should be recorded: every case that can be compared became
     slower, or faster, by a similar amount while it does the same work. Code seldom does that; a
     machine does.
 
-    A case whose counters moved is left out, since its code did change. ``where`` is the option
-    that names the folder of baselines to a command.
+    A case whose counters moved is left out, since its code did change. ``accept`` is the
+    command that records it all the same.
     """
     times = [found for verdict in verdicts if (found := _plain_time(verdict))]
     moves = [found.change_pct for found in times if found.change_pct is not None]
@@ -129,7 +129,7 @@ def moved_together(verdicts: Sequence[Verdict], where: str = "") -> str:
         f"all {len(moves)} cases that can be compared moved together, step_ms by {least:+.2f} to "
         f"{most:+.2f} % with equal counters: that is the machine rather than the code; measure "
         "again on the machine that recorded, or, if the code did it: "
-        f"python -m stepguard accept{where} --reason '...'"
+        f"{accept} --reason '...'"
     )
 
 

@@ -43,6 +43,7 @@ from stepguard.storage.runs import Store
 from stepguard.storage.waivers import today
 from stepguard.verdict import Reason, Verdict
 from stepguard.waiver import Waiver
+from stepguard.worker.interpreter import as_typed
 
 
 @dataclass(frozen=True)
@@ -224,10 +225,12 @@ class Suite:
         calibration = calibrations.load_for(calibrations.path_for(judges), machine)
         calibrated = calibration.cases.get(case.id) if calibration else None
         timing = PAIR_TIMINGS[case.device].as_dict()
+        again = as_typed("pytest perf_tests --perf-against=HEAD")
+        again += f", then {as_typed(f'stepguard calibrate {shlex.quote(case.id)}')}"
         return (
             path,
             content.cases.get(case.id) if content else None,
-            lambda found: decision_rule(calibrated, found, timing, case.margins),
+            lambda found: decision_rule(calibrated, found, timing, case.margins, again),
         )
 
     def _naming(self, path: Path, verdict: Verdict) -> Verdict:

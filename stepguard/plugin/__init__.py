@@ -18,6 +18,7 @@ from stepguard.case import Case
 from stepguard.plugin.benchmark import Bridge, Sink, WithBenchmark, WithoutBenchmark
 from stepguard.plugin.items import Collected, cases, lacks_perf
 from stepguard.plugin.options import add_options, begins_at_once, is_strict
+from stepguard.worker.interpreter import as_typed
 
 __all__ = ["cases"]
 
@@ -129,7 +130,7 @@ def _hooks(config: pytest.Config) -> Any:
         # A pytest of another environment, which finds stepguard beside the conftest of a clone.
         raise pytest.UsageError(
             f"stepguard needs {error.name}, which is not installed for {sys.executable}: "
-            "source .venv/bin/activate, or see python -m stepguard doctor"
+            f"source .venv/bin/activate, or see {as_typed('stepguard doctor')}"
         ) from None
     hooks.begin(config, config.stash[_BRIDGE], config.stash[_COLLECTION])
     config.pluginmanager.register(hooks, _HOOKS)

@@ -59,7 +59,8 @@ class Recorder:
     def record_waiting(self, verdicts: Sequence[Verdict]) -> None:
         """Record what had to wait, or none of it when all the run's ``verdicts`` moved together."""
         waiting, self._waiting = self._waiting, []
-        together = moved_together(verdicts, self._commands.in_folder())
+        accept = self._commands.called(f"stepguard accept{self._commands.in_folder()}")
+        together = moved_together(verdicts, accept)
         if waiting and together:
             names = ", ".join(result.case.id for result in waiting)
             self._refuse(f"not recorded, {together} ({names})")

@@ -23,6 +23,7 @@ from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
 from stepguard.storage.baselines import files
 from stepguard.text import first, listed, printable
+from stepguard.worker.interpreter import as_typed
 
 NO_GATE = "the run is strict since CI=true; a run that gates nothing says --perf-no-strict"
 SHOWN = 10  # lines of a refusal
@@ -71,7 +72,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     if option.perf_require_gpus < 0:
         yield f"{wanted}: 0 asks for none, 1 up for so many"
     if gpus < option.perf_require_gpus:
-        yield f"{wanted}: this machine shows {gpus}; see: python -m stepguard doctor"
+        yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
     if option.perf_require_gpus > 0 and gpus < (known := known_gpus()):
         yield (
             f"{wanted}: this machine has {known} and shows {gpus}, so cases of more would be "
@@ -178,7 +179,8 @@ def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:
         case, mark = case_of(item), item.get_closest_marker("xfail")
         if case is not None and mark is not None:
             text = "its mark xfail would let it fail without limit; remove the mark, and let a "
-            text += f"known regression pass with: python -m stepguard waive '{case.id}' METRIC"
+            waive = as_typed(f"stepguard waive {shlex.quote(case.id)} METRIC")
+            text += f"known regression pass with: {waive}"
             file, line, _ = item.location
             yield Problem(ProblemCode.EXPECTED_TO_FAIL, text, case.id, file, (line or 0) + 1)
 

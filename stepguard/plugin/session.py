@@ -43,7 +43,7 @@ from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeas
 from stepguard.plugin.selection import Selection
 from stepguard.plugin.terminal import progress_line
 from stepguard.report import words
-from stepguard.report.commands import Commands, interpreter
+from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.repeated import Told
 from stepguard.report.terminal import Run
@@ -51,6 +51,7 @@ from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.text import listed, printable
 from stepguard.waiver import Waiver
+from stepguard.worker.interpreter import interpreter
 
 
 @contextlib.contextmanager

@@ -1,8 +1,6 @@
 """Next steps after a verdict: commands, as the reader of a report types them."""
 
 import shlex
-import shutil
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from stepguard.judge.ab.sequential_plan import may_decide_later
 from stepguard.judge.waivers import suggested_sizes
 from stepguard.verdict import Reason, Status, Verdict
 from stepguard.waiver import Waiver
+from stepguard.worker.interpreter import called
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 NEW_LEVEL = " --reason '...'"
@@ -36,9 +35,18 @@ class Commands:
         """Return the option for a folder of baselines that is not the usual one; else nothing."""
         return f" {option}{shlex.quote(self.baselines)}" if self.baselines else ""
 
+    def called(self, words: str) -> str:
+        """Return a command of a module by this project's interpreter."""
+        return called(self.python, words)
+
+    @property
+    def measure(self) -> str:
+        """Return the command that measures the suite."""
+        return self.called(f"pytest perf_tests{self.in_folder('--perf-baselines=')}")
+
     def accept(self, case_id: str) -> str:
         """Return the command that records a case's evidence; a new level needs a reason, too."""
-        return f"{self.python} -m stepguard accept {shlex.quote(case_id)}{self.in_folder()}"
+        return self.called(f"stepguard accept {shlex.quote(case_id)}{self.in_folder()}")
 
     def waive(self, verdict: Verdict) -> str:
         """Return the command that waives all that fails, as large as it is, ready but for reason
@@ -47,37 +55,26 @@ class Commands:
         if not suggested_sizes(verdict):
             return ""
         case = shlex.quote(verdict.case_id)
-        return f"{self.python} -m stepguard waive {case}{self.in_folder()}{NEW_LEVEL} --days N"
+        return self.called(f"stepguard waive {case}{self.in_folder()}{NEW_LEVEL} --days N")
 
     def unwaive(self, waiver: Waiver) -> str:
         """Return the command that removes a waiver."""
         named = f"{shlex.quote(waiver.case)} {waiver.metric}{self.in_folder()}"
-        return f"{self.python} -m stepguard waive {named} --remove"
+        return self.called(f"stepguard waive {named} --remove")
 
     def prune(self, case_id: str) -> str:
         """Return the command that removes the recordings of a case that is gone."""
         named = f"{shlex.quote(case_id)}{self.in_folder()}"
-        return f"{self.python} -m stepguard baselines prune {named}"
+        return self.called(f"stepguard baselines prune {named}")
 
     def explain(self, verdict: Verdict) -> str:
         """Return the step that says what the reason of a case that has no verdict means."""
-        return f"what that is: {self.python} -m stepguard explain-code {verdict.reason.name}"
+        return "what that is: " + self.called(f"stepguard explain-code {verdict.reason.name}")
 
     @property
     def doctor(self) -> str:
         """Return the step that looks at the machine."""
-        return f"see if the machine is fit: {self.python} -m stepguard doctor"
-
-
-def interpreter(start: Path) -> str:
-    """Return how this interpreter is called from a shell in ``start``: ``python`` if that is what
-    PATH has.
-    """
-    found = shutil.which("python")
-    # Not resolved: the python of an environment is often a link to the one that PATH has.
-    if found and Path(found).absolute() == Path(sys.executable).absolute():
-        return "python"
-    return shlex.quote(Commands(start).relative(Path(sys.executable)))
+        return "see if the machine is fit: " + self.called("stepguard doctor")
 
 
 def next_steps(
@@ -128,7 +125,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
         if verdict.waived_until:
             return []
         waive = commands.waive(verdict)
-        again = f"pytest perf_tests{commands.in_folder('--perf-baselines=')}"
+        again = commands.measure
         accept = commands.accept(verdict.case_id) + NEW_LEVEL
         then = "; then remove the waiver" if waive else ""
         alone = "if it is meant: no waiver passes other work; " if verdict.whole else ""
@@ -148,8 +145,8 @@ def _decide(verdict: Verdict, commands: Commands) -> str:
     pairs = verdict.worst.pairs.decision.pairs if verdict.worst and verdict.worst.pairs else 0
     if may_decide_later(pairs, (pairs,)):
         return _WITH_MORE_PAIRS[verdict.reason]
-    measure = f"pytest perf_tests{commands.in_folder('--perf-baselines=')} --perf-against=HEAD"
-    learn = f"{commands.python} -m stepguard calibrate{commands.in_folder()}"
+    measure = f"{commands.measure} --perf-against=HEAD"
+    learn = commands.called(f"stepguard calibrate{commands.in_folder()}")
     return f"no further pair can decide; learn this machine's noise: {measure}, then {learn}"
 
 

@@ -3,6 +3,7 @@
 What must never be recorded is stepguard/judge/acceptance.py's to say.
 """
 
+import shlex
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -24,6 +25,7 @@ from stepguard.sentences import message
 from stepguard.storage.baselines import load_for, machine_of, save
 from stepguard.storage.json_file import FileError
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.worker.interpreter import as_typed
 
 
 class Refused(FileError):
@@ -149,10 +151,9 @@ def _place(
         epoch = Epoch(reason=why, recordings=kept)
         return action, len(known) + 1, [*entry.epochs[:-1], epoch]
     if not has_words(reason):
-        raise Refused(
-            f"{evidence.case_id}: {drift or _moved(verdict)}; a new level needs a reason: "
-            f"python -m stepguard accept '{evidence.case_id}'{where} --reason '...'"
-        )
+        again = as_typed(f"stepguard accept {shlex.quote(evidence.case_id)}{where} --reason '...'")
+        why = f"{evidence.case_id}: {drift or _moved(verdict)}"
+        raise Refused(f"{why}; a new level needs a reason: {again}")
     # Nothing is compared with an older epoch: only what moved is new in the file.
     older = [_without_detail(r) for r in last.recordings]
     before = [*entry.epochs[:-1], msgspec.structs.replace(last, recordings=older)]

@@ -16,6 +16,7 @@ from stepguard.metrics import METRICS
 from stepguard.recording import Recording
 from stepguard.storage.json_file import FileError, read, restore
 from stepguard.storage.json_file import save as save_json
+from stepguard.worker.interpreter import as_typed
 
 CPU_MACHINE = "CPU"
 WAIVERS = "waivers.json"  # lies among the baseline files, but is none
@@ -59,7 +60,7 @@ def load(path: Path) -> BaselineFile | None:
 
     Raises FileError for anything that is not exactly a baseline file.
     """
-    return read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update", _problems)
+    return read(path, BaselineFile, SCHEMA, as_typed("pytest perf_tests --perf-update"), _problems)
 
 
 def machine_of(evidence: Evidence) -> str:
@@ -140,5 +141,5 @@ def remove(path: Path, case_id: str) -> None:
 
 def save(path: Path, content: BaselineFile) -> None:
     """Write a baseline file. Raises FileError, and leaves the old one, where it cannot be."""
-    remedy = "the evidence is kept: python -m stepguard accept, once it can be written"
+    remedy = f"the evidence is kept: {as_typed('stepguard accept')}, once it can be written"
     save_json(path, content, SCHEMA, remedy, _problems)

@@ -9,8 +9,7 @@ from stepguard.git.revision import CALIBRATION
 from stepguard.judge.ab.calibration import SCHEMA, CalibratedCase, CalibrationFile
 from stepguard.storage.baselines import refuse_other_machine
 from stepguard.storage.json_file import read, save
-
-RENEW = "python -m stepguard calibrate"
+from stepguard.worker.interpreter import as_typed
 
 
 def path_for(baseline_path: Path) -> Path:
@@ -23,7 +22,7 @@ def load(path: Path) -> CalibrationFile | None:
 
     Raises FileError for anything that is not exactly a calibration file.
     """
-    return read(path, CalibrationFile, SCHEMA, RENEW)
+    return read(path, CalibrationFile, SCHEMA, as_typed("stepguard calibrate"))
 
 
 def load_for(path: Path, machine: str) -> CalibrationFile | None:
@@ -48,4 +47,4 @@ def put(path: Path, machine: str, case_id: str, entry: CalibratedCase) -> None:
     old = load_for(path, machine)
     cases = {**(old.cases if old else {}), case_id: entry}
     content = CalibrationFile(schema=SCHEMA, machine=machine, cases=cases)
-    save(path, content, SCHEMA, f"nothing else is kept: {RENEW} again")
+    save(path, content, SCHEMA, f"nothing else is kept: {as_typed('stepguard calibrate')} again")

@@ -8,8 +8,7 @@ from stepguard.metrics import METRICS
 from stepguard.storage.json_file import FileError, contents
 from stepguard.strict_json import parse
 from stepguard.verdict import Reason
-
-MEASURE = "pytest perf_tests --perf-json=PATH"
+from stepguard.worker.interpreter import as_typed
 
 
 def load_document(path: Path) -> RunDocument:
@@ -17,10 +16,11 @@ def load_document(path: Path) -> RunDocument:
 
     Raises FileError where there is none, and for anything that is not exactly such a document.
     """
-    remedy = f"make it anew: {MEASURE}"
+    measure = as_typed("pytest perf_tests --perf-json=PATH")
+    remedy = f"make it anew: {measure}"
     data = contents(path, remedy)
     if data is None:
-        raise FileError(f"{path}: no such document; make it with: {MEASURE}")
+        raise FileError(f"{path}: no such document; make it with: {measure}")
     try:
         found = parse(data.decode("utf-8"), RunDocument, SCHEMA)
         if problem := _problem(found):

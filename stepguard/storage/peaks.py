@@ -8,6 +8,7 @@ import msgspec
 
 from stepguard.roofline import Peaks
 from stepguard.storage.json_file import FileError, replace_file
+from stepguard.worker.interpreter import as_typed
 
 
 def folder() -> Path:
@@ -35,5 +36,5 @@ def _load(path: Path) -> Peaks:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Peaks)
     except (OSError, msgspec.DecodeError) as error:
-        again = "python -m stepguard doctor --peaks"
+        again = as_typed("stepguard doctor --peaks")
         raise FileError(f"{path}: {error}; remove it and measure again: {again}") from None

@@ -25,6 +25,7 @@ from stepguard.evidence import Evidence, from_json, to_json
 from stepguard.git.worktree import FOLDER, keep_out_of_git
 from stepguard.judge.summary import summarise
 from stepguard.storage.json_file import FileError, contents, replace_file
+from stepguard.worker.interpreter import as_typed
 
 KEPT_RUNS = 20
 EVIDENCE = "evidence.json"
@@ -261,13 +262,15 @@ def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparis
         head = evidence or (pairs.head if pairs else None)
         if head is not None and head.case_id == case_id:
             return evidence, pairs
-    raise FileError(f"{source}: nothing was measured of {case_id}; measure: pytest perf_tests")
+    raise FileError(
+        f"{source}: nothing was measured of {case_id}; measure: {as_typed('pytest perf_tests')}"
+    )
 
 
 def _read(path: Path, decode: Callable[[bytes, str], Kept]) -> Kept:
     data = contents(path, "measure again")
     if data is None:
-        raise FileError(f"{path}: no such file; measure: pytest perf_tests")
+        raise FileError(f"{path}: no such file; measure: {as_typed('pytest perf_tests')}")
     try:
         return decode(data, str(path))
     except ValueError as error:

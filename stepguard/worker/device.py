@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from stepguard.device import is_gpu
+from stepguard.worker.interpreter import interpreter
 
 # Bound before a workload is imported, which may replace them.
 _synchronize, _Event = torch.cuda.synchronize, torch.cuda.Event
@@ -30,7 +31,7 @@ def rank_device(kind: str, local_rank: int) -> torch.device:
     if not torch.cuda.is_available():
         raise ValueError(
             f"torch {torch.__version__} cannot use this machine's GPU "
-            f"(built for CUDA {torch.version.cuda}); see: python -m stepguard doctor"
+            f"(built for CUDA {torch.version.cuda}); see: {interpreter()} -m stepguard doctor"
         )
     return torch.device(kind, local_rank)
 

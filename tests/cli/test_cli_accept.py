@@ -9,6 +9,7 @@ from git_repositories import commit, git
 
 from stepguard.evidence import Block, Counts, Launch, to_json
 from stepguard.fingerprint import Fingerprint
+from stepguard.worker.interpreter import as_typed
 
 
 def entries(shell, folder="baselines"):
@@ -74,7 +75,7 @@ def test_nothing_was_measured_yet(shell):
     """Without a run there is nothing to accept: status 1 and what to do first."""
     done = shell("accept")
     assert done.status == 1
-    assert "nothing is kept; measure: pytest perf_tests\n" in done.err
+    assert f"nothing is kept; measure: {as_typed('pytest perf_tests')}\n" in done.err
     assert shell("accept", "linear[a]").err == done.err
 
 

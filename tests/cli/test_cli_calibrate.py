@@ -179,7 +179,7 @@ REFUSED = {
     ),
     "too few pairs": (
         {"ratios": QUIET[:5]},
-        f"5 pairs were measured, 6 are needed; give them more time: {MEASURE}",
+        "5 pairs were measured, 6 are needed; measure again, with more time: --perf-against=HEAD",
     ),
     "a bias": ({"ratios": [1.0 + d for d in QUIET]}, "the same code came out SLOWER"),
     "no noise": ({"ratios": [0.0] * 24}, "no clock is that even"),

@@ -131,7 +131,8 @@ def test_a_fit_gpu(machine):
     done = machine([H200])
     assert done.status == 0
     assert "ok     NVIDIA H200, GPU-1, driver 580.65.06" in done.out
-    assert "baselines/h200x1.json: none yet; record it with: pytest perf_tests" in done.out
+    assert "baselines/h200x1.json: none yet; record it with: " in done.out
+    assert "pytest perf_tests --perf-update-new\n" in done.out
 
 
 def test_an_occupied_gpu(machine):

@@ -6,6 +6,7 @@ from run_documents import COMMIT, measured, run_document
 
 from stepguard.report.documents import as_json
 from stepguard.storage import baselines
+from stepguard.worker.interpreter import as_typed
 
 SOUND = run_document(measured(entry()))
 FOR = ("--commit", COMMIT, "--gpus", "1")
@@ -46,7 +47,7 @@ def test_each_problem_is_a_line(base, tmp_path):
         "FAILED: train_step[124m-bf16]: SLOWER: step_ms 250.000 -> 275.000 (+10.0 %, "
     )
     assert told.out.count("SLOWER") == 1
-    assert last == "what a code means: python -m stepguard explain-code CODE"
+    assert last == f"what a code means: {as_typed('stepguard explain-code CODE')}"
 
 
 def test_github_gets_annotations(base, tmp_path, monkeypatch):

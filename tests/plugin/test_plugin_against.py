@@ -134,7 +134,7 @@ def test_slower_fails_and_says_by_what(gate, h200):
         "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 % (not calibrated); *",
         f"  compared with {shown}, measured in pairs with it",
         "  if it is meant: *-m stepguard waive 'linear?124m?' --reason '...' --days N",
-        "  after the merge, on main: pytest perf_tests, then *accept 'linear?124m?' --reason*",
+        "  after the merge, on main: *pytest perf_tests, then *accept 'linear?124m?' --reason*",
         "  look closer: *comparison.json",
         "1 SLOWER",
         "linear?124m?: SLOWER: step_ms *",

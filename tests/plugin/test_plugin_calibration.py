@@ -77,7 +77,7 @@ def test_a_stale_calibration_is_reported(gate, h200):
     result.says(
         "*margins 0.2 and 0.5 % (calibration of 2030-01-01 ignored, *"
         "pytest perf_tests --perf-against=HEAD, then "
-        "python -m stepguard calibrate 'linear[[]124m]'*"
+        "* -m stepguard calibrate 'linear[[]124m]'*"
     )
 
 

@@ -199,7 +199,7 @@ def test_fuzzed_evidence(tmp_path, kind):
             shown(found, verdict)
             to_confirm(verdict)
             wants_another_launch(found, past)
-        moved_together([judge(found, same)] * 3)
+        moved_together([judge(found, same)] * 3, "accept")
         accepted(tmp_path, found)
 
     fuzz()

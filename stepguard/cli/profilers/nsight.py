@@ -25,6 +25,7 @@ from stepguard.gpu.lock import GpuLocked, exclusive
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.launch import engine
 from stepguard.storage.runs import Store
+from stepguard.worker.interpreter import as_typed
 
 NSYS = """a workload under Nsight Systems: phases, kernels and calls, and what to try.
 
@@ -83,7 +84,9 @@ def _profile(options: argparse.Namespace) -> int:
     options.device = options.device or GPU
     case = chosen_case(options)
     if not is_gpu(case.device):
-        raise UsageError(f"{tool} looks at a GPU; for a CPU: python -m stepguard run ... --trace")
+        raise UsageError(
+            f"{tool} looks at a GPU; for a CPU: {as_typed('stepguard run')} ... --trace"
+        )
     if min(options.steps, options.warmup) < 1:
         raise UsageError("--steps and --warmup: at least 1 is needed")
     commands = (nsys_commands if tool == "nsys" else ncu_commands)(case, folder, options)

@@ -11,8 +11,8 @@ from stepguard.cli.common import UsageError, progress_line, say
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ranks import Answers
 from stepguard.measure.suite import Suite
-from stepguard.report.commands import interpreter
 from stepguard.text import printable
+from stepguard.worker.interpreter import as_typed
 
 USUAL_PLAN = (3, 2, 4)
 
@@ -60,7 +60,7 @@ def record(suite: Suite, case: Case, options: argparse.Namespace) -> int:
     )
     for rank in answers:
         say(f"{Path(rank['path']).name}: {rank['steps']} steps, {rank['bytes'] / 2**20:.2f} MiB")
-    read = f"{interpreter(Path.cwd())} -m stepguard trace {shlex.quote(str(options.trace))}"
+    read = as_typed(f"stepguard trace {shlex.quote(str(options.trace))}")
     say(f"read them: {read}")
     say("see them: open a file in https://ui.perfetto.dev; it stays on this machine")
     return 0

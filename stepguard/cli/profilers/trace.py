@@ -36,6 +36,7 @@ from stepguard.trace.read.nsys import read_nsys
 from stepguard.trace.read.tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
 from stepguard.trace.windows import STEPS
+from stepguard.worker.interpreter import as_typed
 
 _TRACES = (".json", ".json.gz", ".sqlite")
 _SQLITE = b"SQLite format 3\0"
@@ -108,7 +109,8 @@ def _roofline(one: Summary) -> Iterator[str]:
             yield from roof_lines(class_roofs(one.profile, found), found)
         else:
             yield ""
-            yield "For a roofline measure the card's peaks: python -m stepguard doctor --peaks"
+            measure = as_typed("stepguard doctor --peaks")
+            yield f"For a roofline measure the card's peaks: {measure}"
 
 
 def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:

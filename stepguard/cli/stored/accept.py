@@ -30,6 +30,7 @@ from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store, read_evidence
 from stepguard.text import printable
+from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -101,5 +102,5 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     this = evidence.commit, evidence.command
     run = [one for one in beside if (one.commit, one.command) == this]
     verdicts = [verdict_today(one, options.baselines) for one in run]
-    if problem := moved_together(verdicts, folder_option(options)):
+    if problem := moved_together(verdicts, as_typed(f"stepguard accept{folder_option(options)}")):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")

@@ -15,6 +15,7 @@ from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.report.stored import recorded
 from stepguard.storage import baselines as baseline
 from stepguard.text import meant, printable_document
+from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -30,7 +31,8 @@ def _baselines(options: argparse.Namespace) -> int:
     folder = options.baselines
     paths = baseline.files(folder)
     if not paths:
-        raise ValueError(f"{folder}: no baseline file; record one: pytest perf_tests --perf-update")
+        record = as_typed("pytest perf_tests --perf-update")
+        raise ValueError(f"{folder}: no baseline file; record one: {record}")
     if options.json and options.action == "list":
         raise UsageError("baselines list --json: only show has a document")
     recorded_cases = [

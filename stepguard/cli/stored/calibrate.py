@@ -11,12 +11,13 @@ from typing import Any
 
 from stepguard.cli.common import add_evidence, add_parser, complain, say
 from stepguard.comparison import JUDGED_TIME, Comparison
-from stepguard.judge.ab.calibration import MEASURE, NotCalibrated, calibrated, pool
+from stepguard.judge.ab.calibration import NotCalibrated, calibrated, pool
 from stepguard.report.stored import calibration as report
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store, read_comparisons
+from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -57,9 +58,10 @@ def _comparisons_with_itself(
     if missing or not found:
         which = f" of {missing[0]!r}" if missing else ""
         has = f"; it has: {', '.join(sorted(known))}" if known else ""
+        measure = as_typed("pytest perf_tests --perf-against=HEAD --perf-budget=MIN")
         raise ValueError(
             f"{source}: no comparison{which} with itself{has}; measure, in a tree without changes "
-            f"and a case that gates {JUDGED_TIME}: {MEASURE} --perf-budget=MIN"
+            f"and a case that gates {JUDGED_TIME}: {measure}"
         )
     return {key: found[key] for key in found if key[0] in (options.case or known)}
 

@@ -6,7 +6,6 @@ sequential plan, the matter margin is widened, never narrowed.
 """
 
 import math
-import shlex
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,7 +30,6 @@ from stepguard.verdict import Reason, Status
 SCHEMA = 2
 POOLED_PAIRS = 4 * MOST_PAIRS  # the newest; older ones are of a machine of long ago
 NOT_CALIBRATED = "not calibrated"
-MEASURE = "pytest perf_tests --perf-against=HEAD"  # on a clean tree: pairs of HEAD with itself
 # No wider than the screen's limit where nothing is known: past that pairs would say no more than a
 # stored baseline does. Noisier machines end as INCONCLUSIVE.
 WIDEST_PCT = LEVEL_LIMIT_PCT
@@ -120,8 +118,8 @@ def _unlike(comparison: Comparison) -> str:
     if worst.metric != JUDGED_TIME:
         return f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code"
     return (
-        f"the same code came out {word}: {note(worst)}; something makes the two sides unequal, "
-        "see: python -m stepguard doctor, then measure again"
+        f"the same code came out {word}: {note(worst)}; something makes the two sides unequal: "
+        "see what the command doctor says, then measure again"
     )
 
 
@@ -146,8 +144,8 @@ def pair_noise(ratios_pct: Sequence[float]) -> PairNoise:
     count, degrees = len(ratios_pct), len(ratios_pct) - 1
     if count < MIN_PAIRS:
         raise NotCalibrated(
-            f"{count} pairs were measured, {MIN_PAIRS} are needed; give them more time: "
-            f"{MEASURE} --perf-budget=MIN"
+            f"{count} pairs were measured, {MIN_PAIRS} are needed; measure again, with more time: "
+            "--perf-against=HEAD --perf-budget=MIN"
         )
     sd = stdev(ratios_pct)
     if not sd > 0:
@@ -206,16 +204,17 @@ def decision_rule(
     evidence: Evidence,
     timing: Mapping[str, float],
     defaults: Margins = MARGINS,
+    again: str = "calibrate anew",
 ) -> DecisionRule:
     """Return the rule for ``evidence`` of HEAD; ``timing`` is that of a pair now, in seconds.
 
-    A calibration of other software, parameters or timing is not used, and ``why`` says so.
+    A calibration of other software, parameters or timing is not used, and ``why`` says so, and how
+    to make it ``again``.
     """
     if entry is None or evidence.fingerprint is None:
         return DecisionRule(defaults)
     day = entry.date[:10]
     if stale := _stale(entry, evidence, timing):
-        again = f"{MEASURE}, then python -m stepguard calibrate {shlex.quote(evidence.case_id)}"
         return DecisionRule(defaults, why=f"calibration of {day} ignored, {stale}: {again}")
     margins = widened(entry.prior, defaults)
     why = f"calibrated {day}: pair sd {entry.sd_pct:.2g} % over {entry.pairs} pairs"
