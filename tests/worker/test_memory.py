@@ -1,6 +1,7 @@
 """Memory of a step: programs whose peaks and leaks are known in bytes."""
 
 import gc
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ def empty(units):
 @pytest.fixture(autouse=True, scope="module")
 def own_heap():
     """What the test process holds anyway is not looked at, which takes most of the time."""
+    importlib.import_module("torch._inductor")  # as profilers do
     gc.collect()
     gc.freeze()
     unfreeze, get_freeze_count = gc.unfreeze, gc.get_freeze_count

@@ -36,6 +36,7 @@ def quick():
     """Three steps in which nothing waits are as good as ten; what the tests hold is put aside."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(candidates, "CANDIDATE_STEPS", 3)
+        importlib.import_module("torch._inductor")  # as profilers do
         gc.collect()
         gc.freeze()
         monkeypatch.setattr(gc, "unfreeze", lambda: None)
