@@ -78,8 +78,10 @@ def identical(comparison: Comparison) -> bool:
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why one pair was not enough of steps that are the same, "" of any others."""
-    if comparison.pairs < 2 or unlike(comparison):
+    """Return why one pair was not enough of steps that are the same, "" of any others, and of a
+    commit beside itself, of which all pairs are wanted.
+    """
+    if comparison.pairs < 2 or comparison.same_commit or unlike(comparison):
         return ""
     head, base = (
         replace(side, launches=side.launches[:1]) for side in (comparison.head, comparison.base)

@@ -201,10 +201,19 @@ def test_why_one_pair_was_not_enough_is_said():
         )
         for side in ("head", "base")
     )
-    found = replace(sides[0], head=head, base=base)
+    found = replace(sides[0], head=replace(head, commit="e" * 40), base=base)
     assert "one pair was not enough: the step time differs" in times(judge_ab(found))[0]
     other = replace(base, counts=replace(base.counts, identity=StepIdentity({"kernels": "b"})))
     assert "not enough" not in times(judge_ab(replace(found, base=other)))[0]
+
+
+def test_a_commit_beside_itself_needs_no_reason_for_its_pairs():
+    """All are wanted, whatever the first one showed, or a later one that was out of line."""
+    one = pair()
+    head, base = (replace(side, launches=side.launches * 2) for side in (one.head, one.base))
+    odd = DisturbedPair(head.launches[0], base.launches[0])
+    found = replace(one, head=replace(head, commit=base.commit), base=base, again=(odd,))
+    assert found.same_commit and "not enough" not in times(judge_ab(found))[0]
 
 
 def test_after_a_pair_that_was_out_of_line_there_are_pairs_as_ever():
