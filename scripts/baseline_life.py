@@ -154,6 +154,8 @@ def be_the_same() -> None:
     for name in [name for name in os.environ if name.startswith("GIT_")]:
         del os.environ[name]
     os.environ["GIT_CONFIG_GLOBAL"] = "/dev/null"
+    # As in an environment that is active: a command that is printed then begins with "python".
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     for role in ("AUTHOR", "COMMITTER"):
         own = {"NAME": "A. Author", "EMAIL": "author@example.org"}
         own |= {"DATE": "2026-11-01T08:00:00+00:00"}
