@@ -76,7 +76,6 @@ def _measured(
     root: Path, folder: Path, content: SweepFile, left: list[tuple[dict[str, Scalar], Case]]
 ) -> SweepFile:
     """Measure the rows that are left, and write each to the file as it comes."""
-    # Not before: its run is then the last one, whose evidence accept and judge take.
     cases = [case for _, case in left]
     line = progress_line(root, cases)
     with contextlib.closing(suite_of(root)) as suite:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from git_repositories import commit, git, repository
+from interrupts import heed_interrupts
 
 from stepguard.git import worktree
 from stepguard.git.resolve import TreeError
@@ -57,6 +58,7 @@ def hold():
             env=os.environ | {"PYTHONPATH": str(ENGINE_ROOT)},
             stdout=subprocess.PIPE,
             text=True,
+            preexec_fn=heed_interrupts,
         )
         started.append(process)
         for line in process.stdout:

@@ -433,13 +433,17 @@ print(counts, compiler.graph_breaks(), compiler.recompile_limits(), sep="|")
 """
 
 
+def cache(folder):
+    """Variables for a cache of a kernel or two, for which no header is worth compiling ahead."""
+    headers = {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}
+    return headers | {"TORCHINDUCTOR_CACHE_DIR": str(folder)}
+
+
 def test_a_warm_cache_changes_no_count(tmp_path):
     """Breaks with their text, compilations and kernels are those of the process before it; only
     that one compiled what no cache had.
     """
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
-    env |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"}  # for a kernel or two
-    cold, warm = (python(CACHED, **env) for _ in range(2))
+    cold, warm = (python(CACHED, **cache(tmp_path)) for _ in range(2))
     assert (cold.partition("|")[0], warm.partition("|")[0]) == ("True", "False")
     assert cold.partition("|")[2] == warm.partition("|")[2]
     kernels = int(cold.split("|")[1].strip("()").split(",")[2])
@@ -461,7 +465,7 @@ print(compiler.compiled_afresh())
 def test_what_no_cache_keeps_is_compiled_afresh(tmp_path, setting):
     """Its kernels are on disk the second time, and were made and tried the first."""
     code = NOT_KEPT.format(setting=setting)
-    assert python(code, TORCHINDUCTOR_CACHE_DIR=str(tmp_path)) == "True"
+    assert python(code, **cache(tmp_path)) == "True"
 
 
 def test_the_counters_take_it_over(clean):
