@@ -24,7 +24,7 @@ from stepguard.measure.warmup import protocol_of
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import METRICS
 
-FIRST, CLOSE = "launch 1", " (close, one more)"
+FIRST = "launch 1"
 
 
 @dataclass(frozen=True)
@@ -108,27 +108,25 @@ class _CaseRun:
         self.case, self.workers = workers.case, workers
         self.most_launches = self.case.launches + more_launches
         self.protocol = protocol_of(self.case)
-        self._importing: dict[str, RunningLaunch] = {}  # by label
+        self._planned = planned_launches(self.case)  # those to come
+        self._importing: dict[PlannedLaunch, RunningLaunch] = {}
         self._only_compiled = 0  # launches that were not timed, since they compiled
         self.differences: list[Difference] = []
         self.one_rank: dict[str, Any] = {}  # fields of the evidence
 
     def measure(self, wants_another: Callable[[Evidence], bool]) -> None:
         """Run the planned launches and as many more as are wanted; a failure ends it."""
-        planned = planned_launches(self.case)
         try:
-            while planned and not self._unsteady():  # that decides, however many follow
-                plan = planned.pop(0)
+            while self._planned and not self._unsteady():  # that decides, however many follow
+                plan = self._planned.pop(0)
                 if plan.alone:  # more launches come before it: the other cards cool meanwhile
                     self._more_launches(wants_another)
                     self._one_rank(plan)
                     return
-                following = planned[0] if planned else None
+                following = self._planned[0] if self._planned else None
                 if following is None and self._may_want(wants_another):
                     following = self._one_more(2)
                 self._run(plan, following)
-                if plan.label == FIRST and self._only_compiled:
-                    self._plan_another(planned)
             self._more_launches(wants_another)
         except LaunchFailed as failed:
             self.workers.faults.append(failed.fault)
@@ -138,11 +136,11 @@ class _CaseRun:
         gated = bool(times_in(self.case.gates))
         return gated and any(one.steady for one in self.workers.launches)
 
-    def _plan_another(self, planned: list[PlannedLaunch]) -> None:
+    def _plan_another(self) -> None:
         """Plan a launch in place of one that was not timed, behind the other timed ones."""
         label = f"launch {self.case.launches + 1}"
-        before_one_rank = len(planned) - sum(one.alone for one in planned)
-        planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
+        before_one_rank = len(self._planned) - sum(one.alone for one in self._planned)
+        self._planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
 
     def _one_rank(self, plan: PlannedLaunch) -> None:
         """Run one rank alone. It informs: a workload that cannot do with one is not broken."""
@@ -152,11 +150,11 @@ class _CaseRun:
             self.one_rank["one_rank_problem"] = failed.fault.message
 
     def _more_launches(self, wants_another: Callable[[Evidence], bool]) -> None:
-        """Run launches as long as one more is wanted."""
+        """Run launches as long as one more is wanted; one that imported in vain is ended."""
         while self._room(1) and not self._unsteady() and wants_another(self.evidence()):
             self._run(self._one_more(1), self._one_more(2) if self._room(2) else None)
-        for label in [label for label in self._importing if label.endswith(CLOSE)]:
-            self._importing.pop(label).group.close()
+        for plan in [plan for plan in self._importing if not plan.alone]:
+            self._importing.pop(plan).group.close()
 
     def _room(self, launches: int) -> bool:
         return len(self.workers.launches) + launches <= self.most_launches
@@ -175,30 +173,30 @@ class _CaseRun:
         return len(self.workers.launches) + self._only_compiled
 
     def _one_more(self, ahead: int) -> PlannedLaunch:
-        label = f"launch {self._numbered + ahead}{CLOSE}"
+        label = f"launch {self._numbered + ahead} (close, one more)"
         return PlannedLaunch(label, timed=True, count=False)
 
     def _start(self, plan: PlannedLaunch) -> RunningLaunch:
         """Return the plan's launch, which imports from now on."""
-        launch = RunningLaunch(self.workers, plan.label, self.protocol, alone=plan.alone)
-        self._importing[plan.label] = launch
-        return launch
+        return RunningLaunch(self.workers, plan.label, self.protocol, alone=plan.alone)
 
     def _run(self, plan: PlannedLaunch, following: PlannedLaunch | None) -> None:
         """Run one launch to its end; ``following`` imports meanwhile."""
-        if plan.label not in self._importing:
-            self._start(plan)
-        launch = self._importing.pop(plan.label)
+        launch = self._importing.pop(plan, None) or self._start(plan)
         launch.hello()
-        upcoming, ahead = self._start(following) if following else None, self.workers.ahead
-        if upcoming is None:
+        if following:
+            self._importing[following] = self._start(following)
+            imported = self._importing[following].ready
+        else:
             self.workers.start_ahead(FIRST)
-        imported = upcoming.ready if upcoming else ahead.ready
+            imported = self.workers.ahead.ready
         RunningLaunch.expect(launch)
         ranks = launch.build()
         # The compiler's trials leave other memory behind, and a card that has idled.
-        if plan.label == FIRST and is_gpu(self.case.device) and launch.compiled_afresh:
+        first = plan.timed and self._numbered == 0
+        if first and is_gpu(self.case.device) and launch.compiled_afresh:
             plan, self._only_compiled = replace(plan, timed=False), 1
+            self._plan_another()
         # Counts do not mind a busy host, nor do times that nobody judges.
         if plan.timed or plan.differences:
             launch.warm_up(until=imported if gates_times(self.case) else lambda: True)
