@@ -35,11 +35,7 @@ def fingerprint(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "arch": platform.machine(),
         "cpu_threads": torch.get_num_threads(),
-        "environment": {
-            key: value
-            for key, value in sorted(os.environ.items())
-            if key.startswith(_PREFIXES) and not key.startswith(_OURS)
-        },
+        "environment": _variables(_PREFIXES),
     }
 
 
@@ -47,10 +43,14 @@ def read_once() -> dict[str, str]:
     """Return the variables that torch and its compiler read as they are imported, by the agent:
     whoever sets one of them in a rank sets what nothing reads any more.
     """
+    return _variables(_READ_ONCE)
+
+
+def _variables(prefixes: tuple[str, ...]) -> dict[str, str]:
     return {
         key: value
-        for key, value in os.environ.items()
-        if key.startswith(_READ_ONCE) and not key.startswith(_OURS)
+        for key, value in sorted(os.environ.items())
+        if key.startswith(prefixes) and not key.startswith(_OURS)
     }
 
 
