@@ -78,13 +78,15 @@ def _unwatched(top: Path) -> list[str]:
 def _state(top: Path, paths: Collection[str]) -> str:
     """Return a digest of sizes, times and places of these files: another commit that was checked
     out for a while, and the first one again, leave the same content and other times.
+
+    A tool may rewrite a file and restore its mtime; its ctime it cannot.
     """
     digest = hashlib.sha256()
     for path in sorted(paths):
         with contextlib.suppress(OSError):
             found = (top / path).lstat()
-            entry = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0{found.st_ino}\0"
-            digest.update(entry.encode(errors="surrogateescape"))
+            entry = (path, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+            digest.update("\0".join(map(str, entry)).encode(errors="surrogateescape") + b"\0")
     return digest.hexdigest()
 
 

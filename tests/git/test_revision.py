@@ -1,6 +1,8 @@
 """What git says of a tree, with real repositories."""
 
+import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -177,6 +179,18 @@ def test_a_second_edit_of_a_dirty_file_is_another_state(root):
     first = current(root, root / "baselines")
     assert current(root, root / "baselines").state == first.state
     (root / "code.py").write_text("33\n")
+    second = current(root, root / "baselines")
+    assert second == first and second.state != first.state
+
+
+def test_a_rewritten_file_of_the_old_size_and_time_is_another_state(root):
+    """As a tool leaves it that keeps times, an archive's or a synchronization's."""
+    code = root / "code.py"
+    code.write_text("2\n")
+    first, was = current(root, root / "baselines"), code.stat()
+    time.sleep(0.02)  # longer than a tick of the file system's clock
+    code.write_text("3\n")
+    os.utime(code, ns=(was.st_atime_ns, was.st_mtime_ns))
     second = current(root, root / "baselines")
     assert second == first and second.state != first.state
 
