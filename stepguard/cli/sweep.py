@@ -27,7 +27,6 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage.json_file import FileError, read, save
 from stepguard.sweep import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
 from stepguard.verdict import Reason
-from stepguard.worker.interpreter import as_typed
 
 ROWS = "rows.json"
 
@@ -101,7 +100,7 @@ def _refuse(options: argparse.Namespace, sweep: Sweep, gpus: int) -> None:
 
 def _known(folder: Path, now: SweepFile) -> SweepFile:
     """Return the rows that are there. Raises FileError if they are of something else."""
-    found = read(folder / ROWS, SweepFile, SCHEMA, as_typed("stepguard sweep FILE --anew"))
+    found = read(folder / ROWS, SweepFile, SCHEMA, "stepguard sweep FILE --anew")
     if found is None:
         return now
     for name in ("sweep", "commit", "dirty", "machine"):

@@ -60,7 +60,7 @@ def load(path: Path) -> BaselineFile | None:
 
     Raises FileError for anything that is not exactly a baseline file.
     """
-    return read(path, BaselineFile, SCHEMA, as_typed("pytest perf_tests --perf-update"), _problems)
+    return read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update", _problems)
 
 
 def machine_of(evidence: Evidence) -> str:

@@ -22,7 +22,7 @@ def load(path: Path) -> CalibrationFile | None:
 
     Raises FileError for anything that is not exactly a calibration file.
     """
-    return read(path, CalibrationFile, SCHEMA, as_typed("stepguard calibrate"))
+    return read(path, CalibrationFile, SCHEMA, "stepguard calibrate")
 
 
 def load_for(path: Path, machine: str) -> CalibrationFile | None:

@@ -17,6 +17,7 @@ import msgspec
 
 from stepguard.git.revision import git
 from stepguard.strict_json import OtherSchema, parse
+from stepguard.worker.interpreter import as_typed
 from stepguard.worker.lifeline import interrupts_deferred
 
 MAX_BYTES = 64 << 20  # a baseline file has some hundred KiB
@@ -39,7 +40,8 @@ def read(
     """Return the file's content, or None where there is no file.
 
     Raises FileError when it has conflict markers, or is no document of that kind and schema, or
-    ``check`` finds a problem in it; ``renew`` is the command that makes another schema's anew.
+    ``check`` finds a problem in it; ``renew`` are a module and its arguments, which make another
+    schema's anew.
     """
     data = contents(path)
     if data is None:
@@ -47,7 +49,7 @@ def read(
     try:
         return _parsed(path, data, kind, schema, check)
     except OtherSchema as error:  # restoring the file does not help then
-        raise FileError(f"{path}: {error}; make it anew: {renew}") from None
+        raise FileError(f"{path}: {error}; make it anew: {as_typed(renew)}") from None
     except ValueError as error:
         raise FileError(f"{path}: {error}; {restore(path)}") from None
 

@@ -10,7 +10,6 @@ from stepguard.judge.waivers import problem_of
 from stepguard.storage.baselines import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, read, save
 from stepguard.waiver import Waiver
-from stepguard.worker.interpreter import as_typed
 
 SCHEMA = 1
 
@@ -38,7 +37,7 @@ def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
     that is too long, without a limit or there twice. Cases are not looked up: see unknown().
     """
     path = folder / WAIVERS
-    content = read(path, WaiverFile, SCHEMA, as_typed("stepguard waive"))
+    content = read(path, WaiverFile, SCHEMA, "stepguard waive")
     waivers = tuple(content.waivers) if content else ()
     seen: set[tuple[str, str]] = set()
     for index, waiver in enumerate(waivers):
