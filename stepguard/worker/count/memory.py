@@ -22,6 +22,15 @@ from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
 
 PERIOD = 2  # steps after which a step may repeat itself: two buffers that alternate
 LEAK_STEPS = 2 * PERIOD  # so that such buffers are no growth
+_BY_ROW = ("crow_indices", "col_indices", "values")
+_BY_COLUMN = ("ccol_indices", "row_indices", "values")
+_PARTS = {  # the methods that return a sparse tensor's dense ones
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: _BY_ROW,
+    torch.sparse_bsr: _BY_ROW,
+    torch.sparse_csc: _BY_COLUMN,
+    torch.sparse_bsc: _BY_COLUMN,
+}
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
@@ -201,12 +210,19 @@ def _gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def _by_data(tensors: Iterable[torch.Tensor]) -> dict[int, torch.UntypedStorage]:
-    storages = (tensor.untyped_storage() for tensor in tensors)
+    storages = (part.untyped_storage() for tensor in tensors for part in _dense(tensor))
     return {storage.data_ptr(): storage for storage in storages}
 
 
+def _dense(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the dense tensors that hold a tensor's bytes; none of an opaque one (MKL-DNN)."""
+    if tensor.layout == torch.strided:
+        return [tensor]
+    return [getattr(tensor.detach(), part)() for part in _PARTS.get(tensor.layout, ())]
+
+
 def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
-    """Return the dense tensors on a kind of device that Python can reach.
+    """Return the tensors on a kind of device that Python can reach.
 
     A workload that freezes its garbage (``gc.freeze``) would hide its tensors with it: where more
     than ``frozen`` objects are, they are thawed, and frozen again.
@@ -218,4 +234,4 @@ def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
     if hidden:
         gc.freeze()
     tensors = (thing for thing in things if type(thing) in (torch.Tensor, torch.nn.Parameter))
-    return [t for t in tensors if t.device.type == kind and t.layout == torch.strided]
+    return [tensor for tensor in tensors if tensor.device.type == kind]
