@@ -9,6 +9,7 @@ Words are split and unquoted as a shell does, and nothing in them is run or repl
 import os
 import shlex
 import sys
+from pathlib import Path
 
 
 def words(name):
@@ -19,10 +20,15 @@ def words(name):
         sys.exit(f"{name}={os.environ[name]}: {error}")
 
 
+def holds_tests(path):
+    """Tell a path that pytest would collect from one that is the value of an option: `-k model`."""
+    return path.is_file() if path.suffix == ".py" else any(path.glob("**/test_*.py"))
+
+
 if __name__ == "__main__":
     asked = words("ARGS")
     if sys.argv[1:2] == ["--unless-named"]:
-        named = any(os.path.exists(word.partition("::")[0]) for word in asked)
+        named = any(holds_tests(Path(word.partition("::")[0])) for word in asked)
         sys.argv[1 : 3 if named else 2] = []
     given = [w for one in sys.argv[1:] for w in (words("TESTS") if one == "--tests" else [one])]
     os.execv(sys.executable, [sys.executable, "-m", "pytest", *given, *asked])

@@ -70,6 +70,10 @@ def test_words_and_quotes(project):
     for named in ("perf_tests/test_a.py", "perf_tests/test_a.py::test_it"):
         assert make(project, "perf", f"ARGS={named} -x")[0] == [named, "-x"]
     assert make(project, "perf", "ARGS=-k perf_test")[0] == ["perf_tests", "-k", "perf_test"]
+    (project / "model").mkdir()
+    (project / "run.json").touch()
+    for words in (["-k", "model"], ["--perf-json", "run.json"]):  # values of options
+        assert make(project, "perf", f"ARGS={' '.join(words)}")[0] == ["perf_tests", *words]
     words, *_ = make(project, "test", "TESTS=tests/a tests/b", "PARALLEL=", "ARGS=-x")
     assert words == ["tests/a", "tests/b", "-x"]
 
