@@ -76,7 +76,7 @@ class Sweep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rows = []
         for values in product(*self.grid.values()):
             row = dict(zip(self.grid, values, strict=True))
-            name = "-".join(f"{key}_{value}" for key, value in row.items())
+            name = "-".join(["sweep", *(f"{key}_{value}" for key, value in row.items())])
             case = Case(
                 re.sub(r"[^A-Za-z0-9._-]", "_", name),
                 self.workload,

@@ -3,6 +3,7 @@
 Pure: no I/O. Each rule says what it found, in values, and what to do; the empty string is consent.
 """
 
+import re
 from collections.abc import Sequence
 
 from stepguard.baseline_file import Entry
@@ -22,7 +23,7 @@ from stepguard.sentences import sentence
 from stepguard.text import listed
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
-COMMAND_LINE_RUN = "[run]"  # the ids that `python -m stepguard run` gives
+_OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
 MIN_TIMED_LAUNCHES = 2  # on a GPU: one launch says nothing of how launches differ
 MIN_TOGETHER = 3  # cases; two that move alike may well have the same cause in the code
 ALIKE = 2.0  # the largest of moves that are alike is at most so many times the smallest
@@ -38,9 +39,9 @@ def unfit_to_record(evidence: Evidence) -> str:
     problem = measurement_problem(evidence)
     if problem is not None:
         return f"{problem.status.value}: {sentence(problem.reason, problem.facts)}"
-    # All runs of a factory have this id, whatever their parameters.
-    if evidence.case_id.endswith(COMMAND_LINE_RUN):
-        return "it is no case of the suite"
+    # All runs of a factory have one id, whatever their parameters; no test has a row of a sweep.
+    if _OF_A_COMMAND.fullmatch(evidence.case_id):
+        return "it is no case of the suite: run and sweep- are names that the commands give"
     # Confirmation measures the recording's commit again: it has to be there, without changes.
     if not evidence.commit:
         return "its commit is not known: the tree was no git repository, or git was not on PATH"

@@ -73,6 +73,14 @@ def test_every_combination_is_a_row(shell, measured):
     assert {(round(float(row["step_ms"]), 9), row["status"]) for row in read} == {(10, "measured")}
 
 
+def test_rows_are_not_accepted(shell, measured):
+    """No test has them: as recordings they would be guarded cases that nothing measures."""
+    assert shell("sweep", "grid.toml").status == 0
+    done = shell("accept")
+    assert done.status == 1 and not (shell.path / "baselines").exists()
+    assert "linear[sweep-n_16-kind_a]: not recorded, it is no case of the suite" in done.err
+
+
 def test_an_interrupted_sweep_goes_on(shell, measured):
     """What was measured is kept and not measured again."""
     measured.interrupt_at = 4
