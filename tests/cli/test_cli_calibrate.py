@@ -218,6 +218,7 @@ NOT_MEANT = {
     "another commit": ({"head": {"commit": "b" * 40}}, []),
     "a tree with changes": ({"head": {"dirty": ("work.py",)}}, []),
     "no time gated": ({"head": {"gates": ("flops_per_step",)}}, []),
+    "a time of a CPU that only glances": ({"glance": True}, []),
     "kept without its timing": ({"timing": {}}, []),
     "another case": ({}, ["step[onn]"]),
 }

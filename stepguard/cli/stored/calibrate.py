@@ -70,7 +70,8 @@ def usable(one: Comparison) -> bool:
     """Tell whether a comparison may say something of noise: it is of a commit with itself."""
     # Without what ran and its timing nobody could tell later whether the calibration still applies.
     known = one.head.fingerprint is not None and bool(one.timing)
-    return one.same_commit and known and JUDGED_TIME in one.head.gates
+    # A time that the case does not gate ends by no plan, after two pairs mostly.
+    return one.same_commit and known and JUDGED_TIME in one.head.gates and not one.glance
 
 
 def _write(path: Path, comparisons: list[Comparison]) -> bool:
