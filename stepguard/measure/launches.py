@@ -136,11 +136,19 @@ class _CaseRun:
         gated = bool(times_in(self.case.gates))
         return gated and any(one.steady for one in self.workers.launches)
 
-    def _plan_another(self) -> None:
-        """Plan a launch in place of one that was not timed, behind the other timed ones."""
+    def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:
+        """Return the plan of a launch; of a GPU's first one that compiled what no cache had,
+        without blocks: the compiler's trials leave other memory behind, and a card that has idled.
+        Another one is planned in its place, behind the other timed ones.
+        """
+        first = plan.timed and self._numbered == 0
+        if not (first and is_gpu(self.case.device) and launch.compiled_afresh):
+            return plan
+        self._only_compiled = 1
         label = f"launch {self.case.launches + 1}"
         before_one_rank = len(self._planned) - sum(one.alone for one in self._planned)
         self._planned.insert(before_one_rank, PlannedLaunch(label, timed=True, count=False))
+        return replace(plan, timed=False)
 
     def _one_rank(self, plan: PlannedLaunch) -> None:
         """Run one rank alone. It informs: a workload that cannot do with one is not broken."""
@@ -192,14 +200,11 @@ class _CaseRun:
             imported = self.workers.ahead.ready
         RunningLaunch.expect(launch)
         ranks = launch.build()
-        # The compiler's trials leave other memory behind, and a card that has idled.
-        first = plan.timed and self._numbered == 0
-        if first and is_gpu(self.case.device) and launch.compiled_afresh:
-            plan, self._only_compiled = replace(plan, timed=False), 1
-            self._plan_another()
+        plan = self._timed_unless_compiled(plan, launch)
         # Counts do not mind a busy host, nor do times that nobody judges.
         if plan.timed or plan.differences:
             launch.warm_up(until=imported if gates_times(self.case) else lambda: True)
+            plan = self._timed_unless_compiled(plan, launch)  # in a later step
         if plan.timed:
             self._time(launch, plan)
         for name in plan.differences:

@@ -54,7 +54,9 @@ class RunningLaunch:
         self.group = workers.start(label, alone=alone, standby=standby)
         self._began = time.monotonic()
         self._compile_s = 0.0
-        self.compiled_afresh = False  # and not taken from the cache on disk
+        self.compiled_afresh = False  # so far, and not taken from the cache on disk
+        self._graphs = 0  # compiled so far, on all ranks
+        self._compiled_late = ""  # in which timed block
         self.warmup = WarmUp(protocol)
         self.ran = 0  # steps since the first one
         self.blocks: list[Block] = []
@@ -139,20 +141,28 @@ class RunningLaunch:
         limit_s = COMMAND_LIMIT_S + 10 * steps * self.warmup.step_s
         answers = self.ask("block", steps=steps, limit_s=limit_s)
         self.ran += steps
+        self.compiled_afresh = any(rank["compiled_afresh"] for rank in answers)
+        self._graphs = sum(rank["compiled_graphs"] for rank in answers)
         return answers
 
     def timed_block(self, steps: int, of: int) -> None:
         """Time a block of so many steps, again where the machine was disturbed; the launch has
         ``of`` blocks.
         """
+        number, graphs = len(self.blocks) + 1, 0
 
         def measure() -> tuple[Block, Answers]:
-            self.show(f"block {len(self.blocks) + 1} of {of}")
-            ran = self.ran
+            nonlocal graphs
+            self.show(f"block {number} of {of}")
+            ran, graphs = self.ran, self._graphs
             answers = self.run(steps)
             return _block_of(answers, steps, ran), answers
 
         block, _ = self.undisturbed(measure, self._discarded, "block")
+        if self._graphs != graphs:  # its seconds are no step's
+            timed = block.timed_steps
+            where = f"block {number}, at one of the steps {timed[0]} to {timed[-1]}"
+            self._compiled_late = f"something was compiled in {where}"
         self.blocks.append(block)
 
     def undisturbed(
@@ -204,7 +214,7 @@ class RunningLaunch:
             compile_s=self._compile_s,
             warmup_s=self.warmup.seconds,
             warmup_steps=self.warmup.steps,
-            steady=self.warmup.problem,
+            steady=self.warmup.problem or self._compiled_late,
             wall_s=time.monotonic() - self._began,
             discarded=tuple(self._discarded),
         )

@@ -151,6 +151,7 @@ class Session:
         """Time one block; return its times, and what would show that it was not steady."""
         found = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
         found["compiled_graphs"] = compiler.unique_graphs()
+        found["compiled_afresh"] = compiler.compiled_afresh()
         if self.on_gpu:
             found["device_allocations"] = device.allocator_calls()["cudaMalloc"]
         return found

@@ -183,6 +183,7 @@ def fake_group(world):
                 "events_ms": ms * steps + 2000.0 * late,
                 "outside_ms": ms * steps + 2000.0 * late,
                 "compiled_graphs": self.run,
+                "compiled_afresh": False,
             }
 
         def park(self):

@@ -22,6 +22,7 @@ def answers(command, *, steps, order=(), **rest):
         segments = [100.0 + variant for variant in order]
         return [times | {"segments_ms": segments, "outside_ms": sum(segments) * steps}]
     single = {"step_ms": [100.0] * steps, "enqueue_ms": 1.0}
+    single |= {"compiled_graphs": 3, "compiled_afresh": False}
     same = dict.fromkeys(("wall_ms", "events_ms", "outside_ms"), 100.0 * steps)
     return [times | single | same]
 
@@ -88,6 +89,22 @@ def test_a_disturbed_series_is_measured_again():
     found = measure_difference("sync_overhead", running(machine), 6)
     assert found.pairs_ms == ((100.0, 101.0),) * 6
     assert machine.asked == 2
+
+
+@pytest.mark.parametrize("disturbed", [0, 1])
+def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
+    """Its seconds are no step's, and nothing else names them; not those of a block that was
+    measured again.
+    """
+    graphs = iter((3, 4, 4, 4, 4))  # in the warm-up, then in the first block
+
+    def answer(command, **rest):
+        return [rank | {"compiled_graphs": next(graphs)} for rank in answers(command, **rest)]
+
+    launch = running(Machine(disturbed), answer)
+    launch.run(20)
+    said = "something was compiled in block 1, at one of the steps 20 to 39"
+    assert time_blocks(launch).steady == ("" if disturbed else said)
 
 
 class Stalls:

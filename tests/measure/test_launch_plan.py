@@ -17,8 +17,9 @@ TIMED = ["warm-up", "block", "block", "block"]
 class World:
     """Stands in for launches, and keeps what each was asked for."""
 
-    def __init__(self, compiles):
+    def __init__(self, compiles, later):
         self.compiles = compiles  # labels of launches that find nothing in the cache
+        self.later = later  # they do so behind the first step
         self.asked = {}
         self.closed = []
 
@@ -29,20 +30,27 @@ class World:
         """A launch that imports from now on."""
         asked = self.asked.setdefault(label, [])
         group = SimpleNamespace(close=lambda: self.closed.append(label))
-        return SimpleNamespace(
+        compiles = label in self.compiles
+
+        def warm_up(until):
+            asked.append("warm-up")
+            made.compiled_afresh = compiles
+
+        made = SimpleNamespace(
             asked=asked,
             group=group,
             hello=lambda: asked.append("hello"),
             ready=lambda: True,
             build=lambda: [{"tokens_per_step": 10}],
-            compiled_afresh=label in self.compiles,
-            warm_up=lambda until: asked.append("warm-up"),
+            compiled_afresh=compiles and not self.later,
+            warm_up=warm_up,
             warmup=SimpleNamespace(step_s=0.25),
             timed_block=lambda steps, of: asked.append("block"),
             count=lambda: asked.append("count"),
             leave=lambda: asked.append("leave"),
             measured=lambda index: launch(250.0, index),
         )
+        return made
 
 
 def difference(name, launch, pairs):
@@ -55,8 +63,8 @@ def difference(name, launch, pairs):
 def run(monkeypatch):
     """Measures a case of so many launches on a device; the world, and the evidence."""
 
-    def run(device="cuda", launches=2, compiles=(), more=0, **changes):
-        world = World(compiles)
+    def run(device="cuda", launches=2, compiles=(), later=False, more=0, **changes):
+        world = World(compiles, later)
         monkeypatch.setattr(stepguard.measure.launches, "RunningLaunch", world)
         monkeypatch.setattr(stepguard.measure.launches, "measure_difference", difference)
         gates = GATES if device == "cuda" else GATES[:2]
@@ -84,11 +92,13 @@ def test_the_first_launch_counts_behind_its_blocks(run, launches):
 
 @pytest.mark.parametrize("launches", [2, 3])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_a_gpu_launch_that_compiled_is_not_timed(run, launches, ranks):
-    """What it compiled the next ones find in the cache, as those of a recording did. Another launch
-    is timed in its place, before the one of one rank alone, and its number says so.
+@pytest.mark.parametrize("later", [False, True])
+def test_a_gpu_launch_that_compiled_is_not_timed(run, launches, ranks, later):
+    """What it compiled, be it behind its first step, the next ones find in the cache, as those of a
+    recording did. Another launch is timed in its place, before the one of one rank alone, and its
+    number says so.
     """
-    world, found = run(launches=launches, compiles=("launch 1",), world_size=ranks)
+    world, found = run(launches=launches, compiles=("launch 1",), later=later, world_size=ranks)
     first, *others = [asked for label, asked in world.asked.items() if label != "one-rank launch"]
     assert first == ["hello", "warm-up", "sync_overhead", "count", "leave"]
     assert others == [["hello", *TIMED, "leave"]] * launches
