@@ -64,6 +64,7 @@ def resolve(root: Path, rev: str) -> Named:
     Raises TreeError where there is no git, no repository, no such revision, or more than one.
     """
     top, below = _repository(root)
+    _refuse_two_meanings(root, rev)
     commit = _commit(root, rev) or _branch_of_a_remote(root, rev)
     if not commit:
         raise TreeError(_unknown(root, rev, top))
@@ -190,6 +191,17 @@ def _commit(root: Path, name: str) -> str:
     if not name or name.startswith("-"):  # git would take it for an option
         return ""
     return (git(root, "rev-parse", "--verify", "--quiet", f"{name}^{{commit}}") or "").strip()
+
+
+def _refuse_two_meanings(root: Path, rev: str) -> None:
+    """Raise TreeError for the name of a tag and a branch that are not the same commit: git would
+    take the tag, which may be of the branch that is judged.
+    """
+    name = re.split(r"[~^:]|@\{", rev)[0]
+    refs = [f"refs/{kind}/{name}" for kind in ("tags", "heads", "remotes") if name]
+    found = {ref: commit for ref in refs if (commit := _commit(root, ref))}
+    if len(set(found.values())) > 1:
+        raise TreeError(f"{name!r} has several meanings: say {' or '.join(found)}")
 
 
 def _branch_of_a_remote(root: Path, rev: str) -> str:

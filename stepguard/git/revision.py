@@ -19,6 +19,12 @@ REPOSITORY_VARIABLES = (
     "GIT_INDEX_FILE",
     "GIT_OBJECT_DIRECTORY",
 )
+_ENVIRONMENT = {
+    "LC_ALL": "C",  # callers look for words in what git says, which it would translate
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_REPLACE_OBJECTS": "1",
+    "GIT_GRAFT_FILE": os.devnull,
+}
 
 
 @dataclass(frozen=True)
@@ -91,12 +97,14 @@ def _state(top: Path, paths: Collection[str]) -> str:
 
 
 def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
-    """Return those of the files that are in no commit, be it since git ignores them."""
+    """Return those of the files whose content is in no commit, be it since git ignores them, or
+    has a link alone.
+    """
     if not paths:
         return []
     known = (git(root, "ls-files", "-z", "--", *map(str, paths)) or "").split("\0")
     there = {(root / path).resolve() for path in known if path}
-    return [path for path in paths if path.resolve() not in there]
+    return [path for path in paths if path.is_symlink() or path.resolve() not in there]
 
 
 def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None:
@@ -149,12 +157,14 @@ def run_git(
     """Run git in ``root`` to its end; None without git, or if it takes more than ``limit_s``.
 
     The environment must not point it to another repository, it asks nobody for a password, and it
-    has a session of its own: a Ctrl-C at the terminal is ours to handle.
+    has a session of its own: a Ctrl-C at the terminal is ours to handle. Commits are what their
+    hashes say (no replacements, no grafts), and which files changed it sees itself: a monitor that
+    died says that none did.
     """
     own = {key: value for key, value in os.environ.items() if key not in REPOSITORY_VARIABLES}
     try:
         return subprocess.run(
-            ["git", "-C", str(root), *arguments],
+            ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -162,8 +172,7 @@ def run_git(
             errors="surrogateescape",
             timeout=limit_s,
             check=False,
-            # LC_ALL: callers look for words in what git says, which it would translate.
-            env=own | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0"},
+            env=own | _ENVIRONMENT,
             start_new_session=True,
         )
     except (OSError, subprocess.TimeoutExpired):

@@ -31,8 +31,8 @@ LOCK_LIMIT_S = 60.0
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 COLLISION_PAUSES_S = (0.05, 0.2, 1.0)
 _COLLIDED = re.compile(r"failed to read .*worktrees/")
-# A hook, a monitor or a submodule is not what was asked for, and might outlive us.
-PLAIN = ("core.hooksPath=/dev/null", "core.fsmonitor=false", "submodule.recurse=false")
+# A hook or a submodule is not what was asked for, and might outlive us.
+PLAIN = ("core.hooksPath=/dev/null", "submodule.recurse=false")
 
 Notice = Callable[[str], None]
 

@@ -21,7 +21,6 @@ from stepguard.plugin.baselines import Recorded
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
-from stepguard.storage.baselines import files
 from stepguard.text import first, listed, printable
 from stepguard.worker.interpreter import as_typed
 
@@ -167,7 +166,8 @@ def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Itera
     revision = current(root, None)
     own = {os.path.relpath(path, root) for path in written}
     dirty = [path for path in revision.dirty if path not in own]
-    ignored = [os.path.relpath(path, root) for path in untracked(root, files(baselines))]
+    judges = sorted(baselines.rglob("*.json"))  # waivers and calibrations, too
+    ignored = [os.path.relpath(path, root) for path in untracked(root, judges)]
     for path in dict.fromkeys([*dirty, *ignored]):
         text = "differs from the commit: commit it, or let git ignore it if it is no source"
         yield Problem(ProblemCode.DIRTY, f"{path} {text}", file=path)

@@ -228,6 +228,19 @@ def test_what_git_was_told_not_to_look_at_is_not_known_to_be_clean(root, flag):
         assert dirty(root) == ()
 
 
+def test_a_monitor_that_sees_nothing_is_not_asked(root, tmp_path):
+    """A hook of fsmonitor that answers "nothing changed", whatever did, hides no change."""
+    monitor = tmp_path / "monitor"
+    monitor.write_text("#!/bin/sh\nprintf 'token\\0'\n")
+    monitor.chmod(0o755)
+    git(root, "config", "core.fsmonitor", str(monitor))
+    for _ in range(2):  # the first one starts it
+        git(root, "status", "--short")
+    (root / "code.py").write_text("2\n")
+    assert git(root, "status", "--short") == ""
+    assert dirty(root) == ("code.py",)
+
+
 def test_a_submodule_that_moved_is_dirty_whatever_the_configuration_says(root, tmp_path):
     """Settings that hide submodules from git status do not hide them from us."""
     other = tmp_path / "other"

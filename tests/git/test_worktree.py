@@ -120,6 +120,25 @@ def test_a_branch_of_several_remotes(root, tmp_path):
         tree_of(root, "far").__enter__()
 
 
+@pytest.mark.parametrize("rev", ["side", "side~0"])
+def test_a_tag_that_is_called_like_a_branch(root, rev):
+    """Git would take the tag, which may be as slow as HEAD: none is guessed, both can be said."""
+    git(root, "branch", "side", "one")
+    git(root, "tag", "side", "main")
+    with pytest.raises(TreeError, match="several meanings: say refs/tags/side or refs/heads/side"):
+        tree_of(root, rev).__enter__()
+    with tree_of(root, "refs/heads/side") as tree:
+        assert tree.commit == git(root, "rev-parse", "one")
+
+
+def test_a_commit_is_not_replaced(root):
+    """A replacement (git replace), by HEAD for one, would compare the tree with itself."""
+    first = git(root, "rev-parse", "one")
+    git(root, "replace", first, "main")
+    with tree_of(root, first) as tree:
+        assert (tree.root / "code.py").read_text() == "1\n"
+
+
 def test_a_folder_of_the_repository(root):
     """From a folder below the top the tree's root is the same folder in the checkout."""
     below = root / "sub dir" / "deep"

@@ -127,6 +127,22 @@ def ignored(gate):
     gate.git("commit", "-qam", "no baseline")
 
 
+def linked(gate):
+    """The same, in a file that git has a link to."""
+    looser(gate)
+    (gate.baselines / "cpu.json").rename(gate.path.parent / "looser.json")
+    (gate.baselines / "cpu.json").symlink_to(gate.path.parent / "looser.json")
+    gate.git("commit", "-qam", "link")
+
+
+def waived(gate):
+    """Waive what case b fails for, in a file that git ignores."""
+    changed(gate)
+    (gate.path / ".git/info/exclude").write_text("waivers.json\n")
+    waiver = "linear[b] flops_per_step --value 2000 --days 9 --who A --reason planted".split()
+    assert main(["waive", *waiver]) == 0
+
+
 def changed(gate):
     """Make case b do other work."""
     gate.will_measure(gate.cpu("b"), counters={"flops_per_step": 2000})
@@ -285,6 +301,8 @@ WAYS = {
     ),
     "a baseline that is no commit's": differs(looser, "baselines/cpu.json"),
     "a baseline that git ignores": differs(ignored, "baselines/cpu.json"),
+    "a baseline that is a link": differs(linked, "baselines/cpu.json"),
+    "waivers that git ignores": differs(waived, "baselines/waivers.json"),
     "skip-worktree": differs(hidden, "test_perf.py"),
     "assume-unchanged": differs(assumed, "test_perf.py"),
     "a tree that changes": Way(
