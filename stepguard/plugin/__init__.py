@@ -133,7 +133,8 @@ def _hooks(config: pytest.Config) -> Any:
             f"source .venv/bin/activate, or see {as_typed('stepguard doctor')}"
         ) from None
     hooks.begin(config, config.stash[_BRIDGE], config.stash[_COLLECTION])
-    config.pluginmanager.register(hooks, _HOOKS)
+    if config.pluginmanager.register(hooks, _HOOKS) is None:  # nobody would look at the cases
+        raise pytest.UsageError(f"-p no:{_HOOKS}: it is a part of stepguard; block all or none")
     return hooks
 
 

@@ -128,6 +128,13 @@ def test_not_loaded_is_no_pass(recorded):
     result.assert_outcomes(errors=2)
 
 
+def test_a_part_of_the_plugin_is_not_left_out(recorded):
+    """With its hooks blocked nobody would look at what a run leaves out: a usage error."""
+    result = recorded.run("-p", "no:stepguard-hooks", "--perf-json=run.json")
+    assert result.ret == 4 and not (recorded.path / "run.json").exists()
+    result.stderr.fnmatch_lines(["ERROR: -p no:stepguard-hooks: it is a part of stepguard*"])
+
+
 def test_started_from_another_folder(recorded):
     """Baselines are found from rootdir, wherever pytest was called."""
     folder = recorded.path / "below"
