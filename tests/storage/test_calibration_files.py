@@ -115,6 +115,10 @@ def test_no_file_is_none(tmp_path):
         ("software", {"torch": 2}),
         ("date", ""),
         ("comment", "quieter"),
+        # They follow from the noise, to 4 % at most: nobody can write wider ones.
+        ("matter_pct", 4.0),
+        ("margins", {"ignore_pct": 0.2, "matter_pct": 4.0}),
+        ("prior", {"sd_pct": 3.0, "degrees": 4.0}),
     ],
 )
 def test_a_spoilt_value_is_refused(path, field, value):

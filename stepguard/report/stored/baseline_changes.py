@@ -62,7 +62,9 @@ def _lines(
 
 def _noise(old: CalibratedCase | None, new: CalibratedCase | None) -> str:
     shown = (f"pair sd {one.sd_pct:.3f} %" if one else NONE for one in (old, new))
-    return " -> ".join(shown)
+    # What calibrate writes is of newer pairs; somebody's wish is not.
+    edited = old and new and (old.date, old.commit) == (new.date, new.commit)
+    return " -> ".join(shown) + (", with no newer pairs" if edited else "")
 
 
 def _entry(old: Entry | None, new: Entry | None) -> str:

@@ -11,6 +11,7 @@ from builders import (
     one_recording,
     recording,
 )
+from msgspec import structs
 
 from stepguard.judge.ab.calibration import CalibratedCase
 from stepguard.report.stored.baseline_changes import changes
@@ -20,6 +21,10 @@ from stepguard.storage.waivers import add_waiver, today
 from stepguard.waiver import Waiver
 
 DETAIL = recording().detail
+NOISE = CalibratedCase(
+    case=CASE, date="2026-11-20", commit="a", device_uuid="g", driver="1", software=SOFTWARE,
+    timing={}, pairs=24, sd_pct=1.4, seconds_a_pair=30.0,
+)  # fmt: skip
 
 
 @pytest.fixture
@@ -129,12 +134,25 @@ def test_waivers_and_calibrations(folders):
     assert line.startswith(f"waivers.json: {CASE_ID}, step_ms: none -> step_ms up to +6.00 % until")
     add_waiver(old, one, today())
     assert changes(old, new) == []
-    noise = CalibratedCase(
-        case=CASE, date="2026-11-20", commit="a", device_uuid="g", driver="1", software=SOFTWARE,
-        timing={}, pairs=24, sd_pct=1.4, seconds_a_pair=30.0,
-    )  # fmt: skip
-    calibrations.put(new / "calibration" / "h200x1.json", "NVIDIA H200", CASE_ID, noise)
+    calibrations.put(new / "calibration" / "h200x1.json", "NVIDIA H200", CASE_ID, NOISE)
     assert changes(old, new) == [f"calibration/h200x1.json: {CASE_ID}: none -> pair sd 1.400 %"]
+
+
+@pytest.mark.parametrize(
+    ("edit", "said"),
+    [
+        ({"sd_pct": 3.0}, "3.000 %, with no newer pairs"),
+        ({"software": {"torch": "9"}}, "1.400 %, with no newer pairs"),
+        ({"sd_pct": 3.0, "date": "2026-11-21"}, "3.000 %"),
+    ],
+)
+def test_a_calibration_that_was_edited_by_hand(folders, edit, said):
+    """A noise, and so margins, that no pairs have shown; or what lets a stale one apply."""
+    for folder, changed in zip(folders, ({}, edit), strict=True):
+        path, noise = folder / "calibration" / "h200x1.json", structs.replace(NOISE, **changed)
+        calibrations.put(path, "NVIDIA H200", CASE_ID, noise)
+    (line,) = changes(*folders)
+    assert line.endswith(f"{CASE_ID}: pair sd 1.400 % -> pair sd {said}")
 
 
 def test_a_file_that_cannot_be_trusted_is_an_error(folders):
