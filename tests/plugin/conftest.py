@@ -188,7 +188,7 @@ class Gate:
         if does:
             does(benches)
         wider = fields.pop("wider", 1.0)
-        scatter = [wider * d for d in (0.0002, -0.0002, 0.0001, -0.0001, 0.0, 0.0)[:pairs]]
+        scatter = [wider * d for d in (0.0002, -0.0002, 0.0001, -0.0001, *[0.0] * 4)[:pairs]]
         moved = math.log1p(fields.pop("pct") / 100)
         sides = {"head": [10.0 * math.exp(moved + one) for one in scatter]}
         sides["base"] = [10.0] * pairs

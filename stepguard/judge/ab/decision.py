@@ -103,10 +103,10 @@ def by_plan(comparison: Comparison, name: str = JUDGED_TIME) -> Decision:
 def _glanced(found: Decision, margins: Margins) -> Decision:
     """End early what only a slowdown decides: as soon as the pairs' mean shows none, and where it
     is in doubt after a few, unless the mean itself would matter. Nothing but `same` comes of it, so
-    that no rate rises.
+    that no rate rises; and not of fewer, whatever ended them, since any slowdown is in doubt then.
     """
     none_seen = found.pairs >= LEAST_GLANCED and found.estimate_pct <= margins.ignore_pct
-    enough = found.final or found.pairs >= MOST_GLANCED
+    enough = found.pairs >= MOST_GLANCED
     ended = none_seen or (enough and found.estimate_pct <= margins.matter_pct)
     if not ended or found.status is not Status.INCONCLUSIVE:
         return found

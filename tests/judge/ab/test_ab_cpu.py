@@ -73,9 +73,14 @@ def test_what_stays_in_doubt_passes_with_a_notice():
     verdict = judge_ab(turns(ratios, **HOW))
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.MAYBE_SLOWER)
     assert verdict.has_notice and metric(verdict, "step_ms").pairs.decision.pairs == 8
-    late = judge_ab(turns(ratios[:3], out_of_time=True, **HOW))
-    assert late.status is Status.SAME
-    assert f"over 3 pairs of {MOST_GLANCED} at most" in times(late)[0]
+
+
+@pytest.mark.parametrize("ratios", [[-0.1], [0.07], [0.06, 0.08], [0.3, -0.1] * 3])
+def test_too_few_pairs_decide_nothing(ratios):
+    """A budget that ends after a pair, or while a slowdown is in doubt, passes none."""
+    late = judge_ab(turns(ratios, out_of_time=True, **HOW))
+    assert (late.status, late.reason) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    assert f" of {MOST_GLANCED} at most" in times(late)[0]
 
 
 def test_a_mean_that_would_matter_does_not_pass_in_doubt():
