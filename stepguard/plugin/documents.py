@@ -134,8 +134,10 @@ def forget_documents(config: pytest.Config) -> None:
     if option.collectonly or hasattr(config, "workerinput"):
         return
     for name in filter(None, (option.perf_json, option.perf_report)):
+        path = Path(config.invocation_params.dir, name)
         with contextlib.suppress(OSError):  # a path that is refused in a moment
-            Path(config.invocation_params.dir, name).unlink()
+            if documents.replaceable(path):
+                path.unlink()
 
 
 def write(option: Any, folder: Path, document: RunDocument) -> list[str]:

@@ -104,10 +104,10 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
         text = texts[name]
         if not text:
             continue
-        path = Path(folder, text).resolve()
+        path = Path(folder, text)
         if problem := documents.unwritable(path):
             yield f"{name}={text}: {problem}"
-        if path in seen:
+        if (path := path.resolve()) in seen:
             yield f"{name}={text}: that is where --perf-json is written"
         seen.add(path)
 
@@ -137,8 +137,13 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
 def strict_options(config: pytest.Config) -> Iterator[Problem]:
     """Yield options with which no run is a gate."""
     option = config.option
-    if option.collectonly:
-        yield Problem(ProblemCode.ONLY_COLLECTED, "--collect-only measures nothing")
+    for name, asked in (
+        ("--collect-only", option.collectonly),
+        ("--fixtures", option.showfixtures),
+        ("--fixtures-per-test", option.show_fixtures_per_test),
+    ):
+        if asked:
+            yield Problem(ProblemCode.ONLY_COLLECTED, f"{name} measures nothing")
     if option.perf_against == "HEAD":
         text = "--perf-against=HEAD judges the tree against itself, which is always the same"
         yield Problem(ProblemCode.OTHER_BASELINE, text)

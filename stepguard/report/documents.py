@@ -123,6 +123,13 @@ def put(path: Path, text: str) -> str:
     return ""
 
 
+def replaceable(path: Path) -> bool:
+    """Tell whether a document may take a path's place: that of nothing, or of a file. A device or a
+    link, /dev/null for one, would be gone.
+    """
+    return not os.path.lexists(path) or path.is_file() and not path.is_symlink()
+
+
 def unwritable(path: Path) -> str:
     """Make the folder of a document; return why it cannot be written there, or nothing."""
     try:
@@ -130,6 +137,8 @@ def unwritable(path: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     # Before the run: found at its end, hours of measuring would be lost to it.
+    if not path.is_dir() and not replaceable(path):
+        return "is a link or no file, which a document would replace"
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         return "cannot be written"
     return ""

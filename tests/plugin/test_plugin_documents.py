@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from datetime import timedelta
 
 import pytest
@@ -252,6 +253,20 @@ def test_a_path_that_cannot_be_written_is_refused_at_once(mixed, option, path):
     assert result.ret == 4
     assert mixed.measured == []
     result.stderr.fnmatch_lines([f"*{option}={path}: *"])
+
+
+@pytest.mark.parametrize("option", ["--perf-json", "--perf-report"])
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_a_device_or_a_link_stays_what_it_is(mixed, option, kind):
+    """Root may replace /dev/null by a file, and /dev/stdout is a link: refused, and left alone."""
+    path = mixed.path / "run.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(mixed.path / "test_perf.py")
+    before = path.lstat()
+    assert mixed.run(f"{option}=run.json").ret == 4 and mixed.measured == []
+    assert path.lstat() == before
 
 
 def test_they_are_not_written_by_collecting(mixed):

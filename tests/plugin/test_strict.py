@@ -646,6 +646,15 @@ def test_help_is_no_run_that_was_left(project):
     assert result.ret == 4 and "left the run" not in str(result.stderr)
 
 
+@pytest.mark.parametrize("option", ["--fixtures", "--fixtures-per-test"])
+def test_settings_that_only_show_something_are_no_pass(project, option):
+    """pytest ends with status 0 then, whatever the session's was."""
+    settings(f"addopts = {option}")(project)
+    project.commit()
+    assert project.run("--perf-strict").ret == 4 and project.measured == []
+    assert project.run("--perf-no-strict").ret == 0
+
+
 @pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
 def test_what_judges_is_said_by_the_command(project, monkeypatch, setting):
     """An earlier commit of the branch, left in the settings, has the same slowdown."""
