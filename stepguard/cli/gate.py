@@ -109,7 +109,7 @@ def _recorded(folder: Path) -> dict[str, dict[str, Entry]]:
     recorded: dict[str, dict[str, Entry]] = {}
     for path in baseline.files(folder):
         if content := baseline.load(path):
-            recorded.setdefault(content.machine, {}).update(content.cases)
+            recorded.setdefault(content.machine, {}).update(baseline.judged_by(path, content))
     return recorded
 
 

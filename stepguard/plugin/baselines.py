@@ -16,7 +16,7 @@ from stepguard.report.commands import Commands
 from stepguard.report.stored.baseline_changes import changes
 from stepguard.report.stored.waivers import described, sentences
 from stepguard.storage import calibrations
-from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, load
+from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.text import first
@@ -121,9 +121,9 @@ def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
         content = load(path)
         if content is None or content.machine != machine:
             continue
-        for case_id, entry in content.cases.items():
+        for case_id, entry in judged_by(path, content).items():
             # Several nodes are no part of this machine.
-            fits = not gpus or entry.case.get("world_size", 1) <= len(gpus)
+            fits = not gpus or entry.case["world_size"] <= len(gpus)
             if fits and entry.case.get("nodes", 1) == 1:
                 found[case_id] = Recorded(path, entry)
     return found

@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -53,6 +54,16 @@ def usual(root: Path) -> Path:
 def files(folder: Path) -> list[Path]:
     """Return the baseline files of a folder, by name."""
     return [path for path in sorted(folder.glob("*.json")) if path.name != WAIVERS]
+
+
+def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
+    """Return the cases of a file that it is for by its name: a copy of a file judges nothing."""
+
+    def name(case: dict[str, Any]) -> str:
+        ranks, nodes = case["world_size"], case.get("nodes", 1)
+        return file_name(case["device"], content.machine, ranks, nodes)
+
+    return {case_id: one for case_id, one in content.cases.items() if name(one.case) == path.name}
 
 
 def load(path: Path) -> BaselineFile | None:

@@ -143,6 +143,14 @@ def waived(gate):
     assert main(["waive", *waiver]) == 0
 
 
+def copied(gate):
+    """Leave a copy of the baseline, by which case b has one gate, and drop the others."""
+    document = json.loads((gate.baselines / "cpu.json").read_text())
+    document["cases"]["linear[b]"]["gates"] = ["graph_breaks"]
+    (gate.baselines / "cpu_copy.json").write_text(json.dumps(document))
+    suite(gate, b=ONE_GATE)
+
+
 def changed(gate):
     """Make case b do other work."""
     gate.will_measure(gate.cpu("b"), counters={"flops_per_step": 2000})
@@ -232,6 +240,11 @@ WAYS = {
     ),
     "fewer gates": Way(
         declares(b=ONE_GATE),
+        code=ProblemCode.FEWER_GATES,
+        says="*linear?b?: gates less than its recording in cpu.json has, no flops_per_step, *",
+    ),
+    "fewer gates in a copy of the baseline": Way(
+        copied,
         code=ProblemCode.FEWER_GATES,
         says="*linear?b?: gates less than its recording in cpu.json has, no flops_per_step, *",
     ),
