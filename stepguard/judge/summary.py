@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from stepguard.case import times_in
+from stepguard.comparison import JUDGED_TIME
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Launch
 from stepguard.judge.noise_limits import paired
@@ -20,8 +21,6 @@ from stepguard.recording import (
     geometric_mean,
     lines_of,
 )
-
-TIMES = ("step_ms", "step_ms_median")
 
 
 def summarise(evidence: Evidence) -> Recording:
@@ -67,11 +66,10 @@ def _times(launches: Sequence[Launch]) -> dict[str, list[float]]:
     """
     if not launches or not all(launch.has_times() for launch in launches):
         return {}
-    times = {name: [getattr(launch, name) for launch in launches] for name in TIMES}
     found = of_launches(launches)
     if found and found.kind == "late":  # what lasts is compared, not how long it took to come
-        times[TIMES[0]] = [lasting_ms(launch, found.begin) for launch in launches]
-    return times
+        return {JUDGED_TIME: [lasting_ms(launch, found.begin) for launch in launches]}
+    return {JUDGED_TIME: [launch.step_ms for launch in launches]}
 
 
 def stored(evidence: Evidence) -> Recording:
@@ -115,8 +113,9 @@ def _information(evidence: Evidence, times: dict[str, list[float]]) -> dict[str,
             found["rank_skew_pct"] = 100 * (slowest / fastest - 1)
     if not times:
         return found
-    step_ms, launches = geometric_mean(times["step_ms"]), evidence.launches
+    step_ms, launches = geometric_mean(times[JUDGED_TIME]), evidence.launches
     blocks = [block for launch in launches for block in launch.blocks]
+    found["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
     found["compile_s"] = max(launch.compile_s for launch in launches)
     found["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
     if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
@@ -153,7 +152,7 @@ def notes(evidence: Evidence) -> dict[str, dict[str, Any]]:
     """
     found: dict[str, dict[str, Any]] = {}
     if pattern := of_launches(evidence.launches):
-        found[TIMES[0]] = dict(pattern.facts())
+        found[JUDGED_TIME] = dict(pattern.facts())
     for one in evidence.differences:
         if one.name == "exposed_comm" and one.plain_by_rank_ms:
             each = one.plain_by_rank_ms

@@ -194,16 +194,16 @@ class _CaseRun:
         launch.hello()
         if following:
             self._importing[following] = self._start(following)
-            imported = self._importing[following].ready
-        else:
+        if not self._planned:  # whether or not one more is wanted
             self.workers.start_ahead(FIRST)
-            imported = self.workers.ahead.ready
+        waiting = [one.ready for one in self._importing.values()] + [self.workers.ahead.ready]
         RunningLaunch.expect(launch)
         ranks = launch.build()
         plan = self._timed_unless_compiled(plan, launch)
         # Counts do not mind a busy host, nor do times that nobody judges.
+        timed = gates_times(self.case)
         if plan.timed or plan.differences:
-            launch.warm_up(until=imported if gates_times(self.case) else lambda: True)
+            launch.warm_up(until=lambda: not timed or all(ready() for ready in waiting))
             plan = self._timed_unless_compiled(plan, launch)  # in a later step
         if plan.timed:
             self._time(launch, plan)

@@ -11,7 +11,6 @@ from typing import Any
 from stepguard.case import times_in
 from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
-from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage.accept import Action, accept
@@ -87,13 +86,10 @@ class Recorder:
     def _accept(self, result: Result, dry: bool = False) -> bool:
         """Record a result, or with ``dry`` only find out whether that would be refused."""
         first, moved = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.machine_moved
-        # Not where another time moved that the pairs did not clear: that needs a reason.
-        times = [m for m in result.verdict.metrics if m.gated and METRICS[m.metric].kind == "time"]
-        cleared = moved and all(m.status is Status.SAME for m in times)
         # Another card joins the epoch, but a machine's bad day never becomes the code's level.
         reason = "" if moved else self._reason or ("" if first else DEFAULT_REASON)
         try:
-            done = accept(result.baseline_path, result.evidence, reason, dry, machine_moved=cleared)
+            done = accept(result.baseline_path, result.evidence, reason, dry, machine_moved=moved)
         except FileError as error:
             why = "not recorded, the machine changed, not the code: " if moved else ""
             self._refuse(f"{why}{error}")

@@ -22,6 +22,11 @@ class World:
         self.later = later  # they do so behind the first step
         self.asked = {}
         self.closed = []
+        self.ahead = []  # the launch that ran when the next case's began to import
+
+    def running(self):
+        """The launch that was asked for something last."""
+        return [label for label, asked in self.asked.items() if asked][-1]
 
     def expect(self, *launches):
         """These may be on the GPUs."""
@@ -70,7 +75,8 @@ def run(monkeypatch):
         gates = GATES if device == "cuda" else GATES[:2]
         case = Case("one", "work:step", {}, device, gates=gates, launches=launches, **changes)
         workers = SimpleNamespace(case=case, launches=[], faults=[])
-        workers.ahead, workers.start_ahead = SimpleNamespace(ready=lambda: True), lambda label: None
+        workers.ahead = SimpleNamespace(ready=lambda: True)
+        workers.start_ahead = lambda label: world.ahead.append(world.running())
         workers.evidence = lambda **how: evidence(launches=tuple(workers.launches), **how)
         measured = _CaseRun(workers, 3)
         measured.measure(lambda found: more > 0 and len(found.launches) < launches + more)
@@ -135,3 +141,13 @@ def test_each_further_launch_has_a_name_of_its_own(run, launches, compiles):
     assert [f"launch {one.index}" for one in found.launches] == [one[:8] for one in timed]
     assert len(timed) == launches + 1
     assert world.closed == [label for label, asked in world.asked.items() if not asked]
+
+
+@pytest.mark.parametrize("more", [0, 1])
+@pytest.mark.parametrize("launches", [2, 3])
+def test_the_next_case_imports_while_the_last_planned_launch_runs(run, launches, more):
+    """Beside one more of this case, too: if that is not wanted, nobody waits for an import."""
+    world, _ = run(launches=launches, more=more)
+    assert world.ahead[0] == f"launch {launches}"
+    assert all(running.endswith("(close, one more)") for running in world.ahead[1:])
+    assert len(world.ahead) == 1 + more

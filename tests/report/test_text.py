@@ -321,7 +321,6 @@ def test_every_verdict_has_its_next_step(verdict, command):
             [
                 "waive 'train_step[124m-bf16]' --baselines 'my dir' --reason '...' --days N",
                 "in the message of a commit: Perf-Expect: train_step[124m-bf16] step_ms: why",
-                "and: Perf-Expect: train_step[124m-bf16] step_ms_median: why",
                 "pytest perf_tests --perf-baselines='my dir', then python -m stepguard accept "
                 "'train_step[124m-bf16]' --baselines 'my dir' --reason '...'; then remove the "
                 "waiver",

@@ -56,28 +56,14 @@ def may_ask(verdict: Verdict, earlier: Sequence[Comparison]) -> bool:
 def confirmation_wants_pair(
     verdict: Verdict, comparison: Comparison, steps: range = range(0)
 ) -> bool:
-    """Tell whether a confirmation needs another pair: the step is not decided yet, an earlier run's
-    pairs did not time all ``steps``, or it is not what the screen says of another time, and the
-    pairs still leave room for that.
+    """Tell whether a confirmation needs another pair: the step is not decided yet, or an earlier
+    run's pairs did not time all ``steps``.
     """
     if to_confirm(verdict) is None:  # the earlier pairs alone are asked
         return False
     if wants_another_pair(comparison):
         return True
-    if comparison.earlier and problem(comparison) is None and _missed(comparison, steps):
-        return True
-    step = decision(comparison)
-    return (
-        step is not None
-        and step.status is not Status.SLOWER
-        and any(
-            step.status is not found.status
-            and wants_another_pair(comparison, found.metric)
-            and not _excluded(found, decision(comparison, found.metric), comparison)
-            for found in verdict.metrics
-            if _is_moved_time(found)
-        )
-    )
+    return bool(comparison.earlier and problem(comparison) is None and _missed(comparison, steps))
 
 
 def confirmed(
@@ -91,11 +77,8 @@ def confirmed(
 
     ``commit`` says which one that was; ``own`` that it is the recording's own, and not one in its
     place; ``steps`` are those that the screen timed: it is not the machine unless the pairs timed
-    all of them. The mean decides, as it does between two revisions: a median scatters two to three
-    times as much (pair sd 0.56 % beside 0.17 %, H200), and rarely comes to a `same` of its own. It
-    counts where its pairs say SLOWER, and the machine changed it only if they exclude what the
-    screen saw of it. Where the pairs cannot say, the screen's word remains, unconfirmed; but a step
-    that does other work is not FASTER, it is CHANGED.
+    all of them, and exclude what the screen saw. Where they cannot say, the screen's word remains,
+    unconfirmed; but a step that does other work is not FASTER, it is CHANGED.
     """
     if to_confirm(verdict) is None:
         return _as_before(verdict, comparison, commit)
@@ -153,25 +136,21 @@ def _judged(
     not_machine: tuple[Confirmation, int] | None,
 ) -> MetricVerdict:
     """Judge a time that the screen says has moved, by the pairs."""
-    step, its = decision(comparison), decision(comparison, found.metric)
-    if step is None or its is None:
+    by_pairs = decision(comparison)
+    if by_pairs is None:
         return replace(found, confirmed=Confirmed(Confirmation.NOT_JUDGED))
     if found.status is Status.SLOWER and of_pairs(comparison):
         # Slower within launches, where the other tree is not: a mean may hide it, no machine does.
-        step = replace(step, status=Status.SLOWER)
-        basis = pairs_finding(comparison, step)
-        return replace(found, confirmed=Confirmed(Confirmation.CONFIRMED, commit, basis, its))
-    heard = found.metric == JUDGED_TIME or its.status is Status.SLOWER
-    by_pairs = its if heard else step
-    outcome, missed = _outcome(found, by_pairs, _excluded(found, its, comparison)), 0
+        basis = pairs_finding(comparison, replace(by_pairs, status=Status.SLOWER))
+        return replace(found, confirmed=Confirmed(Confirmation.CONFIRMED, commit, basis))
+    outcome, missed = _outcome(found, by_pairs, _excluded(found, by_pairs, comparison)), 0
     if outcome is Confirmation.MACHINE and not_machine:
         outcome, missed = not_machine
-    basis = pairs_finding(comparison, by_pairs)
-    how = Confirmed(outcome, commit, basis, None if heard else its, {"missed": missed})
+    how = Confirmed(outcome, commit, pairs_finding(comparison, by_pairs), {"missed": missed})
     if outcome is Confirmation.MACHINE:
         return _by_machine(found, how)
     if by_pairs.status is Status.SLOWER and found.status is not Status.SLOWER:
-        return _slower(found, comparison, its, how)
+        return _slower(found, comparison, by_pairs, how)
     if outcome is Confirmation.CONFIRMED:
         return replace(found, status=by_pairs.status, confirmed=how)
     return replace(found, confirmed=how)
@@ -224,12 +203,12 @@ def _by_machine(found: MetricVerdict, how: Confirmed) -> MetricVerdict:
     return replace(found, status=Status.SAME, reason=Reason.MACHINE_MOVED, confirmed=how)
 
 
-def _excluded(found: MetricVerdict, by_pairs: Decision | None, comparison: Comparison) -> bool:
+def _excluded(found: MetricVerdict, by_pairs: Decision, comparison: Comparison) -> bool:
     """Tell whether the pairs' interval leaves no room for the change that the screen saw, and some
     for none: with wide margins `same` may still be most of it, and what lies wholly beyond the
     ignore margin is the code's, were it ever so far from what the screen saw.
     """
-    if found.change_pct is None or by_pairs is None:
+    if found.change_pct is None:
         return False
     ignore = comparison.margins.ignore_pct
     if found.change_pct > 0:

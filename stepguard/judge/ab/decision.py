@@ -75,24 +75,24 @@ def problem(comparison: Comparison) -> Verdict | None:
     )
 
 
-def decision(comparison: Comparison, name: str = JUDGED_TIME) -> Decision | None:
-    """Decide a time by the pairs so far; None if times are not judged, or there is no pair, or one
-    without times.
+def decision(comparison: Comparison) -> Decision | None:
+    """Decide the step time by the pairs so far; None if it is not judged, or there is no pair, or
+    one without times.
     """
     launches = (*comparison.head.launches, *comparison.base.launches)
     timed = comparison.pairs and all(launch.has_times() for launch in launches)
     if JUDGED_TIME not in comparison.head.gates or not timed:
         return None
-    found = by_plan(comparison, name)
+    found = by_plan(comparison)
     if identical(comparison):
         return replace(found, status=Status.SAME, final=True)
     return _glanced(found, comparison.margins) if comparison.glance else found
 
 
-def by_plan(comparison: Comparison, name: str = JUDGED_TIME) -> Decision:
-    """Decide a time by the sequential plan alone."""
+def by_plan(comparison: Comparison) -> Decision:
+    """Decide the step time by the sequential plan alone."""
     return decide(
-        comparison.log_ratios(name),
+        comparison.log_ratios(),
         comparison.margins,
         comparison.prior,
         last=comparison.out_of_time,
@@ -131,14 +131,14 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     )
 
 
-def wants_another_pair(comparison: Comparison, name: str = JUDGED_TIME) -> bool:
-    """Tell whether another pair should be measured: there is none, or that time is judged and not
+def wants_another_pair(comparison: Comparison) -> bool:
+    """Tell whether another pair should be measured: there is none, or the time is judged and not
     decided yet. Sides that cannot be compared are not worth another one.
     """
     # Without a pair evidence has no launches and is not sound yet; only these two can be known.
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
-    found = decision(comparison, name)
+    found = decision(comparison)
     if found is None or found.final or problem(comparison) is not None:
         return False
     return of_pairs(comparison) is None  # else it is SLOWER already
@@ -258,8 +258,8 @@ def _compared(comparison: Comparison) -> Verdict:
     now, base = summarise(comparison.head), summarise(comparison.base)
     found, gates, values = decision(comparison), comparison.head.gates, now.values()
     compared = (
-        _time(comparison, name, found, now, base)
-        if METRICS[name].kind == "time"
+        _time(comparison, found, now, base)
+        if name == JUDGED_TIME
         else compare(name, now, [base], gates)
         for name in METRICS
         if name in values
@@ -303,15 +303,18 @@ def beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
 
 
 def _time(
-    comparison: Comparison, name: str, found: Decision | None, now: Recording, base: Recording
+    comparison: Comparison, found: Decision | None, now: Recording, base: Recording
 ) -> MetricVerdict:
-    """Compare a time with the other tree's; only JUDGED_TIME is judged, where times are gated."""
-    new, old = now.values()[name], base.values().get(name)
-    if found is None or name != JUDGED_TIME:
+    """Compare the step time with the other tree's, as its pairs decide; shown where it is not
+    gated.
+    """
+    new, old = now.values()[JUDGED_TIME], base.values().get(JUDGED_TIME)
+    if found is None:
         change = 100 * (new / old - 1) if old else None
-        return MetricVerdict(name, Status.SAME, Reason.NOT_JUDGED, old, new, change, gated=False)
+        facts = Status.SAME, Reason.NOT_JUDGED, old, new, change
+        return MetricVerdict(JUDGED_TIME, *facts, gated=False)
     judged = MetricVerdict(
-        name,
+        JUDGED_TIME,
         found.status,
         _own_reason(comparison, found) or _REASONS[found.status],
         # What the pairs say, not the base's own mean, so that old, new and change agree.

@@ -85,7 +85,7 @@ def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
     for case_id, entry in cases.items():
         recordings = entry.epochs[-1].recordings
         level, newest = str(len(entry.epochs)), recordings[-1]
-        count, times = str(len(recordings)), _mean(newest, "step_ms")
+        count, times = str(len(recordings)), _figure(newest, "step_ms")
         rows.append((case_id, level, count, newest.date[:10], times))
     yield from (f"  {text}" for text in aligned([LISTED, *rows], left=(0,)))
 
@@ -116,12 +116,12 @@ def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
         recording.device_uuid.removeprefix("GPU-")[:8],
         recording.software.get("torch", ""),
         str(len(times) or ""),
-        _mean(recording, "step_ms"),
-        _mean(recording, "step_ms_median"),
+        _figure(recording, "step_ms"),
+        _figure(recording, "step_ms_median"),
         "" if change is None else f"{100 * change:+.2f} %",
     )
 
 
-def _mean(recording: Recording, name: str) -> str:
-    times = recording.times_ms.get(name, [])
-    return format_value(name, geometric_mean(times)) if times else ""
+def _figure(recording: Recording, name: str) -> str:
+    value = recording.values().get(name)
+    return "" if value is None else format_value(name, value)  # a column of nothing is left out

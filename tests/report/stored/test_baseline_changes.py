@@ -44,7 +44,7 @@ def edited(**cases):
 @pytest.mark.parametrize(
     ("cases", "said"),
     [
-        ({CASE_ID: entry((263.1,))}, f"{CASE_ID}: step_ms 250.000 -> 263.100, step_ms_median "),
+        ({CASE_ID: entry((263.1,))}, f"{CASE_ID}: step_ms 250.000 -> 263.100"),
         ({CASE_ID: entry((250.0, 250.0))}, f"{CASE_ID}: recordings 1 -> 2"),
         (
             {CASE_ID: entry(epochs=[epoch(), epoch(reason="fused")])},
@@ -66,7 +66,7 @@ def edited(**cases):
             {CASE_ID: one_recording(by_rank={"host_syncs_per_step": [3]})},
             f"{CASE_ID}: host_syncs_per_step of ranks none -> [3]",
         ),
-        ({"b[x]": entry()}, "b[x]: none -> recorded, step_ms 250.000, step_ms_median 250.000"),
+        ({"b[x]": entry()}, "b[x]: none -> recorded, step_ms 250.000"),
     ],
 )
 def test_an_entry_is_told_by_what_it_changes(folders, cases, said):

@@ -14,14 +14,15 @@ from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
 
 
 def test_times_stand_with_their_distance_from_the_first():
-    """250 ms, then 252.5: +1.00 %. Launches, GPU and torch of each."""
-    told = [text.strip() for text in lines(entry((250.0, 252.5)))]
+    """250 ms, then 252.5: +1.00 %. Launches, GPU and torch of each; a median that is known."""
+    known = recording(252.5, 1, information={"step_ms_median": 251.0})
+    told = [text.strip() for text in lines(entry(epochs=[epoch(recordings=[recording(), known])]))]
     assert told[:5] == [
         "level 1: first recording",
         "step   median       to",
         "recorded    commit   GPU   torch   launches     [ms]     [ms]    first",
-        "2026-10-01  0000000  1234  2.11.0         3  250.000  250.000  +0.00 %",
-        "2026-10-02  0000000  1234  2.11.0         3  252.500  252.500  +1.00 %",
+        "2026-10-01  0000000  1234  2.11.0         3  250.000        -  +0.00 %",
+        "2026-10-02  0000000  1234  2.11.0         3  252.500  251.000  +1.00 %",
     ]
 
 
