@@ -25,6 +25,7 @@ from stepguard.gpu.nvml import MachineError
 from stepguard.launch.scheduler import LauncherError
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
+from stepguard.worker.lifeline import notice_ends
 
 COMMANDS = (
     init,
@@ -50,6 +51,7 @@ COMMANDS = (
 def main(arguments: list[str] | None = None) -> int:
     """Run a command and return its exit status."""
     options = _parse(sys.argv[1:] if arguments is None else arguments)
+    notice_ends()
     try:
         return int(options.call(options))
     # UsageError is a ValueError, so it has to come first.

@@ -29,6 +29,7 @@ from stepguard.report.documents import benchmark_info
 from stepguard.storage.json_file import FileError
 from stepguard.text import printable
 from stepguard.verdict import Status, Verdict
+from stepguard.worker.lifeline import notice_ends
 
 _SESSION = pytest.StashKey[Session]()
 _RESULT = pytest.StashKey[Result]()
@@ -38,6 +39,7 @@ _PASSED = pytest.StashKey[bool]()
 
 def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     """Begin the run's session."""
+    notice_ends()
     session = config.stash[_SESSION] = Session(config, bridge, collection)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
     forget_documents(config)

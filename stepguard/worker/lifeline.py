@@ -57,6 +57,14 @@ def kill_by_token(token: str, spare: int = 0) -> list[int]:
     return killed
 
 
+def notice_ends() -> None:
+    """Undo that SIGCHLD is ignored, as a supervisor of this process may have it: the kernel forgets
+    then how a process ended, and each seems to have ended well, git that failed for one.
+    """
+    if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
     """Defer Ctrl-C until the end of the block."""

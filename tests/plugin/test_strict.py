@@ -4,6 +4,7 @@ Each way is one in which a run was green although a case that has a recording wa
 """
 
 import json
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -680,6 +681,19 @@ def test_what_judges_is_said_by_the_command(project, monkeypatch, setting):
     assert result.ret == 4 and project.paired == []
     result.stderr.fnmatch_lines(["*--perf-against=HEAD~1 *settings or PYTEST_ADDOPTS*"])
     assert project.run("--perf-strict", "--perf-against=HEAD~1").ret == 0
+
+
+def test_a_failure_of_git_is_known_where_sigchld_is_ignored(project):
+    """A supervisor left it so: git that cannot say what changed did not say that nothing did."""
+    project.commit()
+    (project.path / ".git/index").write_bytes(b"no index" * 8)
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        result = project.run("--perf-strict")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert result.ret == 4 and project.measured == []
+    result.stderr.fnmatch_lines(["*git status failed*"])
 
 
 def test_xdist_does_not_hide_what_is_deselected(project):
