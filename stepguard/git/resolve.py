@@ -95,7 +95,7 @@ def main_branch(root: Path, rev: str = "") -> Main:
         raise TreeError("no main branch is known: git fetch origin main")
     base = (git(root, "merge-base", "HEAD", tip) or "").strip()
     if not base:
-        hint = f": {DEEPEN}" if _is_shallow(root) else ""
+        hint = f": {DEEPEN}" if is_shallow(root) else ""
         raise TreeError(f"HEAD and {name} have no common commit here{hint}")
     return Main(name, tip, base)
 
@@ -221,10 +221,11 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
     names = dict.fromkeys([*known, *(name.partition("/")[2] for name in known)])
     # A repository whose main branch has another name than the one that a page says.
     hint = meant(rev, filter(None, names)) or (f" (it has: {listed(known, 5)})" if known else "")
-    if _is_shallow(root):
+    if is_shallow(root):
         return f"{rev!r} is no revision that this shallow clone of {top} has{hint}: {DEEPEN}"
     return f"{rev!r} is no revision of {top}{hint}: git fetch --all brings what is elsewhere"
 
 
-def _is_shallow(root: Path) -> bool:
+def is_shallow(root: Path) -> bool:
+    """Tell whether a clone lacks older commits, so that git may take one of main for a branch's."""
     return (git(root, "rev-parse", "--is-shallow-repository") or "").strip() == "true"

@@ -5,7 +5,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from stepguard.expectation import FORM, KEY, Expectation, parse
-from stepguard.git.resolve import TreeError, short
+from stepguard.git.resolve import DEEPEN, TreeError, is_shallow, short
 from stepguard.git.revision import git
 
 # What somebody may have meant as the trailer, wherever it is in a message.
@@ -22,7 +22,8 @@ def expectations(
 
     Raises TreeError, with the commit, the line and the right form, for a trailer that is malformed,
     of an unknown metric or of a case that is not among ``cases`` (None: any), for a line that was
-    meant as one and is none to git, and where the range or a message cannot be read.
+    meant as one and is none to git, and where the range or a message cannot be read: in a shallow
+    clone commits of the base's own past may seem to be in it.
     """
     text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
     if text is None:
@@ -44,6 +45,9 @@ def expectations(
             line = next(other, meant[0])
             why = "git takes it for no trailer: those are the last paragraph of a message"
             raise TreeError(_wrong(commit, line, why))
+    if found and is_shallow(root):
+        named = f"commit {short(found[0].commit)} has the trailer {KEY}"
+        raise TreeError(f"{named}, and a shallow clone cannot tell if it is of the range: {DEEPEN}")
     return found
 
 

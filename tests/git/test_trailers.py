@@ -76,6 +76,21 @@ def test_a_range_that_cannot_be_read_is_refused(root):
         expectations(root, "0" * 40, "HEAD")
 
 
+def test_a_shallow_clone_takes_no_old_trailer_for_the_branchs(root, tmp_path):
+    """Where main is cut off, commits that it has had for long seem to be the branch's own."""
+    commit(root, f"Of main\n\n{LINE}")
+    git(root, "branch", "mine")
+    commit(root, "of main, too")
+    git(root, "switch", "-q", "mine")
+    commit(root, "slow")
+    clone = tmp_path / "clone"
+    git(tmp_path, "clone", "-q", "--depth=1", "-b", "main", f"file://{root}", str(clone))
+    git(clone, "fetch", "-q", "--depth=9", "origin", "mine:mine")
+    assert expectations(root, "main", "mine") == []
+    with pytest.raises(TreeError, match="a shallow clone cannot tell .*: git fetch --unshallow"):
+        expectations(clone, "origin/main", "mine")
+
+
 @pytest.mark.parametrize("reason", ["\u200b", "larger\u202e", "red \x1b[31m", "a\x01b", "a\x02b"])
 def test_a_reason_that_nobody_can_read_is_refused(root, reason):
     """It is shown to whoever approves; and no character of it is one that git's answer is cut at,
