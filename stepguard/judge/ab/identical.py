@@ -67,9 +67,11 @@ def _unlike(head: Counts, base: Counts) -> str:
     assert head.identity is not None and base.identity is not None
     if parts := list(head.identity.differs_from(base.identity)):
         return f"other {', '.join(parts)}"
-    if (head.values, head.detail, head.by_rank) != (base.values, base.detail, base.by_rank):
-        return "other counts"
-    return ""
+    return "" if _counted_alike(head, base) else "other counts"
+
+
+def _counted_alike(head: Counts, base: Counts) -> bool:
+    return (head.values, head.detail, head.by_rank) == (base.values, base.detail, base.by_rank)
 
 
 def identical(comparison: Comparison) -> bool:
@@ -78,11 +80,17 @@ def identical(comparison: Comparison) -> bool:
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why one pair was not enough of steps that are the same, "" of any others, and of a
-    commit beside itself, of which all pairs are wanted.
+    """Return why one pair was not enough of steps that count the same on a GPU, "" of any others,
+    and of a commit beside itself, of which all pairs are wanted.
     """
-    if comparison.pairs < 2 or comparison.same_commit or unlike(comparison):
+    gpu = is_gpu(str(comparison.head.case.get("device", "")))
+    counts, base_counts = comparison.head.counts, comparison.base.counts
+    if comparison.pairs < 2 or comparison.same_commit or not (gpu and counts and base_counts):
         return ""
+    if not _counted_alike(counts, base_counts):
+        return ""
+    if why := unlike(comparison):
+        return why
     head, base = (
         replace(side, launches=side.launches[:1]) for side in (comparison.head, comparison.base)
     )

@@ -20,6 +20,7 @@ from stepguard.identity import StepIdentity
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, identical, unlike
 from stepguard.profile import Parts, Profile
+from stepguard.recording import OPERATORS
 from stepguard.report.terminal import _beside
 from stepguard.report.words import times
 from stepguard.verdict import Reason, Status
@@ -203,8 +204,12 @@ def test_why_one_pair_was_not_enough_is_said():
     )
     found = replace(sides[0], head=replace(head, commit="e" * 40), base=base)
     assert "one pair was not enough: the step time differs" in times(judge_ab(found))[0]
-    other = replace(base, counts=replace(base.counts, identity=StepIdentity({"kernels": "b"})))
-    assert "not enough" not in times(judge_ab(replace(found, base=other)))[0]
+    other = replace(base.counts, identity=StepIdentity({"kernels": "b"}))
+    told = times(judge_ab(replace(found, base=replace(base, counts=other))))[0]
+    assert "one pair was not enough: other kernels" in told
+    values = {**other.values, OPERATORS: other.values[OPERATORS] + 1}
+    other = replace(other, values=values)
+    assert "not enough" not in times(judge_ab(replace(found, base=replace(base, counts=other))))[0]
 
 
 def test_a_commit_beside_itself_needs_no_reason_for_its_pairs():
