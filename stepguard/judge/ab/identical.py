@@ -81,11 +81,11 @@ def identical(comparison: Comparison) -> bool:
 
 def not_enough(comparison: Comparison) -> str:
     """Return why one pair was not enough of steps that count the same on a GPU, "" of any others,
-    and of a commit beside itself, of which all pairs are wanted.
+    of trees of which nobody asked, and of a commit beside itself, of which all pairs are wanted.
     """
-    gpu = is_gpu(str(comparison.head.case.get("device", "")))
+    asked = comparison.files is not None and is_gpu(str(comparison.head.case.get("device", "")))
     counts, base_counts = comparison.head.counts, comparison.base.counts
-    if comparison.pairs < 2 or comparison.same_commit or not (gpu and counts and base_counts):
+    if comparison.pairs < 2 or comparison.same_commit or not (asked and counts and base_counts):
         return ""
     if not _counted_alike(counts, base_counts):
         return ""
