@@ -19,6 +19,7 @@ from stepguard.document import (
     RunDocument,
 )
 from stepguard.expectation import Expectation
+from stepguard.judge.waivers import uncovered_count
 from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver
 
@@ -164,4 +165,4 @@ def _waived(metric: MetricDocument, waiver: Waiver | None, today: date) -> bool:
         return metric.change_pct is not None and metric.change_pct <= waiver.limit_pct
     if waiver.value is None or metric.new is None:
         return False
-    return max([metric.new, *(new for _, new in metric.failing_ranks)]) <= waiver.value
+    return uncovered_count(waiver, metric) is None

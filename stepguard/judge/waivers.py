@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 
+from stepguard.document import MetricDocument
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.confirm import settled
 from stepguard.judge.acceptance import has_words
@@ -20,6 +21,7 @@ from stepguard.waiver import MAX_PCT, Waiver, WaiverEffect, WaiverOutcome
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
 _WAIVABLE = (Status.SLOWER, Status.CHANGED)
+Found = MetricVerdict | MetricDocument
 
 
 def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date) -> Verdict:
@@ -80,7 +82,7 @@ def _effect(waiver: Waiver, found: MetricVerdict | None, today: date) -> WaiverE
     return WaiverEffect.OTHER_WORK if work else WaiverEffect.EXCEEDED
 
 
-def uncovered_count(waiver: Waiver, found: MetricVerdict) -> tuple[float, float] | None:
+def uncovered_count(waiver: Waiver, found: Found) -> tuple[float, float] | None:
     """Return the recorded and the present count of a rank that the waiver's value does not cover,
     or None. Only the ranks that fail are asked.
     """
@@ -96,7 +98,7 @@ def _covers(value: int, metric: str, old: float, new: float) -> bool:
     return new <= value
 
 
-def _failing_counts(found: MetricVerdict) -> tuple[tuple[float, float], ...]:
+def _failing_counts(found: Found) -> tuple[tuple[float, float], ...]:
     return found.failing_ranks or ((found.old or 0, found.new or 0),)
 
 

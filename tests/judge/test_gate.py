@@ -29,6 +29,7 @@ SYNCS = "host_syncs_per_step"
 SOUND = measured(entry())
 SLOWER = measured(entry(), launch_ms=(275.0,) * 3)
 CHANGED = measured(entry(), counts=with_counts(evidence(), graph_breaks=3).counts)
+FEWER_FLOPS = measured(entry(), counts=with_counts(evidence(), flops_per_step=3).counts)
 WAIVER = Waiver(
     case=CASE_ID,
     metric="graph_breaks",
@@ -148,6 +149,11 @@ WAYS = {
         "FAILED",
     ),
     "a waiver of less": (waived(CHANGED), base(structs.replace(WAIVER, value=2)), "FAILED"),
+    "a waiver of more work": (
+        waived(FEWER_FLOPS),
+        base(structs.replace(WAIVER, metric="flops_per_step", value=10**18)),
+        "FAILED",
+    ),
     "a waiver of another case": (
         waived(CHANGED),
         base(structs.replace(WAIVER, case="forward[a]")),
