@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Collection
@@ -122,12 +123,14 @@ def differing(top: Path, commit: str, baselines: Path) -> tuple[str, ...] | None
 
 
 def same_files(root: Path, one: str, other: str) -> bool:
-    """Tell whether two commits have the same files, whatever their messages and parents say; False
-    where git does not know one of them.
+    """Tell whether two commits, named by their hashes, have the same files, whatever their messages
+    and parents say; False where git does not know one of them. A file of the tree itself may name
+    HEAD, and never HEAD's hash, which follows from it.
     """
 
     def files(commit: str) -> str | None:
-        return git(root, "rev-parse", "--verify", "--quiet", f"{commit}^{{tree}}")
+        is_hash = re.fullmatch(r"[0-9a-f]{40,64}", commit)
+        return git(root, "rev-parse", "--verify", f"{commit}^{{tree}}") if is_hash else None
 
     return one == other or (files(one) or "no commit") == files(other)
 
