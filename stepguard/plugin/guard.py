@@ -101,14 +101,19 @@ class Guard:
         self._refuse(problems)
 
     def finish(
-        self, states: Sequence[CaseState], results: Sequence[Result], collected: bool
+        self, states: Sequence[CaseState], results: Sequence[Result], collected: bool, passes: bool
     ) -> None:
-        """Add what a strict run missed: cases, or the tree that it began with. ``collected`` tells
-        whether it came to know its cases.
+        """Add what a strict run missed: cases, verdicts, or the tree that it began with.
+        ``collected`` tells whether it came to know its cases, ``passes`` whether it would end with
+        status 0: of another one pytest says itself why.
         """
         if not self.strict:
             return
-        if not collected:
+        failing = [one.case.id for one in results if one.verdict.outcome != "passed"]
+        if passes and failing:
+            text = "does not pass, though the run would: let no test end it (pytest.exit)"
+            self.missed.append(Problem(ProblemCode.NOT_FINISHED, text, failing[0]))
+        if passes and not collected:
             text = "no case was collected in this process, so that nothing is guarded: run without "
             text += "-n (xdist), and let nothing end the run before its tests (pytest.exit)"
             self.missed.append(Problem(ProblemCode.NO_CASES, text))

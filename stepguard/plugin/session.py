@@ -303,9 +303,8 @@ class Session:
             states = self.guard.states()
         self._notices += left_out_line(states)
         if not self._refused:
-            # Of another status pytest says itself why it is no pass.
-            collected = self._checked or exitstatus != pytest.ExitCode.OK
-            self.guard.finish(states, results, collected)
+            passes = exitstatus == pytest.ExitCode.OK
+            self.guard.finish(states, results, self._checked, passes)
         nothing = self.selection.asked and not results
         problems = list(self._refused) or problems_of(exitstatus, self.recorder.refused, nothing)
         problems += self.guard.problems

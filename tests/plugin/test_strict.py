@@ -651,6 +651,23 @@ def test_a_run_that_a_hook_leaves_is_no_gate(project, hook, status):
     assert project.run().ret == 0
 
 
+def test_a_test_that_ends_the_run_hides_no_verdict(project):
+    """With status 0, once it knows that its case fails: red, whatever the status said."""
+    body = "    try:\n        perf(case)\n    except BaseException:\n"
+    suite(
+        project,
+        body=f"{body}        pytest.exit('enough', returncode=0)\n",
+        front="import pytest\n\n",
+    )
+    changed(project)
+    project.commit()
+    result = project.run("--perf-strict", "--perf-json=.stepguard/run.json")
+    assert result.ret == 1
+    result.says("linear?b?: does not pass, though the run would: let no test end it*")
+    found = load_document(project.path / ".stepguard/run.json")
+    assert not found.passed and found.problems[0].code is ProblemCode.NOT_FINISHED
+
+
 def test_help_is_no_run_that_was_left(project):
     """Nor is a usage error said twice."""
     project.commit()
