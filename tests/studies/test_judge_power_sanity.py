@@ -17,7 +17,7 @@ def test_unchanged_launches_are_hardly_ever_odd(case):
     assert len(list(pairs(case))) >= 20
     assert fmean(odd(case, "in use", 1, 0.0)) < 0.05
     in_use, own = (fmean(odd(case, criterion, 16, 0.1)) for criterion in ("in use", "own median"))
-    assert in_use > own and in_use >= 0.9
+    assert in_use > own and in_use > 0.8
 
 
 def test_every_nth_step_is_longer():
