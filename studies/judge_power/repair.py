@@ -1,6 +1,7 @@
 """A/A verdicts from recorded launches: launches of the same code, paired anew with each other.
 
-    python -m studies.judge_power.repair studies/judge_power/h200_pairs_*.json --verdicts 300
+    python -m studies.judge_power.repair studies/judge_power/h200_pairs_same_steps_*.json \
+        studies/power/h?00_*.json --verdicts 300
 
 Every pair of a file has two launches, of which each ran the same code as the launches of its side
 in the other pairs of that run, planted or not. For a verdict one run and one of its sides is
@@ -28,6 +29,7 @@ from stepguard.verdict import Status
 from studies.common.results import command_line
 from studies.judge_power.resample import log_ratio
 from studies.judge_power.simulate import binomial_bounds, run
+from studies.power.refactors import REFACTORS
 
 LEAST = 6  # launches of a side: fewer make too few different pairs
 
@@ -43,9 +45,13 @@ def sides_of(paths: list[Path]) -> list[list[float]]:
 
 
 def runs_of(paths: list[Path]) -> list[dict]:
-    """Return the runs of all files."""
-    read = [json.loads(path.read_text()) for path in paths]
-    return [one for one in chain.from_iterable(each.get("runs", [each]) for each in read)]
+    """Return the runs of all files; of studies/power the refactors, which plant nothing."""
+    found = []
+    for content in (json.loads(path.read_text()) for path in paths):
+        changes = content.get("changes", {})
+        refactors = [{"plant_pct": 0} | changes[name] for name in REFACTORS if name in changes]
+        found += refactors if changes else content.get("runs", [content])
+    return found
 
 
 def repaired(step_ms: list[float], draw: np.random.Generator) -> list[float]:
