@@ -171,7 +171,7 @@ class PairsFinding:
     again: int = 0  # pairs whose blocks were out of line, measured again
     earlier: int = 0  # of the pairs, that an earlier run of these commits measured
     not_pooled: str = ""  # why pairs of such a run do not count
-    not_enough: str = ""  # why one pair was not enough, though the counters are equal
+    not_enough: str = ""  # why one pair was not enough for `same`
 
 
 @dataclass(frozen=True)

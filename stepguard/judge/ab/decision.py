@@ -118,6 +118,7 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     ended = found.final and not comparison.out_of_time
     few = comparison.glance and found.pairs <= MOST_GLANCED
     most = 0 if ended else MOST_GLANCED if few else MOST_PAIRS
+    moved = found.status in (Status.SLOWER, Status.FASTER)  # then nobody asks
     return PairsFinding(
         found,
         comparison.margins,
@@ -127,7 +128,7 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
         len(comparison.again),
         comparison.earlier,
         comparison.not_pooled,
-        not_enough(comparison),
+        "" if moved else not_enough(comparison),
     )
 
 

@@ -67,11 +67,9 @@ def _unlike(head: Counts, base: Counts) -> str:
     assert head.identity is not None and base.identity is not None
     if parts := list(head.identity.differs_from(base.identity)):
         return f"other {', '.join(parts)}"
-    return "" if _counted_alike(head, base) else "other counts"
-
-
-def _counted_alike(head: Counts, base: Counts) -> bool:
-    return (head.values, head.detail, head.by_rank) == (base.values, base.detail, base.by_rank)
+    if (head.values, head.detail, head.by_rank) != (base.values, base.detail, base.by_rank):
+        return "other counts"
+    return ""
 
 
 def identical(comparison: Comparison) -> bool:
@@ -80,14 +78,11 @@ def identical(comparison: Comparison) -> bool:
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why one pair was not enough of steps that count the same on a GPU, "" of any others,
-    of trees of which nobody asked, and of a commit beside itself, of which all pairs are wanted.
+    """Return why one pair was not enough on a GPU, "" where nobody asked: of trees of which it is
+    not known what differs, and of a commit beside itself, of which all pairs are wanted.
     """
     asked = comparison.files is not None and is_gpu(str(comparison.head.case.get("device", "")))
-    counts, base_counts = comparison.head.counts, comparison.base.counts
-    if comparison.pairs < 2 or comparison.same_commit or not (asked and counts and base_counts):
-        return ""
-    if not _counted_alike(counts, base_counts):
+    if comparison.pairs < 2 or comparison.same_commit or not asked:
         return ""
     if why := unlike(comparison):
         return why

@@ -20,7 +20,6 @@ from stepguard.identity import StepIdentity
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, identical, unlike
 from stepguard.profile import Parts, Profile
-from stepguard.recording import OPERATORS
 from stepguard.report.terminal import _beside
 from stepguard.report.words import times
 from stepguard.verdict import Reason, Status
@@ -207,9 +206,10 @@ def test_why_one_pair_was_not_enough_is_said():
     other = replace(base.counts, identity=StepIdentity({"kernels": "b"}))
     told = times(judge_ab(replace(found, base=replace(base, counts=other))))[0]
     assert "one pair was not enough: other kernels" in told
-    values = {**other.values, OPERATORS: other.values[OPERATORS] + 1}
-    other = replace(other, values=values)
-    assert "not enough" not in times(judge_ab(replace(found, base=replace(base, counts=other))))[0]
+    slower = replace(head, launches=tuple(launch(270.0, n) for n in range(1, 7)))
+    base = replace(base, launches=tuple(launch(250.0, n) for n in range(1, 7)), counts=other)
+    verdict = judge_ab(replace(found, head=slower, base=base))
+    assert verdict.status is Status.SLOWER and "not enough" not in times(verdict)[0]
 
 
 def test_a_commit_beside_itself_needs_no_reason_for_its_pairs():
