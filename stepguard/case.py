@@ -9,7 +9,7 @@ which metrics it gates. Its id is the key of its baseline, so it holds no order,
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,11 +117,6 @@ class Case:
             "device": self.device,
             "world_size": self.world_size,
         }
-
-
-def times_in(gates: Iterable[str]) -> list[str]:
-    """Return those of the gates that are times."""
-    return [name for name in gates if METRICS[name].kind == "time"]
 
 
 def from_dict(found: Mapping[str, Any], gates: tuple[str, ...] = ()) -> Case:

@@ -8,10 +8,9 @@ from stepguard.ab_margins import Margins, Prior
 from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Launch, decode, problems
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS
 
 SCHEMA = 2
-JUDGED_TIME = "step_ms"  # the median is shown: what costs time moves the mean, at half the noise
 
 
 @dataclass(frozen=True)

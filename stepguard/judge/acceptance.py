@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 
 from stepguard.baseline_file import Entry
-from stepguard.case import times_in
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.noise_limits import (
@@ -18,7 +17,7 @@ from stepguard.judge.noise_limits import (
 )
 from stepguard.judge.screen import comparable
 from stepguard.judge.soundness import measurement_problem
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.sentences import sentence
 from stepguard.text import listed
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
@@ -71,7 +70,7 @@ def _disturbed(evidence: Evidence) -> str:
 
 
 def _too_few(evidence: Evidence) -> str:
-    timed = is_gpu(evidence.case["device"]) and times_in(evidence.gates)
+    timed = is_gpu(evidence.case["device"]) and JUDGED_TIME in evidence.gates
     count = len(evidence.launches)
     if timed and count < MIN_TIMED_LAUNCHES:
         return f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}; give the case more launches"
@@ -94,19 +93,20 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     """Return why launches that differ so much are no level: compared with those of the last epoch's
     recordings under this software, or, where there are none, with what launches usually differ by.
     """
+    if JUDGED_TIME not in evidence.gates:
+        return ""
     recordings = comparable(entry.epochs[-1], evidence) if entry else []
-    for name in times_in(evidence.gates):
-        now = [getattr(launch, name) for launch in evidence.launches]
-        past = [r.times_ms[name] for r in recordings if r.times_ms.get(name)]
-        spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)
-        if spread > limit:
-            times = ", ".join(f"{ms:.3f}" for ms in now)
-            known = f"{len(past)} recording{'s' if len(past) != 1 else ''}"
-            return (
-                f"{name} of its launches is {times} ms, a standard deviation of {spread:.2f} %; "
-                f"with {known} at most {limit:.2f} % is plausible; measure again on a quiet machine"
-            )
-    return ""
+    now = [launch.step_ms for launch in evidence.launches]
+    past = [one.times_ms[JUDGED_TIME] for one in recordings if one.times_ms.get(JUDGED_TIME)]
+    spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)
+    if spread <= limit:
+        return ""
+    times = ", ".join(f"{ms:.3f}" for ms in now)
+    known = f"{len(past)} recording{'s' if len(past) != 1 else ''}"
+    return (
+        f"{JUDGED_TIME} of its launches is {times} ms, a standard deviation of {spread:.2f} %; "
+        f"with {known} at most {limit:.2f} % is plausible; measure again on a quiet machine"
+    )
 
 
 def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import msgspec
 
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
-from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, METRICS, PEAK
+from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, JUDGED_TIME, METRICS, PEAK
 from stepguard.recording import OPERATORS, Recording
 from stepguard.site import Site, added, merge
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
@@ -53,7 +53,7 @@ def compare(
     gated, kind = metric in gates, METRICS[metric].kind
     new = now.values()[metric]
     if kind == "time":
-        return _compare_time(metric, new, screen_of(metric, now, past), gated)
+        return _compare_time(metric, new, screen_of(now, past), gated)
     if kind == "difference":
         return _compare_difference(metric, now, past[-1], gated)
     if kind == "information":
@@ -65,16 +65,16 @@ def compare(
     return _compare_count(metric, now, past, gated)
 
 
-def screen_of(metric: str, now: Recording, past: Sequence[Recording]) -> Screen | None:
-    """Compare a time with the recordings that hold it; None if none does. Cards are told apart by
-    that of rank 0.
+def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
+    """Compare the step time with the recordings that hold it; None if none does. Cards are told
+    apart by that of rank 0.
     """
     by_card: dict[str, list[Sequence[float]]] = {}
     for recording in past:
-        if times := recording.times_ms.get(metric):
+        if times := recording.times_ms.get(JUDGED_TIME):
             by_card.setdefault(recording.device_uuid, []).append(times)
     own = by_card.get(now.device_uuid, []) if now.device_uuid else []
-    return screen(now.times_ms[metric], own, list(by_card.values())) if by_card else None
+    return screen(now.times_ms[JUDGED_TIME], own, list(by_card.values())) if by_card else None
 
 
 def _verdict(

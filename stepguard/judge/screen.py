@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.baseline_file import Entry, Epoch
-from stepguard.case import times_in
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.profiled import against_recordings, with_alarm
 from stepguard.judge.compare import compare, screen_of
@@ -17,7 +16,7 @@ from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.series import noticed
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import notes, summarise
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.recording import Recording
 from stepguard.verdict import Facts, MetricVerdict, Reason, Status, Verdict
 
@@ -106,10 +105,11 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     if measurement_problem(evidence) is not None or entry is None:
         return False
     past = comparable(entry.epochs[-1], evidence)
-    now, times = summarise(evidence), times_in(evidence.gates)
     # Counters want none: they are exact, and a further launch is not counted.
-    screens = [found for name in times if past and (found := screen_of(name, now, past))]
-    return any(found.close or found.noisy for found in screens)
+    if JUDGED_TIME not in evidence.gates:
+        return False
+    found = screen_of(summarise(evidence), past)
+    return found is not None and (found.close or found.noisy)
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
@@ -140,10 +140,9 @@ def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] 
     """
     # The first alone: against the mean, small steps would move what they are compared with.
     now, first = summarise(evidence), past[:1]
-    for name in times_in(evidence.gates):
-        found = screen_of(name, now, first)
-        if found is not None and abs(found.change_pct) > LEVEL_LIMIT_PCT:
-            return name, found.change_pct
+    found = screen_of(now, first) if JUDGED_TIME in evidence.gates else None
+    if found is not None and abs(found.change_pct) > LEVEL_LIMIT_PCT:
+        return JUDGED_TIME, found.change_pct
     for name in (name for name in evidence.gates if METRICS[name].kind == "difference"):
         then, one = past[0].differences_pct.get(name), now.differences_pct.get(name)
         moved = one.mean - then.mean if one and then else 0.0

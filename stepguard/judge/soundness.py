@@ -8,11 +8,10 @@ or differs between steps.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stepguard.case import times_in
 from stepguard.evidence import Difference, Evidence, Launch
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.summary import summarise
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.recording import Recording
 from stepguard.verdict import Facts, MetricVerdict, Reason, Status
 
@@ -139,7 +138,7 @@ def _unsteady(evidence: Evidence) -> Launch | None:
     """Return the first launch that never got steady; None where only counters are gated, which do
     not depend on clocks that still move.
     """
-    launches = evidence.launches if times_in(evidence.gates) else ()
+    launches = evidence.launches if JUDGED_TIME in evidence.gates else ()
     return next((one for one in launches if one.steady), None)
 
 
@@ -149,8 +148,7 @@ def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
     why = {name: (Reason.COUNT_UNSTABLE, unstable[name]) for name in unstable}
     if unsteady:
-        times = [name for name, metric in METRICS.items() if metric.kind == "time"]
-        why |= {name: (Reason.NOT_STEADY, unsteady) for name in times}
+        why[JUDGED_TIME] = (Reason.NOT_STEADY, unsteady)
     return tuple(
         MetricVerdict(name, Status.INCONCLUSIVE, why[name][0], facts={"text": why[name][1]})
         for name in evidence.gates

@@ -6,14 +6,12 @@ from typing import Any
 
 import msgspec
 
-from stepguard.case import times_in
-from stepguard.comparison import JUDGED_TIME
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Launch
 from stepguard.judge.noise_limits import paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.series import lasting_ms, of_launches
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.recording import (
     OPERATORS,
     RecordedDifference,
@@ -86,7 +84,7 @@ def stored(evidence: Evidence) -> Recording:
         times_ms={
             name: [round(ms, 4) for ms in times]
             for name, times in found.times_ms.items()
-            if name in evidence.gates or timed and times_in(evidence.gates)
+            if JUDGED_TIME in evidence.gates
         },
         sites={name: sites for name, sites in found.sites.items() if name != OPERATORS},
         operators=lines_of(found.sites.get(OPERATORS, ())) or msgspec.UNSET,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stepguard.case import Case
-from stepguard.comparison import JUDGED_TIME, Comparison, DisturbedPair, glances, judged
+from stepguard.comparison import Comparison, DisturbedPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab.calibration import DecisionRule, RuleFor
 from stepguard.judge.ab.decision import wants_another_pair
@@ -36,6 +36,7 @@ from stepguard.measure.pair import (
 from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
+from stepguard.metrics import JUDGED_TIME
 from stepguard.verdict import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from stepguard.case import Case
-from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, commit_for_confirmation
 from stepguard.git.revision import Revision
@@ -25,6 +25,7 @@ from stepguard.judge.ab.confirm import (
 from stepguard.measure.ab import PairsWanted, measure_ab
 from stepguard.measure.ahead import Ahead
 from stepguard.measure.workers import Bench, Progress
+from stepguard.metrics import JUDGED_TIME
 from stepguard.verdict import Confirmation, Verdict
 
 

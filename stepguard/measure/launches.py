@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepguard.case import Case, times_in
+from stepguard.case import Case
 from stepguard.comparison import gates_times
 from stepguard.device import is_gpu
 from stepguard.evidence import Difference, Evidence
@@ -22,7 +22,7 @@ from stepguard.measure.ranks import Answers
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
 from stepguard.measure.warmup import protocol_of
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS
 
 FIRST = "launch 1"
 
@@ -58,7 +58,7 @@ def planned_launches(case: Case) -> list[PlannedLaunch]:
     for number in range(2, case.launches + 1):
         planned.append(PlannedLaunch(f"launch {number}", True, False))
     # On a CPU that nobody judges by time, ranks get in each other's way by 200 % or 50 %.
-    if case.world_size > 1 and times_in(case.gates):
+    if case.world_size > 1 and JUDGED_TIME in case.gates:
         planned.append(PlannedLaunch("one-rank launch", True, False, alone=True))
     return planned
 
@@ -133,7 +133,7 @@ class _CaseRun:
 
     def _unsteady(self) -> bool:
         """Tell whether a launch never got steady, of a case that gates times."""
-        gated = bool(times_in(self.case.gates))
+        gated = JUDGED_TIME in self.case.gates
         return gated and any(one.steady for one in self.workers.launches)
 
     def _timed_unless_compiled(self, plan: PlannedLaunch, launch: RunningLaunch) -> PlannedLaunch:

@@ -13,7 +13,7 @@ from typing import Any
 from stepguard.ab_margins import BUDGET_MIN
 from stepguard.baseline_file import Entry
 from stepguard.case import Case
-from stepguard.comparison import JUDGED_TIME, Comparison, glances, judged
+from stepguard.comparison import Comparison, glances, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
 from stepguard.expectation import Expectation
@@ -36,6 +36,7 @@ from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import ask_ranks, measure_launches
 from stepguard.measure.ranks import Answers
 from stepguard.measure.workers import Bench, Progress
+from stepguard.metrics import JUDGED_TIME
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepguard.case import times_in
 from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
+from stepguard.metrics import JUDGED_TIME
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage.accept import Action, accept
@@ -47,7 +47,7 @@ class Recorder:
         level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
         if until := verdict.waived_until:
             self._refuse(f"{case_id}: not recorded, waived until {until}; {level}")
-        elif times_in(result.case.gates):
+        elif JUDGED_TIME in result.case.gates:
             # Tried now, so that the test's own word says if it is refused, not the run's end alone.
             if self._accept(result, dry=True):
                 self._waiting.append(result)

@@ -9,7 +9,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from stepguard.case import times_in
 from stepguard.cli.common import (
     add_evidence,
     add_parser,
@@ -23,6 +22,7 @@ from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.git.revision import current
 from stepguard.judge.acceptance import has_words, moved_together
+from stepguard.metrics import JUDGED_TIME
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage import baselines as baseline
@@ -95,7 +95,7 @@ def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace)
 
 def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
     """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
-    if has_words(options.reason) or not times_in(evidence.gates):
+    if has_words(options.reason) or JUDGED_TIME not in evidence.gates:
         return
     beside = [read_evidence(one) for one in Store.of_the_same_run(path)]
     # A folder may hold what another run left.

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import add_evidence, add_parser, complain, say
-from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.comparison import Comparison
 from stepguard.judge.ab.calibration import NotCalibrated, calibrated, pool
+from stepguard.metrics import JUDGED_TIME
 from stepguard.report.stored import calibration as report
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations

@@ -18,12 +18,13 @@ import msgspec
 import scipy
 
 from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
-from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
+from stepguard.metrics import JUDGED_TIME
 from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status
 

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.comparison import Comparison
 from stepguard.judge.ab.decision import decision, pairs_finding, problem, wants_another_pair, why
 from stepguard.judge.ab.earlier import says_slower
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.series import of_pairs
 from stepguard.judge.summary import summarise
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME
 from stepguard.verdict import (
     Confirmation,
     Confirmed,
@@ -40,8 +40,8 @@ def to_confirm(verdict: Verdict) -> MetricVerdict | None:
         return None
     if worst.status is Status.SAME:
         return next((one for one in verdict.metrics if _kernels_ask(one)), None)
-    timed = METRICS[worst.metric].kind == "time"
-    return worst if timed and worst.status in (Status.SLOWER, Status.FASTER) else None
+    moved = worst.status in (Status.SLOWER, Status.FASTER)
+    return worst if worst.metric == JUDGED_TIME and moved else None
 
 
 def may_ask(verdict: Verdict, earlier: Sequence[Comparison]) -> bool:
@@ -261,8 +261,8 @@ def _with_times(verdict: Verdict, judged: Callable[[MetricVerdict], MetricVerdic
 def _is_moved_time(found: MetricVerdict) -> bool:
     if found.waived_until:  # it passes, be it the code's doing or the machine's
         return False
-    timed = METRICS[found.metric].kind == "time"
-    return timed and found.gated and found.status in (Status.SLOWER, Status.FASTER)
+    moved = found.status in (Status.SLOWER, Status.FASTER)
+    return found.metric == JUDGED_TIME and found.gated and moved
 
 
 def _kernels_ask(found: MetricVerdict) -> bool:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.ab_margins import Margins
-from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.comparison import Comparison
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.identical import identical, not_enough
@@ -25,7 +25,7 @@ from stepguard.judge.screen import moved_counters
 from stepguard.judge.series import judged_within, of_pairs
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import summarise
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.recording import Recording
 from stepguard.verdict import (
     Decision,

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import msgspec
 
-from stepguard.comparison import JUDGED_TIME
 from stepguard.explain.causes import explain
 from stepguard.explanation import Explanation, Kind
 from stepguard.judge.ab.identical import IDLE_SHARE
 from stepguard.judge.recorded_profile import KERNELS, restored
+from stepguard.metrics import JUDGED_TIME
 from stepguard.profile import Parts, Profile, bounded, mean
 from stepguard.recording import Recording
 from stepguard.verdict import MetricVerdict, Reason, Status, Straggler

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.ab_margins import Margins
-from stepguard.comparison import JUDGED_TIME, Comparison
+from stepguard.comparison import Comparison
 from stepguard.evidence import Fault
 from stepguard.judge.ab.confirm import (
     MACHINE_LIMIT_PCT,
@@ -23,7 +23,7 @@ from stepguard.judge.ab.confirm import (
 )
 from stepguard.judge.ab.decision import decision
 from stepguard.judge.screen import judge
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import evidence_lines, times
 from stepguard.sentences import message, note
