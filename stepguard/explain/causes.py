@@ -22,11 +22,8 @@ _SHARED_PHASES = 0.5  # of the kernels' time; a phase that is new, or gone, leav
 _MOVED_SHARE = 0.2  # of what came and went in a phase: a net change below it is a move
 
 
-def explain(before: Profile, after: Profile, *, clock_ratio: float | None = None) -> Explanation:
-    """Return the causes of the difference between two profiles of one workload.
-
-    ``clock_ratio`` is the SM clock of ``after`` over that of ``before``, where telemetry knows it.
-    """
+def explain(before: Profile, after: Profile) -> Explanation:
+    """Return the causes of the difference between two profiles of one workload."""
     if refused := refusals(before, after):
         return Explanation(refused)
     matches = match(*_comparable(before, after))
@@ -35,7 +32,7 @@ def explain(before: Profile, after: Profile, *, clock_ratio: float | None = None
     classes = list(pace.terms())
     scatter = Scatter([term for term, _ in terms] + [term for _, term in classes])
     causes, rest = _sorted_out(terms, scatter)
-    paced, unpaced = _pace_causes(pace, classes, scatter, clock_ratio)
+    paced, unpaced = _pace_causes(pace, classes, scatter)
     causes = _with_moves(causes) + paced
     rest += unpaced
     return Explanation(
@@ -201,10 +198,7 @@ def _sorted_out(
 
 
 def _pace_causes(
-    pace: Pace,
-    classes: Sequence[tuple[str, Term]],
-    scatter: Scatter,
-    clock_ratio: float | None,
+    pace: Pace, classes: Sequence[tuple[str, Term]], scatter: Scatter
 ) -> tuple[list[Cause], list[tuple[str, float]]]:
     """Return by how much whole classes got slower: the clock, if several did by one ratio."""
     found = [(kind, term) for kind, term in classes if scatter.beyond(term)]
@@ -212,7 +206,7 @@ def _pace_causes(
     if not found:
         return [], rest
     sides = {kind: [Side((kind,), 0.0, us) for us in pace.class_us(kind)] for kind, _ in found}
-    if pace.is_clock([kind for kind, _ in found], clock_ratio):
+    if pace.is_clock([kind for kind, _ in found]):
         names = tuple(kind for kind, _ in found)
         us = [sum(side[i].us for side in sides.values()) for i in (0, 1)]
         clock = Cause(

@@ -146,13 +146,9 @@ class Pace:
         steady_us = mean(self._steady_us(kind, 1))
         return self.class_us(kind)[1] / steady_us if steady_us else 1.0
 
-    def is_clock(self, kinds: Sequence[str], clock_ratio: float | None) -> bool:
-        """Return whether these classes moved as a clock moves them: by one ratio, or, where
-        telemetry knows the clock, by its own.
-        """
+    def is_clock(self, kinds: Sequence[str]) -> bool:
+        """Return whether these classes moved as a clock moves them: by one ratio."""
         ratios = [self.ratio(kind) for kind in kinds]
-        if clock_ratio is not None and abs(clock_ratio - 1) > _ALIKE / 2:
-            return all(abs(ratio * clock_ratio - 1) <= _ALIKE for ratio in ratios)
         shift = abs(mean(ratios) - 1)
         alike = max(ratios) - min(ratios) <= max(_ALIKE, shift / 2)
         # Of classes that follow in part: what the phases share, and hardly a shift of their own.
