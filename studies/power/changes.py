@@ -13,7 +13,9 @@ from studies.power.change import FASTER, SAME, SLOWER, Change, Edit
 from studies.power.hidden import HIDDEN
 from studies.power.refactors import REFACTORS
 
+_GEMM = "nvjet|gemm|cutlass|xmma"
 _LAYERS = '        self.ln_f = nn.LayerNorm(config.n_embd, device="meta")\n'
+_PROJECT = "        return self.c_proj(mixed.transpose(1, 2).reshape(batch, seq, width))\n"
 _GELU = '        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))\n'
 _ATTEND = "        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)\n"
 _PRODUCT = "            for part in self.c_attn(x).split(width, dim=2)\n"
@@ -83,7 +85,17 @@ def slow_attention(layers: int) -> Change:
 def three_products(layers: int) -> Change:
     """Return other GEMM shapes with equal FLOPs: query, key and value in a product each."""
     edits = ((_PRODUCT, _THREE), (_MLP, _PARTS.rstrip("\n") + "\n" + _MLP))
-    return Change(_in_layers(layers, *edits), SLOWER, "nvjet|gemm|cutlass|xmma")
+    return Change(_in_layers(layers, *edits), SLOWER, _GEMM)
+
+
+def projection_in_parts(layers: int) -> Change:
+    """Return slower GEMM shapes with equal FLOPs: so many projections as the sum of six."""
+    new = _where_planted(
+        "            parts = mixed.transpose(1, 2).reshape(batch, seq, width).chunk(6, dim=2)\n"
+        "            products = map(F.linear, parts, self.c_proj.weight.chunk(6, dim=1))\n"
+        "            return sum(products, self.c_proj.bias)\n"
+    )
+    return Change(_in_layers(layers, (_PROJECT, new + _PROJECT)), SLOWER, _GEMM)
 
 
 def optimizer_passes(count: int) -> Change:
@@ -139,13 +151,15 @@ CHANGES: dict[str, Change] = (
         "optimizer of 10 more passes": optimizer_passes(10),
         "loss alone": _undone(LOGITS_TOO),
         "three products in 12 layers": three_products(12),
+        "projection in 6 parts in 3 layers": projection_in_parts(3),
         "gelu twice in 1 layer": gelu_twice(1),
         "fused optimizer": _undone(FOREACH),
         "gelu twice in 6 layers": gelu_twice(6),
         "flash attention by name": FLASH,
         "optimizer of 5 more passes": optimizer_passes(5),
         "clones in 4 layers": clones(4),
-        "one product": _undone(three_products(12)),
+        "one projection": _undone(projection_in_parts(4)),
+        "projection in 6 parts in 1 layer": projection_in_parts(1),
         "attention in 4 layers": slow_attention(4),
         "no clones": _undone(clones(12)),
         "optimizer of 20 more passes": optimizer_passes(20),
