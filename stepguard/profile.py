@@ -6,6 +6,7 @@ The identity closes for each step: compute + exposed communication + exposed cop
 
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from stepguard.roofline import Work
 
@@ -15,7 +16,7 @@ LONGEST_US = 1e12  # of a step: eleven days
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All launches of one kernel in one shape from one phase."""
+    """All launches of one kernel in one shape, for one work, from one phase."""
 
     name: str
     canonical: str  # without what differs from build to build
@@ -29,12 +30,12 @@ class KernelRow:
     source: str = ""  # "model/gpt.py(166): forward", where the stack was recorded
     code: str = ""  # hash of the source that the compiler generated for it; "" for others
     begin_us: float = 0.0  # of the first one, in the file
-    work: Work = Work()  # of a launch, where the shapes were recorded
+    work: Work = Work()  # of a launch, where the operators' shapes were recorded
 
     @property
     def key(self) -> tuple[object, ...]:
         """Return what tells it from the other rows of a profile."""
-        return self.name, self.grid, self.block, self.phase
+        return self.name, self.grid, self.block, self.phase, self.work
 
 
 @dataclass(frozen=True)
@@ -128,6 +129,20 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
             for name in sorted(calls)
         },
         lost_share=max(one.lost_share for one in profiles),
+    )
+
+
+def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
+    """Return rows with these fields, those that nothing else tells apart as one."""
+    found: dict[object, list[KernelRow]] = {}
+    for row in rows:
+        one = replace(row, **alike)
+        found.setdefault(one.key, []).append(one)
+    return tuple(
+        replace(
+            same[0], calls=added([row.calls for row in same]), us=added([row.us for row in same])
+        )
+        for same in found.values()
     )
 
 

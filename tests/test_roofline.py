@@ -104,6 +104,34 @@ def test_classes_under_the_roof_and_causes():
     assert not class_roofs(profile(a_trace(5.0, shapes=False).analysis()), PEAKS)
 
 
+def products(sizes):
+    """Return the trace of steps with a product of each size, all by one kernel; each has a kernel
+    besides that is shorter, but for one of the first product's.
+    """
+    trace = Kineto(deviceProperties=[{"name": "NVIDIA H200"}])
+    for number in range(4):
+        began = 1000.0 * number
+        trace.step(number, began, began + 999)
+        for i, size in enumerate(sizes):
+            at, odd = began + 300 * i, (number, i) == (1, 0)
+            args = {"External id": 10 * number + i}
+            dims = {"Input Dims": [[size, 1024], [1024, 1024]], "Input type": [BF16] * 2}
+            trace.event("cpu_op", "aten::mm", at + 1, 5, **args, **dims)
+            trace.kernel(at + 2, at + 10, at + 10 + size, "nvjet", **args)
+            trace.kernel(at + 4, at + 260, at + 260 + (15 if odd else 5), "splitKreduce", **args)
+    return trace
+
+
+def test_a_kernel_has_a_row_for_each_product():
+    """With its work; what only prepares it has none, also where it took longer once."""
+    rows = profile(products((10, 100, 100)).analysis()).kernels
+    assert {(row.name, row.work.flops, row.calls, row.us) for row in rows} == {
+        ("nvjet", 2 * 10 * 1024**2, (1,) * 3, (10,) * 3),
+        ("nvjet", 2 * 100 * 1024**2, (2,) * 3, (200,) * 3),
+        ("splitKreduce", 0, (3,) * 3, (15, 25, 15)),
+    }
+
+
 def test_the_page_has_the_roof_of_this_card(tmp_path, monkeypatch, capsys):
     """By the peaks that are kept for it; without any it says how to measure them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

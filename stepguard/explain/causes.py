@@ -14,7 +14,7 @@ from stepguard.explain.match import How, Match, match
 from stepguard.explain.pace import Pace
 from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.explanation import Cause, Explanation, Kind, Side
-from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, mean
+from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, mean, merged
 from stepguard.roofline import Work
 from stepguard.trace.classes import COMMUNICATION
 
@@ -47,33 +47,19 @@ def explain(before: Profile, after: Profile) -> Explanation:
     )
 
 
-def _comparable(before: Profile, after: Profile) -> list[list[KernelRow]]:
+def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:
     """Return the kernels of both sides that compute: without their phases if the two hardly share
     any, since a workload that names none, or others, has not moved its kernels.
     """
-    sides = [[row for row in one.kernels if row.kind != COMMUNICATION] for one in (before, after)]
+    sides: list[Sequence[KernelRow]] = [
+        [row for row in one.kernels if row.kind != COMMUNICATION] for one in (before, after)
+    ]
     shared = {row.phase for row in sides[0]} & {row.phase for row in sides[1]}
     for side in sides:
         us = sum(mean(row.us) for row in side if row.phase in shared)
         if us < _SHARED_PHASES * sum(mean(row.us) for row in side):
-            return [_without_phases(side) for side in sides]
+            return [merged(side, phase="") for side in sides]
     return sides
-
-
-def _without_phases(rows: Sequence[KernelRow]) -> list[KernelRow]:
-    """Return the rows of one name and launch shape as one."""
-    found: dict[object, list[KernelRow]] = {}
-    for row in rows:
-        found.setdefault((row.name, row.grid, row.block), []).append(row)
-    return [
-        replace(
-            same[0],
-            phase="",
-            calls=added([row.calls for row in same]),
-            us=added([row.us for row in same]),
-        )
-        for same in found.values()
-    ]
 
 
 def _side(rows: Sequence[KernelRow]) -> Side:
@@ -120,11 +106,15 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
         # d = (n1 - n0) t0 + n1 (t1 - t0): more calls, then slower calls.
         each_us = mean(steady[0]) / calls[0] if calls[0] else 0.0
         as_many = tuple(n * each_us for n in added([row.calls for row in one.after]))
-        yield Term(kind, steady[0], as_many, certain=True), replace(cause, kind=Kind.CALLS)
+        between = replace(sides[1], us=each_us * calls[1])
+        yield (
+            Term(kind, steady[0], as_many, certain=True),
+            replace(cause, kind=Kind.CALLS, after=between),
+        )
         slower = _less(steady[1], as_many)
         yield (
             Term(kind, (0.0,) * len(steady[0]), slower, size=sides[1].us),
-            replace(cause, kind=Kind.TIME),
+            replace(cause, kind=Kind.TIME, before=between),
         )
 
 

@@ -158,7 +158,7 @@ class Pace:
 
 def _kernel(one: Match) -> _Kernel | None:
     """Return a match of one kernel, launched as often for as much on both sides, else None."""
-    if one.how != How.SAME or one.other_work or one.more_calls:
+    if one.how != How.SAME or len(one.rows) != 2 or one.other_work or one.more_calls:
         return None
     sides = [np.array(row.us) for row in (one.before[0], one.after[0])]
     if min(side.min(initial=np.inf) for side in sides) < _LEAST_US or not all(map(len, sides)):

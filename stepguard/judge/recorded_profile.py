@@ -1,7 +1,11 @@
 """Profiles to and from what a recording holds of them: the longest kernels, in short figures."""
 
-from stepguard.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean
+from collections.abc import Container
+from dataclasses import replace
+
+from stepguard.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean, merged
 from stepguard.recording import ProfileRow, RecordedProfile
+from stepguard.roofline import Work
 from stepguard.trace.classes import usual_classes
 
 KERNELS = 40  # 97 to 99 % of the kernels' time of a GPT-2's step
@@ -11,7 +15,7 @@ _NO_SHAPE = "-"
 
 def recorded(profile: Profile) -> RecordedProfile:
     """Return a profile as it is recorded, of figures of five digits."""
-    small = bounded(profile, KERNELS)
+    small = as_recorded(profile)
     kernels: dict[str, dict[str, dict[str, ProfileRow]]] = {}
     for row in small.kernels:
         shapes = " ".join("x".join(map(str, one)) or _NO_SHAPE for one in (row.grid, row.block))
@@ -26,6 +30,13 @@ def recorded(profile: Profile) -> RecordedProfile:
     return RecordedProfile(
         gpu=small.gpu, ranks=small.ranks, parts_us=parts, kernels=kernels, idle=idle
     )
+
+
+def as_recorded(profile: Profile, kept: Container[object] = ()) -> Profile:
+    """Return what a recording holds of a profile, and the kernels whose keys are ``kept``: a kernel
+    stands once for all products that it makes.
+    """
+    return bounded(replace(profile, kernels=merged(profile.kernels, work=Work())), KERNELS, kept)
 
 
 def _row(counts: Series, us: Series) -> ProfileRow:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -136,19 +136,18 @@ def parts(found: Analysis) -> Parts:
 
 
 def kernel_rows(found: Analysis) -> list[KernelRow]:
-    """Return a row for each kernel, launch shape and phase, the longest first."""
+    """Return a row for each kernel, launch shape, work and phase, the longest first."""
     gpu, steps = found.windows.gpu, found.windows.steps
     rows = np.flatnonzero((found.windows.step_of_record != NONE) & (gpu.kind == KERNEL))
-    key = np.stack([gpu.name[rows], gpu.shape[rows], found.phase[rows]])
-    groups, first, member = np.unique(key, axis=1, return_index=True, return_inverse=True)
-    member = member.reshape(-1)
+    works, work = _works(found, rows)
+    key = np.stack([gpu.name[rows], gpu.shape[rows], found.phase[rows], work])
+    groups, first, member = _grouped(key)
     cell = member * steps + found.windows.step_of_record[rows]
     size = (groups.shape[1], steps)
     us = (gpu.end_us - gpu.start_us)[rows]
     calls = np.bincount(cell, minlength=size[0] * steps).reshape(size)
     total = np.bincount(cell, weights=us, minlength=size[0] * steps).reshape(size)
     operators = _operators(found, rows[first])
-    works = _works(found, rows, member, len(first))
     order = np.argsort(-total.sum(axis=1), kind="stable")
     shapes = (*found.trace.shapes, LaunchShape())
     return [
@@ -165,31 +164,40 @@ def kernel_rows(found: Analysis) -> list[KernelRow]:
             source=source_at(found, int(rows[first[i]])),
             code=found.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
             begin_us=float(gpu.start_us[rows[first[i]]]),
-            work=works[i],
+            work=_on(name, works[groups[3, i]]),
         )
         for i in order.tolist()
     ]
 
 
-def _works(found: Analysis, rows: Ints, member: Ints, groups: int) -> list[Work]:
-    """Return the mean work of a launch of each group; an operator's is that of its longest kernel,
-    since the others only prepare it.
+def _grouped(key: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return the columns that there are, where each is first, and which one each column is."""
+    groups, first, member = np.unique(key, axis=1, return_index=True, return_inverse=True)
+    return groups, first, member.reshape(-1)
+
+
+def _works(found: Analysis, rows: Ints) -> tuple[list[Work], Ints]:
+    """Return the works that launches have, and which one each record has. An operator's is that of
+    its longest kernel, since the others only prepare it: longest on average, or one launch's chance
+    would tell it from the next one's.
     """
-    if not found.trace.work:
-        return [Work()] * groups
-    gpu = found.windows.gpu
-    longest: dict[int, int] = {}
-    for at in np.argsort((gpu.end_us - gpu.start_us)[rows], kind="stable").tolist():
-        longest[int(gpu.external[rows[at]])] = at  # the last one stays
-    flops, moved, types = np.zeros(groups), np.zeros(groups), [""] * groups
-    for external, at in longest.items():
-        if work := found.trace.work.get(external):
-            flops[member[at]] += work.flops
-            moved[member[at]] += work.bytes
-            types[member[at]] = _type_on(found.trace.names[gpu.name[rows[at]]], work.dtype)
-    calls = np.bincount(member, minlength=groups)
-    each = zip((flops / calls).tolist(), (moved / calls).tolist(), types, strict=True)
-    return [Work(*work) for work in each]
+    gpu, known = found.windows.gpu, found.trace.work
+    works = [Work(), *dict.fromkeys(known.values())]
+    number = {work: i for i, work in enumerate(works)}
+    external = gpu.external[rows]
+    work = np.array([number[known.get(one, Work())] for one in external.tolist()], np.int64)
+    _, _, member = _grouped(np.stack([gpu.name[rows], gpu.shape[rows], found.phase[rows], work]))
+    each_us = np.bincount(member, weights=(gpu.end_us - gpu.start_us)[rows]) / np.bincount(member)
+    order = np.lexsort((each_us[member], external))
+    last = np.append(external[order][1:] != external[order][:-1], True) if len(order) else order
+    longest = np.zeros(len(each_us), bool)
+    longest[member[order[last]]] = True
+    return works, np.where(longest[member], work, 0)
+
+
+def _on(kernel: str, work: Work) -> Work:
+    """Return the work as a kernel does it."""
+    return replace(work, dtype=_type_on(kernel, work.dtype))
 
 
 def _type_on(kernel: str, dtype: str) -> str:

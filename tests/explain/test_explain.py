@@ -258,6 +258,29 @@ def test_a_launch_of_more_work_is_another_shape(flops, kind):
     assert (cause.kind, cause.what) == (kind, name)
 
 
+def test_a_product_that_another_kernel_makes():
+    """The kernel's other products are as long as before, though their mean is longer: those that
+    left were short. The figures of both sides differ by what a cause makes.
+    """
+    name, large = "GEMM_forward_1", Work(4e9)
+    one = next(row for row in rows() if row.name == name)
+    small = replace(one, work=Work(1e9), us=tuple(us / 4 for us in one.us))
+    before = [*without(name), replace(one, work=large), small]
+    parts = row("gemm_parts", "GEMM", "forward", 72, 30.0, operator=one.operator, work=Work(1e8))
+    fewer = replace(small, calls=(12.0,) * STEPS, us=tuple(us / 2 for us in small.us))
+    found = explain(
+        profile(before), profile([*without(name), replace(one, work=large), fewer, parts])
+    )
+    structural = [cause for cause in found.causes if cause.kind is not Kind.TIME]
+    assert {(cause.kind, cause.what) for cause in structural} == {
+        (Kind.ADDED, "gemm_parts"),
+        (Kind.CALLS, name),
+    }
+    assert not [cause for cause in found.causes if cause.kind is Kind.TIME]
+    for cause in found.causes:
+        assert cause.after.us - cause.before.us == pytest.approx(cause.us, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [

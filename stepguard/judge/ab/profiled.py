@@ -8,9 +8,9 @@ import msgspec
 from stepguard.explain.causes import explain
 from stepguard.explanation import Explanation, Kind
 from stepguard.judge.ab.identical import IDLE_SHARE
-from stepguard.judge.recorded_profile import KERNELS, restored
+from stepguard.judge.recorded_profile import as_recorded, restored
 from stepguard.metrics import JUDGED_TIME
-from stepguard.profile import Parts, Profile, bounded, mean
+from stepguard.profile import Parts, Profile, mean
 from stepguard.recording import Recording
 from stepguard.verdict import MetricVerdict, Reason, Status, Straggler
 
@@ -45,7 +45,7 @@ def against_recordings(
     newest = (mine or known)[-1]
     assert newest.profile is not msgspec.UNSET
     before = restored(newest.profile)
-    found = explain(before, bounded(now, KERNELS, {row.key for row in before.kernels}))
+    found = explain(before, as_recorded(now, {row.key for row in before.kernels}))
     return found, risen_us(found, before.parts) > ALARM_SHARE * found.before_us > 0
 
 
