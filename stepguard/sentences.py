@@ -125,6 +125,11 @@ def _not_recorded(facts: Facts) -> str:
     return Reason.NOT_RECORDED.value + where
 
 
+def _unstable(facts: Facts) -> str:
+    where = "".join(f": {one.count:+,d} {one.described()}" for one in facts["sites"][:1])
+    return _after(facts["metric"], facts["text"] + where)
+
+
 _NAMES_REVISION = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 _SENTENCES: Mapping[Reason, Callable[[Facts], str]] = {
     Reason.NOTHING_MEASURED: _nothing_measured,
@@ -137,7 +142,7 @@ _SENTENCES: Mapping[Reason, Callable[[Facts], str]] = {
     ),
     Reason.NOT_STEADY: lambda f: _after(f["launch"], f["text"]),
     Reason.METRIC_MISSING: _metric_missing,
-    Reason.COUNT_UNSTABLE: lambda f: _after(f["metric"], f["text"]),
+    Reason.COUNT_UNSTABLE: _unstable,
     Reason.NOT_RECORDED: _not_recorded,
     Reason.OTHER_PARAMETERS: _changes,
     Reason.OTHER_SOFTWARE: _changes,

@@ -7,6 +7,7 @@ from stepguard.explanation import Cause, Explanation, Kind, Side
 from stepguard.recording import OPERATORS
 from stepguard.report.trace.causes import how, named, sentence
 from stepguard.report.trace.explanation import refused_because
+from stepguard.report.trace.page import is_generic
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
 
@@ -93,8 +94,11 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
 
 
 def _where(cause: Cause) -> str:
-    """Return the phase, and a line where the place is one; an operator says what the name does."""
-    place = cause.place if cause.kind is Kind.IDLE or "." in cause.place else ""
+    """Return the phase, and a line where the place is one; or the operator, which most kernels'
+    names say already.
+    """
+    told = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
+    place = cause.place if told else ""
     return ", ".join(filter(None, (cause.phase, place)))
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from studies.planted_causes.faults import Fault
 
-SLOWER, FASTER, SAME = "SLOWER", "FASTER", "same"
+SLOWER, FASTER, SAME, RED = "SLOWER", "FASTER", "same", "red"  # by whatever finding
 Edit = tuple[str, str, str]  # file, old text, new text
 
 

@@ -1,7 +1,7 @@
 """What makes a step slower by means that no kernel shows, or not in every step."""
 
 from studies.planted_causes.faults import WORKLOADS
-from studies.power.change import SLOWER, Change
+from studies.power.change import RED, Change
 
 _IMPORT = "from typing import Any\n"
 _STEP = "        self.grad_norm = None  # the last one's would count among this step's memory\n"
@@ -12,7 +12,7 @@ _MADE = "        self._grad_clip = grad_clip\n"
 def _before_each_step(lines: str) -> Change:
     """Return a change that runs these lines first in each step, which is numbered ``_ran``."""
     imported = (WORKLOADS, _IMPORT, "import threading\nimport time\n" + _IMPORT)
-    return Change((imported, (WORKLOADS, _STEP, _COUNTED + lines + _STEP)), SLOWER)
+    return Change((imported, (WORKLOADS, _STEP, _COUNTED + lines + _STEP)), RED)
 
 
 _BUSY = (
@@ -42,7 +42,7 @@ HIDDEN: dict[str, Change] = {
     ),
     "a product in another stream": Change(
         ((WORKLOADS, _MADE, _ASIDE_MADE + _MADE), (WORKLOADS, _STEP, _ASIDE + _STEP)),
-        SLOWER,
+        RED,
         needs_gpu=True,
     ),
 }

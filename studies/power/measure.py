@@ -31,7 +31,7 @@ from stepguard.gpu.nvml import visible_gpus
 from studies.common.clones import clone_head, commit_all, only_case, share_cache
 from studies.common.pair_data import as_data
 from studies.common.results import ROOT, Document, command_line, default_path, machine
-from studies.power.change import SAME, SLOWER, Change
+from studies.power.change import FASTER, RED, SAME, SLOWER, Change
 from studies.power.changes import CHANGES, wanted
 
 CASES = {"cuda": "test_train_step and 124m-bf16", "cpu": "test_train_step and nano-cpu"}
@@ -102,11 +102,15 @@ def verdict(tree: Path, device: str, limit_s: float, env: dict[str, str]) -> dic
 
 
 def as_expected(change: Change, found: dict[str, Any]) -> bool:
-    """Tell whether it was said what has to be: a slowdown in time, an honest change never red."""
-    said = found.get("step_ms", {}).get("status")
-    if change.expected == "SLOWER":
-        return said == "SLOWER" or found.get("status") == "CHANGED"
-    return found.get("status") in ("same", "FASTER")
+    """Tell whether it was said what has to be: a slowdown, what is hidden not green, an honest
+    change never red.
+    """
+    status, said = found.get("status"), found.get("step_ms", {}).get("status")
+    if change.expected == SLOWER:
+        return said == SLOWER or status == "CHANGED"
+    if change.expected == RED:
+        return status not in (None, SAME, FASTER)
+    return status in (SAME, FASTER)
 
 
 class Results:
@@ -172,7 +176,7 @@ class Work:
             found = verdict(tree, self.options.device, self.left_s() - END_S, env)
             self.results.take(name, found | {"right": as_expected(CHANGES[name], found)})
             print(self.results.row(name), flush=True)
-            if CHANGES[name].expected == SLOWER:
+            if CHANGES[name].expected in (SLOWER, RED):
                 done.append(name)
         for at, name in enumerate(done):
             share_s = self.left_s() / (len(done) - at)

@@ -17,6 +17,11 @@ from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, PairsFinding, Reason, Status, Straggler, Verdict
 
 GELU = "triton_poi_fused_gelu_5"
+GENERIC = (
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous "
+    "namespace)::TensorListMetadata<1>, at::native::(anonymous namespace)::BinaryOpScalarFunctor"
+    "<float, 1, 1, 0>, std::multiplies<float>, float>(float)"
+)
 TIME = MetricVerdict(
     "step_ms", Status.SLOWER, Reason.BEYOND_MARGIN, 250.0, 254.0, 1.6, limit_pct=0.2
 )
@@ -44,6 +49,11 @@ def verdict(causes, *metrics, time=TIME):
     ("found", "first"),
     [
         (verdict([cause(3600.0)]), f"{GELU} 6.5 -> 10.1 ms (+3.6), forward; step_ms 250.0"),
+        # Many operators have that functor.
+        (
+            verdict([cause(3600.0, Kind.TIME, GENERIC, "aten::_foreach_mul_")]),
+            "BinaryOpScalarFunctor 6.5 -> 10.1 ms (+3.6), forward, aten::_foreach_mul_; step_ms",
+        ),
         # The sync has a line; the wait that the profile sees has not.
         (verdict([cause(3600.0, Kind.IDLE, "cudaStreamSynchronize")], SYNC), "host_syncs_per_step"),
         (verdict([cause(3600.0, Kind.COPIES, "exposed copies")], SYNC), "host_syncs_per_step"),

@@ -210,6 +210,8 @@ def test_a_step_with_another_number_is_unstable():
     count_eager(tally, CountedStep(step, CPU))
     assert METRIC not in tally.values
     assert tally.unstable[METRIC].startswith("steps differ: ")
+    (operators,) = tally.sites["operator_calls_per_step"]
+    assert (operators.text, operators.count) == ("x.item()", 1)
 
 
 @pytest.mark.parametrize("factory", ["forward", "forward_backward", "train_step"])

@@ -24,11 +24,22 @@ def test_a_count_that_differs_between_steps_is_no_value():
 def test_places_travel_with_their_count():
     """What a count is made of goes with it as plain types, and as nothing where it is nowhere."""
     tally = Tally()
-    tally.add("host_syncs_per_step", [1, 1], sites=[Site(".item()", "model/gpt.py", 7)])
-    tally.add("graph_breaks", [0], sites=[])
+    sync = [Site(".item()", "model/gpt.py", 7)]
+    tally.add("host_syncs_per_step", [1, 1], sites=[sync, sync])
+    tally.add("graph_breaks", [0], sites=[[]])
     sent = tally.as_dict()["sites"]
     assert list(sent) == ["host_syncs_per_step"]
     assert Site(**sent["host_syncs_per_step"][0]) == Site(".item()", "model/gpt.py", 7)
+
+
+def test_where_steps_differ_goes_with_an_unstable_count():
+    """What the step with the most has more than the one with the least, by so many; what is
+    allowed differs rightly.
+    """
+    tally, every = Tally(), Site(".item()", "train.py", 7)
+    sometimes = [Site(".tolist()", "train.py", 9, count=2), Site(".cpu()", "a.py", allowed="log")]
+    tally.add("host_syncs_per_step", [3, 1, 2], sites=[[every, *sometimes], [every], [every]])
+    assert tally.sites == {"host_syncs_per_step": (sometimes[0],)}
 
 
 def test_what_could_not_be_counted_says_why():

@@ -216,13 +216,18 @@ _BETWEEN = (
 )
 
 
+def is_generic(name: str) -> bool:
+    """Tell whether a kernel is one of ATen's that many operators have."""
+    return name.partition("<")[0].endswith(_GENERIC)
+
+
 def short(name: str, width: int = 36) -> str:
     """Return a kernel's name without template arguments; a long one keeps begin and end. Of ATen's
     generic kernels it is the operator's: FillFunctor, direct_copy_kernel_cuda.
     """
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     bare, _, arguments = name.partition("<")
-    if bare.endswith(_GENERIC):
+    if is_generic(name):
         operators = re.findall(r"at::native::(?:\w+::)*(\w+)", arguments)
         bare = next((one for one in operators if not one.endswith(_BETWEEN)), bare)
     bare = bare.partition("(")[0] or name

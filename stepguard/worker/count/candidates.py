@@ -53,8 +53,7 @@ def count_candidates(tally: Tally, counted: CountedStep) -> None:
     # Allowed candidates are kept, and do not count.
     del steps[:SETTLING_STEPS]
     counts = [sum(not site.allowed for site in found) for found in steps]
-    most = steps[counts.index(max(counts))]
-    sites = by_place(most, len(counted.phases.micro_steps))
+    sites = [by_place(found, len(counted.phases.micro_steps)) for found in steps]
     tally.add("sync_candidates_per_step", counts, sites=sites)
 
 

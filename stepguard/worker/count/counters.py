@@ -45,7 +45,7 @@ def count_compiler(tally: Tally) -> None:
     """Count graphs, unique graph breaks and generated kernels of this process so far."""
     breaks = compiler.graph_breaks()
     reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
-    tally.add("graph_breaks", [len(breaks)], reasons, breaks)
+    tally.add("graph_breaks", [len(breaks)], reasons, [breaks])
     tally.add("unique_graphs", [compiler.unique_graphs()])
     tally.add("generated_kernels", [compiler.generated_kernels()])
 
@@ -56,6 +56,5 @@ def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:
     Such a function no longer recompiles, which must not read as steady.
     """
     given_up = [site for site in compiler.recompile_limits() if site not in seen.sites]
-    tally.add(
-        "recompiles", [seen.compilations + len(given_up)], sites=merge([*seen.sites, *given_up])
-    )
+    sites = merge([*seen.sites, *given_up])
+    tally.add("recompiles", [seen.compilations + len(given_up)], sites=[sites])

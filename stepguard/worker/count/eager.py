@@ -112,8 +112,8 @@ def count_eager(tally: Tally, counted: CountedStep) -> None:
         tally.missing(reason, "flops_per_step", "operator_calls_per_step")
         return
     tally.add_parts("flops_per_step", flops)
-    operators = [counter.calls for counter in counters]
-    tally.add_parts("operator_calls_per_step", operators, counters[0].sites())
+    operators, sites = zip(*((one.calls, one.sites()) for one in counters), strict=True)
+    tally.add_parts("operator_calls_per_step", operators, sites)
 
 
 def _flops(step: Step) -> dict[str, int]:

@@ -113,7 +113,7 @@ def count_syncs(
     both = zip(steps, seen, strict=True)
     sites = [located(calls.syncs, lines, micro_steps) for calls, lines in both]
     counts = [sum(site.count for site in of_step if not site.allowed) for of_step in sites]
-    tally.add("host_syncs_per_step", counts, sites=sites[0])
+    tally.add("host_syncs_per_step", counts, sites=sites)
     if api_us := sum(calls.api_us for calls in steps):
         share = 100 * sum(calls.sync_us for calls in steps) / api_us
         tally.information["sync_api_share_pct"] = share

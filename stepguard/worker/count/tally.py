@@ -12,7 +12,7 @@ import torch
 
 from stepguard.identity import StepIdentity
 from stepguard.profile import Profile
-from stepguard.site import Site
+from stepguard.site import Site, added
 from stepguard.worker.clock import Step
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.position import Phases
@@ -51,20 +51,29 @@ class Tally:
         metric: str,
         seen: Sequence[int],
         detail: Mapping[str, int] | None = None,
-        sites: Iterable[Site] = (),
+        sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Take the value if all of ``seen`` agree, else note what was seen."""
+        """Take the value if all of ``seen`` agree, and ``sites`` of the first of them; else note
+        what was seen, and where the most is more than the least.
+        """
+        where = tuple(next(iter(sites), ()))
         if len(set(seen)) == 1:
             self.values[metric] = seen[0]
         else:
             self.unstable[metric] = f"steps differ: {', '.join(str(value) for value in seen)}"
+            least, most = seen.index(min(seen)), seen.index(max(seen))
+            more = added(sites[least], sites[most]) if sites else ()
+            where = tuple(site for site in more if not site.allowed)
         if detail is not None:
             self.detail[metric] = dict(sorted(detail.items()))
-        if sites := tuple(sites):
-            self.sites[metric] = sites
+        if where:
+            self.sites[metric] = where
 
     def add_parts(
-        self, metric: str, by_step: Sequence[Mapping[str, int]], sites: Iterable[Site] = ()
+        self,
+        metric: str,
+        by_step: Sequence[Mapping[str, int]],
+        sites: Sequence[Iterable[Site]] = (),
     ) -> None:
         """Add the sum of each step's parts, and as detail the parts of the first step."""
         self.add(metric, [sum(parts.values()) for parts in by_step], by_step[0], sites)

@@ -383,12 +383,13 @@ def test_unstable_counters_do_not_pass(side):
     found = turns()
     counts = getattr(found, side).counts
     values = {name: value for name, value in counts.values.items() if name != COST}
-    moved = replace(
-        getattr(found, side), counts=replace(counts, values=values, unstable={COST: "5, then 6"})
-    )
-    found = replace(found, **{side: moved})
+    where = {COST: (Site(".item()", "train.py", 9, "step", "loss.item()", count=2),)}
+    unstable = replace(counts, values=values, unstable={COST: "5, then 6"}, sites=where)
+    found = replace(found, **{side: replace(getattr(found, side), counts=unstable)})
     assert decided(found) == (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)
     assert not wants_another_pair(found)
+    text = f"{COST}: 5, then 6: +2 .item(): loss.item() in step (train.py:9)"
+    assert text in message(judge_ab(found))
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
