@@ -68,6 +68,7 @@ class Cause:
     place: str  # source line or operators, "" where the profile does not say
     before: Side
     after: Side
+    other_code: bool = False  # than before, of what the compiler generated
 
 
 @dataclass(frozen=True)

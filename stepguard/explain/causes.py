@@ -94,7 +94,8 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
         place = next((row.source for row in one.rows if row.source), row.operator)
         sides = _side(one.before), _side(one.after)
         calls = sides[0].calls, sides[1].calls
-        cause = Cause(_kind_of(one), 0.0, row.name, row.phase, place, *sides)
+        codes = [{row.code for row in rows} for rows in (one.before, one.after)]
+        cause = Cause(_kind_of(one), 0.0, row.name, row.phase, place, *sides, codes[0] != codes[1])
         same_work = one.how in (How.SAME, How.RENAMED)
         if not same_work:
             yield Term(kind, *steady, certain=True), cause
@@ -205,7 +206,9 @@ def _pace_causes(
         )  # fmt: skip
         return [clock], rest
     return [
-        Cause(Kind.TIME, term.change_us, f"all {kind} kernels", "", "", *sides[kind])
+        Cause(
+            Kind.TIME, term.change_us, f"all {kind} kernels", "", "", sides[kind][0], sides[kind][1]
+        )
         for kind, term in found
     ], rest
 

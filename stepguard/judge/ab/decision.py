@@ -8,18 +8,22 @@ time that is decided is explained by counters, not judged: an honest optimizatio
 operators.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import Any
 
 from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
+from stepguard.explain.causes import explain
+from stepguard.explanation import Explanation
 from stepguard.judge.ab.identical import identical, not_enough
 from stepguard.judge.ab.pairs import benjamini_hochberg, decide
-from stepguard.judge.ab.profiled import explained, straggler
-from stepguard.judge.ab.sequential_plan import MOST_PAIRS
+from stepguard.judge.ab.profiled import other_kernels, straggler
+from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.compare import compare
 from stepguard.judge.screen import moved_counters
 from stepguard.judge.series import judged_within, of_pairs
@@ -91,12 +95,16 @@ def decision(comparison: Comparison) -> Decision | None:
 
 def by_plan(comparison: Comparison) -> Decision:
     """Decide the step time by the sequential plan alone."""
+    ratios = comparison.log_ratios()
+    few = EXPLAINED_PAIRS <= len(ratios) < MIN_PAIRS
+    explained = few and other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
     return decide(
-        comparison.log_ratios(),
+        ratios,
         comparison.margins,
         comparison.prior,
         last=comparison.out_of_time,
         spent=comparison.spent,
+        fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
     )
 
 
@@ -278,9 +286,17 @@ def why(comparison: Comparison) -> dict[str, Any]:
     if head is None or base is None:
         return {}
     return {
-        "explanation": explained(base.profile, head.profile),
+        "explanation": _explanation(comparison),
         "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
     }
+
+
+def _explanation(comparison: Comparison) -> Explanation | None:
+    """Return why HEAD's step takes longer; None where a side has no profile."""
+    head, base = comparison.head.counts, comparison.base.counts
+    if head is None or base is None or head.profile is None or base.profile is None:
+        return None
+    return explain(base.profile, head.profile)
 
 
 def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float | None:

@@ -62,10 +62,11 @@ class Bounds:
     surely: bool  # there is a change, in the direction of the mean
     sd: float  # of d, moderated
     degrees: float
+    fewest: int = MIN_PAIRS  # that may say SLOWER or FASTER
 
     def status(self, margins: Margins) -> Status:
         """Apply the rule; INCONCLUSIVE where it says nothing."""
-        enough = self.pairs >= MIN_PAIRS and self.surely
+        enough = self.pairs >= self.fewest and self.surely
         if enough and self.low > margins.ignore:
             return Status.SLOWER
         if enough and self.high < -margins.ignore:
@@ -83,16 +84,16 @@ class Bounds:
 
         This analysis' own p-value times ALPHA / alpha: the chance that any falls under x is at
         most the sum of their chances. So SLOWER is never without ``p_value <= ALPHA``. 1
-        under MIN_PAIRS.
+        under the fewest pairs.
         """
-        if self.pairs < MIN_PAIRS:
+        if self.pairs < self.fewest:
             return 1.0
         distance = -self.mean / self.sd * math.sqrt(self.pairs)
         its = float(scipy.special.stdtr(self.degrees, distance))
         return min(1.0, its * ALPHA / self.analysis.alpha)
 
 
-def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
+def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR, fewest: int = MIN_PAIRS) -> Bounds:
     """Return the mean of the log-ratios and two bounds for the truth, ``mean -+ t * sd / sqrt(n)``.
 
     Each is taken at the analysis' beta, so that each misses the truth with probability BETA at
@@ -110,7 +111,7 @@ def bounds(log_ratios: Sequence[float], prior: Prior = PRIOR) -> Bounds:
     analysis, error = analysis_at(count), sd / math.sqrt(count)
     surely = abs(mean) > float(scipy.special.stdtrit(degrees, 1 - analysis.alpha)) * error
     reach = float(scipy.special.stdtrit(degrees, 1 - analysis.beta)) * error
-    return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees)
+    return Bounds(analysis, count, mean, mean - reach, mean + reach, surely, sd, degrees, fewest)
 
 
 def decide(
@@ -120,15 +121,17 @@ def decide(
     *,
     last: bool = False,
     spent: Sequence[int] = (),
+    fewest: int = MIN_PAIRS,
 ) -> Decision:
     """Judge the pairs so far, each a log(head / base) of the step time; all of them, in any order.
+    Of the ``fewest`` on they may say SLOWER or FASTER.
 
     Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
     up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
     of the one before; ``spent`` says where earlier runs of these pairs did. Raises ValueError as
     bounds() does.
     """
-    found = bounds(log_ratios, prior)
+    found = bounds(log_ratios, prior, fewest)
     count, status = found.pairs, Status.INCONCLUSIVE
     if may_decide(count, last, spent):
         status = found.status(margins)

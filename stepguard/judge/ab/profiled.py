@@ -23,13 +23,23 @@ STRAGGLER_ERRORS = 4.0
 # the same step differs in this by 0.08 % at the most: ten comparisons of H100s and of H200s whose
 # steps as a whole differ by up to 3.5 % (studies/other_card).
 ALARM_SHARE = 0.005
-_WORK = (Kind.CALLS, Kind.TIME, Kind.SHAPE, Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.MOVED)
+_OTHER_KERNELS = (
+    Kind.CALLS, Kind.SHAPE, Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.MOVED
+)  # fmt: skip
+_WORK = (*_OTHER_KERNELS, Kind.TIME)
+AGREE = 0.5  # of what pairs saw, or twice as much, is what a profile of six steps says about it
 _GAPS = (Kind.IDLE, Kind.COPIES)
 
 
-def explained(before: Profile | None, after: Profile | None) -> Explanation | None:
-    """Return why ``after`` takes longer; None where a side has no profile."""
-    return explain(before, after) if before is not None and after is not None else None
+def other_kernels(found: Explanation | None, change: float) -> bool:
+    """Tell whether other kernels, other code of theirs or another number of their launches make a
+    step longer by about the share of it that it changed by.
+    """
+    if found is None or not change * found.before_us:
+        return False
+    other = (one for one in found.causes if one.kind in _OTHER_KERNELS or one.other_code)
+    made_us = sum(cause.us for cause in other)
+    return AGREE <= made_us / (change * found.before_us) <= 1 / AGREE
 
 
 def against_recordings(
