@@ -83,6 +83,7 @@ def verdict(tree: Path, device: str, limit_s: float, env: dict[str, str]) -> dic
     times = [one for one in said["metrics"] if one["metric"] == "step_ms"]
     kept = tree / measured["evidence"]
     pairs = as_data(from_json(kept.read_bytes(), str(kept))) if kept.is_file() else {}
+    pairs.pop("commit", None)  # a clone's own, where the change is judged backwards
     return found | {
         "status": said["status"],
         "reason": said["reason"],
