@@ -44,6 +44,7 @@ class Comparison:
     files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
     earlier: int = 0  # pairs, the first ones, that an earlier run of these commits measured
     spent: tuple[int, ...] = ()  # pairs at which such a run was judged since its time was up
+    decided: bool = False  # that run said SLOWER or FASTER by them
     not_pooled: str = ""  # why pairs of an earlier run of these commits do not count
     unproven: bool = False  # SLOWER by these pairs, but not among all that its run tried
     digest: str = ""  # of the file that it is kept in, without these digits

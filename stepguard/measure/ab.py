@@ -37,7 +37,7 @@ from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import JUDGED_TIME
-from stepguard.verdict import Reason
+from stepguard.verdict import Reason, Status
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 COUNTING = "counting launch"  # the first of a tree
@@ -270,6 +270,7 @@ class _PairRun:
             again=tuple(self.again),
             earlier=self.earlier.pairs,
             spent=self.earlier.spent,
+            decided=self.earlier.status in (Status.SLOWER, Status.FASTER),
             not_pooled=self.wanted.not_pooled or self.earlier.refused,
             glance=glances(self.case),
         )

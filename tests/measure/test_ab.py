@@ -552,6 +552,13 @@ def test_a_retry_of_what_is_decided_measures_no_pair(world, measure):
     assert ("counting launch head", "count") in world.events
 
 
+def test_a_retry_of_a_change_that_four_pairs_decided(world, measure):
+    """No pair is measured, and the change stays, whatever the new profiles explain."""
+    before = replace(measure(4, GPU), decided=True)
+    again = measure(24, GPU, earlier=(before,))
+    assert again.pairs == 4 and judge_ab(again).status is Status.SLOWER
+
+
 def test_a_retry_of_what_is_undecided_goes_on(world, measure):
     """With the next pair, in its order; three pairs have spent no analysis."""
     measure(4, GPU)

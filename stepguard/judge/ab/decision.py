@@ -97,7 +97,10 @@ def by_plan(comparison: Comparison) -> Decision:
     """Decide the step time by the sequential plan alone."""
     ratios = comparison.log_ratios()
     few = EXPLAINED_PAIRS <= len(ratios) < MIN_PAIRS
-    explained = few and other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
+    # What an earlier run's profiles explained stays: a retry has other ones.
+    explained = few and (
+        comparison.decided or other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
+    )
     return decide(
         ratios,
         comparison.margins,
