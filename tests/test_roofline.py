@@ -132,6 +132,17 @@ def test_a_kernel_has_a_row_for_each_product():
     }
 
 
+def test_the_table_of_kernels_has_their_products(tmp_path, capsys):
+    """By which the rows of one kernel are told apart; no column where no shape is known."""
+    file, plain = tmp_path / "a.json", tmp_path / "b.json"
+    file.write_bytes(products((10_000, 200_000)).text())
+    plain.write_bytes(a_trace(5.0, shapes=False).text())
+    assert main(["trace", str(file)]) == main(["trace", str(plain)]) == 0
+    table = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[-1] for row in table if row[:1] == ["nvjet"]] == ["419.4", "21.0", "5.0"]
+    assert sum("GFLOP" in row for row in table) == 1
+
+
 def test_the_page_has_the_roof_of_this_card(tmp_path, monkeypatch, capsys):
     """By the peaks that are kept for it; without any it says how to measure them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -190,18 +190,21 @@ def _kernels(one: Summary, top: int) -> Iterator[str]:
     total = sum(mean(row.us) for row in one.profile.kernels)
     share = 100 * sum(mean(row.us) for row in rows) / total if total else 0.0
     header = (f"top {len(rows)} kernels, {share:.0f} %", "phase", "[ms]", "sd", "calls", "[us]")
+    products = any(row.work.flops for row in rows)  # by which the rows of one kernel are told apart
     body = [
         (
-            short(row.name),
+            short(row.name, 28 if products else 36),
             _cut(row.phase.rpartition("/")[2], 10),
             _ms(mean(row.us)),
             f"{stdev(row.us) / 1e3:.3f}" if len(row.us) > 1 else "",
             f"{mean(row.calls):g}",
             f"{mean(row.us) / mean(row.calls):,.1f}",
+            f"{row.work.flops / 1e9:,.1f}" if row.work.flops else "",
         )
         for row in rows
     ]
-    yield from aligned([header, *body], left=(0, 1))
+    columns = len(header) + products
+    yield from aligned([row[:columns] for row in ((*header, "GFLOP"), *body)], left=(0, 1))
 
 
 # Kernels that ATen has one of for many operators, and what stands between it and the operator.
