@@ -1,5 +1,6 @@
 """The roofline: utilisation by the formula, work by shapes, peaks that were measured."""
 
+import csv
 import json
 
 import pytest
@@ -122,14 +123,21 @@ def products(sizes):
     return trace
 
 
-def test_a_kernel_has_a_row_for_each_product():
-    """With its work; what only prepares it has none, also where it took longer once."""
-    rows = profile(products((10, 100, 100)).analysis()).kernels
+def test_a_kernel_has_a_row_for_each_product(tmp_path):
+    """With its work, in CSV, too; what only prepares it has none, though it took longer once."""
+    trace = products((10, 100, 100))
+    rows = profile(trace.analysis()).kernels
     assert {(row.name, row.work.flops, row.calls, row.us) for row in rows} == {
         ("nvjet", 2 * 10 * 1024**2, (1,) * 3, (10,) * 3),
         ("nvjet", 2 * 100 * 1024**2, (2,) * 3, (200,) * 3),
         ("splitKreduce", 0, (3,) * 3, (15, 25, 15)),
     }
+    (tmp_path / "a.json").write_bytes(trace.text())
+    assert main(["trace", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")]) == 0
+    written = list(csv.DictReader((tmp_path / "a.csv").open()))
+    for unit in ("flops", "bytes"):
+        said = [float(row[f"{unit}_per_launch"]) for row in written]
+        assert said == [getattr(row.work, unit) for row in rows]
 
 
 def test_the_table_of_kernels_has_their_products(tmp_path, capsys):

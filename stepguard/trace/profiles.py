@@ -196,13 +196,9 @@ def _works(found: Analysis, rows: Ints) -> tuple[list[Work], Ints]:
 
 
 def _on(kernel: str, work: Work) -> Work:
-    """Return the work as a kernel does it."""
-    return replace(work, dtype=_type_on(kernel, work.dtype))
-
-
-def _type_on(kernel: str, dtype: str) -> str:
-    """Return the type in which a kernel multiplies: single precision may be TF32 on a GPU."""
-    return "tf32" if dtype == "fp32" and any(mark in kernel for mark in _TF32) else dtype
+    """Return the work as a kernel does it: single precision may be TF32 on a GPU."""
+    tf32 = work.dtype == "fp32" and any(mark in kernel for mark in _TF32)
+    return replace(work, dtype="tf32") if tf32 else work
 
 
 def _operators(found: Analysis, records: Ints) -> list[str]:

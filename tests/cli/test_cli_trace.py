@@ -75,7 +75,6 @@ def test_everything_as_json_and_kernels_as_csv(tmp_path, capsys):
     assert rows["ncclDevKernel"]["class"] == "communication"
     assert float(rows["ncclDevKernel"]["us_per_step"]) == 300
     assert float(rows["ncclDevKernel"]["us_sd_per_step"]) == 0
-    assert float(rows["ncclDevKernel"]["flops"]) == 0
 
 
 def test_rules_and_marks_of_the_user(tmp_path, capsys):

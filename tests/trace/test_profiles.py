@@ -280,8 +280,8 @@ def test_a_librarys_ranges_are_no_phases(name):
 
 
 def test_rows_of_kernels():
-    """By name, grid, block and phase, as rows of two profiles are matched: calls and time of each
-    step, and operator.
+    """By name, grid, block and phase, where no work is known: calls and time of each step, and
+    operator.
     """
     trace = two_steps()
     trace.event("cpu_op", "aten::mm", 295, 10, **{"External id": 77})

@@ -248,7 +248,8 @@ def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
 
 def _write_csv(ranks: list[Summary], path: Path) -> None:
     """Write a row for each kernel, launch shape, work and phase of each rank."""
-    columns = ["rank", "kernel", "class", "phase", "operator", "source", "grid", "block", "flops"]
+    columns = ["rank", "kernel", "class", "phase", "operator", "source", "grid", "block"]
+    columns += ["flops_per_launch", "bytes_per_launch"]
     with path.open("w", newline="") as file:
         table = csv.writer(file)
         table.writerow([*columns, *(f"{name}_per_step" for name in ("calls", "us", "us_sd"))])
@@ -257,5 +258,5 @@ def _write_csv(ranks: list[Summary], path: Path) -> None:
                 spread = stdev(row.us) if len(row.us) > 1 else 0.0
                 shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
                 named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
-                figures = row.work.flops, mean(row.calls), mean(row.us), spread
+                figures = row.work.flops, row.work.bytes, mean(row.calls), mean(row.us), spread
                 table.writerow([*named, *shape, *figures])
