@@ -74,7 +74,7 @@ class Comparison:
 
 
 def judged(case: Case) -> tuple[str, ...]:
-    """Return the gates that another revision is judged by: the case's counters, and the mean step.
+    """Return the gates that another revision is judged by: the case's counters, and the step time.
 
     A difference of two variants of the step would cost as much again, and is in the step's time,
     which is judged in its place.

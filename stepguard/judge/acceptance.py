@@ -127,9 +127,9 @@ def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:
     if abs(most) > ALIKE * abs(least):
         return ""
     return (
-        f"all {len(moves)} cases that can be compared moved together, step_ms by {least:+.2f} to "
-        f"{most:+.2f} % with equal counters: that is the machine rather than the code; measure "
-        "again on the machine that recorded, or, if the code did it: "
+        f"all {len(moves)} cases that can be compared moved together, {JUDGED_TIME} by "
+        f"{least:+.2f} to {most:+.2f} % with equal counters: that is the machine rather than the "
+        "code; measure again on the machine that recorded, or, if the code did it: "
         f"{accept} --reason '...'"
     )
 
@@ -140,4 +140,4 @@ def _plain_time(verdict: Verdict) -> MetricVerdict | None:
     counters = [metric for metric in gated if METRICS[metric.metric].kind == "counter"]
     if any(metric.status is not Status.SAME for metric in counters):
         return None
-    return next((m for m in gated if m.metric == "step_ms" and m.limit_pct is not None), None)
+    return next((m for m in gated if m.metric == JUDGED_TIME and m.limit_pct is not None), None)

@@ -52,8 +52,8 @@ def compare(
     """Return the metric's verdict; ``now`` must hold it."""
     gated, kind = metric in gates, METRICS[metric].kind
     new = now.values()[metric]
-    if kind == "time":
-        return _compare_time(metric, new, screen_of(now, past), gated)
+    if metric == JUDGED_TIME:
+        return _compare_time(new, screen_of(now, past), gated)
     if kind == "difference":
         return _compare_difference(metric, now, past[-1], gated)
     if kind == "information":
@@ -93,14 +93,14 @@ def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
     return _verdict(metric, Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED, None, new, gated)
 
 
-def _compare_time(metric: str, new: float, found: Screen | None, gated: bool) -> MetricVerdict:
+def _compare_time(new: float, found: Screen | None, gated: bool) -> MetricVerdict:
     if found is None:
-        return _not_recorded(metric, new, gated)
+        return _not_recorded(JUDGED_TIME, new, gated)
     # The level that the change refers to, the mean over recordings; none of them need have it.
     old = new / (1 + found.change_pct / 100)
     facts = {"own_card": found.own_card, "compared": found.compared}
     verdict = MetricVerdict(
-        metric, *_UNDECIDED, old, new, found.change_pct, gated=gated, facts=facts
+        JUDGED_TIME, *_UNDECIDED, old, new, found.change_pct, gated=gated, facts=facts
     )
     return _against_limit(verdict, found.limit_pct, found.se_pct, found.noisy)
 

@@ -102,13 +102,10 @@ def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
 
 def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     """Tell whether another launch could turn the screen's answer; only for sound evidence."""
-    if measurement_problem(evidence) is not None or entry is None:
-        return False
-    past = comparable(entry.epochs[-1], evidence)
     # Counters want none: they are exact, and a further launch is not counted.
-    if JUDGED_TIME not in evidence.gates:
+    if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
         return False
-    found = screen_of(summarise(evidence), past)
+    found = screen_of(summarise(evidence), comparable(entry.epochs[-1], evidence))
     return found is not None and (found.close or found.noisy)
 
 

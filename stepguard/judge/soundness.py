@@ -80,7 +80,7 @@ def _contradiction(evidence: Evidence) -> Problem | None:
         if f"{difference.name}_pct" in evidence.gates and (how := _negative(difference)):
             return _broken(Reason.CONTRADICTION, **how)
     # Only now: every launch has blocks, and every block valid times, so that there is a step_ms.
-    floor, step_ms = evidence.floor_ms(), summarise(evidence).values()["step_ms"]
+    floor, step_ms = evidence.floor_ms(), summarise(evidence).values()[JUDGED_TIME]
     if floor is not None and step_ms < floor:
         return _broken(Reason.FASTER_THAN_PHYSICS, step_ms=step_ms, floor_ms=floor)
     return None

@@ -39,7 +39,7 @@ def summarise(evidence: Evidence) -> Recording:
         software=evidence.software_key() if fingerprint else {},
         driver=fingerprint.driver if fingerprint else "",
         tokens_per_step=evidence.tokens_per_step,
-        times_ms=times,
+        times_ms={JUDGED_TIME: times} if times else {},
         counters=dict(counts.values) if counts else {},
         information=_information(evidence, times),
         detail={
@@ -58,40 +58,35 @@ def summarise(evidence: Evidence) -> Recording:
     )
 
 
-def _times(launches: Sequence[Launch]) -> dict[str, list[float]]:
+def _times(launches: Sequence[Launch]) -> list[float]:
     """Return the step times of the launches, all or none: a mean over those that happen to have
     times would pass for the case's.
     """
     if not launches or not all(launch.has_times() for launch in launches):
-        return {}
+        return []
     found = of_launches(launches)
     if found and found.kind == "late":  # what lasts is compared, not how long it took to come
-        return {JUDGED_TIME: [lasting_ms(launch, found.begin) for launch in launches]}
-    return {JUDGED_TIME: [launch.step_ms for launch in launches]}
+        return [lasting_ms(launch, found.begin) for launch in launches]
+    return [launch.step_ms for launch in launches]
 
 
 def stored(evidence: Evidence) -> Recording:
-    """Return the summary as a baseline keeps it: rounded to what means something, and without the
-    times of a CPU, unless the case gates them, or of a case that gates none: of shorter launches,
-    which need not get steady, they are no level. The evidence must have a fingerprint.
+    """Return the summary as a baseline keeps it: rounded to what means something, without times
+    that the case does not gate (of shorter launches, which need not get steady, they are no level)
+    and without what only informs on a CPU. The evidence must have a fingerprint.
     """
     assert evidence.fingerprint is not None
     found = summarise(evidence)
-    timed = is_gpu(evidence.case["device"])
+    times_ms = found.times_ms if JUDGED_TIME in evidence.gates else {}
+    information = found.information if is_gpu(evidence.case["device"]) else {}
     profile = evidence.counts.profile if evidence.counts else None
     return msgspec.structs.replace(
         found,
-        times_ms={
-            name: [round(ms, 4) for ms in times]
-            for name, times in found.times_ms.items()
-            if JUDGED_TIME in evidence.gates
-        },
+        times_ms={name: [round(ms, 4) for ms in times] for name, times in times_ms.items()},
         sites={name: sites for name, sites in found.sites.items() if name != OPERATORS},
         operators=lines_of(found.sites.get(OPERATORS, ())) or msgspec.UNSET,
         profile=recorded(profile) if profile else msgspec.UNSET,
-        information={
-            name: float(f"{value:.6g}") for name, value in found.information.items() if timed
-        },
+        information={name: float(f"{value:.6g}") for name, value in information.items()},
         differences_pct={
             name: RecordedDifference(mean=round(one.mean, 4), half_width=round(one.half_width, 4))
             for name, one in found.differences_pct.items()
@@ -99,7 +94,7 @@ def stored(evidence: Evidence) -> Recording:
     )
 
 
-def _information(evidence: Evidence, times: dict[str, list[float]]) -> dict[str, float]:
+def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]:
     """Return the figures that are shown and never judged."""
     found = dict(evidence.counts.information) if evidence.counts else {}
     for one in evidence.differences:
@@ -111,7 +106,7 @@ def _information(evidence: Evidence, times: dict[str, list[float]]) -> dict[str,
             found["rank_skew_pct"] = 100 * (slowest / fastest - 1)
     if not times:
         return found
-    step_ms, launches = geometric_mean(times[JUDGED_TIME]), evidence.launches
+    step_ms, launches = geometric_mean(times), evidence.launches
     blocks = [block for launch in launches for block in launch.blocks]
     found["step_ms_median"] = geometric_mean([launch.step_ms_median for launch in launches])
     found["compile_s"] = max(launch.compile_s for launch in launches)

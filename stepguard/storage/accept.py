@@ -19,7 +19,7 @@ from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_recor
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.judge.summary import stored
-from stepguard.metrics import METRICS, format_value
+from stepguard.metrics import JUDGED_TIME, METRICS, format_value
 from stepguard.recording import Recording
 from stepguard.sentences import message
 from stepguard.storage.baselines import load_for, machine_of, save
@@ -237,13 +237,10 @@ def _other_software(recording: Recording, last: Epoch) -> str:
         moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
     elif old_ranks != ranks:
         moves.append(f"flops_per_step by rank {old_ranks} -> {ranks}")
-    for name in recording.times_ms.keys() & older.times_ms.keys():
-        change = 100 * (fmean(recording.times_ms[name]) / fmean(older.times_ms[name]) - 1)
-        if change > LEVEL_LIMIT_PCT:
-            moves.append(f"{name} {change:+.2f} %")
-    if not moves:
-        return ""
-    return f"against the recordings of other software: {', '.join(sorted(moves))}"
+    old_ms, ms = (r.times_ms.get(JUDGED_TIME) for r in (older, recording))
+    if old_ms and ms and (change := 100 * (fmean(ms) / fmean(old_ms) - 1)) > LEVEL_LIMIT_PCT:
+        moves.append(f"{JUDGED_TIME} {change:+.2f} %")
+    return f"against the recordings of other software: {', '.join(moves)}" if moves else ""
 
 
 def _adds_places(recording: Recording, entry: Entry) -> bool:

@@ -78,11 +78,11 @@ def identical(comparison: Comparison) -> bool:
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why one pair was not enough on a GPU, "" where nobody asked: of trees of which it is
-    not known what differs, and of a commit beside itself, of which all pairs are wanted.
+    """Return why one pair was not enough on a GPU, "" where it never is: it is not known which
+    files differ, or a commit is beside itself, of which all pairs are wanted.
     """
-    asked = comparison.files is not None and is_gpu(str(comparison.head.case.get("device", "")))
-    if comparison.pairs < 2 or comparison.same_commit or not asked:
+    possible = comparison.files is not None and is_gpu(str(comparison.head.case.get("device", "")))
+    if comparison.pairs < 2 or comparison.same_commit or not possible:
         return ""
     if why := unlike(comparison):
         return why

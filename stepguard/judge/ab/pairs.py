@@ -124,7 +124,7 @@ def decide(
     fewest: int = MIN_PAIRS,
 ) -> Decision:
     """Judge the pairs so far, each a log(head / base) of the step time; all of them, in any order.
-    Of the ``fewest`` on they may say SLOWER or FASTER.
+    From the ``fewest`` on they may say SLOWER or FASTER.
 
     Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
     up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
