@@ -136,7 +136,7 @@ def _bare(name: str) -> str:
 
 
 def times(verdict: Verdict) -> list[str]:
-    """Return what pairs with another revision say of the times that moved."""
+    """Return what pairs with another revision say of the step time, or nothing."""
     return [
         f"{metric.metric}: {text}"
         for metric in verdict.metrics

@@ -169,7 +169,6 @@ def edited(gate):
     gate.pytester._monkeypatch.setattr("stepguard.measure.suite.measure_launches", edit)
 
 
-SKIP = "@pytest.mark.skipif('case' not in globals(), reason='later')\n"
 FEWER = "from dataclasses import replace\n\n\n"
 ONE_GATE = ', gates=("graph_breaks",)'
 REPLACED = '    perf(replace(case, gates=("graph_breaks",)))\n'

@@ -216,7 +216,7 @@ def test_a_counter_keeps_its_say_when_the_machine_moved(how):
     ids=["none", "three", "same", "noise", "out of time", "SLOWER", "BROKEN", "no time"],
 )
 def test_pairs_are_measured_until_they_answer(pairs, more):
-    """As many as the judge wants for the mean; none after a fault or the end of the time."""
+    """As many as the judge wants; none after a fault or the end of the time."""
     assert confirmation_wants_pair(screened(5.0), pairs) is more
 
 
