@@ -3,12 +3,16 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from builders import evidence
 
+from stepguard.ab_margins import MARGINS
 from stepguard.comparison import Comparison
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.judge.ab.earlier import pooled
+from stepguard.judge.ab.pairs import bounds
+from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS
 from stepguard.profile import KernelRow, Parts, Profile, added
 from stepguard.verdict import Status
 
@@ -80,3 +84,17 @@ def test_a_retry_keeps_what_four_pairs_decided():
     again = replace(again, earlier=4, decided=True)
     assert judge_ab(again).status is Status.SLOWER and not wants_another_pair(again)
     assert pooled([again], compared(2.0, [GELU], pairs=0)).decided  # nor is the next one a new draw
+
+
+@pytest.mark.parametrize(
+    ("pct", "sd_pct", "share"),
+    [(1.0, 0.2, 0.69), (2.0, 0.2, 0.88), (1.0, 0.27, 0.43), (2.0, 0.27, 0.62)],
+)
+def test_how_many_slowdowns_four_pairs_decide(pct, sd_pct, share):
+    """Of simulated normal pairs, within three standard errors of what docs/judge.md states."""
+    draw = np.random.default_rng(1).normal(math.log1p(pct / 100), sd_pct / 100, (2000, 4))
+    found = [bounds(d, fewest=EXPLAINED_PAIRS).status(MARGINS) for d in draw.tolist()]
+    decided = found.count(Status.SLOWER) / len(found)
+    assert decided == pytest.approx(
+        share, abs=3 * (share * (1 - share) / len(found)) ** 0.5 + 0.005
+    )
