@@ -106,8 +106,8 @@ def test_classes_under_the_roof_and_causes():
 
 
 def products(sizes):
-    """Return the trace of steps with a product of each size, all by one kernel; each has a kernel
-    besides that is shorter, but for one of the first product's.
+    """Return the trace of steps with a product of each size, all by one kernel; each has three
+    launches besides that are shorter, but for one of the first product's.
     """
     trace = Kineto(deviceProperties=[{"name": "NVIDIA H200"}])
     for number in range(4):
@@ -119,7 +119,8 @@ def products(sizes):
             dims = {"Input Dims": [[size, 1024], [1024, 1024]], "Input type": [BF16] * 2}
             trace.event("cpu_op", "aten::mm", at + 1, 5, **args, **dims)
             trace.kernel(at + 2, at + 10, at + 10 + size, "nvjet", **args)
-            trace.kernel(at + 4, at + 260, at + 260 + (15 if odd else 5), "splitKreduce", **args)
+            for begin, us in ((at + 240, 5), (at + 250, 5), (at + 260, 15 if odd else 5)):
+                trace.kernel(at + 4, begin, begin + us, "splitKreduce", **args)
     return trace
 
 
@@ -130,7 +131,7 @@ def test_a_kernel_has_a_row_for_each_product(tmp_path):
     assert {(row.name, row.work.flops, row.calls, row.us) for row in rows} == {
         ("nvjet", 2 * 10 * 1024**2, (1,) * 3, (10,) * 3),
         ("nvjet", 2 * 100 * 1024**2, (2,) * 3, (200,) * 3),
-        ("splitKreduce", 0, (3,) * 3, (15, 25, 15)),
+        ("splitKreduce", 0, (9,) * 3, (45, 55, 45)),
     }
     (tmp_path / "a.json").write_bytes(trace.text())
     assert main(["trace", str(tmp_path / "a.json"), "--csv", str(tmp_path / "a.csv")]) == 0

@@ -258,6 +258,21 @@ def test_a_launch_of_more_work_is_another_shape(flops, kind):
     assert (cause.kind, cause.what) == (kind, name)
 
 
+def test_more_and_slower_launches_are_two_causes():
+    """Twice as many, each a quarter longer: the figures of each differ by what it makes."""
+    name = "GEMM_forward_1"
+    (one,) = (row for row in rows() if row.name == name)
+    more = tuple(2 * calls for calls in one.calls)
+    after = changed(name, calls=more, us=tuple(2.5 * us for us in one.us))
+    causes = explain(profile(), profile(after)).causes
+    assert [(cause.kind, cause.what) for cause in causes] == [
+        (Kind.CALLS, name),
+        (Kind.TIME, name),
+    ]
+    for cause in causes:
+        assert cause.after.us - cause.before.us == pytest.approx(cause.us, rel=0.05)
+
+
 def test_a_product_that_another_kernel_makes():
     """The kernel's other products are as long as before, though their mean is longer: those that
     left were short. The figures of both sides differ by what a cause makes.

@@ -20,6 +20,7 @@ from stepguard.judge.summary import stored
 from stepguard.profile import IdleRow, KernelRow, Parts, Profile, added
 from stepguard.recording import RecordedProfile
 from stepguard.report.words import evidence_lines, headline
+from stepguard.roofline import Work
 from stepguard.storage.json_file import layout
 from stepguard.verdict import Confirmation, Reason, Status
 
@@ -63,6 +64,18 @@ def test_a_diff_shows_a_kernel_a_line():
     lines = [line for line in text.splitlines() if "layer_norm_" in line]
     assert len(lines) == KERNELS and len(text.splitlines()) < KERNELS + 40 and len(text) < 8000
     assert '"triton_poi_fused_add_gelu_native_layer_norm_1 2x2x1 128x1x1": [12.0, 1' in text
+
+
+def test_a_kernel_of_several_products_is_recorded_once():
+    """With the time of all of them: a run that makes the same ones asks for no pairs."""
+    found = profile()
+    first, *others = found.kernels
+    half = tuple(us / 2 for us in first.us)
+    rows = [replace(first, us=half, work=Work(flops)) for flops in (1e9, 2e9)]
+    several = replace(found, kernels=(*rows, *others))
+    (kept,) = [row for row in restored(recorded(several)).kernels if row.name == first.name]
+    assert kept.us == pytest.approx(first.us, rel=1e-4)
+    assert to_confirm(judge(with_profile(several), entry())) is None
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def _judged(
         # Slower within launches, where the other tree is not: a mean may hide it, no machine does.
         basis = pairs_finding(comparison, replace(by_pairs, status=Status.SLOWER))
         return replace(found, confirmed=Confirmed(Confirmation.CONFIRMED, commit, basis))
-    outcome, missed = _outcome(found, by_pairs, _excluded(found, by_pairs, comparison)), 0
+    outcome, missed = _outcome(found, by_pairs), 0
     if outcome is Confirmation.MACHINE and not_machine:
         outcome, missed = not_machine
     how = Confirmed(outcome, commit, pairs_finding(comparison, by_pairs), {"missed": missed})
@@ -156,7 +156,7 @@ def _judged(
     return replace(found, confirmed=how)
 
 
-def _outcome(found: MetricVerdict, by_pairs: Decision, excluded: bool) -> Confirmation:
+def _outcome(found: MetricVerdict, by_pairs: Decision) -> Confirmation:
     """Return what the pairs say of a time that the screen says has moved."""
     undecided = by_pairs.status is Status.INCONCLUSIVE
     if by_pairs.status is Status.SLOWER:
@@ -169,6 +169,7 @@ def _outcome(found: MetricVerdict, by_pairs: Decision, excluded: bool) -> Confir
     if undecided:
         return Confirmation.UNDECIDED
     # `same` from here on, or the opposite: FASTER where the screen said SLOWER.
+    excluded = _excluded(found, by_pairs)
     return Confirmation.MACHINE if excluded else Confirmation.NOT_EXCLUDED
 
 
@@ -203,17 +204,15 @@ def _by_machine(found: MetricVerdict, how: Confirmed) -> MetricVerdict:
     return replace(found, status=Status.SAME, reason=Reason.MACHINE_MOVED, confirmed=how)
 
 
-def _excluded(found: MetricVerdict, by_pairs: Decision, comparison: Comparison) -> bool:
-    """Tell whether the pairs' interval leaves no room for the change that the screen saw, and some
-    for none: with wide margins `same` may still be most of it, and what lies wholly beyond the
-    ignore margin is the code's, were it ever so far from what the screen saw.
+def _excluded(found: MetricVerdict, by_pairs: Decision) -> bool:
+    """Tell whether the pairs' interval leaves no room for the change that the screen saw: with wide
+    margins `same` may still be most of it.
     """
     if found.change_pct is None:
         return False
-    ignore = comparison.margins.ignore_pct
     if found.change_pct > 0:
-        return by_pairs.high_pct < found.change_pct and by_pairs.low_pct <= ignore
-    return by_pairs.low_pct > found.change_pct and by_pairs.high_pct >= -ignore
+        return by_pairs.high_pct < found.change_pct
+    return by_pairs.low_pct > found.change_pct
 
 
 def same_code(verdict: Verdict, commit: str) -> Verdict:

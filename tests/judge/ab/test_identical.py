@@ -206,7 +206,7 @@ def test_why_one_pair_was_not_enough_is_said():
     other = replace(base.counts, identity=StepIdentity({"kernels": "b"}))
     told = times(judge_ab(replace(found, base=replace(base, counts=other))))[0]
     assert "one pair was not enough: other kernels" in told
-    slower = replace(head, launches=tuple(launch(270.0, n) for n in range(1, 7)))
+    slower = replace(found.head, launches=tuple(launch(270.0, n) for n in range(1, 7)))
     base = replace(base, launches=tuple(launch(250.0, n) for n in range(1, 7)), counts=other)
     verdict = judge_ab(replace(found, head=slower, base=base))
     assert verdict.status is Status.SLOWER and "not enough" not in times(verdict)[0]
