@@ -1,5 +1,6 @@
 """python -m stepguard explain-code: a row of docs/reason-codes.md as text."""
 
+import signal
 from collections import Counter
 
 import pytest
@@ -19,6 +20,16 @@ def test_every_code_is_explained_once(shell):
         assert not set("`[|") & set(code.means + code.remedy + code.verdict)
         for text in (code.means, code.remedy):  # the row above is not shown with it
             assert not text.startswith(("The same", "As above", "Neither")), code
+
+
+def test_a_command_knows_how_processes_end(shell):
+    """Also where SIGCHLD was ignored, and git that failed would seem to have ended well."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert shell("explain-code", "EQUAL").status == 0
+        assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_verdicts_are_those_that_there_are():

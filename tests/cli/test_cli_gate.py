@@ -36,6 +36,12 @@ def test_a_sound_run_passes(base, tmp_path):
     )
 
 
+def test_a_copy_of_a_baseline_guards_nothing(base, tmp_path):
+    """Its cases are none of the base's: a copy could have fewer gates, or others."""
+    baselines.save(tmp_path / "baselines/h200x1_copy.json", baseline_file(cases={"a[x]": entry()}))
+    assert gate(base, tmp_path, SOUND).status == 0
+
+
 def test_each_problem_is_a_line(base, tmp_path):
     """With its code; the log shows nothing that a document puts into it as a command."""
     slower = measured(entry(), launch_ms=(275.0,) * 3)

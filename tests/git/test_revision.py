@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from git_repositories import git
 
-from stepguard.git.revision import Revision, current, differing, same_files
+from stepguard.git.revision import Revision, current, differing, run_git, same_files
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -239,6 +239,13 @@ def test_a_monitor_that_sees_nothing_is_not_asked(root, tmp_path):
     (root / "code.py").write_text("2\n")
     assert git(root, "status", "--short") == ""
     assert dirty(root) == ("code.py",)
+
+
+def test_a_graft_gives_a_commit_no_other_parents(root):
+    """A file of the clone, that no push shows: the parents are those that the hash says."""
+    git(root, "commit", "-q", "--allow-empty", "-m", "second")
+    (root / ".git/info/grafts").write_text(git(root, "rev-parse", "HEAD"))
+    assert run_git(root, "rev-list", "--count", "HEAD").stdout == "2\n"
 
 
 def test_a_submodule_that_moved_is_dirty_whatever_the_configuration_says(root, tmp_path):

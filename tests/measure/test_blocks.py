@@ -99,10 +99,12 @@ def test_a_graph_that_is_compiled_in_a_timed_block_is_said(disturbed):
     graphs = iter((3, 4, 4, 4, 4))  # in the warm-up, then in the first block
 
     def answer(command, **rest):
-        return [rank | {"compiled_graphs": next(graphs)} for rank in answers(command, **rest)]
+        compiled = {"compiled_graphs": next(graphs), "compiled_afresh": True}
+        return [rank | compiled for rank in answers(command, **rest)]
 
     launch = running(Machine(disturbed), answer)
     launch.run(20)
+    assert launch.compiled_afresh  # in the warm-up: another launch is timed
     said = "something was compiled in block 1, at one of the steps 20 to 39"
     assert time_blocks(launch).steady == ("" if disturbed else said)
 

@@ -22,6 +22,7 @@ class World:
         self.later = later  # they do so behind the first step
         self.asked = {}
         self.closed = []
+        self.may_end = []  # warm-ups, as far as imports are concerned
         self.ahead = []  # the launch that ran when the next case's began to import
 
     def running(self):
@@ -39,6 +40,7 @@ class World:
 
         def warm_up(until):
             asked.append("warm-up")
+            self.may_end.append(until())
             made.compiled_afresh = compiles
 
         made = SimpleNamespace(
@@ -68,14 +70,14 @@ def difference(name, launch, pairs):
 def run(monkeypatch):
     """Measures a case of so many launches on a device; the world, and the evidence."""
 
-    def run(device="cuda", launches=2, compiles=(), later=False, more=0, **changes):
+    def run(device="cuda", launches=2, compiles=(), later=False, more=0, imported=True, **changes):
         world = World(compiles, later)
         monkeypatch.setattr(stepguard.measure.launches, "RunningLaunch", world)
         monkeypatch.setattr(stepguard.measure.launches, "measure_difference", difference)
         gates = GATES if device == "cuda" else GATES[:2]
         case = Case("one", "work:step", {}, device, gates=gates, launches=launches, **changes)
         workers = SimpleNamespace(case=case, launches=[], faults=[])
-        workers.ahead = SimpleNamespace(ready=lambda: True)
+        workers.ahead = SimpleNamespace(ready=lambda: imported)
         workers.start_ahead = lambda label: world.ahead.append(world.running())
         workers.evidence = lambda **how: evidence(launches=tuple(workers.launches), **how)
         measured = _CaseRun(workers, 3)
@@ -151,3 +153,10 @@ def test_the_next_case_imports_while_the_last_planned_launch_runs(run, launches,
     assert world.ahead[0] == f"launch {launches}"
     assert all(running.endswith("(close, one more)") for running in world.ahead[1:])
     assert len(world.ahead) == 1 + more
+
+
+@pytest.mark.parametrize("imported", [False, True])
+def test_a_warm_up_waits_for_the_next_cases_import(run, imported):
+    """It would disturb timed blocks."""
+    world, _ = run(imported=imported)
+    assert world.may_end == [imported] * 2
