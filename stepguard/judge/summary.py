@@ -28,6 +28,7 @@ def summarise(evidence: Evidence) -> Recording:
         one.name: paired(one.pairs_ms) for one in evidence.differences if not one.bad_times()
     }
     times = _times(evidence.launches)
+    values = counts.values if counts else {}
     by_rank = counts.by_rank if counts else {}
     # Several ranks that are alike have an empty table, which is not the same as none: the file's
     # reader refuses a newest recording of several ranks without one.
@@ -40,7 +41,7 @@ def summarise(evidence: Evidence) -> Recording:
         driver=fingerprint.driver if fingerprint else "",
         tokens_per_step=evidence.tokens_per_step,
         times_ms={JUDGED_TIME: times} if times else {},
-        counters=dict(counts.values) if counts else {},
+        counters=dict(values),
         information=_information(evidence, times),
         detail={
             name: parts
@@ -48,7 +49,9 @@ def summarise(evidence: Evidence) -> Recording:
             if parts and METRICS[name].kind == "counter"
         },
         sites={
-            name: list(sites) for name, sites in (counts.sites if counts else {}).items() if sites
+            name: list(sites)
+            for name, sites in (counts.sites if counts else {}).items()
+            if sites and name in values  # else it is where steps differ, of no level
         },
         differences_pct={
             f"{name}_pct": RecordedDifference(mean=one.mean_pct, half_width=one.half_width_pct)

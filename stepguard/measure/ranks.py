@@ -5,7 +5,7 @@ counted most; where ranks differ, the count of each is kept beside it, since a c
 gain would be hidden behind the busiest.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -86,11 +86,7 @@ def counts_of(ranks: Answers, wall_s: float) -> Counts:
         values={name: max(values) for name, values in each.items()},
         unstable=unstable,
         detail={name: c.detail[name] for name, c in most.items() if name in c.detail},
-        sites={
-            name: _of_all_ranks([counts.sites.get(name, ()) for counts in counted])
-            for name in names
-            if any(name in counts.sites for counts in counted)
-        },
+        sites={name: sites for name in (*names, *unstable) if (sites := _sites_of(name, counted))},
         by_rank={name: values for name, values in each.items() if len({*values}) > 1},
         information=counted[0].information,
         **_profile_of(counted),
@@ -125,11 +121,14 @@ def _identity_of(counted: Sequence[Counts]) -> StepIdentity | None:
     )
 
 
-def _of_all_ranks(sites: Iterable[Iterable[Site]]) -> tuple[Site, ...]:
-    """Return each site as often as on the rank that was there most often; of equals the first."""
+def _sites_of(name: str, counted: Sequence[Counts]) -> tuple[Site, ...]:
+    """Return each site as often as on the rank that was there most often; of equals the first. Of
+    what differs between steps they are those of the ranks where it does.
+    """
+    differs = [counts for counts in counted if name in counts.unstable]
     found: dict[tuple[str, ...], Site] = {}
-    for of_rank in sites:
-        for site in merge(of_rank):
+    for counts in differs or counted:
+        for site in merge(counts.sites.get(name, ())):
             if site.key not in found or site.count > found[site.key].count:
                 found[site.key] = site
     return tuple(found.values())

@@ -1,12 +1,17 @@
 """What ranks say of themselves: they must agree, and each must run on the GPU that is watched."""
 
+from dataclasses import replace
+
 import msgspec
 import pytest
+from builders import evidence
 
 from stepguard.evidence import Counts
+from stepguard.judge.summary import summarise
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ranks import counts_of, refuse_unlike_ranks
 from stepguard.profile import Parts, Profile
+from stepguard.site import Site
 
 
 def rank(**changes):
@@ -44,3 +49,17 @@ def test_profiles_of_all_ranks_become_one():
     found = counts_of([answers[0], broken], 1.0)
     assert found.profile is None and found.profile_problem == "no step is complete"
     assert counts_of(answers[:1], 1.0).parts_by_rank == ()
+
+
+def test_sites_of_what_differs_between_steps():
+    """They are kept, of the ranks whose steps differ: of another rank they are all that it has. No
+    recording holds them, as it holds no count.
+    """
+    sync = "host_syncs_per_step"
+    item, copy = (Site(what, "model/gpt.py", 7, "forward") for what in (".item()", ".cpu()"))
+    unstable = Counts({}, unstable={sync: "steps differ: 0, 1"}, sites={sync: (item,)})
+    stable = Counts({sync: 1}, sites={sync: (copy,)})
+    found = counts_of([msgspec.to_builtins(one) for one in (stable, unstable)], 1.0)
+    assert found.unstable == {sync: "rank 1: steps differ: 0, 1"}
+    assert found.values == {} and found.sites == {sync: (item,)}
+    assert summarise(replace(evidence(), counts=found)).sites == {}
