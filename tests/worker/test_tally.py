@@ -1,5 +1,7 @@
 """Counts as they come in: a value, or why there is none."""
 
+from msgspec.structs import replace
+
 from stepguard.site import Site
 from stepguard.worker.count.tally import Tally
 
@@ -40,6 +42,21 @@ def test_where_steps_differ_goes_with_an_unstable_count():
     sometimes = [Site(".tolist()", "train.py", 9, count=2), Site(".cpu()", "a.py", allowed="log")]
     tally.add("host_syncs_per_step", [3, 1, 2], sites=[[every, *sometimes], [every], [every]])
     assert tally.sites == {"host_syncs_per_step": (sometimes[0],)}
+
+
+def test_steps_of_as_many_other_parts_differ():
+    """One that alternates would be compared by whichever step comes first, the old one or the new;
+    it is nowhere a value, and the line of the other step is there. Launches are not judged so.
+    """
+    tally, name = Tally(), "operator_calls_per_step"
+    old, new = Site("aten.add", "train.py", 7), Site("aten.maximum", "train.py", 9)
+    steps = [{"aten.add": 2}, {"aten.add": 1, "aten.maximum": 1}]
+    tally.add_parts(name, steps, [[replace(old, count=2)], [old, new]])
+    assert tally.unstable == {name: "steps differ in aten.add, aten.maximum"}
+    assert tally.values == {} and tally.sites == {name: (new,)}
+    tally.add_parts("launches_per_step", [{"cudaLaunchKernel": 2}, {"cuLaunchKernel": 2}])
+    tally.add_parts("flops_per_step", [{"mm": 2}, {"mm": 2}])
+    assert tally.values == {"launches_per_step": 2, "flops_per_step": 2}
 
 
 def test_what_could_not_be_counted_says_why():

@@ -11,8 +11,10 @@ import msgspec
 import torch
 
 from stepguard.identity import StepIdentity
+from stepguard.metrics import METRICS
 from stepguard.profile import Profile
 from stepguard.site import Site, added
+from stepguard.text import listed
 from stepguard.worker.clock import Step
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.position import Phases
@@ -75,8 +77,20 @@ class Tally:
         by_step: Sequence[Mapping[str, int]],
         sites: Sequence[Iterable[Site]] = (),
     ) -> None:
-        """Add the sum of each step's parts, and as detail the parts of the first step."""
+        """Add the sum of each step's parts, and as detail the parts of the first step. Where parts
+        are judged, steps of an equal sum must agree in them, or chance says which is compared.
+        """
         self.add(metric, [sum(parts.values()) for parts in by_step], by_step[0], sites)
+        first = by_step[0]
+        if metric not in self.values or not METRICS[metric].parts:
+            return
+        for number, parts in enumerate(by_step):
+            names = sorted(parts.keys() | first.keys())
+            if moved := [name for name in names if parts.get(name, 0) != first.get(name, 0)]:
+                del self.values[metric]
+                self.unstable[metric] = f"steps differ in {listed(moved, 2)}"
+                self.sites[metric] = added(sites[0], sites[number]) if sites else ()
+                return
 
     def missing(self, reason: str, *metrics: str) -> None:
         """Note why none of these could be counted."""
