@@ -296,6 +296,18 @@ def test_a_product_that_another_kernel_makes():
         assert cause.after.us - cause.before.us == pytest.approx(cause.us, rel=0.05)
 
 
+def test_a_profile_that_knows_no_products_beside_one_that_does():
+    """As a kept one, or of a file without shapes: the same kernels, and nothing got slower."""
+    whole = [one for one in rows() if one.kind == "GEMM"]
+    split = [
+        replace(one, calls=(12.0,) * STEPS, us=tuple(part * us for us in one.us), work=Work(part))
+        for one in whole
+        for part in (0.25, 0.75)
+    ]
+    for before, after in ((whole, split), (split, whole)):
+        assert not explain(profile(before), profile(after, seed=7)).causes
+
+
 @pytest.mark.parametrize(
     ("one", "other", "same"),
     [
