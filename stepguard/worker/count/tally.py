@@ -35,6 +35,9 @@ class CountedStep:
     placement: Placement = field(default_factory=Placement)  # that saw the workload being built
 
 
+Differs = tuple[str, int, int]  # how steps do, and the steps with less and with more
+
+
 @dataclass
 class Tally:
     """Collects the fields of evidence.Counts."""
@@ -58,18 +61,7 @@ class Tally:
         """Take the value if all of ``seen`` agree, and ``sites`` of the first of them; else note
         what was seen, and where the most is more than the least.
         """
-        where = tuple(next(iter(sites), ()))
-        if len(set(seen)) == 1:
-            self.values[metric] = seen[0]
-        else:
-            self.unstable[metric] = f"steps differ: {', '.join(str(value) for value in seen)}"
-            least, most = seen.index(min(seen)), seen.index(max(seen))
-            more = added(sites[least], sites[most]) if sites else ()
-            where = tuple(site for site in more if not site.allowed)
-        if detail is not None:
-            self.detail[metric] = dict(sorted(detail.items()))
-        if where:
-            self.sites[metric] = where
+        self._take(metric, seen[0], _differ(seen), detail, sites)
 
     def add_parts(
         self,
@@ -80,17 +72,32 @@ class Tally:
         """Add the sum of each step's parts, and as detail the parts of the first step. Where parts
         are judged, steps of an equal sum must agree in them, or chance says which is compared.
         """
-        self.add(metric, [sum(parts.values()) for parts in by_step], by_step[0], sites)
-        first = by_step[0]
-        if metric not in self.values or not METRICS[metric].parts:
-            return
-        for number, parts in enumerate(by_step):
-            names = sorted(parts.keys() | first.keys())
-            if moved := [name for name in names if parts.get(name, 0) != first.get(name, 0)]:
-                del self.values[metric]
-                self.unstable[metric] = f"steps differ in {listed(moved, 2)}"
-                self.sites[metric] = added(sites[0], sites[number]) if sites else ()
-                return
+        seen = [sum(parts.values()) for parts in by_step]
+        differs = _differ(seen)
+        if differs is None and METRICS[metric].parts:
+            differs = _differ_in_parts(by_step)
+        self._take(metric, seen[0], differs, by_step[0], sites)
+
+    def _take(
+        self,
+        metric: str,
+        value: int,
+        differs: Differs | None,
+        detail: Mapping[str, int] | None,
+        sites: Sequence[Iterable[Site]],
+    ) -> None:
+        if differs is None:
+            self.values[metric] = value
+            where = tuple(next(iter(sites), ()))
+        else:
+            text, less, more = differs
+            self.unstable[metric] = f"steps differ{text}"
+            found = added(sites[less], sites[more]) if sites else ()
+            where = tuple(site for site in found if not site.allowed)
+        if detail is not None:
+            self.detail[metric] = dict(sorted(detail.items()))
+        if where:
+            self.sites[metric] = where
 
     def missing(self, reason: str, *metrics: str) -> None:
         """Note why none of these could be counted."""
@@ -100,3 +107,19 @@ class Tally:
         """Return what a rank sends: plain types."""
         sent: dict[str, Any] = msgspec.to_builtins(self)
         return sent
+
+
+def _differ(seen: Sequence[int]) -> Differs | None:
+    if len(set(seen)) == 1:
+        return None
+    values = ", ".join(str(value) for value in seen)
+    return f": {values}", seen.index(min(seen)), seen.index(max(seen))
+
+
+def _differ_in_parts(by_step: Sequence[Mapping[str, int]]) -> Differs | None:
+    first = by_step[0]
+    for number, parts in enumerate(by_step):
+        names = sorted(parts.keys() | first.keys())
+        if moved := [name for name in names if parts.get(name, 0) != first.get(name, 0)]:
+            return f" in {listed(moved, 2)}", 0, number
+    return None
