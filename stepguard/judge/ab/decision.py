@@ -296,10 +296,9 @@ def why(comparison: Comparison) -> dict[str, Any]:
 
 def _explanation(comparison: Comparison) -> Explanation | None:
     """Return why HEAD's step takes longer; None where a side has no profile."""
-    head, base = comparison.head.counts, comparison.base.counts
-    if head is None or base is None or head.profile is None or base.profile is None:
-        return None
-    return explain(base.profile, head.profile)
+    counts = comparison.base.counts, comparison.head.counts
+    before, after = (one.profile if one else None for one in counts)
+    return explain(before, after) if before and after else None
 
 
 def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float | None:

@@ -189,7 +189,8 @@ def _kernels(one: Summary, top: int) -> Iterator[str]:
     rows = one.profile.kernels[:top]
     total = sum(mean(row.us) for row in one.profile.kernels)
     share = 100 * sum(mean(row.us) for row in rows) / total if total else 0.0
-    header = (f"top {len(rows)} kernels, {share:.0f} %", "phase", "[ms]", "sd", "calls", "[us]")
+    title = f"top {len(rows)} kernels, {share:.0f} %"
+    header = (title, "phase", "[ms]", "sd", "calls", "[us]", "GFLOP")
     products = any(row.work.flops for row in rows)  # by which the rows of one kernel are told apart
     body = [
         (
@@ -203,8 +204,7 @@ def _kernels(one: Summary, top: int) -> Iterator[str]:
         )
         for row in rows
     ]
-    columns = len(header) + products
-    yield from aligned([row[:columns] for row in ((*header, "GFLOP"), *body)], left=(0, 1))
+    yield from aligned([header, *body], left=(0, 1))
 
 
 # Kernels that ATen has one of for many operators, and what stands between it and the operator.
