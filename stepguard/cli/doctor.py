@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -36,14 +37,15 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
 from stepguard.text import listed
-from stepguard.worker.interpreter import as_typed
+from stepguard.worker.interpreter import as_typed, interpreter
 
 _PEAKS = "stepguard.worker.profilers.peaks"
 _ASK_TORCH = """
-import json, torch
-usable = torch.cuda.is_available()
+import json, os, torch
+usable, compiled = torch.cuda.is_available(), torch.__spec__.cached
 print(json.dumps({"version": torch.__version__, "cuda": torch.version.cuda, "usable": usable,
-    "gpus": torch.cuda.device_count() if usable else 0}))
+    "gpus": torch.cuda.device_count() if usable else 0, "folder": os.path.dirname(torch.__file__),
+    "bytecode": compiled is not None and os.path.exists(compiled)}))
 """
 TOOLS = {
     "nvidia-smi": "the GPU's driver",
@@ -121,6 +123,8 @@ def _packages() -> Iterator[Finding]:
 
 def _machine(baselines: Path) -> Iterator[Finding]:
     gpus, torch = visible_gpus(), _ask_torch()
+    if not torch["bytecode"]:
+        yield "note", _no_bytecode(Path(torch["folder"]))
     if not gpus:
         yield "note", "no GPU: the smoke cases run, their times are not gated"
         yield _baseline(baselines / "cpu.json")
@@ -131,6 +135,15 @@ def _machine(baselines: Path) -> Iterator[Finding]:
         shown = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
         yield "ERROR", f"the driver shows {shown}, {mine}; {mend}"
     yield from _gpus(gpus, baselines)
+
+
+def _no_bytecode(torch: Path) -> str:
+    """Say what it costs that Python finds no bytecode of torch, and how it gets some."""
+    mend = "unset PYTHONDONTWRITEBYTECODE; export PYTHONPYCACHEPREFIX=$HOME/.cache/bytecode"
+    if os.access(torch, os.W_OK):
+        python = interpreter(Path.cwd())
+        mend = f"{python} -m compileall -qq -j 0 {shlex.quote(str(torch.parent))}"
+    return f"{torch} has no bytecode: each launch takes seconds to compile it; mend it by: {mend}"
 
 
 def _gpus(gpus: list[Gpu], baselines: Path) -> Iterator[Finding]:

@@ -1,5 +1,7 @@
 """python -m stepguard doctor: what is missing is an ERROR with a remedy, and status 1."""
 
+import json
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +15,8 @@ from stepguard.gpu.nvml import Gpu, MachineError
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)
 START_TWICE = Path(__file__).resolve().parents[1] / "launch" / "start_twice.py"
-USABLE = {"version": "2.13.0", "cuda": "13.0", "usable": True, "gpus": 1}
+TORCH = {"folder": "/env/torch", "bytecode": True}
+USABLE = TORCH | {"version": "2.13.0", "cuda": "13.0", "usable": True, "gpus": 1}
 
 
 @pytest.fixture
@@ -113,8 +116,8 @@ def test_a_torch_that_is_too_old(machine, monkeypatch, version):
 @pytest.mark.parametrize(
     "torch",
     [
-        {"version": "2.13.0+cpu", "cuda": None, "usable": False, "gpus": 0},
-        {"version": "2.13.0", "cuda": "13.0", "usable": True, "gpus": 2},
+        TORCH | {"version": "2.13.0+cpu", "cuda": None, "usable": False, "gpus": 0},
+        USABLE | {"gpus": 2},
     ],
 )
 def test_a_gpu_that_torch_cannot_use(machine, torch):
@@ -168,6 +171,33 @@ def test_a_torch_that_cannot_be_imported(machine):
     done = machine(torch="torch cannot be imported: ImportError: libcudart.so.13")
     assert done.status == 1
     assert errors(done) == ["ERROR  torch cannot be imported: ImportError: libcudart.so.13"]
+
+
+def test_a_torch_without_bytecode(machine, tmp_path, monkeypatch):
+    """A package without bytecode, where Python may write none: a note with a command that makes it.
+    A folder that nobody may write to: where else bytecode can be.
+    """
+    folder = tmp_path / "site" / "torch"
+    folder.mkdir(parents=True)
+    planted = "class cuda: is_available = lambda: False\n__version__ = '2.13.0'\n"
+    (folder / "__init__.py").write_text(planted + "class version: cuda = None\n")
+    env = {"PYTHONPATH": str(folder.parent), "PYTHONDONTWRITEBYTECODE": "1", "PATH": os.defpath}
+
+    def ask():
+        return json.loads(
+            subprocess.check_output([sys.executable, "-c", doctor._ASK_TORCH], env=env)
+        )
+
+    found = ask()
+    assert (found["folder"], found["bytecode"]) == (str(folder), False)
+    said = machine(torch=found).out
+    note = next(line for line in said.splitlines() if str(folder) in line)
+    assert note.startswith(f"note   {folder} has no bytecode: each launch takes seconds")
+    subprocess.run(note.partition("mend it by: ")[2], shell=True, check=True)
+    assert ask()["bytecode"]
+    assert str(folder) not in machine(torch=ask()).out
+    monkeypatch.setattr(doctor.os, "access", lambda path, mode: False)
+    assert "export PYTHONPYCACHEPREFIX=" in machine(torch=found).out
 
 
 def test_a_broken_baseline(machine):
@@ -278,7 +308,9 @@ def test_peaks_are_kept(shell, monkeypatch, tmp_path):
     monkeypatch.setattr(
         doctor,
         "_last_line",
-        lambda command, what: found if what == "the peaks" else '{"usable": false, "gpus": 0}',
+        lambda command, what: (
+            found if what == "the peaks" else '{"usable": false, "gpus": 0, "bytecode": true}'
+        ),
     )
     out = shell("doctor", "--peaks").out
     assert "CPU: copy 2 GB/s read and written; products, TFLOP/s: fp32 0.03" in out

@@ -20,7 +20,7 @@ STRAGGLER_SHARE = 0.005
 STRAGGLER_ERRORS = 4.0
 
 # What takes more of the step by so much asks for pairs, which are sure to find it. On another card
-# the same step differs in this by 0.08 % at the most: 82 comparisons of H100s and of H200s whose
+# the same step differs in this by 0.08 % at the most: 110 comparisons of H100s and of H200s whose
 # steps as a whole differ by up to 4.4 % (studies/other_card).
 ALARM_SHARE = 0.005
 _OTHER_KERNELS = (
