@@ -6,8 +6,8 @@
 Each change of changes.py is made in a clone of this repository and judged there by `pytest
 perf_tests --perf-against=HEAD` of the core train step, nothing else: the run that a user would
 make. The machine's GPUs take changes by turns, in the order of the table, and then measure the true
-size of their slowdowns (sizes.py). No verdict begins that could not end within --seconds; one that
-does not is cut off, and says so. Every result is in --out as soon as it is known, and what is there
+size of slowdowns (sizes.py). No verdict begins that could not end within --seconds; one that does
+not is cut off, and says so. Every result is in --out as soon as it is known, and what is there
 already is not measured again. On a CPU it only shows that the script works. The exit status is 1 if
 a verdict was not the expected one.
 """
@@ -36,8 +36,10 @@ from studies.power.changes import CHANGES, wanted
 
 CASES = {"cuda": "test_train_step and 124m-bf16", "cpu": "test_train_step and nano-cpu"}
 # Of a verdict on an H200: with six pairs (67 s of counting with a cold cache, 22 to 36 s a pair),
-# with the one pair of a step that did not change; of its end; of a size, two builds and blocks.
-VERDICT_S, SAME_S, END_S, SIZE_S = 250.0, 100.0, 20.0, 60.0
+# with the one pair of a step that did not change; of its end.
+VERDICT_S, SAME_S, END_S = 250.0, 100.0, 20.0
+# Of sizes: import and settling, and each tree's build. So many changes share a process and a base.
+SIZES_S, BUILD_S, TOGETHER = 20.0, 10.0, 3
 
 
 def planted(tree: Path, change: Change, cache: Path) -> Path:
@@ -114,6 +116,13 @@ def as_expected(change: Change, found: dict[str, Any]) -> bool:
     return status in (SAME, FASTER)
 
 
+def wants_size(name: str, found: dict[str, Any]) -> bool:
+    """Tell whether a true size is missing: of a slowdown, and of what is hidden and green."""
+    expected = CHANGES[name].expected
+    missing = "status" in found and "size" not in found
+    return missing and (expected == SLOWER or expected == RED and not found["right"])
+
+
 class Results:
     """What is known of each change, in a file that is whole at any time."""
 
@@ -161,6 +170,7 @@ class Work:
         self.results = Results(options)
         known = self.results.changes
         self.left = [name for name in names if "status" not in known.get(name, {})]
+        self.unsized = [name for name in names if wants_size(name, known.get(name, {}))]
         self._lock = threading.Lock()
         self._until = time.monotonic() + options.seconds
 
@@ -171,18 +181,16 @@ class Work:
     def on(self, gpu: str) -> None:
         """Judge changes on one GPU (empty: the CPU), then measure their sizes."""
         env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
-        done: list[str] = []
         while name := self._next():
             tree = planted(self.folder / name.replace(" ", "-"), CHANGES[name], self.cache)
             found = verdict(tree, self.options.device, self.left_s() - END_S, env)
-            self.results.take(name, found | {"right": as_expected(CHANGES[name], found)})
+            found["right"] = as_expected(CHANGES[name], found)
+            self.results.take(name, found)
             print(self.results.row(name), flush=True)
-            if CHANGES[name].expected in (SLOWER, RED):
-                done.append(name)
-        for at, name in enumerate(done):
-            share_s = self.left_s() / (len(done) - at)
-            if share_s > SIZE_S:
-                self._size(name, share_s, env)
+            if wants_size(name, found):
+                self.unsized.append(name)
+        while names := self._next_sizes():
+            self._sizes(names, env)
 
     def _next(self) -> str:
         """Take the first change whose verdict can end in time; empty: none."""
@@ -194,29 +202,37 @@ class Work:
                     return name
         return ""
 
-    def _size(self, name: str, limit_s: float, env: dict[str, str]) -> None:
-        change = CHANGES[name]
-        with_it = clone_head(self.folder / "sizes" / name.replace(" ", "-"))
-        change.plant(with_it)
-        trees = [with_it, ROOT] if change.reverse else [ROOT, with_it]
-        seconds = min(self.options.size_s, limit_s - SIZE_S / 2)
-        command = [sys.executable, "-m", "studies.power.sizes", *map(str, trees)]
+    def _next_sizes(self) -> list[str]:
+        """Take as many changes as can be sized together in time."""
+        with self._lock:
+            tree_s = BUILD_S + self.options.size_s / 2
+            trees = int((self.left_s() - SIZES_S - END_S) / tree_s)
+            taken = self.unsized[: max(0, min(TOGETHER, trees - 1))]
+            del self.unsized[: len(taken)]
+            return taken
+
+    def _sizes(self, names: list[str], env: dict[str, str]) -> None:
+        trees = [clone_head(self.folder / "sizes" / name.replace(" ", "-")) for name in names]
+        for name, tree in zip(names, trees, strict=True):
+            CHANGES[name].plant(tree)
+        seconds = self.options.size_s / 2 * (1 + len(trees))
+        command = [sys.executable, "-m", "studies.power.sizes", *map(str, [ROOT, *trees])]
         command += ["--device", self.options.device, "--seconds", f"{seconds:.0f}"]
         caches = {
             "TORCHINDUCTOR_CACHE_DIR": str(self.cache / "inductor"),
             "TRITON_CACHE_DIR": str(self.cache / "triton"),
         }
-        printed, ended = run_until(command, limit_s, cwd=ROOT, env=env | caches)
+        printed, ended = run_until(command, self.left_s() - END_S, cwd=ROOT, env=env | caches)
         line = printed.strip().splitlines()[-1:] or [""]
         try:
-            size = json.loads(line[0])[0]
-        except (ValueError, IndexError):
+            found = json.loads(line[0])
+        except ValueError:
             problem = "cut off" if ended else printed[-1000:]
-            self.results.take(name, {"size_failed": problem})
-            print(f"size of {name}: {problem}", flush=True)
+            print(f"sizes of {', '.join(names)}: {problem}", flush=True)
             return
-        self.results.take(name, {"size": size})
-        print(self.results.row(name), flush=True)
+        for name, size in zip(names, found, strict=True):
+            self.results.take(name, {"size": size})
+            print(self.results.row(name), flush=True)
 
 
 def arguments() -> argparse.Namespace:
@@ -225,7 +241,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="CHANGE", help="(all)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=330.0, help="in all (%(default)s)")
-    parser.add_argument("--size-s", type=float, default=45.0, help="of blocks (%(default)s)")
+    text = "of blocks of a change and of its base (%(default)s)"
+    parser.add_argument("--size-s", type=float, default=45.0, help=text)
     parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
     parser.add_argument("--out", type=Path, help="(.stepguard/power.json)")
     options = parser.parse_args()

@@ -7,7 +7,7 @@ import pytest
 from studies.common.results import ROOT
 from studies.power.change import RED
 from studies.power.changes import CHANGES, FASTER, SAME, SLOWER, wanted
-from studies.power.measure import as_expected
+from studies.power.measure import as_expected, wants_size
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -41,6 +41,17 @@ def test_what_is_expected_is_no_matter_of_luck():
         assert {name for name, one in said.items() if as_expected(change, one)} == right[
             change.expected
         ]
+
+
+def test_a_size_is_measured_where_it_says_more_than_the_verdict():
+    """Of each slowdown, and of what was hidden and is green; once, and not without a verdict."""
+    red, green = {"status": "SLOWER", "right": True}, {"status": "same", "right": False}
+    assert wants_size("gelu twice in 1 layer", red)
+    assert wants_size("a sleep in each step", green)
+    assert not wants_size("a sleep in each step", red)
+    assert not wants_size("one gelu", {"status": "FASTER", "right": True})
+    assert not wants_size("gelu twice in 1 layer", {"failed": "cut off"})
+    assert not wants_size("gelu twice in 1 layer", red | {"size": {}})
 
 
 def test_a_name_that_there_is_not_is_refused():
