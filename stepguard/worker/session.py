@@ -21,6 +21,7 @@ import inspect
 import json
 import os
 import shlex
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -108,10 +109,12 @@ class Session:
             self.note.command("idle")
         if dist.is_initialized():  # in order, so that no rank is left waiting for another
             dist.destroy_process_group()
+        keep_headers()
 
     def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
         """Build the workload; return what it says of itself, and what this rank runs on."""
         device.select(self.device)  # not before: a launch on standby must not hold a GPU context
+        take_kept_headers()
         self.package = factory.partition(":")[0].partition(".")[0]
         # A GPU's tensors say themselves where they are.
         watched = contextlib.nullcontext() if self.on_gpu else self.placement.observed()
@@ -292,6 +295,38 @@ def preload(variable: str) -> None:
     for name in os.environ.get(variable, "").split():
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+
+
+def _headers() -> tuple[Path, Path]:
+    """Return the folders of precompiled headers: torch's own, and where they outlast the launch."""
+    # torch wants them beside TMPDIR's files, which end with the launch, and not in its cache.
+    folder = importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir()
+    own = Path(folder, "precompiled_headers")
+    return own, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], own.name)
+
+
+def take_kept_headers() -> None:
+    """Give torch the headers that earlier launches precompiled: on a CPU one takes it 5 s."""
+    with contextlib.suppress(Exception):  # what is private to torch saves seconds, or does not
+        own, kept = _headers()
+        own.mkdir(parents=True, exist_ok=True)
+        for path in kept.glob("*.h*"):
+            with contextlib.suppress(FileExistsError):  # another rank was here
+                (own / path.name).symlink_to(path)
+
+
+def keep_headers() -> None:
+    """Keep the headers that this launch precompiled, whole ones only: a launch may be killed while
+    one is written, and with half of it nothing compiles any more.
+    """
+    with contextlib.suppress(Exception):
+        own, kept = _headers()
+        made = [path for path in own.glob("*.h.gch") if not path.is_symlink()]
+        for path in (one for gch in made for one in (gch.with_suffix(""), gch)):
+            kept.mkdir(parents=True, exist_ok=True)
+            part = kept / f"{os.getpid()}.part"
+            shutil.copyfile(path, part)
+            part.replace(kept / path.name)
 
 
 def join_process_group(backend: str) -> None:

@@ -168,6 +168,12 @@ def test_a_refactor_is_the_same(outcomes):
     assert "\n2 same\n" in outcome.text
 
 
+def test_a_header_is_precompiled_once(recorded, outcomes):
+    """By the launch that recorded: all that compile after it take what it kept."""
+    (kept,) = (recorded / ".stepguard").rglob("*.h.gch")
+    assert kept.stat().st_mtime < (recorded / "baselines/cpu.json").stat().st_mtime
+
+
 def test_a_doubled_product(outcomes):
     """One more matrix product a layer: FLOPs and operator calls rise, and the product is named."""
     outcome = outcomes["a doubled product"]
