@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Iterator
@@ -66,12 +67,12 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _doctor(options: argparse.Namespace) -> int:
     """Print what is found, errors last; return 1 if there is any."""
-    parts = [_packages(), _machine(options.baselines), _host(), _tools()]
+    parts = [_packages(), _machine(options.root, options.baselines), _host(), _tools()]
     parts.append(_tree(options.root, options.baselines))
     if options.launcher is not None:
         parts.append(_nodes(options.launcher, options.root))
     if options.peaks:
-        parts.append(_peaks())
+        parts.append(_peaks(options.root))
     findings = [finding for part in parts for finding in _with_its_error(part)]
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
         say(f"{level:5}  {text}")
@@ -121,8 +122,8 @@ def _packages() -> Iterator[Finding]:
             yield "ERROR", f"{wanted.name} {version} is installed, {wanted} is needed"
 
 
-def _machine(baselines: Path) -> Iterator[Finding]:
-    gpus, torch = visible_gpus(), _ask_torch()
+def _machine(root: Path, baselines: Path) -> Iterator[Finding]:
+    gpus, torch = visible_gpus(), _ask_torch(root)
     if not torch["bytecode"]:
         yield "note", _no_bytecode(Path(torch["folder"]))
     if not gpus:
@@ -176,18 +177,23 @@ def _nodes(text: str, root: Path) -> Iterator[Finding]:
         yield "ok", f"{len(nodes)} nodes can share a case's ranks; node 0 is this host"
 
 
-def _ask_torch() -> dict[str, Any]:
+def _ask_torch(root: Path) -> dict[str, Any]:
     """Return what _ASK_TORCH prints. Raises MachineError if torch cannot be imported."""
-    return dict(json.loads(_last_line([sys.executable, "-c", _ASK_TORCH], "torch")))
+    return dict(json.loads(_last_line([sys.executable, "-P", "-c", _ASK_TORCH], "torch", root)))
 
 
-def _last_line(command: list[str], what: str) -> str:
-    """Return what a process that imports torch prints last. Raises MachineError if it fails."""
-    env = os.environ | {"PYTHONPATH": str(engine.ENGINE.parent)}
+def _last_line(command: list[str], what: str, root: Path) -> str:
+    """Return what a process that imports torch, as a launch of the tree at ``root`` does, prints
+    last. Raises MachineError if it fails.
+    """
+    theirs = os.environ.get("PYTHONPATH", "")
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, check=False, env=env
-        )
+        with tempfile.TemporaryDirectory() as folder:
+            paths = engine.import_path(Path(folder, "engine"), root, theirs, ())
+            env = os.environ | {"PYTHONPATH": paths}
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=120, check=False, env=env
+            )
     except subprocess.TimeoutExpired:
         raise MachineError(f"{what}: importing torch took more than 120 s") from None
     if done.returncode != 0:
@@ -233,9 +239,10 @@ def _tools() -> Iterator[Finding]:
         yield "ok", f"{tool} {version[0] if version else '(of no known version)'}, {found}"
 
 
-def _peaks() -> Iterator[Finding]:
+def _peaks(root: Path) -> Iterator[Finding]:
     """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
-    found = msgspec.json.decode(_last_line(engine.command(_PEAKS), "the peaks"), type=Peaks)
+    line = _last_line(engine.command(_PEAKS), "the peaks", root)
+    found = msgspec.json.decode(line, type=Peaks)
     path = peaks.save(found)
     rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in found.flops_per_s.items())
     copied = f"copy {found.copy_bytes_per_s / 1e9:.4g} GB/s read and written"

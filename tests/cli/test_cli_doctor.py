@@ -24,7 +24,7 @@ def machine(shell, monkeypatch):
     """``machine(gpus, torch, problem)`` calls the doctor on a machine that is so."""
 
     def call(gpus=(), torch=USABLE, problem=""):
-        def ask_torch():
+        def ask_torch(root):
             if isinstance(torch, str):
                 raise MachineError(torch)
             return torch
@@ -173,6 +173,17 @@ def test_a_torch_that_cannot_be_imported(machine):
     assert errors(done) == ["ERROR  torch cannot be imported: ImportError: libcudart.so.13"]
 
 
+def test_torch_is_asked_as_a_launch_imports_it(shell, monkeypatch, tmp_path):
+    """The torch that PYTHONPATH puts before the installed one is what workers get, and is asked."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "torch.py").write_text("raise ImportError('planted')\n")
+    monkeypatch.setenv("PYTHONPATH", str(theirs))
+    done = shell("doctor")
+    assert done.status == 1
+    assert "ERROR  torch cannot be imported: ImportError: planted" in errors(done)
+
+
 def test_a_torch_without_bytecode(machine, tmp_path, monkeypatch):
     """A package without bytecode, where Python may write none: a note with a command that makes it.
     A folder that nobody may write to: where else bytecode can be.
@@ -308,7 +319,7 @@ def test_peaks_are_kept(shell, monkeypatch, tmp_path):
     monkeypatch.setattr(
         doctor,
         "_last_line",
-        lambda command, what: (
+        lambda command, what, root: (
             found if what == "the peaks" else '{"usable": false, "gpus": 0, "bytecode": true}'
         ),
     )
