@@ -57,13 +57,15 @@ def confirmation_wants_pair(
     verdict: Verdict, comparison: Comparison, steps: range = range(0)
 ) -> bool:
     """Tell whether a confirmation needs another pair: the step is not decided yet, or an earlier
-    run's pairs did not time all ``steps``.
+    run's pairs did not time all ``steps``. What they call SLOWER stays: only a pass needs those.
     """
     if to_confirm(verdict) is None:  # the earlier pairs alone are asked
         return False
     if wants_another_pair(comparison):
         return True
-    return bool(comparison.earlier and problem(comparison) is None and _missed(comparison, steps))
+    if not comparison.earlier or problem(comparison) is not None or says_slower([comparison]):
+        return False
+    return _missed(comparison, steps) > 0
 
 
 def confirmed(
