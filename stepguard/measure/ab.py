@@ -166,19 +166,21 @@ class _PairRun:
         # Not steady is no fault here: alternation takes the drift out, and a step that keeps
         # compiling is counted.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
-        self._take(DisturbedPair(head, base))
+        afresh = any(launch.timed_a_compiler for launch in both)
+        self._take(DisturbedPair(head, base), afresh)
 
     def _far(self) -> bool:
         """Tell whether the next pair reaches far: the first ones of those whose series count."""
         judged = max(self.earlier.spent, default=0)
         return len(self.sides[HEAD].launches) < judged + FAR_PAIRS
 
-    def _take(self, pair: DisturbedPair) -> None:
-        """Count a pair. A GPU's whose blocks are out of line waits for the next one: if that is,
-        too, it was no accident and both count; else the first is only kept.
+    def _take(self, pair: DisturbedPair, afresh: bool = False) -> None:
+        """Count a pair. One waits for the next if a block of it has seconds in which something was
+        compiled ``afresh``, which one side alone does, or on a GPU if its blocks are out of line:
+        if that is so, too, it was no accident and both count; else the first is only kept.
         """
         prior, aside = self.comparison().prior, self.aside
-        odd = is_gpu(self.case.device) and out_of_line(pair.head, pair.base, prior)
+        odd = afresh or is_gpu(self.case.device) and out_of_line(pair.head, pair.base, prior)
         # Where steps are asked for, what is in one block alone is what is looked for.
         may_wait = odd and not self.timing.steps and len(self.again) < MOST_AGAIN
         if aside is None and may_wait:

@@ -189,6 +189,11 @@ class RunningLaunch:
                 fault = Fault(found.reason, text, "", f"{self.label}, {during}")
                 raise WorkersFailed(self.workers, LaunchFailed(fault))
 
+    @property
+    def timed_a_compiler(self) -> bool:
+        """Tell whether a timed block may hold what the next launch takes from the cache on disk."""
+        return bool(self._compiled_late) and self.compiled_afresh
+
     def count(self) -> None:
         """Run the counting pass, whose figures are the case's."""
         began = time.monotonic()

@@ -52,6 +52,7 @@ class World:
         self.threads = {}
         self.every = 0  # HEAD takes two seconds more in every step of this number; 0: never
         self.compiles = {}  # label: which of its blocks still compile, from the first on
+        self.afresh = set()  # labels that find nothing of it in the cache
 
     def asked(self, *labels):
         """The events of these labels."""
@@ -183,7 +184,7 @@ def fake_group(world):
                 "events_ms": ms * steps + 2000.0 * late,
                 "outside_ms": ms * steps + 2000.0 * late,
                 "compiled_graphs": self.run,
-                "compiled_afresh": False,
+                "compiled_afresh": self.run > 0 and self.key in world.afresh,
             }
 
         def park(self):
@@ -327,6 +328,29 @@ def test_who_is_not_steady_yet_goes_on(world, measure):
     (head,), (base,) = found.head.launches, found.base.launches
     assert base.warmup_steps > head.warmup_steps
     assert [block.ran for block in head.blocks] == [block.ran for block in base.blocks]
+
+
+@pytest.mark.parametrize(
+    ("afresh", "replaced"),
+    [
+        ({"pair 1 base"}, 1),
+        (set(), 0),  # every launch loads it: that is time of its step
+        ({"pair 1 base", "pair 2 head"}, 0),  # every launch compiles it
+    ],
+)
+@pytest.mark.parametrize("case", [CPU, GPU])
+def test_what_one_side_compiles_in_a_block_for_both_is_not_its_time(
+    world, measure, case, afresh, replaced
+):
+    """The pair is replaced by the next one, which finds all in the cache. No launch of a pair is
+    unsteady by what is compiled, or loaded, in its blocks: the pairs judge it.
+    """
+    world.step_ms = {"head": 250.0, "base": 250.0}
+    world.compiles, world.afresh = {"pair 1 base": 1000, "pair 2 head": 1000}, afresh
+    found = measure(2, case)
+    assert [pair.base.index for pair in found.again] == [1] * replaced
+    launches = (*found.head.launches, *found.base.launches)
+    assert found.pairs == 2 and not any(launch.steady for launch in launches)
 
 
 @pytest.mark.parametrize("number", [1, 2])
