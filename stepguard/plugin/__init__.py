@@ -40,6 +40,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add_options(parser.getgroup("stepguard", "performance regression gate"))
 
 
+# A conftest's sys.exit() ends the process, and no session is there yet that could fail.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_load_initial_conftests(early_config: pytest.Config) -> Generator[None, object, object]:
+    """Fail a strict run that a conftest leaves with status 0 as it is imported."""
+    try:
+        return (yield)
+    except SystemExit as left:
+        early_config.option = early_config.known_args_namespace  # all that there will be
+        if not left.code and begins_at_once(early_config.option):
+            _refuse_left(early_config, "a conftest left the run by sys.exit()")
+        raise
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers and the bridge to pytest-benchmark."""
     for line in MARKERS:
@@ -76,14 +89,19 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     # An error that is on its way has a status of its own.
     if not wanted or config.stash.get(_ENDED, False) or sys.exc_info()[0] is not None:
         return
+    _refuse_left(config, "a hook left the run by pytest.exit()")
+
+
+def _refuse_left(config: pytest.Config, how: str) -> None:
+    """Raise UsageError for a strict run that ended before its session did."""
     if is_strict(config):
         from stepguard.plugin.documents import forget_documents
 
         forget_documents(config)
         raise pytest.UsageError(
-            "a hook left the run by pytest.exit(), so that nothing is known to be guarded: let a "
-            "conftest skip tests instead, or add --perf-no-strict"
-        )
+            f"{how}, so that nothing is known to be guarded: let a conftest skip tests instead, or "
+            "add --perf-no-strict"
+        ) from None
 
 
 @pytest.hookimpl(tryfirst=True)

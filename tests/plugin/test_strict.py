@@ -604,15 +604,25 @@ def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):
 
 
 def test_an_exit_status_that_is_swallowed_is_no_pass(project, monkeypatch):
-    """By a conftest, or by `|| true`: the gate reads the document."""
+    """By a conftest, which a strict run overrules, or by `|| true`: the gate reads the document."""
     changed(project)
     swallow = "@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish(session):\n"
     conftest(PLUGIN + swallow + "    session.exitstatus = 0\n")(project)
     project.commit()
-    assert project.run("--perf-strict", "--perf-json=.stepguard/run.json").ret == 0
+    assert project.run().ret == 0
+    assert project.run("--perf-strict", "--perf-json=.stepguard/run.json").ret == 1
     monkeypatch.chdir(project.path)
     commit = project.git("rev-parse", "HEAD").strip()
     assert main(["gate", ".stepguard/run.json", "--commit", commit]) == 1
+
+
+def test_a_status_that_a_conftest_sets_hides_no_skipped_case(project):
+    """Tests that were skipped are no failure to pytest, and one to a strict run."""
+    text = "@pytest.hookimpl(trylast=True)\ndef pytest_sessionfinish(session):\n"
+    text += "    session.exitstatus = 0\n\n\n@pytest.fixture(autouse=True)\ndef no():\n"
+    conftest(PLUGIN + text + "    pytest.skip('no')\n")(project)
+    project.commit()
+    assert project.run("--perf-strict").ret == 1
 
 
 @pytest.mark.parametrize("extended", [False, True])
@@ -659,6 +669,19 @@ def test_a_run_that_a_hook_leaves_is_no_gate(project, hook, status):
         found = load_document(path)
         assert not found.passed and [one.code for one in found.problems] == [ProblemCode.NO_CASES]
     assert project.run().ret == 0
+
+
+def test_a_conftest_that_ends_the_process_is_no_gate(project):
+    """With status 0, as pytest imports it: red, and no older document stays."""
+    (project.path / ".stepguard").mkdir(exist_ok=True)
+    path = project.path / ".stepguard/run.json"
+    path.write_text("of the run before")
+    conftest("import sys\n\nsys.exit(0)\n")(project)
+    project.commit()
+    options = ("-p", "stepguard.plugin", "--perf-json=.stepguard/run.json", "--perf-strict")
+    result = project.run(*options)
+    assert result.ret == 4 and not path.exists()
+    result.stderr.fnmatch_lines(["ERROR: a conftest left the run by sys.exit(), *--perf-no-strict"])
 
 
 def test_a_test_that_ends_the_run_hides_no_verdict(project):
