@@ -12,7 +12,7 @@ from stepguard.case import Case
 from stepguard.document import CaseState, State, filled
 from stepguard.plugin.baselines import Recorded, folders_alone
 from stepguard.plugin.items import Collected, CollectedTest
-from stepguard.text import listed
+from stepguard.text import listed, meant
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"
@@ -34,8 +34,8 @@ class Wanted:
         """Raise UsageError for a name that is none of these cases."""
         for name, one in zip(self.names, self._patterns, strict=True):
             if not any(re.fullmatch(one, case_id) for case_id in known):
-                has = listed(known, 10)
-                raise pytest.UsageError(f"--perf-select={name}: no such case; there is: {has}")
+                has = meant(name, known) or f"; there is: {listed(known, 10)}"
+                raise pytest.UsageError(f"--perf-select={name}: no such case{has}")
 
 
 class Selection:

@@ -479,15 +479,17 @@ def test_a_path_of_the_settings_is_meant_by_nobody(gate, monkeypatch, setting):
 
 
 def test_what_a_selection_names_has_to_be_measured(project):
-    """Also an extended case; and a name that is none is refused."""
+    """Also an extended case; and a name that is none is refused, with what may have been meant."""
     result = project.run("--perf-strict", "--perf-select=linear*", "-k", "step[a]")
     assert result.ret == 4
     result.stderr.fnmatch_lines(["*linear?b?: guarded, but not measured: deselected by -k*"])
     result = project.run("--perf-select=linear[c]")
     assert result.ret == 4
     result.stderr.fnmatch_lines(
-        ["*--perf-select=linear?c?: no such case; there is: linear?a?, linear?b?"]
+        ["*--perf-select=linear?c?: no such case (did you mean linear?b? or linear?a??)"]
     )
+    result = project.run("--perf-select=nothing*")
+    result.stderr.fnmatch_lines(["*nothing?: no such case; there is: linear?a?, linear?b?"])
 
 
 def test_the_smoke_cases_do_not_stand_in_for_a_gpus(gate, h200):
