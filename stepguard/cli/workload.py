@@ -18,6 +18,7 @@ from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.storage import baselines as baseline
 from stepguard.text import meant
+from stepguard.worker.interpreter import as_typed
 
 
 def add_workload(command: argparse.ArgumentParser) -> None:
@@ -40,7 +41,7 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
     if options.gpus is not None and options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     try:
-        if "[" in options.factory:
+        if ":" not in options.factory:
             case = _recorded(options.factory, device, options.root)
             ranks = options.gpus or case.world_size
             case = replace(case, params={**case.params, **params}, world_size=ranks, gates=())
@@ -69,7 +70,9 @@ def _recorded(case_id: str, device: str, root: Path) -> Case:
             found[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
     if not found:
         hint = meant(case_id, known)
-        raise UsageError(f"{case_id} has no baseline{hint}; write FACTORY key=value instead")
+        cases = as_typed("stepguard baselines list")
+        factory = "a factory is package.module:function key=value"
+        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {cases}; {factory}")
     return found.get(device) or next(iter(found.values()))
 
 

@@ -123,7 +123,8 @@ def test_a_mistake_in_the_call_shows_no_traceback(real):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("nofactory",), "write 'package.module:factory'"),
+        (("nofactory",), "'nofactory' has no baseline; what has: "),
+        (("a.b:",), "write 'package.module:factory'"),
         (("a.b:c", "batch"), "'batch': write key=value"),
         (("a.b:c", "n=1", "n=2"), "n is given twice"),
         (("a.b:c", "--gpus", "0"), "--gpus 0: at least 1"),
