@@ -44,8 +44,8 @@ def _baselines(options: argparse.Namespace) -> int:
     found = [one for one in recorded_cases if options.case in (None, one[1])]
     if options.case and not found:
         hint = meant(options.case, {case_id for _, case_id, _ in recorded_cases})
-        cases = as_typed("stepguard baselines list")
-        raise ValueError(f"{folder} has no baseline of {options.case!r}{hint}; what has: {cases}")
+        hint += f"; what has: {as_typed('stepguard baselines list')}"
+        raise ValueError(f"{folder} has no baseline of {options.case!r}{hint}")
     if options.action == "prune":
         if not options.case:
             raise UsageError("baselines prune: name the case whose recordings go")
