@@ -47,7 +47,8 @@ def unfit_to_record(evidence: Evidence) -> str:
     if evidence.dirty:
         return (
             "measured on a tree with uncommitted changes "
-            f"({listed(evidence.dirty)}); commit, then measure again"
+            f"({listed(evidence.dirty)}); commit them, or let git ignore what is no source, "
+            "then measure again"
         )
     if evidence.tree_changed:
         return f"{Reason.TREE_CHANGED.value}; measure again"
