@@ -90,8 +90,8 @@ def watch(
     per_node = launcher.per_node(case) if launcher else case.world_size
     gpus = launcher.gpus(per_node) if launcher else bench.gpus[:per_node]
     if len(gpus) < case.world_size:
-        have = f"a node has {launcher.fewest_gpus}" if launcher else f"{len(gpus)} here"
-        problem, reason = f"{per_node} GPUs needed, {have}", Reason.TOO_FEW_GPUS
+        have = f"a node has {launcher.fewest_gpus}" if launcher else f"here: {len(gpus)}"
+        problem, reason = f"GPUs needed: {per_node}, {have}", Reason.TOO_FEW_GPUS
         return None, Fault(reason.name, problem, "", "preflight")
     try:
         # Of this host alone: a scheduler has given the other nodes' GPUs. Locked before they are

@@ -197,7 +197,7 @@ def test_a_gpu_that_is_not_there(shell):
     """--device cuda on a machine without one: status 1, UNFIT, what is missing."""
     done = shell("run", "factories:linear", "--device", "cuda", "--json=-")
     assert done.status == 1
-    assert "1 GPUs needed, 0 here" in done.err
+    assert "GPUs needed: 1, here: 0" in done.err
     assert json.loads(done.out.splitlines()[-1])["verdict"]["status"] == "UNFIT"
 
 

@@ -181,7 +181,7 @@ def test_perf_of_a_case_with_a_gpu_that_is_not_there(gate):
     gate.measure_really()
     result = gate.run()
     assert result.ret == 1
-    result.says("*UNFIT*1 GPUs needed, 0 here*")
+    result.says("*UNFIT*GPUs needed: 1, here: 0*")
 
 
 @pytest.mark.parametrize("value", ["None", '"linear[nano]"', "object()"])
