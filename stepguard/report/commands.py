@@ -1,6 +1,7 @@
 """Next steps after a verdict: commands, as the reader of a report types them."""
 
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
         alone = "if it is meant: no waiver passes other work; " if verdict.whole else ""
         return [
             *([f"if it is meant: {waive}"] if waive else []),
-            *(f"{said}: {KEY}: {verdict.case_id} {name}: why" for said, name in _declared(verdict)),
+            *_declarations(verdict, "or" if waive else "if it is meant,"),
             f"{alone}after the merge, on main: {again}, then {accept}{then}",
         ]
     if verdict.reason in _WITH_MORE_PAIRS:
@@ -150,8 +151,9 @@ def _decide(verdict: Verdict, commands: Commands) -> str:
     return f"no further pair can decide; learn this machine's noise: {measure}, then {learn}"
 
 
-def _declared(verdict: Verdict) -> list[tuple[str, str]]:
-    """Return each failing metric behind words: a commit has to declare all of them."""
+def _declarations(verdict: Verdict, first: str) -> Iterator[str]:
+    """Yield a line for each failing metric: a commit has to declare all of them."""
     failing = () if verdict.whole else verdict.gated("failed")
-    said = "or in the message of a commit", *["and"] * len(failing)
-    return [(words, one.metric) for words, one in zip(said, failing, strict=False)]
+    said = f"{first} in the message of a commit", *["and"] * len(failing)
+    for words, one in zip(said, failing, strict=False):
+        yield f"{words}: {KEY}: {verdict.case_id} {one.metric}: why"

@@ -338,6 +338,14 @@ def test_commands_carry_the_folder(verdict, commands):
     assert "baselines" not in words.block(verdict, "e.json", Commands())
 
 
+def test_what_is_too_large_to_be_waived_can_still_be_declared():
+    """After a comparison the step says what it is for, though no "or" has anything before it."""
+    twice = replace(judge(evidence((500.0,) * 3), entry()), against="main (abc)")
+    first, after = next_steps(twice, "e.json", Commands())[:2]
+    assert first.startswith("if it is meant, in the message of a commit: Perf-Expect: ")
+    assert after.startswith("after the merge, ") and "waive" not in after
+
+
 def test_what_can_be_waived_is_said_second():
     """One command, however much moved; a summary shows the first step alone, which is to accept."""
     accept, *waive, closer = next_steps(CHANGED, "x", Commands())
