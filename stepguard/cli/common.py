@@ -163,10 +163,10 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
     return [item for item in found if item[1].case_id in (options.case or known)]
 
 
-def refuse_target(target: str | None) -> None:
-    """Raise UsageError for a file that --json cannot write, before hours of measuring."""
+def refuse_target(target: str | Path | None, option: str = "--json") -> None:
+    """Raise UsageError for a file that the option cannot write, before hours of measuring."""
     if target and target != STDOUT and (problem := documents.unwritable(Path(target))):
-        raise UsageError(f"--json {target}: {problem}")
+        raise UsageError(f"{option} {target}: {problem}")
 
 
 def put_json(document: Any, target: str | None) -> None:

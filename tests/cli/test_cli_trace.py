@@ -165,6 +165,16 @@ def test_the_picture_of_a_step(tmp_path, capsys):
     assert idle == pytest.approx((x + 500 * per_us, 30 * per_us), abs=0.2)
 
 
+@pytest.mark.parametrize("option", ["--csv", "--json", "--svg"])
+def test_a_file_that_cannot_be_written(tmp_path, capsys, option):
+    """Refused by its option and name before a trace is read; a folder that is missing is made."""
+    trace, under = write(tmp_path / "a.json", sync=True), tmp_path / "a.json" / "b"
+    status, out, err = run(capsys, trace, option, under)
+    assert (status, out) == (2, "") and err.startswith(f"stepguard: {option} {under}: ")
+    there = tmp_path / "new" / "b"
+    assert run(capsys, trace, option, there)[0] == 0 and there.stat().st_size
+
+
 def test_a_folder_is_the_traces_in_it(tmp_path, capsys):
     """All ranks of a folder; one without a trace is refused."""
     for rank in (0, 1):

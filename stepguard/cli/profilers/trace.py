@@ -64,6 +64,8 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _trace(options: argparse.Namespace) -> int:
     refuse_target(options.json)
+    refuse_target(options.csv, "--csv")
+    refuse_target(options.svg, "--svg")
     classes = _classes(options.classes)
     marks = _marks(options.step)
     tables = [path for path in options.files if path.suffix == ".csv"]
