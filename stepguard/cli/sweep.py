@@ -12,7 +12,14 @@ from typing import Any
 import msgspec
 
 from stepguard.case import Case, Scalar
-from stepguard.cli.common import UsageError, progress_line, say, suite_of, table_width
+from stepguard.cli.common import (
+    UsageError,
+    progress_line,
+    refuse_target,
+    say,
+    suite_of,
+    table_width,
+)
 from stepguard.cli.workload import missing
 from stepguard.device import is_gpu
 from stepguard.git.revision import current
@@ -67,6 +74,7 @@ def _sweep(options: argparse.Namespace) -> int:
         say(f"{len(done)} of {len(done) + len(left)} rows are in {folder / ROWS}")
     if left:
         _refuse(options, sweep, len(gpus))
+        refuse_target(folder / ROWS, "--out")
         content = _measured(options.root, folder, content, left)
     return _report(folder, content)
 

@@ -153,6 +153,13 @@ def test_a_malformed_declaration_is_refused(shell, measured, old, new, message):
     assert not measured.calls
 
 
+def test_a_folder_that_cannot_be_written(shell, measured):
+    """Refused by its name before a row is measured, and lost."""
+    done = shell("sweep", "grid.toml", "--anew", "--out", "grid.toml/rows")
+    assert done.status == 2 and done.err.startswith("stepguard: --out grid.toml/rows/rows.json: ")
+    assert not measured.calls
+
+
 def test_a_chart_is_drawn(shell, measured):
     """A line for each combination of the other parameters, and a cross for what has no figure."""
     pytest.importorskip("matplotlib")
