@@ -15,7 +15,7 @@ from typing import Any
 
 from stepguard.ab_margins import MARGINS_PCT, Margins
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
-from stepguard.metrics import METRICS, default_gates
+from stepguard.metrics import GATEABLE, METRICS, default_gates
 
 Scalar = str | int | float | bool | None
 MOST_RANKS = 1 << 20
@@ -69,13 +69,12 @@ class Case:
             raise ValueError(f"Case.gates {self.gates!r}: write a tuple, ({self.gates!r},)")
         gates = tuple(self.gates) or default_gates(self.device, self.world_size)
         for gate in gates:
-            metric = METRICS.get(gate)
-            if metric is None or not metric.gateable:
-                known = ", ".join(name for name, metric in METRICS.items() if metric.gateable)
+            if gate not in GATEABLE:
+                known = ", ".join(GATEABLE)
                 raise ValueError(f"Case.gates {gate!r}: no such metric to gate; known: {known}")
-            if not metric.exists(self.device, self.world_size):
+            if not METRICS[gate].exists(self.device, self.world_size):
                 raise ValueError(
-                    f"Case.gates {gate!r}: only {metric.scope.value} has this metric; "
+                    f"Case.gates {gate!r}: only {METRICS[gate].scope.value} has this metric; "
                     f"{self.id} has world_size {self.world_size} and device {self.device!r}"
                 )
         return gates

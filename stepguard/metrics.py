@@ -67,11 +67,6 @@ class Metric:
         """Return whether a counter may rise and still be `same`."""
         return bool(self.slack_pct or self.floor)
 
-    @property
-    def gateable(self) -> bool:
-        """Return whether a case may name it among its gates."""
-        return self.kind != "information"
-
     def exists(self, device: str, world_size: int) -> bool:
         """Return whether a case on ``world_size`` ranks of ``device`` can have it."""
         return self.scope.covers(device, world_size)
@@ -131,6 +126,7 @@ _TABLE = (
     _information("sync_api_share_pct", "%", _GPU, digits=1),
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
+GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information")
 # The only one of its kind: what costs time moves the mean, and at half the noise of the median.
 JUDGED_TIME = "step_ms"
 

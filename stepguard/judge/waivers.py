@@ -14,7 +14,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge.ab.confirm import settled
 from stepguard.judge.acceptance import has_words
 from stepguard.judge.soundness import measurement_problem
-from stepguard.metrics import METRICS
+from stepguard.metrics import GATEABLE, METRICS
 from stepguard.verdict import MetricVerdict, Status, Verdict
 from stepguard.waiver import MAX_PCT, Waiver, WaiverEffect, WaiverOutcome
 
@@ -142,11 +142,11 @@ def suggested_sizes(verdict: Verdict) -> dict[str, tuple[str, float]]:
 def problem_of(waiver: Waiver, today: date) -> str:
     """Return what is wrong with a waiver, its case aside, or the empty string."""
     # People edit the file, so every rule is checked when it is read, not by the command alone.
-    metric = METRICS.get(waiver.metric)
-    if metric is None or not metric.gateable:
-        known = ", ".join(name for name, m in METRICS.items() if m.gateable)
+    if waiver.metric not in GATEABLE:
+        known = ", ".join(GATEABLE)
         return f"{waiver.metric!r} is no metric that can be gated; there are: {known}"
-    wanted, other = ("value", "limit_pct") if metric.kind == "counter" else ("limit_pct", "value")
+    counts = METRICS[waiver.metric].kind == "counter"
+    wanted, other = ("value", "limit_pct") if counts else ("limit_pct", "value")
     if getattr(waiver, wanted) is None or getattr(waiver, other) is not None:
         return f"{waiver.metric} needs a {wanted} and no {other}: no waiver is unlimited"
     if waiver.limit_pct is not None and not 0 < waiver.limit_pct <= MAX_PCT:

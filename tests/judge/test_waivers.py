@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stepguard.evidence import Fault
 from stepguard.judge.screen import judge
 from stepguard.judge.waivers import MAX_DAYS, problem_of, suggested_size, waive
-from stepguard.metrics import METRICS
+from stepguard.metrics import GATEABLE, METRICS
 from stepguard.report.commands import Commands
 from stepguard.report.stored.waivers import sentences
 from stepguard.report.words import block as told
@@ -227,10 +227,9 @@ def test_a_suggested_size_covers(found):
 EVERYTHING = tuple(
     waiver(
         name,
-        **({"value": 2**62} if m.kind == "counter" else {"limit_pct": 100.0}),
+        **({"value": 2**62} if METRICS[name].kind == "counter" else {"limit_pct": 100.0}),
     )
-    for name, m in METRICS.items()
-    if m.gateable
+    for name in GATEABLE
 )
 
 
@@ -274,7 +273,7 @@ def test_a_change_that_explains_an_undecided_case_is_not_waived():
 
 @PROPERTY
 @given(
-    st.sampled_from([name for name, m in METRICS.items() if m.exists("cuda", 1) and m.gateable]),
+    st.sampled_from([name for name in GATEABLE if METRICS[name].exists("cuda", 1)]),
     st.integers(-40, 40),
     st.integers(-2, 2),
     st.integers(-100, 100),
@@ -417,7 +416,7 @@ def test_no_content_is_a_crash(folder, content):
 @PROPERTY
 @given(
     st.dictionaries(
-        st.sampled_from([name for name, m in METRICS.items() if m.gateable]),
+        st.sampled_from(GATEABLE),
         st.tuples(st.integers(1, 2**62), st.integers(-1000, MAX_DAYS), WORDS, WORDS),
         max_size=4,
     )

@@ -7,7 +7,7 @@ from typing import TypeVar
 from stepguard.baseline_file import Entry
 from stepguard.git.revision import CALIBRATION
 from stepguard.judge.ab.calibration import CalibratedCase
-from stepguard.metrics import METRICS, format_value
+from stepguard.metrics import GATEABLE, METRICS, format_value
 from stepguard.recording import Recording
 from stepguard.report.stored.waivers import described
 from stepguard.storage import baselines, calibrations
@@ -112,7 +112,7 @@ def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
 def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
     """Return the judged figures that differ, the first FIGURES of them, as name, old and new."""
     was, now = (entry.epochs[-1].recordings[-1].values() for entry in (old, new))
-    names = [n for n, row in METRICS.items() if row.gateable and was.get(n) != now.get(n)]
+    names = [name for name in GATEABLE if was.get(name) != now.get(name)]
     shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
     rest = len(names) - len(shown)
     return [*shown, ("other figures", "0", f"{rest} changed")] if rest else shown
@@ -140,5 +140,5 @@ def _level(entry: Entry | None) -> str:
     if entry is None:
         return NONE
     values = entry.epochs[-1].recordings[-1].values()
-    names = [name for name, row in METRICS.items() if row.gateable and name in values][:2]
+    names = [name for name in GATEABLE if name in values][:2]
     return "recorded, " + ", ".join(f"{name} {format_value(name, values[name])}" for name in names)
