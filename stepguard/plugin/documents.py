@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from stepguard.ab_margins import BUDGET_MIN
 from stepguard.document import (
     SCHEMA,
-    CaseState,
     End,
     GpuDocument,
     Options,
@@ -39,27 +37,6 @@ _ENDS = {
 _UNSET = (None, False, "", 0, BUDGET_MIN)
 
 
-@dataclass(frozen=True)
-class Facts:
-    """Hold what a document says of a run; ``gpus`` is None where the machine cannot be read."""
-
-    began: datetime
-    root: Path
-    revision: Revision
-    gpus: tuple[Gpu, ...] | None
-    baselines: Path
-    against: str = ""
-    base_commit: str = ""
-    base: str = ""
-    base_changes: Sequence[str] = ()
-    strict: bool = False
-    cases: Sequence[CaseState] = ()
-    results: Sequence[Result] = ()
-    problems: Sequence[Problem] = ()
-    notices: Sequence[str] = ()
-    waivers: Sequence[Waiver] = ()
-
-
 def _end_of(exitstatus: int) -> End:
     return _ENDS.get(pytest.ExitCode(exitstatus), End.FINISHED)
 
@@ -83,32 +60,41 @@ def problems_of(exitstatus: int, unrecorded: Sequence[str], nothing: bool) -> li
 
 
 def run_document(
-    config: pytest.Config, exitstatus: int, facts: Facts, commands: Commands
+    config: pytest.Config,
+    exitstatus: int,
+    commands: Commands,
+    *,
+    began: datetime,
+    revision: Revision,
+    gpus: tuple[Gpu, ...] | None,
+    baselines: Path,
+    problems: list[Problem],
+    results: Sequence[Result],
+    waivers: Sequence[Waiver],
+    **others: Any,
 ) -> RunDocument:
-    """Return the document of a run that ends with ``exitstatus``, as pytest has it by now."""
-    gpus, inside = facts.gpus or (), Commands(facts.root, baselines=commands.baselines)
+    """Return the document of a run that ends with ``exitstatus``, as pytest has it by now. ``gpus``
+    is None where the machine cannot be read; ``others`` are fields of the document.
+    """
+    inside = Commands(config.rootpath, baselines=commands.baselines)
     machine = gpus[0].name if gpus else CPU_MACHINE
     # Whoever reads it may have another interpreter, and another folder: paths are the project's.
-    return filled(
-        RunDocument,
-        facts,
+    return RunDocument(
         schema=SCHEMA,
-        date=facts.began.isoformat(timespec="seconds"),
-        wall_s=round((datetime.now(UTC) - facts.began).total_seconds(), 3),
+        date=began.isoformat(timespec="seconds"),
+        wall_s=round((datetime.now(UTC) - began).total_seconds(), 3),
         end=_end_of(exitstatus),
-        passed=exitstatus == pytest.ExitCode.OK and not facts.problems,
-        commit=facts.revision.commit,
-        dirty=list(facts.revision.dirty),
-        machine="" if facts.gpus is None else machine,
-        gpus=[filled(GpuDocument, gpu) for gpu in gpus],
-        baselines=inside.relative(facts.baselines),
-        base_changes=list(facts.base_changes),
+        passed=exitstatus == pytest.ExitCode.OK and not problems,
+        commit=revision.commit,
+        dirty=list(revision.dirty),
+        machine="" if gpus is None else machine,
+        gpus=[filled(GpuDocument, gpu) for gpu in gpus or ()],
+        baselines=inside.relative(baselines),
         options=_options(config),
-        cases=list(facts.cases),
-        results=[documents.result_document(result, inside) for result in facts.results],
-        problems=list(facts.problems),
-        notices=list(facts.notices),
-        waivers=documents.waiver_documents(facts.waivers, facts.results),
+        results=[documents.result_document(result, inside) for result in results],
+        problems=problems,
+        waivers=documents.waiver_documents(waivers, results),
+        **others,
     )
 
 

@@ -35,7 +35,7 @@ from stepguard.plugin.baselines import (
     whole_folders,
 )
 from stepguard.plugin.benchmark import Bridge
-from stepguard.plugin.documents import Facts, problems_of, run_document, write
+from stepguard.plugin.documents import problems_of, run_document, write
 from stepguard.plugin.guard import Guard, left_out_line, unsuited
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
 from stepguard.plugin.recorder import Recorder
@@ -330,16 +330,18 @@ class Session:
         # Whatever ended the run may be just this; then the document has the rest.
         with contextlib.suppress(pytest.UsageError):
             gpus = self._gpus
-        facts = Facts(
+        document = run_document(
+            self._config,
+            exitstatus,
+            self._commands,
             began=self._began,
-            root=self._root,
             revision=self._suite.revision if self._suite else current(self._root, self._baselines),
             gpus=gpus,
             baselines=self._baselines,
             against=self._option.perf_against or "",
             base_commit=self._tree.commit if self._tree else "",
             base=self._base.name if self._base else "",
-            base_changes=self._base.changes if self._base else (),
+            base_changes=list(self._base.changes) if self._base else [],
             strict=self.guard.strict,
             cases=states,
             results=results,
@@ -347,7 +349,6 @@ class Session:
             notices=self._notices,
             waivers=self._waivers,
         )
-        document = run_document(self._config, exitstatus, facts, self._commands)
         return write(self._option, self._commands.folder, document)
 
     def summary(self, lists_skips: bool) -> Run | None:
