@@ -2,7 +2,7 @@
 quote them.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepguard.ab_margins import Margins
@@ -22,6 +22,12 @@ from stepguard.verdict import (
 
 TREE_CHANGED = "files changed while it was measured: its launches may be of different code"
 NOTE_PARTS = 3  # how many moved operators a note names
+
+
+def uncommitted(files: Sequence[str]) -> str:
+    """Return what differs from a tree's commit, and what mends it; empty for no file."""
+    text = f"uncommitted changes ({listed(files, 3)})"
+    return f"{text}: commit them, or let git ignore what is no source" if files else ""
 
 
 def message(verdict: Verdict) -> str:

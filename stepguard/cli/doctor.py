@@ -34,10 +34,10 @@ from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.launch import engine
 from stepguard.launch.scheduler import LauncherError, describe_nodes, machine_id, unfit
 from stepguard.roofline import Peaks
+from stepguard.sentences import uncommitted
 from stepguard.storage import baselines as baseline
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
-from stepguard.text import listed
 from stepguard.worker.interpreter import as_typed, interpreter
 
 _PEAKS = "stepguard.worker.profilers.peaks"
@@ -252,12 +252,8 @@ def _peaks(root: Path) -> Iterator[Finding]:
 
 
 def _tree(root: Path, baselines: Path) -> Iterator[Finding]:
-    if problem := no_commit(root):
-        yield "note", f"nothing can be recorded: {problem}"
-        return
     revision = current(root, baselines)
-    if revision.dirty:
-        changes = f"uncommitted changes ({listed(revision.dirty)})"
-        yield "note", f"nothing can be recorded: {changes}"
+    if problem := no_commit(root) or uncommitted(revision.dirty):
+        yield "note", f"nothing can be recorded: {problem}"
     else:
         yield "ok", f"commit {revision.commit[:10]}, clean"

@@ -26,8 +26,8 @@ from stepguard.cli.workload import missing, parse_params
 from stepguard.device import CPU, DEVICES, GPU
 from stepguard.git.revision import current, git, no_commit, run_git
 from stepguard.gpu.nvml import visible_gpus
+from stepguard.sentences import uncommitted
 from stepguard.storage.json_file import replace_file
-from stepguard.text import listed
 from stepguard.worker.interpreter import interpreter
 
 FACTORY = "perf_workload.py"
@@ -276,7 +276,7 @@ def _commit(root: Path, paths: list[Path]) -> str:
     top = (git(root, "rev-parse", "--show-toplevel") or "").rstrip("\n")
     ours = {os.path.relpath(root / name, top) for name in names}
     if others := sorted(dirty - ours):
-        return f"there are uncommitted changes ({listed(others)}): commit them"
+        return f"there are {uncommitted(others)}"
     if not dirty:
         return ""
     typed = f"git add {shlex.join(names)} && git commit -m 'Guard the speed of a step'"

@@ -18,8 +18,7 @@ from stepguard.judge.noise_limits import (
 from stepguard.judge.screen import comparable
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import JUDGED_TIME, METRICS
-from stepguard.sentences import sentence
-from stepguard.text import listed
+from stepguard.sentences import sentence, uncommitted
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
@@ -45,11 +44,7 @@ def unfit_to_record(evidence: Evidence) -> str:
     if not evidence.commit:
         return "its commit is not known: the tree was no git repository, or git was not on PATH"
     if evidence.dirty:
-        return (
-            "measured on a tree with uncommitted changes "
-            f"({listed(evidence.dirty)}); commit them, or let git ignore what is no source, "
-            "then measure again"
-        )
+        return f"measured on a tree with {uncommitted(evidence.dirty)}, then measure again"
     if evidence.tree_changed:
         return f"{Reason.TREE_CHANGED.value}; measure again"
     # Last: these need blocks, launches and differences that are sound.

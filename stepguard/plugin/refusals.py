@@ -21,7 +21,8 @@ from stepguard.plugin.baselines import Recorded
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
-from stepguard.text import first, listed, printable
+from stepguard.sentences import uncommitted
+from stepguard.text import first, printable
 from stepguard.worker.interpreter import as_typed
 
 NO_GATE = "the run is strict since CI=true; a run that gates nothing says --perf-no-strict"
@@ -91,7 +92,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield from _bad_revision(option.perf_against, root, baselines)
     if option.perf_base and records:
         yield "--perf-base judges by another branch's baselines: record in another run"
-    if records and (problem := no_commit(root) or _changed(root, baselines)):
+    if records and (problem := no_commit(root) or uncommitted(current(root, baselines).dirty)):
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
         yield f"--perf-baselines={option.perf_baselines}: no such folder"
@@ -110,13 +111,6 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
         if (path := path.resolve()) in seen:
             yield f"{name}={text}: that is where --perf-json is written"
         seen.add(path)
-
-
-def _changed(root: Path, baselines: Path) -> str:
-    """Return which files would be in no recording's commit, and what mends it; empty for none."""
-    dirty = current(root, baselines).dirty
-    text = "uncommitted changes ({}): commit them, or let git ignore what is no source"
-    return text.format(listed(dirty, 3)) if dirty else ""
 
 
 def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:

@@ -228,12 +228,12 @@ def test_errors_come_last(machine):
 
 
 def test_the_tree(machine):
-    """A clean and a dirty one: said in a note."""
+    """A clean and a dirty one: said in a note, with what mends it."""
     (machine.shell.path / "a.py").write_text("")
     machine.shell.commit()
     assert ", clean" in machine().out
     (machine.shell.path / "b.py").write_text("")
-    assert "nothing can be recorded: uncommitted changes (b.py)" in machine().out
+    assert "nothing can be recorded: uncommitted changes (b.py): commit them" in machine().out
 
 
 def test_a_launchers_nodes_are_examined(machine, monkeypatch):
