@@ -89,9 +89,8 @@ def accept(
     guard = _guard(evidence, recording)
     guards = entry is not None and guard == {"extended": entry.extended, "gates": entry.gates}
     # Counters are exact: one more equal recording teaches nothing, and every CPU run would add one.
-    adds = entry is None or not guards or _adds_places(recording, entry)
     exact = not (recording.times_ms or recording.differences_pct)
-    if exact and same and not adds:
+    if exact and same and guards:
         return Accepted(evidence.case_id, Action.NOTHING_TO_ADD, path)
     action, number, epochs = _place(evidence, recording, entry, verdict, reason, where)
     # The newest parameters: older epochs are history, only the last one is compared with.
@@ -241,12 +240,6 @@ def _other_software(recording: Recording, last: Epoch) -> str:
     if old_ms and ms and (change := 100 * (fmean(ms) / fmean(old_ms) - 1)) > LEVEL_LIMIT_PCT:
         moves.append(f"{JUDGED_TIME} {change:+.2f} %")
     return f"against the recordings of other software: {', '.join(moves)}" if moves else ""
-
-
-def _adds_places(recording: Recording, entry: Entry) -> bool:
-    """Tell whether it says where operators are called, and an older recording does not."""
-    known = [r for r in entry.epochs[-1].recordings if r.software == recording.software]
-    return bool(known and recording.operators) and not known[-1].operators
 
 
 def _same_evidence(a: Recording, b: Recording) -> bool:
