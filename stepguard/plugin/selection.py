@@ -24,18 +24,10 @@ class Wanted:
     def __init__(self, text: str | None) -> None:
         self.text = text
         self.names = [name.strip() for name in (text or "").split(",") if name.strip()]
-        self._patterns = [re.escape(name).replace(r"\*", ".*") for name in self.names]
 
     def __contains__(self, case_id: str) -> bool:
-        patterns = self._patterns
+        patterns = (re.escape(name).replace(r"\*", ".*") for name in self.names)
         return self.text is None or any(re.fullmatch(one, case_id) for one in patterns)
-
-    def refuse_unknown(self, known: Sequence[str]) -> None:
-        """Raise UsageError for a name that is none of these cases."""
-        for name, one in zip(self.names, self._patterns, strict=True):
-            if not any(re.fullmatch(one, case_id) for case_id in known):
-                has = meant(name, known) or f"; there is: {listed(known, 10)}"
-                raise pytest.UsageError(f"--perf-select={name}: no such case{has}")
 
 
 class Selection:
@@ -67,7 +59,11 @@ class Selection:
 
     def refuse_unknown(self, recorded: Collection[str]) -> None:
         """Raise UsageError if --perf-select names what is no case, collected or ``recorded``."""
-        self.wanted.refuse_unknown(sorted({*self._collection.cases, *recorded}))
+        known = sorted({*self._collection.cases, *recorded})
+        for name in self.wanted.names:
+            if not any(case_id in Wanted(name) for case_id in known):
+                has = meant(name, known) or f"; there is: {listed(known, 10)}"
+                raise pytest.UsageError(f"--perf-select={name}: no such case{has}")
 
     def kept(self, items: Sequence[pytest.Item]) -> None:
         """Take the tests that are left."""
