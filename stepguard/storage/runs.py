@@ -131,21 +131,16 @@ class Store:
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
 
     def newest(self) -> dict[str, Path]:
-        """Return the newest evidence file of every case, by case id."""
-        return {evidence.case_id: path for path, evidence in self._newest()}
-
-    def _newest(self) -> Iterator[tuple[Path, Evidence]]:
-        """Yield the newest evidence of every case that can be read. A case's folder has the same
-        name in every run, so that older evidence need not be decoded.
+        """Return the newest evidence file of every case that can be read, by case id. A case's
+        folder has the same name in every run, so that older evidence need not be decoded.
         """
-        found: set[str] = set()
+        found: dict[str, Path] = {}
         for path in (p for run in reversed(self._runs()) for p in _evidence_files(run)):
-            if path.parent.name not in found:
+            if path.parent.name not in {known.parent.name for known in found.values()}:
                 # Damaged, or of an older schema: then the one before it is the newest.
                 with contextlib.suppress(FileError):
-                    evidence = read_evidence(path)
-                    found.add(path.parent.name)
-                    yield path, evidence
+                    found[read_evidence(path).case_id] = path
+        return found
 
     def last_run(self) -> list[Path]:
         """Return the evidence files of the newest run that left any, or comparisons alone: then
@@ -169,8 +164,7 @@ class Store:
 
     def measured_cases(self) -> set[str]:
         """Return the ids of the cases of all that is kept and can be read."""
-        measured = {evidence.case_id for _, evidence in self._newest()}
-        return measured | {found.head.case_id for found in self.comparisons()}
+        return {*self.newest(), *(found.head.case_id for found in self.comparisons())}
 
     def last_against(self) -> tuple[str, Path]:
         """Return the other revision of the run of last_run() and its folder, if that left
