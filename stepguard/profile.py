@@ -4,13 +4,15 @@ Every figure is given for each profiled step, so that two profiles are compared 
 The identity closes for each step: compute + exposed communication + exposed copies + idle = step.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from stepguard.roofline import Work
 
 Series = tuple[float, ...]  # one item a step
+Row = TypeVar("Row")
+Key = TypeVar("Key", bound=Hashable)
 LONGEST_US = 1e12  # of a step: eleven days
 
 
@@ -99,34 +101,28 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
     if len(profiles) == 1:
         return profiles[0]
     steps = min(one.steps for one in profiles)
-    parts = Parts(*(_mean_of([getattr(p.parts, name) for p in profiles], steps) for name in _PARTS))
-    kernels: dict[object, list[KernelRow]] = {}
-    idle: dict[object, list[IdleRow]] = {}
-    for one in profiles:
-        for row in one.kernels:
-            kernels.setdefault(row.key, []).append(row)
-        for gap in one.idle:
-            idle.setdefault((gap.cause, gap.call, gap.place), []).append(gap)
-    zeros = (0.0,) * steps
 
-    def filled(rows: Sequence[Series]) -> Series:
-        return _mean_of([*rows, *[zeros] * (len(profiles) - len(rows))], steps)
+    def mean_of(rows: Sequence[Series]) -> Series:
+        return tuple(total / len(profiles) for total in added([row[:steps] for row in rows]))
 
-    calls = {name for one in profiles for name in one.calls}
+    kernels = grouped([row for one in profiles for row in one.kernels], lambda row: row.key)
+    idle = grouped(
+        [gap for one in profiles for gap in one.idle], lambda gap: (gap.cause, gap.call, gap.place)
+    )
     return replace(
         profiles[0],
-        parts=parts,
+        parts=Parts(*(mean_of([getattr(p.parts, name) for p in profiles]) for name in _PARTS)),
         kernels=tuple(
-            replace(rows[0], calls=filled([r.calls for r in rows]), us=filled([r.us for r in rows]))
-            for rows in kernels.values()
+            replace(one[0], calls=mean_of([r.calls for r in one]), us=mean_of([r.us for r in one]))
+            for one in kernels.values()
         ),
         idle=tuple(
-            replace(rows[0], count=filled([r.count for r in rows]), us=filled([r.us for r in rows]))
-            for rows in idle.values()
+            replace(one[0], count=mean_of([r.count for r in one]), us=mean_of([r.us for r in one]))
+            for one in idle.values()
         ),
         calls={
-            name: filled([one.calls[name] for one in profiles if name in one.calls])
-            for name in sorted(calls)
+            name: mean_of([one.calls[name] for one in profiles if name in one.calls])
+            for name in sorted({name for one in profiles for name in one.calls})
         },
         lost_share=max(one.lost_share for one in profiles),
     )
@@ -134,15 +130,9 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
 
 def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
     """Return rows with these fields, those that nothing else tells apart as one."""
-    found: dict[object, list[KernelRow]] = {}
-    for row in rows:
-        one = replace(row, **alike)
-        found.setdefault(one.key, []).append(one)
     return tuple(
-        replace(
-            same[0], calls=added([row.calls for row in same]), us=added([row.us for row in same])
-        )
-        for same in found.values()
+        replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
+        for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()
     )
 
 
@@ -151,23 +141,18 @@ def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profil
     kernels are a row for each class and phase, other idle time a row for each cause.
     """
     alone: list[KernelRow] = []
-    classes: dict[tuple[str, str], list[KernelRow]] = {}
+    others: list[KernelRow] = []
     for i, row in enumerate(sorted(profile.kernels, key=lambda row: -sum(row.us))):
-        if (i < most or row.key in kept) and not row.name.startswith(OTHERS):
-            alone.append(row)
-        else:
-            classes.setdefault((row.kind, row.phase), []).append(row)
-    for (kind, phase), rows in classes.items():
+        own = (i < most or row.key in kept) and not row.name.startswith(OTHERS)
+        (alone if own else others).append(row)
+    for (kind, phase), rows in grouped(others, lambda row: (row.kind, row.phase)).items():
         calls, us = added([row.calls for row in rows]), added([row.us for row in rows])
         name = f"{OTHERS}{kind}"
         alone.append(KernelRow(name, name, kind, phase, calls, us, begin_us=rows[0].begin_us))
     gaps = sorted(profile.idle, key=lambda row: -sum(row.us))
-    causes: dict[str, list[IdleRow]] = {}
-    for gap in gaps[most:]:
-        causes.setdefault(gap.cause, []).append(gap)
     idle = gaps[:most] + [
         IdleRow(cause, "", "", added([gap.count for gap in rows]), added([gap.us for gap in rows]))
-        for cause, rows in causes.items()
+        for cause, rows in grouped(gaps[most:], lambda gap: gap.cause).items()
     ]
     return replace(profile, kernels=tuple(alone), idle=tuple(idle))
 
@@ -176,8 +161,12 @@ OTHERS = "other kernels of the class "  # a row of all that a bounded profile do
 _PARTS = tuple(one.name for one in fields(Parts))
 
 
-def _mean_of(rows: Sequence[Series], steps: int) -> Series:
-    return tuple(mean([row[step] for row in rows]) for step in range(steps))
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Return the rows of each key, in their order."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
 
 
 def mean(series: Sequence[float]) -> float:

@@ -14,7 +14,7 @@ from stepguard.explain.match import How, Match, match
 from stepguard.explain.pace import Pace
 from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.explanation import Cause, Explanation, Kind, Side
-from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, mean, merged
+from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, grouped, mean, merged
 from stepguard.roofline import Work
 from stepguard.trace.classes import COMMUNICATION
 
@@ -216,12 +216,9 @@ def _pace_causes(
 def _with_moves(causes: list[Cause]) -> list[Cause]:
     """Return the causes; what came and went in one phase, and nearly cancels, becomes one move."""
     structural = (Kind.REPLACED, Kind.ADDED, Kind.REMOVED, Kind.CALLS, Kind.SHAPE)
-    by_phase: dict[str, list[Cause]] = {}
-    for cause in causes:
-        if cause.kind in structural:
-            by_phase.setdefault(cause.phase, []).append(cause)
     kept = [cause for cause in causes if cause.kind not in structural]
-    for phase, mine in by_phase.items():
+    moved = [cause for cause in causes if cause.kind in structural]
+    for phase, mine in grouped(moved, lambda cause: cause.phase).items():
         net, gross = sum(one.us for one in mine), sum(abs(one.us) for one in mine)
         if len(mine) < 2 or abs(net) > _MOVED_SHARE * gross:
             kept += mine

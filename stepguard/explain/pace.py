@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepguard.explain.match import How, Match
 from stepguard.explain.scatter import Term, Usual
-from stepguard.profile import Series, added, mean
+from stepguard.profile import Series, added, grouped, mean
 
 Floats = NDArray[np.float64]
 FEWEST_ROWS = 5  # a median of fewer kernels may be one that changed
@@ -55,9 +55,7 @@ class Pace:
         for phase in dict.fromkeys(one.phase for one in same.values()):
             self._add_phase(phase, {i: one for i, one in same.items() if one.phase == phase})
         self._shifts = self._class_shifts(same)
-        self._kinds: dict[str, list[Match]] = {}
-        for one in matches:
-            self._kinds.setdefault(one.rows[0].kind, []).append(one)
+        self._kinds = grouped(matches, lambda one: one.rows[0].kind)
         self._steady = {id(one): self._at_class_pace(one) for one in matches}
 
     def _add_phase(self, phase: str, kernels: dict[int, _Kernel]) -> None:
@@ -172,10 +170,8 @@ def _of_classes(kernels: Sequence[tuple[_Kernel, float]]) -> tuple[Floats, Float
     weighted median over kernels that follow it; None where nothing is sure to tell it.
     """
     whole = sum(one.us for one, _ in kernels)
-    classes: dict[str, list[tuple[_Kernel, float]]] = {}
-    for one, follows in kernels:
-        if follows >= FOLLOWS:
-            classes.setdefault(one.kind, []).append((one, follows))
+    telling = [(one, follows) for one, follows in kernels if follows >= FOLLOWS]
+    classes = grouped(telling, lambda pair: pair[0].kind)
     large = [mine for mine in classes.values() if sum(k.us for k, _ in mine) >= LEAST_SHARE * whole]
     if sum(map(len, large)) < FEWEST_ROWS:
         return None

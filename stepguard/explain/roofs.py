@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepguard.profile import KernelRow, Profile, mean
+from stepguard.profile import KernelRow, Profile, grouped, mean
 from stepguard.roofline import Peaks, Position, position
 
 
@@ -21,9 +21,7 @@ class ClassRoof:
 
 def class_roofs(profile: Profile, peaks: Peaks) -> list[ClassRoof]:
     """Return a row for each class with known work, the longest first."""
-    kinds: dict[str, list[KernelRow]] = {}
-    for row in profile.kernels:
-        kinds.setdefault(row.kind, []).append(row)
+    kinds = grouped(profile.kernels, lambda row: row.kind)
     found = [roof for kind, rows in kinds.items() if (roof := _roof(kind, rows, peaks))]
     return sorted(found, key=lambda roof: -roof.known_us)
 
