@@ -1,5 +1,6 @@
 """Why a time moved, in words: the sync or the kernel that explains it, before the time itself."""
 
+import re
 from collections.abc import Iterator
 
 from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, SideDocument, filled
@@ -29,6 +30,10 @@ _WAITS = (
 )
 _BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)  # kernels; a wait says why
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
+# What launches a library's kernels. Of fused attention that is inside of the counted operator:
+# _efficient_attention_backward in _scaled_dot_product_efficient_attention_backward.
+_DIRECTED = re.compile(r"aten::(?:_scaled_dot_product(?=_))?(\w+)_(?:forward|backward)")
+_OPERATOR = re.compile(r"aten\.(?:_scaled_dot_product(?=_))?(\w+?)(?:_forward)?(?:\[.*\])?\.\w+")
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
@@ -82,15 +87,29 @@ def moved(cause: Cause, verdict: Verdict) -> list[str]:
 
 def site_of(cause: Cause, verdict: Verdict) -> Site | None:
     """Return the line of an operator that is called more or less often than before and that a
-    kernel does: the compiler names its kernels after their operators.
+    kernel does: the compiler names its kernels after their operators. A library's kernel of either
+    pass has the line of the forward operator, if one function alone calls that more or less often.
     """
     operators = next((one for one in verdict.metrics if one.metric == OPERATORS), None)
+    sites = [site for site in operators.sites if site.file] if operators else []
+    if directed := _DIRECTED.fullmatch(cause.place):
+        forward = [site for site in sites if _forward(site) == directed[1]]
+        if forward:
+            # Of what fell the line is the base's: no reason why something got slower.
+            same_way = (forward[0].count > 0) == (cause.us > 0)
+            return forward[0] if len(forward) == 1 and same_way else None
     names = f"{cause.what} {cause.place}"
-    for site in operators.sites if operators else ():
+    for site in sites:
         operator = site.what.removeprefix("aten.").partition(".")[0]
-        if site.file and operator in names:
+        if operator in names:
             return site
     return None
+
+
+def _forward(site: Site) -> str:
+    """Return the operator as its kernels' operators name it: "_efficient_attention"."""
+    found = _OPERATOR.fullmatch(site.what)
+    return found[1] if found else ""
 
 
 def _where(cause: Cause) -> str:

@@ -105,6 +105,54 @@ def test_a_kernel_has_the_line_of_its_operator():
     assert place(found) == sites[1]
 
 
+def attention(kind, line, function="forward", count=32, direction=""):
+    """A call of fused attention, as it is counted."""
+    what = f"aten._scaled_dot_product_{kind}_attention{direction}.default"
+    phase = "backward" if direction else ""
+    return Site(what, "model/gpt.py", line, function, "sdpa(q, k, v)", phase, count)
+
+
+# Its line is that of loss.backward().
+BACKWARD = attention("efficient", 210, "step", direction="_backward")
+
+
+def placed(where, *sites, us=3600.0):
+    """The line of a library's kernel whose operator is ``where``."""
+    moved = MetricVerdict(
+        "operator_calls_per_step", Status.SAME, Reason.TIME_DECIDES, 9, 11, sites=sites
+    )
+    return why.site_of(cause(us, Kind.REPLACED, "fmha_cutlassB_bf16", where), verdict([], moved))
+
+
+# Operators of kernels are those of a profile of an H100, 2026-11-23 (studies/power).
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_librarys_kernel_has_the_line_of_the_forward_operator(direction):
+    """Inside the operator that is counted, and in either pass; other operators moved beside it."""
+    new, old = attention("efficient", 61), attention("cudnn", 59, count=-32)
+    assert placed(f"aten::_efficient_attention_{direction}", old, new, BACKWARD) == new
+    assert placed(f"aten::_flash_attention_{direction}", old, new, BACKWARD) is None
+    assert placed(f"aten::_cudnn_attention_{direction}", old, new, BACKWARD) is None
+    assert placed(f"aten::_cudnn_attention_{direction}", old, new, us=-900.0) == old
+
+
+def test_a_backward_kernel_of_two_functions_has_no_line():
+    """Either may be it; and the line that starts the backward pass is none."""
+    two = attention("efficient", 61), attention("efficient", 95, "Cross.forward")
+    assert placed("aten::_efficient_attention_backward", *two, BACKWARD) is None
+    outer = "aten::_scaled_dot_product_efficient_attention_backward"
+    assert placed(outer, *two, BACKWARD) is None
+    assert placed(outer, two[0], BACKWARD) == two[0]
+
+
+def test_a_backward_operator_is_no_other_one_whose_name_ends_alike():
+    """An ELU is no GELU; a loss has its direction in the forward operator's name, too."""
+    gelu = Site("aten.gelu.default", "model/gpt.py", 73, "forward", "F.gelu(x)")
+    loss = Site("aten.nll_loss_forward.default", "model/gpt.py", 90, "loss", "F.nll_loss(x, y)")
+    assert placed("aten::elu_backward", gelu) is None
+    assert placed("aten::gelu_backward", gelu, loss) == gelu
+    assert placed("aten::nll_loss_backward", gelu, loss) == loss
+
+
 def test_pairs_that_ran_out_of_time_name_the_cause():
     """Undecided, though all of the interval is beyond zero."""
     by = decide([0.08, 0.085, 0.09], last=True)

@@ -8,9 +8,13 @@ from functools import partial
 import pytest
 import torch
 from torch.nn import functional
+from torch.profiler import ProfilerActivity, profile
 
 from model import workloads
 from stepguard.allow import allow_sync, allowed_by_comment, allowed_now
+from stepguard.explanation import Cause, Kind, Side
+from stepguard.report.why import site_of
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.worker.count.eager import OperatorCounter, count_eager
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import CountedStep, Tally
@@ -373,6 +377,27 @@ def test_the_form_of_an_operator_is_in_its_name(does, names):
     with OperatorCounter(by_form=False) as plain:
         does()
     assert set(plain.calls) == {re.sub(r"\[\w+\]", "", name) for name in counter.calls}
+
+
+@pytest.mark.parametrize("how", [lambda step: step, torch.compile], ids=["eager", "compiled"])
+def test_the_backward_operator_of_a_profile_has_the_forward_line(how):
+    """Eager and compiled: a compiled backward pass is one call to autograd, so only names tell."""
+    step = how(partial(_attended, True))
+    step()
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        step()
+    (ran,) = {e.name for e in profiled.events() if e.name.endswith("attention_for_cpu_backward")}
+    with torch.compiler.set_stance("force_eager"), OperatorCounter() as counter:
+        step()
+    sites = counter.sites()
+    (forward,) = (s for s in sites if s.what == f"{ATTENTION}[causal].default")
+    assert "scaled_dot_product_attention" in forward.text
+    metric = MetricVerdict(
+        "operator_calls_per_step", Status.CHANGED, Reason.WORK_MOVED, 0, 1, sites=sites
+    )
+    side = Side((ran,), 1.0, 1.0)
+    found = Verdict("step", Status.SLOWER, Reason.BEYOND_MARGIN).with_metrics((metric,))
+    assert site_of(Cause(Kind.TIME, 1.0, "a kernel", "", ran, side, side), found) == forward
 
 
 def _does_not_fit():
