@@ -91,7 +91,11 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
         kind = one.rows[0].kind
         steady = pace.steady(one)
         row = max(one.rows, key=lambda row: mean(row.us))
-        place = next((row.source for row in one.rows if row.source), row.operator)
+        # Of what came: where it is launched is what there is to change.
+        known = {row.name for row in one.before}
+        came = [row for row in one.after if row.name not in known] or one.rows
+        longest = max(came, key=lambda row: mean(row.us))
+        place = next((row.source for row in came if row.source), longest.operator)
         sides = _side(one.before), _side(one.after)
         calls = sides[0].calls, sides[1].calls
         codes = [{row.code for row in rows} for rows in (one.before, one.after)]

@@ -30,10 +30,12 @@ _WAITS = (
 )
 _BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)  # kernels; a wait says why
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
-# What launches a library's kernels. Of fused attention that is inside of the counted operator:
-# _efficient_attention_backward in _scaled_dot_product_efficient_attention_backward.
-_DIRECTED = re.compile(r"aten::(?:_scaled_dot_product(?=_))?(\w+)_(?:forward|backward)")
-_OPERATOR = re.compile(r"aten\.(?:_scaled_dot_product(?=_))?(\w+?)(?:_forward)?(?:\[.*\])?\.\w+")
+# An operator's name, and in it what that of its kernels has, too, in either pass: aten.addmm has
+# aten::mm, aten._scaled_dot_product_efficient_attention has aten::_efficient_attention_backward.
+_OPERATOR = re.compile(
+    r"\w+(?:\.|::)(?P<name>(?:_scaled_dot_product(?=_)|add(?=mm)|badd(?=bmm))?(?P<common>\w+?)"
+    r"(?:_forward|(?:_dense)?_backward(?:_data)?)?)(?:\[.*\])?(?:\.\w+)?"
+)
 
 
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
@@ -86,30 +88,31 @@ def moved(cause: Cause, verdict: Verdict) -> list[str]:
 
 
 def site_of(cause: Cause, verdict: Verdict) -> Site | None:
-    """Return the line of an operator that is called more or less often than before and that a
-    kernel does: the compiler names its kernels after their operators. A library's kernel of either
-    pass has the line of the forward operator, if one function alone calls that more or less often.
+    """Return the line of an operator that a kernel does and that one function alone calls more or
+    less often than before. Of a kernel of the backward pass it is the forward operator's, not the
+    one that starts the pass.
     """
     operators = next((one for one in verdict.metrics if one.metric == OPERATORS), None)
-    sites = [site for site in operators.sites if site.file] if operators else []
-    if directed := _DIRECTED.fullmatch(cause.place):
-        forward = [site for site in sites if _forward(site) == directed[1]]
-        if forward:
-            # Of what fell the line is the base's: no reason why something got slower.
-            same_way = (forward[0].count > 0) == (cause.us > 0)
-            return forward[0] if len(forward) == 1 and same_way else None
-    names = f"{cause.what} {cause.place}"
-    for site in sites:
-        operator = site.what.removeprefix("aten.").partition(".")[0]
-        if operator in names:
-            return site
-    return None
+    # What fell is no reason why something got slower.
+    found = [
+        (site, common)
+        for site in (operators.sites if operators else ())
+        if site.file and (site.count > 0 or cause.us < 0) and (common := _run(cause.place, site))
+    ]
+    sites = [site for site, common in found if common == found[0][1]]
+    lines = [site for site in sites if not site.phase] or sites
+    return lines[0] if len({(site.file, site.function) for site in lines}) == 1 else None
 
 
-def _forward(site: Site) -> str:
-    """Return the operator as its kernels' operators name it: "_efficient_attention"."""
-    found = _OPERATOR.fullmatch(site.what)
-    return found[1] if found else ""
+def _run(place: str, site: Site) -> str:
+    """Return the operator at a site, without its pass, if a kernel launched at a place does it,
+    else "". The compiler names its kernels after their operators.
+    """
+    launches, called = _OPERATOR.fullmatch(place), _OPERATOR.fullmatch(site.what)
+    if not called:
+        return ""
+    same = called["common"] == launches["common"] if launches else f"_{called['name']}_" in place
+    return called["common"] if same else ""
 
 
 def _where(cause: Cause) -> str:

@@ -247,6 +247,16 @@ def test_attention_in_steps_replaces_the_fused_one():
     assert [one.name for one in other.after] == ["triton_per_fused_softmax_7", "gemm_qk"]
 
 
+def test_a_replacement_is_at_the_operator_that_came():
+    """Of a kernel that some launches still have; the one that they had is the longer one."""
+    name = "attention_forward_0"
+    (old,) = (one for one in rows() if one.name == name)
+    fewer = replace(old, calls=(10.0,) * STEPS, us=tuple(us * 10 / 12 for us in old.us))
+    fmha = row("fmha_cutlassF", "attention", "forward", 2, 2000, operator="aten::_efficient")
+    (cause,) = explain(profile(), profile([*without(name), fewer, fmha], seed=7)).causes
+    assert (cause.kind, cause.what, cause.place) == (Kind.REPLACED, name, "aten::_efficient")
+
+
 @pytest.mark.parametrize(("flops", "kind"), [(1e9, Kind.TIME), (1.25e9, Kind.SHAPE)])
 def test_a_launch_of_more_work_is_another_shape(flops, kind):
     """And none of the slower ones, where the grid is what it was."""

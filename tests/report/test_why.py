@@ -153,6 +153,31 @@ def test_a_backward_operator_is_no_other_one_whose_name_ends_alike():
     assert placed("aten::nll_loss_backward", gelu, loss) == loss
 
 
+@pytest.mark.parametrize(
+    ("where", "operator", "of_it"),
+    [
+        ("aten::addmm", "aten.add.Tensor", False),
+        ("aten::mm", "aten.t.default", False),
+        ("aten::_log_softmax", "aten._softmax.default", False),
+        ("aten::_foreach_mul_", "aten.mul.Tensor", False),
+        ("triton_tem_fused_addmm_5", "aten.add.Tensor", False),
+        ("triton_tem_fused_addmm_5", "aten.addmm.default", True),
+        ("triton_poi_fused__to_copy_add_3", "aten.add.Tensor", True),
+        ("triton_poi_fused__to_copy_add_3", "aten._to_copy[bfloat16].default", True),
+        ("triton_poi_fused_gelu_gelu_backward_view_6", "aten.gelu[tanh].default", True),
+        # The backward pass of a product with a bias, and of an embedding.
+        ("aten::mm", "aten.addmm.default", True),
+        ("aten::embedding_dense_backward", "aten.embedding.default", True),
+        ("mine::norm_backward", "mine.norm.default", True),
+        ("model/gpt.py(73): forward", "aten.gelu.default", False),
+    ],
+)
+def test_an_operator_is_its_kernels_by_its_whole_name(where, operator, of_it):
+    """Whatever its overload and its form: no name is part of another one."""
+    site = Site(operator, "model/gpt.py", 73, "forward", "x")
+    assert placed(where, site) == (site if of_it else None)
+
+
 def test_pairs_that_ran_out_of_time_name_the_cause():
     """Undecided, though all of the interval is beyond zero."""
     by = decide([0.08, 0.085, 0.09], last=True)
