@@ -36,7 +36,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return f"{self.what}{f', {self.phase}' if self.phase else ''}"
         source = self.text.partition("  #")[0]  # a comment would read as part of the sentence
         shown = source if len(source) <= 60 else f"{source[:57]}..."
-        where = f"{shown or self.what} in {self.function} ({self.file}:{self.line})"
+        where = f"{shown or self.what} in {self.function} ({self.place})"
         return f"{where}, {self.phase}" if self.phase else where
 
     def described(self) -> str:

@@ -326,8 +326,8 @@ def _moved_operators(
             line = min(inside, key=lambda site: abs(site.count - count))
             key = (line.file, line.function, line.text)
             phase = "" if key in called else phases.get(key, line.phase)
-            count = count if rose else -count
-            found.append(msgspec.structs.replace(line, count=count, phase=phase))
+            line = msgspec.structs.replace(line, count=count if rose else -count, phase=phase)
+            found.append(line if rose else _former(line))
     return tuple(sorted(found, key=lambda site: bool(site.phase)))
 
 
@@ -359,6 +359,11 @@ def _called_elsewhere(now: Recording, past: Recording) -> tuple[Site, ...]:
     )
 
 
+def _former(site: Site) -> Site:
+    """Return a place without its line, which is the other side's: here another one may have it."""
+    return msgspec.structs.replace(site, line=0)
+
+
 def _by_function(sites: Sequence[Site]) -> Counter[tuple[str, str]]:
     counts: Counter[tuple[str, str]] = Counter()
     for site in sites:
@@ -373,7 +378,7 @@ def _moved_sites(metric: str, now: Recording, past: Recording, fell: bool) -> tu
         return ()
     new = [site for site in now.sites.get(metric, ()) if not site.allowed]
     old = [site for site in past.sites.get(metric, ()) if not site.allowed]
-    found = added(new, old) if fell else added(old, new)
+    found = tuple(map(_former, added(new, old))) if fell else added(old, new)
     if METRICS[metric].unit == "B":  # as so many bytes; those that matter first
         return tuple(sorted(found, key=lambda site: -site.count))
     return found

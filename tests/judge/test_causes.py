@@ -143,11 +143,13 @@ def test_one_line_more_often_is_that_line():
     assert places(now, then) == [(9, "Block.forward", 4)]
 
 
-def test_a_lost_operator_is_at_its_former_place():
-    """Of a recording without its line number, and negative; what came for attention comes after."""
+@pytest.mark.parametrize("stored_then", [True, False])
+def test_a_lost_operator_is_at_its_former_place(stored_then):
+    """Without the other side's line number, and negative; what came for attention comes after."""
     then = counted(at(9, what="attention", count=3), attention=3, clone=0)
     now = counted(at(9, what="bmm", count=6), bmm=6)
-    assert places(now, then) == [(0, "Block.forward", -3), (9, "Block.forward", 6)]
+    lost = (0, "Block.forward", -3)
+    assert places(now, then, stored_then) == [lost, (9, "Block.forward", 6)]
 
 
 def test_code_that_moved_to_another_function_is_no_place():
@@ -285,7 +287,7 @@ def test_a_peak_names_what_another_line_calls_now():
 
 
 def test_collectives_have_the_lines_of_their_operators():
-    """Where they are called now, and of fewer where they were."""
+    """Where they are called now, and of fewer where they were: its line is the other side's."""
     metric, name = "collectives_per_step", "c10d.allreduce_.default"
     place = structs.replace(at(9, text="all_reduce(loss)", count=2), what=name)
     runs = []
@@ -297,9 +299,9 @@ def test_collectives_have_the_lines_of_their_operators():
             {OPERATORS: (at(3, what="mm"), *sites)},
         )
         runs.append(summarise(evidence(counts=counts)))
-    for then, now in (runs, reversed(runs)):
+    for line, (then, now) in ((9, runs), (0, reversed(runs))):
         (site,) = compare(metric, now, [then], [metric]).sites
-        assert (site.what, site.count, site.line) == ("c10d.allreduce_", 2, 9)
+        assert (site.what, site.count, site.line) == ("c10d.allreduce_", 2, line)
 
 
 # Calls that compute nothing
