@@ -119,7 +119,7 @@ def _sampler(shared: SharedLaunch, part: Part) -> Sampler | None:
     """Return who samples this node's GPUs; None where that is pytest, or where it cannot be done:
     a block without samples does not count.
     """
-    if shared.spec.device == "cpu" or part.rank == 0:
+    if shared.spec.device == "cpu" or part.node == 0:
         return None
     try:
         return Sampler(visible_gpus()[: shared.spec.world_size // part.nodes])

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stepguard.device import is_gpu
@@ -53,7 +53,7 @@ class LaunchSpec:
 class Part:
     """A node's part of a launch; node 0 has rank 0."""
 
-    rank: int = 0
+    node: int = 0
     nodes: int = 1
     address: str = "127.0.0.1"  # node 0, as the others reach it
     port: int = 0  # where its agent lets the others join
@@ -68,15 +68,9 @@ def start(
     environment: Mapping[str, str] = os.environ,
 ) -> "subprocess.Popen[bytes]":
     """Start an agent with a node's ranks. ``socket``: the name of rank 0's way to the host."""
-    folder = spec.folder_of(part.rank)
+    folder = spec.folder_of(part.node)
     folder.mkdir(exist_ok=True)
-    keywords = {
-        "ranks": spec.world_size // part.nodes,
-        "node": part.rank,
-        "nodes": part.nodes,
-        "address": part.address,
-        "port": part.port,
-    }
+    keywords = asdict(part) | {"ranks": spec.world_size // part.nodes}
     with (folder / "agent.log").open("wb") as log:
         return subprocess.Popen(
             [*engine.command("stepguard.worker.agent"), json.dumps(keywords)],
