@@ -61,6 +61,9 @@ def known_gpus() -> int:
 def _all_gpus() -> list[Gpu]:
     try:
         pynvml.nvmlInit()
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [_describe(handle, driver) for handle in handles]
     except pynvml.NVMLError_LibraryNotFound:
         if any(Path("/dev").glob("nvidia[0-9]*")):
             raise MachineError(
@@ -70,12 +73,6 @@ def _all_gpus() -> list[Gpu]:
         return []
     except pynvml.NVMLError_DriverNotLoaded:
         return []
-    except pynvml.NVMLError as error:
-        raise MachineError(f"NVML does not answer: {error}; try: nvidia-smi") from None
-    try:
-        driver = str(pynvml.nvmlSystemGetDriverVersion())
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [_describe(handle, driver) for handle in handles]
     except pynvml.NVMLError as error:
         raise MachineError(f"NVML does not answer: {error}; try: nvidia-smi") from None
 
