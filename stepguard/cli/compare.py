@@ -23,7 +23,7 @@ from stepguard.document import RunDocument
 from stepguard.judge.recorded_profile import restored
 from stepguard.judge.summary import summarise
 from stepguard.recording import Recording
-from stepguard.report.compare import Side, observations, tables
+from stepguard.report.compare import TRACE, Side, observations, tables
 from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError, contents
@@ -169,8 +169,9 @@ def _of_recordings(
 def _traced(side: Side, path: Path) -> Side:
     (analysed,) = read_ranks([path], usual_classes(), STEPS).values()
     found = summary(analysed[1], path.name, 0)
-    return side.with_trace(
-        found.profile,
+    return replace(
+        side,
+        profiles={**side.profiles, TRACE: found.profile},
         calls={row.name: 100 * row.share for row in found.calls},
         waits_pct=100 * sum(row.share for row in found.calls if row.waits),
     )

@@ -1,7 +1,7 @@
 """Machines side by side: performance, kernels, CUDA calls, environment, and what to make of it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from stepguard.metrics import METRICS, format_value
@@ -41,11 +41,6 @@ class Side:
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # by case
     calls: Mapping[str, float] = field(default_factory=dict)  # CUDA call -> % of their time
     waits_pct: float | None = None  # of the time in CUDA calls, by calls that wait
-
-    def with_trace(self, profile: Profile, calls: Mapping[str, float], waits_pct: float) -> "Side":
-        """Return the side with what a trace says of it."""
-        profiles = {**self.profiles, TRACE: profile}
-        return replace(self, profiles=profiles, calls=calls, waits_pct=waits_pct)
 
 
 def tables(sides: Sequence[Side]) -> Iterator[str]:
