@@ -22,6 +22,7 @@ MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as s
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
 _WAIVABLE = (Status.SLOWER, Status.CHANGED)
 Found = MetricVerdict | MetricDocument
+Size = tuple[float | None, int | None]  # limit_pct and value of a waiver, which has one of them
 
 
 def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date) -> Verdict:
@@ -111,9 +112,9 @@ def largest_value(found: MetricVerdict) -> float:
     return min(max(2 * old, little) for old, _ in _failing_counts(found))
 
 
-def suggested_size(found: MetricVerdict) -> tuple[str, float] | None:
-    """Return the option and the value of the command ``waive`` that cover a failing metric as it
-    is, or None where no waiver can. A time gets half a percent of room.
+def suggested_size(found: MetricVerdict) -> Size | None:
+    """Return the size that covers a failing metric as it is, or None where none can. A time gets
+    half a percent of room.
     """
     if found.status not in _WAIVABLE or found.new is None:
         return None
@@ -122,15 +123,15 @@ def suggested_size(found: MetricVerdict) -> tuple[str, float] | None:
         value = round(max(new for _, new in counts))
         limits = METRICS[found.metric].role == "work" or value <= largest_value(found)
         possible = limits and all(_covers(value, found.metric, *one) for one in counts)
-        return ("--value", value) if possible else None
+        return (None, value) if possible else None
     change = found.change_pct or 0
     if not 0 < change <= MAX_PCT:
         return None
     # Up to the next half percent, then one more half: the same code measures otherwise next time.
-    return "--limit-pct", min(math.ceil(2 * change + 1) / 2, MAX_PCT)
+    return min(math.ceil(2 * change + 1) / 2, MAX_PCT), None
 
 
-def suggested_sizes(verdict: Verdict) -> dict[str, tuple[str, float]]:
+def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
     """Return the size, by metric, that covers each failing one as it is; none where one cannot be
     waived: the case would fail all the same.
     """

@@ -215,10 +215,9 @@ FAILING = st.builds(
 @given(FAILING)
 def test_a_suggested_size_covers(found):
     """Any size that is suggested lets the metric pass, and no size would where none is."""
-    size = suggested_size(found)
-    sizes = [size[1]] if size else [1, 2, 10, 50, *(new for _, new in found.failing_ranks)]
+    size, counter = suggested_size(found), METRICS[found.metric].kind == "counter"
+    sizes = [size[counter]] if size else [1, 2, 10, 50, *(new for _, new in found.failing_ranks)]
     for value in sizes:
-        counter = METRICS[found.metric].kind == "counter"
         much = {"value": int(value)} if counter else {"limit_pct": float(value)}
         passed = waive(changed(found), evidence(), [waiver(found.metric, **much)], TODAY)
         assert bool(passed.waived_until) is bool(size)

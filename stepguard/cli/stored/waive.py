@@ -16,7 +16,7 @@ from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, say, verdict_of_run
 from stepguard.git.revision import user_name
-from stepguard.judge.waivers import MAX_DAYS, suggested_sizes
+from stepguard.judge.waivers import MAX_DAYS, Size, suggested_sizes
 from stepguard.report.stored.waivers import described
 from stepguard.report.words import headline
 from stepguard.storage.runs import Store, last_measured
@@ -88,7 +88,7 @@ def _waive(options: argparse.Namespace) -> int:
     return 0
 
 
-def _as_measured(options: argparse.Namespace) -> dict[str, tuple[float | None, int | None]]:
+def _as_measured(options: argparse.Namespace) -> dict[str, Size]:
     """Return limit and value of all that the case failed for when it was measured last.
 
     Raises ValueError where it passed, or failed for what no waiver covers.
@@ -98,10 +98,7 @@ def _as_measured(options: argparse.Namespace) -> dict[str, tuple[float | None, i
     waivers = load_waivers(options.baselines, today())
     verdict = verdict_of_run(evidence, pairs, options.baselines, waivers)
     if sizes := suggested_sizes(verdict):
-        return {
-            metric: (size, None) if option == "--limit-pct" else (None, int(size))
-            for metric, (option, size) in sizes.items()
-        }
+        return sizes
     if verdict.outcome == "passed":
         raise ValueError(f"{options.case}: it passes, nothing is to be waived")
     raise ValueError(f"{headline(verdict)}: no waiver covers that")
