@@ -10,18 +10,11 @@ from dataclasses import dataclass
 from datetime import date
 
 from stepguard.baseline_file import Entry
-from stepguard.document import (
-    End,
-    MetricDocument,
-    Problem,
-    ProblemCode,
-    ResultDocument,
-    RunDocument,
-)
+from stepguard.document import End, Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.expectation import Expectation
-from stepguard.judge.waivers import uncovered_count
+from stepguard.judge.waivers import effect_of
 from stepguard.verdict import Reason, Status
-from stepguard.waiver import Waiver
+from stepguard.waiver import Waiver, WaiverEffect
 
 
 @dataclass(frozen=True)
@@ -147,22 +140,17 @@ def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterat
             text = f"{metric.metric} passes as declared, and no commit of the range declares it"
             yield Problem(ProblemCode.FAILED, text, name)
     failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]
-    waivers = {one.metric: one for one in base.waivers if one.case == name}
-    unwaived = [one for one in failing if not _waived(one, waivers.get(one.metric), base.today)]
+    # The run's own rule: what is wider than a run takes passes no document, either.
+    waived = {
+        one.metric
+        for one in base.waivers
+        if one.case == name
+        and effect_of(one, judged.get(one.metric), base.today) is WaiverEffect.WAIVED
+    }
+    unwaived = [one for one in failing if one.metric not in waived]
     if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
         yield Problem(ProblemCode.FAILED, verdict.headline)  # which names the case
     elif unwaived:
         names = ", ".join(one.metric for one in unwaived)
         text = f"passes though {names} does not, and the base has no such waiver"
         yield Problem(ProblemCode.FAILED, text, name)
-
-
-def _waived(metric: MetricDocument, waiver: Waiver | None, today: date) -> bool:
-    """Tell whether a waiver of the base lets a metric pass."""
-    if waiver is None or waiver.expires < today or metric.status.outcome != "failed":
-        return False
-    if waiver.limit_pct is not None:
-        return metric.change_pct is not None and metric.change_pct <= waiver.limit_pct
-    if waiver.value is None or metric.new is None:
-        return False
-    return uncovered_count(waiver, metric) is None

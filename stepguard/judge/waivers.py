@@ -37,7 +37,7 @@ def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today
     unsound = verdict.whole or measurement_problem(evidence) is not None
     found = {metric.metric: metric for metric in verdict.metrics}
     effects = {
-        name: WaiverEffect.NOT_APPLIED if unsound else _effect(waiver, found.get(name), today)
+        name: WaiverEffect.NOT_APPLIED if unsound else effect_of(waiver, found.get(name), today)
         for name, waiver in mine.items()
     }
     outcomes = tuple(WaiverOutcome(mine[name], effect) for name, effect in effects.items())
@@ -61,7 +61,8 @@ def final(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today
     return waive(settled(waived), evidence, waivers, today)
 
 
-def _effect(waiver: Waiver, found: MetricVerdict | None, today: date) -> WaiverEffect:
+def effect_of(waiver: Waiver, found: Found | None, today: date) -> WaiverEffect:
+    """Return what a waiver does to a metric; ``found`` is None where the case has none."""
     if found is None or not found.gated:
         return WaiverEffect.NOT_GATED
     if found.status not in _WAIVABLE:
@@ -103,7 +104,7 @@ def _failing_counts(found: Found) -> tuple[tuple[float, float], ...]:
     return found.failing_ranks or ((found.old or 0, found.new or 0),)
 
 
-def largest_value(found: MetricVerdict) -> float:
+def largest_value(found: Found) -> float:
     """Return the largest value that is still a limit: twice what each failing rank recorded, or a
     little where that is next to nothing.
     """

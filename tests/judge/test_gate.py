@@ -149,6 +149,7 @@ WAYS = {
         "FAILED",
     ),
     "a waiver of less": (waived(CHANGED), base(structs.replace(WAIVER, value=2)), "FAILED"),
+    "no limit": (waived(CHANGED), base(structs.replace(WAIVER, value=10**6)), "FAILED"),
     "a waiver of more work": (
         waived(FEWER_FLOPS),
         base(structs.replace(WAIVER, metric="flops_per_step", value=10**18)),
