@@ -56,11 +56,9 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _gate(options: argparse.Namespace) -> int:
     for name in ("commit", "against", "head"):
-        commit = getattr(options, name) or "0" * 40 * (name != "commit")
-        if not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
-            raise UsageError(
-                f"--{name} {commit!r}: a commit's hash in full; is a variable not set?"
-            )
+        commit, wanted = getattr(options, name), "a commit's hash in full (git rev-parse HEAD)"
+        if (commit or name == "commit") and not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit):
+            raise UsageError(f"--{name} {commit!r}: {wanted}; is a variable not set?")
     if options.gpus < 0:
         raise UsageError(f"--gpus {options.gpus}: 0 or more")
     try:

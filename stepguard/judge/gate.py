@@ -37,7 +37,7 @@ def expected(found: RunDocument, base: Base) -> dict[str, Entry]:
     gpus = max(base.gpus, len(found.gpus))
     known = dict(base.recorded.get(found.machine, {}))
     if not known and found.gpus:
-        others = (cases for cases in base.recorded.values())
+        others = base.recorded.values()
         known = {name: one for cases in others for name, one in cases.items() if _on_gpu(one)}
     return {
         name: entry
