@@ -66,22 +66,19 @@ def check(
 def of_the_tree(ranks: Sequence[Mapping[str, Any]], top: Path) -> set[Path]:
     """Return the files below ``top`` that modules of the ranks came from, and are sources of it."""
     files = {Path(file) for answer in ranks for file in answer["sources"].values()}
-    inside = {path for path in files if path.is_relative_to(top)}
-    return {path for path in inside if not NOT_SOURCES & {*path.relative_to(top).parts}}
+    return {path for path in files if _is_source(path, top)}
 
 
 def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
     """Return the modules of the factory's package that are no sources of the tree at ``top``."""
     if package == ENGINE.name:  # is always the caller's
         return []
-    found = []
-    for name, file in sorted(sources.items()):
-        path = Path(file)
-        if name.partition(".")[0] == package and (
-            not path.is_relative_to(top) or NOT_SOURCES & set(path.relative_to(top).parts)
-        ):
-            found.append((name, file))
-    return found
+    ours = ((n, file) for n, file in sorted(sources.items()) if n.partition(".")[0] == package)
+    return [(name, file) for name, file in ours if not _is_source(Path(file), top)]
+
+
+def _is_source(path: Path, top: Path) -> bool:
+    return path.is_relative_to(top) and not NOT_SOURCES & {*path.relative_to(top).parts}
 
 
 def strays(
