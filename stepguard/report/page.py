@@ -31,7 +31,10 @@ def page(found: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = Tru
     parts = [_verdict(found), *_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
     told = Told()
     parts += [_details(one, steps, told) for one in worst_first(found) if _speaks(one)]
-    parts += [*_unmeasured(found), *_waivers(found), *_notices(found), _facts(found)]
+    waivers = [f"* {markdown(one.text)}" for one in found.waivers if one.effect]
+    notices = [f"* {markdown(one)}" for one in found.notices]
+    parts += [*_unmeasured(found), *_cut(waivers, "waivers", folded="")]
+    parts += [*_cut(notices, "notices", folded=""), _facts(found)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
 
@@ -137,15 +140,6 @@ def _unmeasured(found: RunDocument) -> Iterator[str]:
 def _why(one: CaseState) -> str:
     why = f": {markdown(one.why)}" if one.why else ""
     return f"* {markdown(one.case or one.test)}{why}"
-
-
-def _waivers(found: RunDocument) -> Iterator[str]:
-    lines = [f"* {markdown(one.text)}" for one in found.waivers if one.effect]
-    yield from _cut(lines, "waivers", folded="")
-
-
-def _notices(found: RunDocument) -> Iterator[str]:
-    yield from _cut([f"* {markdown(one)}" for one in found.notices], "notices", folded="")
 
 
 def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str]:
