@@ -161,7 +161,7 @@ def kernel_rows(found: Analysis) -> list[KernelRow]:
             grid=shapes[groups[1, i]].grid,
             block=shapes[groups[1, i]].block,
             operator=operators[i],
-            source=source_at(found, int(rows[first[i]])),
+            source=_source(found, int(found.windows.call_of_record[rows[first[i]]])),
             code=found.trace.codes.get(int(gpu.external[rows[first[i]]]), ""),
             begin_us=float(gpu.start_us[rows[first[i]]]),
             work=_on(name, works[groups[3, i]]),
@@ -209,15 +209,9 @@ def _operators(found: Analysis, records: Ints) -> list[str]:
     return ["" if row == NONE else found.trace.names[operators.name[row]] for row in at]
 
 
-def source_at(found: Analysis, record: int) -> str:
-    """Return the innermost line of the user's Python that launched a record, "" without a stack."""
-    call = int(found.windows.call_of_record[record])
-    return "" if call == NONE else source_of_call(found, call)
-
-
-def source_of_call(found: Analysis, call: int) -> str:
-    """Return the innermost frame outside libraries around a CUDA call, "" without a stack."""
-    if not found.has_stack:
+def _source(found: Analysis, call: int) -> str:
+    """Return the innermost frame outside libraries around a CUDA call, "" without call or stack."""
+    if call == NONE or not found.has_stack:
         return ""
     return own_line([name for kind, name in _around(found, call) if kind == PYTHON])
 
@@ -228,10 +222,10 @@ def own_line(frames: Sequence[str]) -> str:
     return mine[-1] if mine else ""
 
 
-def place_of_call(found: Analysis, call: int) -> str:
+def _place(found: Analysis, call: int) -> str:
     """Return where a CUDA call is made: the source line, or else the ranges and operators."""
     around = [name for kind, name in _around(found, call) if kind in (OPERATOR, ANNOTATION)]
-    return source_of_call(found, call) or " > ".join(around[-3:])
+    return _source(found, call) or " > ".join(around[-3:])
 
 
 def _around(found: Analysis, call: int) -> list[tuple[int, str]]:
@@ -260,7 +254,7 @@ def idle_rows(found: Analysis) -> list[IdleRow]:
         else:
             if sync not in known:
                 call = found.trace.names[found.windows.calls.name[sync]]
-                known[sync] = (call, place_of_call(found, sync))
+                known[sync] = (call, _place(found, sync))
             key = (causes[cause], *known[sync])
         places[key].append(i)
     rows = []

@@ -116,21 +116,18 @@ def _step(
     api = [e for e in host if e["cat"] in API_CATEGORIES]
     copies = [e for e in api if is_copy(e["name"])]
     known = [r for e in copies if (r := records.get(e["args"].get("correlation"))) is not None]
-    moved: Counter[str] = Counter()
-    for record in known:
-        moved[_direction(record)] += int(record["args"]["bytes"])
     waits = [e for e in api if e["name"] in SYNC_CALLS]
     messages = _collectives(operators, sizes)
     return StepCalls(
         operators=Counter(e["name"] for e in operators if e["name"].startswith("aten::")),
         launches=Counter(e["name"] for e in api if e["name"] in LAUNCH_CALLS),
         copies=Counter(_direction(record) for record in known),
-        copy_bytes=moved,
+        copy_bytes=_summed((_direction(r), int(r["args"]["bytes"])) for r in known),
         lost_copies=len(copies) - len(known),
         memsets=sum(is_memset(e["name"]) for e in api),
         syncs=tuple(_sync(e, operators, copies, records) for e in waits),
         collectives=Counter(_described(name, size) for name, size in messages),
-        collective_bytes=_total_bytes(messages),
+        collective_bytes=_summed((name, size) for name, size in messages if size is not None),
         unsized_collectives=Counter(n for n, size in messages if size is None and n != "barrier"),
         api_us=sum(float(e["dur"]) for e in api),
         sync_us=sum(float(e["dur"]) for e in waits),
@@ -193,12 +190,10 @@ def _collectives(
     return messages
 
 
-def _total_bytes(messages: Sequence[tuple[str, int | None]]) -> Counter[str]:
-    """Return the payload by collective, of those whose size is known."""
+def _summed(sizes: Iterable[tuple[str, int]]) -> Counter[str]:
     total: Counter[str] = Counter()
-    for name, size in messages:
-        if size is not None:
-            total[name] += size
+    for name, size in sizes:
+        total[name] += size
     return total
 
 
