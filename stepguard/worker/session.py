@@ -178,7 +178,6 @@ class Session:
 
     def do_count(self) -> dict[str, Any]:
         """Run the counting pass; return its counts."""
-
         ranks, step = self.channel, self.workload.step
         counted = CountedStep(
             step,
@@ -198,16 +197,8 @@ class Session:
     def do_trace(self, folder: str, plan: list[int], **wanted: bool) -> dict[str, Any]:
         """Write a trace of this rank's steps into the folder; return its path and size."""
         path = Path(folder) / f"rank{self.channel.rank}.json.gz"
-        wait, warmup, active = plan
-        return record_trace(
-            self.workload.step,
-            self.device,
-            self.phases,
-            path,
-            plan=(wait, warmup, active),
-            progress=self._progress,
-            **wanted,
-        )
+        step, progress = self.workload.step, self._progress
+        return record_trace(step, self.device, self.phases, path, plan, progress, **wanted)
 
     def do_memory(self, folder: str) -> dict[str, Any]:
         """Write what allocates in a step of this rank into the folder; return paths and bytes."""

@@ -46,7 +46,7 @@ def test_a_trace_has_phases_flows_work_and_memory(tmp_path):
     path = tmp_path / "rank0.json.gz"
     said = []
     device = torch.device(DEVICE)
-    record_trace(step, device, phases, path, plan=(1, 1, 4), progress=said.append, shapes=True)
+    record_trace(step, device, phases, path, (1, 1, 4), said.append, shapes=True)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     counters = [event["args"] for event in events if event["ph"] == "C"]
     assert counters and all(one["reserved"] >= one["allocated"] > 0 for one in counters)

@@ -5,7 +5,7 @@ of the memory in use is added, on a GPU with what the caching allocator has rese
 """
 
 import gzip
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ def record_trace(
     device: torch.device,
     phases: Phases,
     path: Path,
-    *,
-    plan: tuple[int, int, int],
+    plan: Sequence[int],
     progress: Callable[[str], None],
+    *,
     with_stack: bool = False,
     shapes: bool = False,
 ) -> dict[str, Any]:
