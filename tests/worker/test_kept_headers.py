@@ -1,6 +1,5 @@
 """Headers that the compiler precompiles outlast the launch that made them, whole ones alone."""
 
-import os
 import tempfile
 from pathlib import Path
 
@@ -31,12 +30,12 @@ def test_the_next_launch_finds_what_one_precompiled(launch, tmp_path):
     (own / "x.h.gch").write_bytes(b"compiled")
     keep_headers()
     kept = tmp_path / "cache" / "precompiled_headers"
-    assert sorted(os.listdir(kept)) == ["x.h", "x.h.gch"]
-    before = (kept / "x.h.gch").stat().st_mtime_ns
+    assert sorted(path.stem for path in kept.iterdir()) == ["x.h", "x.h.gch"]
+    before = [path.stat().st_mtime_ns for path in kept.iterdir()]
     own = launch("second")
     assert (own / "x.h.gch").read_bytes() == b"compiled" and (own / "x.h").is_file()
     keep_headers()
-    assert (kept / "x.h.gch").stat().st_mtime_ns == before
+    assert [path.stat().st_mtime_ns for path in kept.iterdir()] == before
 
 
 def test_half_a_header_is_never_found(launch, tmp_path, monkeypatch):
@@ -52,6 +51,21 @@ def test_half_a_header_is_never_found(launch, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.copyfile", half)
     keep_headers()
     assert list(launch("second").iterdir()) == []
+
+
+def test_a_header_that_lost_its_end_is_made_anew(launch, tmp_path):
+    """On the disk, after it was kept: the next launch has none, and keeps the one that it makes."""
+    for name in ("first", "second"):
+        own = launch(name)
+        assert not (own / "x.h.gch").exists()
+        for header in ("x.h", "x.h.gch"):
+            (own / header).unlink(missing_ok=True)
+            (own / header).write_bytes(b"whole")
+        keep_headers()
+        (kept,) = (tmp_path / "cache/precompiled_headers").glob("x.h.gch*")
+        if name == "first":
+            kept.write_bytes(b"wh")
+    assert (launch("third") / "x.h.gch").read_bytes() == b"whole"
 
 
 def test_ranks_of_a_launch_share_what_is_kept(launch):
