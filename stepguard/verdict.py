@@ -295,6 +295,7 @@ class Verdict:
     metrics: tuple[MetricVerdict, ...] = ()
     recordings: int = 0  # how many the comparison rests on
     recorded: bool = False  # this run's evidence was accepted by --perf-update
+    accepted: bool = False  # by the tree's own baseline, where another branch's judged
     against: str = ""  # the other revision of an A/B comparison
     p_value: float | None = None  # of the step time: that it is no slower than the other's
     waived_until: str = ""  # everything that fails is waived; the first of the waivers to end

@@ -42,7 +42,7 @@ from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.storage.waivers import today
-from stepguard.verdict import Reason, Verdict
+from stepguard.verdict import Reason, Status, Verdict
 from stepguard.waiver import Waiver
 from stepguard.worker.interpreter import as_typed
 
@@ -154,6 +154,9 @@ class Suite:
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
         verdict = final(screened, evidence, self.waivers, today())
+        if self.base_baselines and (own := baseline.load(path)):
+            by_own = judge(evidence, own.cases.get(case.id))
+            verdict = replace(verdict, accepted=by_own.status is Status.SAME)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
 

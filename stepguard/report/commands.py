@@ -100,6 +100,8 @@ def next_steps(
 
 
 def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str]:
+    if verdict.accepted:
+        return ["this tree's baseline accepts it: review that diff, it judges once it is merged"]
     first = "commit, measure again, then " if dirty else ""
     accept = first + commands.accept(verdict.case_id)
     if verdict.status in (Status.SLOWER, Status.CHANGED):
