@@ -15,10 +15,7 @@ MOST = 10  # annotations that GitHub shows of a step
 MARKER = "<!-- stepguard: one comment in a pull request -->"
 ARTIFACT = "perf-evidence"
 Tests = Mapping[str, tuple[str, int]]  # file and line of each case's test
-_REFUSED = (
-    "**Performance failed:** the gate did not accept what the run says of itself, below; its log: "
-    "{log}\n\n"
-)
+_REFUSED = "The gate did not accept what the run says of itself, below; its log: {log}"
 
 
 @dataclass(frozen=True)
@@ -83,11 +80,10 @@ def comment(found: RunDocument, run_id: str, conclusion: str = "success") -> str
     commands that work from a clone. ``conclusion`` is the run's, which its gate decided.
     """
     below = _commands(found, run_id)
-    shown = page(found, COMMENT_BYTES - len(below.encode()), steps=False)
     # The document is what the measuring job says of itself.
-    refused = found.passed and conclusion != "success"
-    above = _REFUSED.format(log=_log(run_id)) if refused else ""
-    return f"{MARKER}\n{above}{shown}\n{below}"
+    refused = _REFUSED.format(log=_log(run_id)) if found.passed and conclusion != "success" else ""
+    shown = page(found, COMMENT_BYTES - len(below.encode()), steps=False, refused=refused)
+    return f"{MARKER}\n{shown}\n{below}"
 
 
 def no_document(problem: str, run_id: str) -> str:

@@ -20,15 +20,18 @@ LISTED = 50  # rows of a list; a table is cut by its bytes
 NOT_MEASURED = (State.UNMEASURED, State.ABSENT, State.SKIPPED, State.DESELECTED, State.LEFT_OUT)
 
 
-def page(found: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = True) -> str:
+def page(
+    found: RunDocument, limit_bytes: int = SUMMARY_BYTES, steps: bool = True, refused: str = ""
+) -> str:
     """Return the page, in UTF-8 of no more than ``limit_bytes``; next ``steps`` are for whoever has
-    the evidence.
+    the evidence, and ``refused`` is why a run that passes by its own word does not.
 
     In this order: the verdict, baselines that the tree changes, the problems of the run, the table,
     a folded part for each case that has more to say, what was not measured, waivers, notices, and
     what was measured where.
     """
-    parts = [_verdict(found), *_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
+    parts = [_verdict(found, passed=found.passed and not refused), *([refused] if refused else [])]
+    parts += [*_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
     told = Told()
     parts += [_details(one, steps, told) for one in worst_first(found) if _speaks(one)]
     waivers = [f"* {markdown(one.text)}" for one in found.waivers if one.effect]
@@ -52,8 +55,8 @@ def _that_fit(parts: list[str], limit_bytes: int) -> Iterator[str]:
         yield f"{left_out} parts of this page are too long for it; the run's document has them."
 
 
-def _verdict(found: RunDocument) -> str:
-    word = "passed" if found.passed else "failed"
+def _verdict(found: RunDocument, passed: bool) -> str:
+    word = "passed" if passed else "failed"
     counted = table.counts([one.verdict for one in found.results]) or "nothing was measured"
     return f"**Performance {word}:** {markdown(counted)}"
 

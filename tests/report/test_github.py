@@ -107,10 +107,13 @@ def test_what_passes_needs_no_declaration():
 
 
 def test_a_document_that_the_gate_refused_is_not_believed():
-    """It is what the measuring job says of itself: the run's conclusion is the first line."""
+    """It is what the measuring job says of itself: the run's conclusion is the verdict, the only
+    one.
+    """
     text = comment(run_document(SAME), "4711", "failure")
-    assert text.startswith(f"{MARKER}\n**Performance failed:** the gate did not accept")
-    assert "**Performance passed:** 1 same" in text
+    head = "**Performance failed:** 1 same\n\nThe gate did not accept what the run says of itself"
+    assert text.startswith(f"{MARKER}\n{head}")
+    assert "Performance passed" not in text and "gh run view 4711" in text
     slower = run_document(SLOWER, passed=False)
     assert comment(slower, "4711", "failure") == comment(slower, "4711")
 
