@@ -197,7 +197,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--top-k", type=int, help="draw from so many (all)")
     parser.add_argument("--seed", type=int, default=1337, help="of the draws (%(default)s)")
     parser.add_argument("--no-cache", action="store_true", help="compute the past anew each time")
-    parser.add_argument("--device", choices=possible_devices(), default=possible_devices()[-1])
+    devices = possible_devices()
+    parser.add_argument("--device", choices=devices, default=devices[-1], help="(%(default)s)")
     parser.add_argument("--bf16", action="store_true", help="parameters in bf16")
     text = "read a file that may run a program when it is read: only if you trust who made it"
     parser.add_argument("--allow-pickle", action="store_true", help=text)

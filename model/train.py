@@ -53,27 +53,37 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, help="folder of the log and the checkpoints")
     add("--resume", action="store_true", help="go on from the newest checkpoint, if any")
     add("--resume-from", type=Path, help="go on from this checkpoint")
-    add("--device", choices=possible_devices(), default=possible_devices()[-1])
+    add(
+        "--device",
+        choices=possible_devices(),
+        default=possible_devices()[-1],
+        help="cuda: a GPU a rank",
+    )
     add("--data", default=str(STDLIB_SHARD), help="a token shard, or a folder of them")
     add("--val-fraction", type=float, default=0.05, help="of the tokens, for validation")
-    add("--size", choices=SIZES)
+    add("--size", choices=SIZES, help="of the GPT-2; nano: 3 layers")
     add("--batch", type=int, help="sequences a micro-step and rank")
     add("--seq", type=int, help="tokens a sequence")
     add("--micro-steps", type=int, help="batches a step")
-    add("--precision", choices=PRECISIONS)
-    add("--attention", choices=ATTENTION_BACKENDS, default="default")
-    add("--compile", action=argparse.BooleanOptionalAction)
+    add("--precision", choices=PRECISIONS, help="of products; parameters stay in fp32")
+    add(
+        "--attention",
+        choices=ATTENTION_BACKENDS,
+        default="default",
+        help="its kernel; default: as torch chooses",
+    )
+    add("--compile", action=argparse.BooleanOptionalAction, help="the model, by torch.compile")
     add("--seed", type=int, default=1337, help="of the initial parameters")
     add("--steps", type=int, help="of the whole run")
     add("--lr", type=float, help="highest learning rate")
     add("--min-lr-share", type=float, default=0.1, help="of it that the cosine ends at")
-    add("--warm-up-steps", type=int)
-    add("--weight-decay", type=float, default=0.1)
-    add("--grad-clip", type=float, default=1.0)
+    add("--warm-up-steps", type=int, help="until the learning rate is highest")
+    add("--weight-decay", type=float, default=0.1, help="of matrices and embeddings")
+    add("--grad-clip", type=float, default=1.0, help="highest norm of the gradients")
     add("--log-every", type=int, default=10, help="steps a line, and a wait for the device")
-    add("--eval-every", type=int, default=100, help="steps")
+    add("--eval-every", type=int, default=100, help="steps between validations")
     add("--eval-batches", type=int, default=8, help="of a validation, on each rank")
-    add("--save-every", type=int, default=100, help="steps")
+    add("--save-every", type=int, default=100, help="steps between checkpoints")
     add("--sample-tokens", type=int, default=60, help="after a validation; 0: no sample")
     add("--peak-tflops", type=float, default=0.0, help="of a device, for MFU; known: H100, H200")
     parser.set_defaults(**DEFAULTS[possible_devices()[-1]])  # which --help shows

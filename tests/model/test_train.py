@@ -5,6 +5,7 @@ python -m pytest tests/model/test_train.py
 
 from __future__ import annotations
 
+import importlib
 import json
 import multiprocessing
 import os
@@ -288,6 +289,13 @@ def test_torchrun_trains_with_two_ranks(tmp_path: Path):
     content = load(Checkpoints(tmp_path).paths()[-1])
     assert (content["step"], len(content["rng"])) == (2, 2)
     assert content["state"]["position"] == 2 * 2 * 16  # steps, ranks, tokens of a batch
+
+
+@pytest.mark.parametrize("command", ["train", "generate"])
+def test_every_option_has_its_help(command: str):
+    """A list of names alone would tell nobody what they are for."""
+    parser = importlib.import_module(f"model.{command}")._parser()
+    assert [one.dest for one in parser._actions if not one.help] == []
 
 
 def test_the_curve_is_drawn(trained: Path):
