@@ -174,7 +174,7 @@ def note(found: MetricVerdict) -> str:
         return str(found.facts["text"])
     if found.metric in _FIGURES and found.facts:
         return _FIGURES[found.metric](found.facts)
-    return ", ".join(filter(None, (_on_ranks(found.ranks), _parts(found))))
+    return ", ".join(filter(None, (_on_ranks(found.ranks), parts(found))))
 
 
 def _straggler(facts: Facts) -> str:
@@ -220,14 +220,14 @@ def _on_ranks(ranks: tuple[int, ...]) -> str:
     return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
-def _parts(found: MetricVerdict) -> str:
+def parts(found: MetricVerdict, most: int = NOTE_PARTS) -> str:
     """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
     shown = [
         f"{part.name} {format_value(found.metric, part.old)} -> "
         f"{format_value(found.metric, part.new)}"
         for part in found.moved
     ]
-    return listed(shown, NOTE_PARTS)
+    return listed(shown, most)
 
 
 def pairs_text(found: PairsFinding) -> str:

@@ -19,7 +19,7 @@ from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
-from stepguard.sentences import TREE_CHANGED, message, note, pattern_text
+from stepguard.sentences import TREE_CHANGED, message, note, parts, pattern_text
 from stepguard.site import Site
 from stepguard.text import first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
@@ -93,6 +93,8 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
     if "pattern" in worst.facts:
         within = pattern_text(worst.facts)
         return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
+    if worst.new == worst.old and worst.moved:
+        return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
         # It was there before the steps whose lines are counted.
         held = [f"{moved}: {HELD}"] if worst.metric == BETWEEN_STEPS else []
@@ -186,8 +188,9 @@ def _short(name: str, value: float) -> str:
     """Format a value in few characters, for the headline: 2.62 G; the lines below have it whole."""
     if METRICS[name].unit == "B" or abs(value) < 1e6:
         return format_value(name, value)
-    scale, letter = (1e9, "G") if abs(value) >= 1e9 else (1e6, "M")
-    return f"{value / scale:,.3g} {letter}" if abs(value) < 1000 * scale else f"{value:.3g}"
+    scales = ((1e12, "T"), (1e9, "G"), (1e6, "M"))
+    scale, letter = next(one for one in scales if abs(value) >= one[0])
+    return f"{value / scale:,.3g} {letter}"
 
 
 def change(found: MetricVerdict, digits: int = 2) -> str:

@@ -45,8 +45,8 @@ from stepguard.verdict import (
 _LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name, Reason.OTHER_TREE.name)
 # Has to be equal on both sides, or their times say nothing.
 WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
-# What no time pays for: another step, another exchange, a step that at last runs out of memory.
-PRICELESS = (*WORK, "collective_bytes_per_step", "leaked_bytes_per_step")
+# What no time pays for: another exchange, a step that at last runs out of memory.
+PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step")
 # Pairs of a CPU's time that the case does not gate: two that show no slowdown on average end it, so
 # do eight that leave it in doubt.
 LEAST_GLANCED, MOST_GLANCED = 2, 8
@@ -309,12 +309,13 @@ def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float 
 
 def beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
     """Make a counter that moved a notice, where the time on a GPU says what it is worth: any other
-    work, also while the pairs do not decide, and a cost that rose only if the step is FASTER.
-    ``time``: None where it is not judged.
+    work, also while the pairs do not decide, as many FLOPs or copies of other kinds with it; and a
+    cost that rose only if the step is FASTER. ``time``: None where it is not judged.
     """
     if time is None or found.status is not Status.CHANGED or found.metric in PRICELESS:
         return found
-    if METRICS[found.metric].role == "work":
+    as_many = found.new == found.old and all(new <= old for old, new in found.failing_ranks)
+    if METRICS[found.metric].role == "work" or as_many:
         return replace(found, status=Status.SAME, reason=Reason.TIME_DECIDES)
     if time is Status.FASTER:
         return replace(found, status=Status.SAME, reason=Reason.PAID_FOR)

@@ -23,7 +23,7 @@ from stepguard.judge.ab.decision import (
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import block as told_block
-from stepguard.report.words import place
+from stepguard.report.words import headline, place
 from stepguard.sentences import message, note
 from stepguard.site import Site
 from stepguard.verdict import Reason, Status, Verdict
@@ -207,6 +207,37 @@ def test_other_operators_explain_a_decided_time(pct):
     assert metric(verdict, OPERATORS).reason is Reason.TIME_DECIDES
     assert verdict.has_notice is (pct <= 0)
     assert OPERATORS in told_block(verdict, "evidence.json", Commands())
+
+
+@pytest.mark.parametrize(
+    ("name", "old", "new"),
+    [
+        ("flops_per_step", {"aten.addmm": 112}, {"aten.addmm": 100, "aten.mm": 12}),
+        ("copies_per_step", {"HtoD (Pageable -> Device)": 4}, {"HtoD (Pinned -> Device)": 4}),
+    ],
+)
+def test_as_much_by_other_parts_explains_a_decided_time(name, old, new):
+    """One product for six and pinned input for pageable are as many FLOPs and copies: no case fails
+    by that beside a time. Against a recording it does, and its first line says by what.
+    """
+
+    def with_parts(side, of, *by_rank):
+        counted = with_counts(side, **{name: sum(of.values())}).counts
+        return replace(side, counts=replace(counted, detail={name: of}, by_rank={name: by_rank}))
+
+    for pct, status in ((-2.0, Status.FASTER), (0.0, Status.SAME)):
+        found = turns(shifted(pct))
+        found = replace(found, head=with_parts(found.head, new), base=with_parts(found.base, old))
+        verdict = judge_ab(found)
+        assert (verdict.status, metric(verdict, name).reason) == (status, Reason.TIME_DECIDES)
+        assert verdict.has_notice
+    count = sum(new.values())  # another rank's rise is a cost, or other FLOPs
+    head, base = with_parts(found.head, new, count, 1), with_parts(found.base, old, count, 0)
+    assert decided(replace(found, head=head, base=base))[0] is Status.CHANGED
+    cpu = {"case": found.head.case | {"device": "cpu"}}
+    on_cpu = replace(found, head=replace(found.head, **cpu), base=replace(found.base, **cpu))
+    first = f"CHANGED: {name}: "
+    assert all(part in headline(judge_ab(on_cpu)).partition(first)[2] for part in new | old)
 
 
 def test_a_cost_that_rose_is_paid_for_by_a_faster_step_alone():
