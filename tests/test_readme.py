@@ -6,6 +6,7 @@ pytest tests/test_readme.py
 import ast
 import dataclasses
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -52,6 +53,15 @@ def blocks(language, text=README):
     """Return the fenced blocks of a document in a language."""
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return [block for found, block in fences if found == language]
+
+
+def test_the_first_example_was_measured():
+    """What the README shows of a GPU is the first line, and the interval, of a study's figures."""
+    (named,) = re.findall(r"\[figures\]\(([^)]+)\)", README)
+    measured = json.loads((ROOT / named).read_text())["changes"]["gelu twice in 3 layers"]
+    _, line, interval, *_ = blocks("console")[0].splitlines()
+    assert line == measured["first_line"]
+    assert measured["step_ms"]["note"].startswith(interval.strip())
 
 
 @pytest.mark.parametrize("reason", [one.name for one in (*Reason, *ProblemCode)])
