@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 
+from stepguard.baseline_file import Entry
 from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.report.stored import recorded
 from stepguard.storage import baselines as baseline
@@ -28,43 +29,39 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _baselines(options: argparse.Namespace) -> int:
     """Print a table of the cases of each file; ``show`` has the recordings of each case."""
-    folder = options.baselines
-    paths = baseline.files(folder)
-    if not paths:
+    action, found = options.action, _found(options)
+    if options.json and action != "show":
+        raise UsageError(f"baselines {action} --json: only show has a document")
+    if action == "prune" and not options.case:
+        raise UsageError("baselines prune: name the case whose recordings go")
+    for path, cases in found.items():
+        if action == "list" and (cases or not options.case):
+            say(path.name, *(recorded.listing(cases) if cases else ["no case"]))
+        for case_id, entry in cases.items():
+            if action == "prune":
+                baseline.remove(path, case_id)
+                say(f"{case_id}: removed from {path}; commit it")
+            elif action == "show" and not options.json:
+                say(f"{path.name}  {case_id}", *recorded.lines(entry))
+    if options.json:
+        document = {path.name: msgspec.to_builtins(cases) for path, cases in found.items() if cases}
+        say(*json.dumps(printable_document(document), indent=1, sort_keys=True).splitlines())
+    return 0
+
+
+def _found(options: argparse.Namespace) -> dict[Path, dict[str, Entry]]:
+    """Return what is recorded of the case, or of all, by file. Raises ValueError without any."""
+    folder, case = options.baselines, options.case
+    contents = {path: baseline.load(path) for path in baseline.files(folder)}
+    if not contents:
         record = as_typed("pytest perf_tests --perf-update")
         raise ValueError(f"{folder}: no baseline file; record one: {record}")
-    if options.json and options.action == "list":
-        raise UsageError("baselines list --json: only show has a document")
-    recorded_cases = [
-        (path, case_id, entry)
-        for path in paths
-        if (content := baseline.load(path)) is not None
-        for case_id, entry in sorted(content.cases.items())
-    ]
-    found = [one for one in recorded_cases if options.case in (None, one[1])]
-    if options.case and not found:
-        hint = meant(options.case, {case_id for _, case_id, _ in recorded_cases})
+    known = {path: content.cases for path, content in contents.items() if content}
+    if case and not any(case in cases for cases in known.values()):
+        hint = meant(case, {name for cases in known.values() for name in cases})
         hint += f"; what has: {as_typed('stepguard baselines list')}"
-        raise ValueError(f"{folder} has no baseline of {options.case!r}{hint}")
-    if options.action == "prune":
-        if not options.case:
-            raise UsageError("baselines prune: name the case whose recordings go")
-        for path, case_id, _ in found:
-            baseline.remove(path, case_id)
-            say(f"{case_id}: removed from {path}; commit it")
-        return 0
-    if options.action == "show" and options.json:
-        document: dict[str, dict[str, Any]] = {}
-        for path, case_id, entry in found:
-            document.setdefault(path.name, {})[case_id] = msgspec.to_builtins(entry)
-        say(*json.dumps(printable_document(document), indent=1, sort_keys=True).splitlines())
-        return 0
-    if options.action == "list":
-        for path in paths:
-            cases = {case_id: entry for at, case_id, entry in found if at == path}
-            if cases or not options.case:
-                say(path.name, *(recorded.listing(cases) if cases else ["no case"]))
-        return 0
-    for path, case_id, entry in found:
-        say(f"{path.name}  {case_id}", *recorded.lines(entry))
-    return 0
+        raise ValueError(f"{folder} has no baseline of {case!r}{hint}")
+    return {
+        path: {name: cases[name] for name in sorted(cases) if case in (None, name)}
+        for path, cases in known.items()
+    }
