@@ -119,7 +119,7 @@ def moved_together(verdicts: Sequence[Verdict], accept: str) -> str:
     # One case that is `same` clears the machine: it would have moved with the others.
     if len(moves) < MIN_TOGETHER or kinds not in ({Status.SLOWER}, {Status.FASTER}):
         return ""
-    least, most = sorted(moves, key=abs)[0], sorted(moves, key=abs)[-1]
+    least, most = min(moves, key=abs), max(moves, key=abs)
     if abs(most) > ALIKE * abs(least):
         return ""
     return (

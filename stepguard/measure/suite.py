@@ -184,10 +184,14 @@ class Suite:
         """Return what is wanted of pairs with the commit ``base``, going on from those of earlier
         runs. Those of a confirmation are others than those of --perf-against, by their gates.
         """
-        commits, gates = (self._bench.revision.commit, base), judged(case)
-        earlier, not_pooled = self._store.of_one_comparison(
-            case.slug, lambda one: one.head.gates == gates and self._is_of(one, *commits)
-        )
+        head, gates = self._bench.revision.commit, judged(case)
+
+        def same(one: Comparison) -> bool:
+            # An amended message, or an empty commit, is no other code.
+            sides = (one.base.commit, base), (one.head.commit, head)
+            return one.head.gates == gates and all(same_files(self.root, *two) for two in sides)
+
+        earlier, not_pooled = self._store.of_one_comparison(case.slug, same)
         return PairsWanted(
             self.budget.share_s(),
             rule_for=rule_for,
@@ -204,13 +208,6 @@ class Suite:
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         return found, self._store.keep_comparison(self._bench.folder, case.slug, found)
-
-    def _is_of(self, found: Comparison, head: str, base: str) -> bool:
-        """Tell whether a comparison is of the files of these commits: an amended message, or an
-        empty commit, is no other code.
-        """
-        sides = (found.base.commit, base), (found.head.commit, head)
-        return all(same_files(self.root, *commits) for commits in sides)
 
     def _known(self, case: Case) -> tuple[Path, Entry | None, RuleFor]:
         """Return what is known of a case on this machine: the path of its baseline file, its
