@@ -135,11 +135,6 @@ def same_files(root: Path, one: str, other: str) -> bool:
     return one == other or (files(one) or "no commit") == files(other)
 
 
-def user_name(root: Path) -> str:
-    """Return the name that git has for its user here; empty where it has none."""
-    return (git(root, "config", "user.name") or "").strip()
-
-
 def _is_baseline(path: Path, baselines: Path | None) -> bool:
     """Accept only the files themselves: --perf-baselines=. must not excuse the whole tree."""
     if baselines is None:

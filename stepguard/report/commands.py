@@ -68,10 +68,6 @@ class Commands:
         named = f"{shlex.quote(case_id)}{self.in_folder()}"
         return self.called(f"stepguard baselines prune {named}")
 
-    def explain(self, verdict: Verdict) -> str:
-        """Return the step that says what the reason of a case that has no verdict means."""
-        return "what that is: " + self.called(f"stepguard explain-code {verdict.reason.name}")
-
     @property
     def doctor(self) -> str:
         """Return the step that looks at the machine."""
@@ -95,7 +91,8 @@ def next_steps(
     if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
     if verdict.outcome == "error" and verdict.status is not Status.NO_BASELINE:
-        steps.append(commands.explain(verdict))
+        explain = commands.called(f"stepguard explain-code {verdict.reason.name}")
+        steps.append(f"what that is: {explain}")
     return [*steps, f"look closer: {evidence_path}"]
 
 

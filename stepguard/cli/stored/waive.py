@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, add_parser, say, verdict_of_run
-from stepguard.git.revision import user_name
+from stepguard.git.revision import git
 from stepguard.judge.waivers import MAX_DAYS, Size, suggested_sizes
 from stepguard.report.stored.waivers import described
 from stepguard.report.words import headline
@@ -76,7 +76,7 @@ def _waive(options: argparse.Namespace) -> int:
             value=value,
             reason=options.reason,
             expires=today() + timedelta(days=options.days),
-            who=options.who or user_name(options.root),
+            who=options.who or (git(options.root, "config", "user.name") or "").strip(),
         )
         known = Store(options.root).measured_cases()
         try:
