@@ -7,7 +7,7 @@ from typing import Any
 
 from stepguard.ab_margins import Margins
 from stepguard.metrics import format_value
-from stepguard.text import listed
+from stepguard.text import counted, listed
 from stepguard.verdict import (
     Confirmation,
     Confirmed,
@@ -201,9 +201,9 @@ def pattern_text(facts: Facts) -> str:
 
 def _cards(facts: Facts) -> str:
     within = f"{pattern_text(facts)}, in each launch; " if "pattern" in facts else ""
-    count, own = facts["compared"], facts["own_card"]
-    what = ("recording" if own else "other card") + ("s" if count > 1 else "")
-    return f"{within}the limit is that of {count} {what}{' of this card' if own else ''}"
+    own = facts["own_card"]
+    of = counted(facts["compared"], "recording" if own else "other card")
+    return f"{within}the limit is that of {of}{' of this card' if own else ''}"
 
 
 _FIGURES = {

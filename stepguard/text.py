@@ -46,6 +46,11 @@ def listed(items: Sequence[str], most: int = 1) -> str:
     return ", ".join(items[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def counted(count: int, what: str) -> str:
+    """Return "1 GPU" or "2 GPUs"."""
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean a or b?)" of the names that are like a mistyped one; empty without."""
     close = get_close_matches(name, list(known))

@@ -38,6 +38,7 @@ from stepguard.sentences import uncommitted
 from stepguard.storage import baselines as baseline
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
+from stepguard.text import counted
 from stepguard.worker.interpreter import as_typed, interpreter
 
 _PEAKS = "stepguard.worker.profilers.peaks"
@@ -77,7 +78,7 @@ def _doctor(options: argparse.Namespace) -> int:
     for level, text in sorted(findings, key=lambda finding: finding[0] == "ERROR"):
         say(f"{level:5}  {text}")
     errors = sum(level == "ERROR" for level, _ in findings)
-    say(f"{errors} error{'s' if errors != 1 else ''}")
+    say(counted(errors, "error"))
     return 1 if errors else 0
 
 
@@ -133,8 +134,7 @@ def _machine(root: Path, baselines: Path) -> Iterator[Finding]:
     if not torch["usable"] or torch["gpus"] != len(gpus):
         mine = f"torch {torch['version']} (CUDA {torch['cuda']}) can use {torch['gpus']}"
         mend = f"install a torch built for driver {gpus[0].driver}"
-        shown = f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'}"
-        yield "ERROR", f"the driver shows {shown}, {mine}; {mend}"
+        yield "ERROR", f"the driver shows {counted(len(gpus), 'GPU')}, {mine}; {mend}"
     yield from _gpus(gpus, baselines)
 
 
@@ -208,8 +208,7 @@ def _baseline(path: Path) -> Finding:
     if content is None:
         record = as_typed("pytest perf_tests --perf-update-new")
         return "note", f"{path}: none yet; record it with: {record}"
-    count = len(content.cases)
-    return "ok", f"{path}: {count} case{'' if count == 1 else 's'}, {content.machine}"
+    return "ok", f"{path}: {counted(len(content.cases), 'case')}, {content.machine}"
 
 
 def _host() -> Iterator[Finding]:

@@ -26,6 +26,7 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today
+from stepguard.text import counted
 from stepguard.verdict import Reason
 from stepguard.worker.interpreter import as_typed
 
@@ -77,7 +78,7 @@ def _gate(options: argparse.Namespace) -> int:
     )
     say(*(f"declared: {one.case} {one.described}" for one in base.expectations))
     if problems := gate(found, base):
-        complain(f"the gate fails, {len(problems)} problem{'s' if len(problems) > 1 else ''}:")
+        complain(f"the gate fails, {counted(len(problems), 'problem')}:")
         say(*(f"{one.code.value}: {one.sentence}" for one in problems))
         say(f"what a code means: {as_typed('stepguard explain-code CODE')}")
         _annotate(github.annotations(found, problems))

@@ -33,6 +33,7 @@ from stepguard.sentences import message
 from stepguard.storage import baselines as baseline
 from stepguard.storage.json_file import FileError, read, save
 from stepguard.sweep import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
+from stepguard.text import counted
 from stepguard.verdict import Reason
 
 ROWS = "rows.json"
@@ -102,8 +103,8 @@ def _refuse(options: argparse.Namespace, sweep: Sweep, gpus: int) -> None:
     if problem := missing(sweep.workload, options.root):
         raise UsageError(f"{options.file}: {problem}")
     if is_gpu(sweep.device) and gpus < sweep.world_size:
-        needs = f"needs {sweep.world_size} GPU{'s' if sweep.world_size > 1 else ''}"
-        raise UsageError(f"{options.file}: {needs}, this machine shows {gpus}")
+        needs = counted(sweep.world_size, "GPU")
+        raise UsageError(f"{options.file}: needs {needs}, this machine shows {gpus}")
 
 
 def _known(folder: Path, now: SweepFile) -> SweepFile:

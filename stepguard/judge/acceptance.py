@@ -19,6 +19,7 @@ from stepguard.judge.screen import comparable
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.sentences import sentence, uncommitted
+from stepguard.text import counted
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
@@ -98,7 +99,7 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     if spread <= limit:
         return ""
     times = ", ".join(f"{ms:.3f}" for ms in now)
-    known = f"{len(past)} recording{'s' if len(past) != 1 else ''}"
+    known = counted(len(past), "recording")
     return (
         f"{JUDGED_TIME} of its launches is {times} ms, a standard deviation of {spread:.2f} %; "
         f"with {known} at most {limit:.2f} % is plausible; measure again on a quiet machine"

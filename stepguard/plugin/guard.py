@@ -27,7 +27,7 @@ from stepguard.plugin.refusals import (
 from stepguard.plugin.selection import Selection
 from stepguard.report.commands import Commands
 from stepguard.sentences import TREE_CHANGED
-from stepguard.text import listed
+from stepguard.text import counted, listed
 
 
 class Guard:
@@ -165,7 +165,7 @@ def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = No
     """Say why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty if
     they are. ``markers`` is the expression that tests were chosen by.
     """
-    need = f"needs {case.world_size} GPU{'' if case.world_size == 1 else 's'}"
+    need = f"needs {counted(case.world_size, 'GPU')}"
     if case.device == GPU and (nodes := spread(case, launcher)):
         each, count = nodes.fewest_gpus, len(nodes.nodes)
         few = each * count < case.world_size

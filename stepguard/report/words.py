@@ -21,7 +21,7 @@ from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
 from stepguard.sentences import TREE_CHANGED, message, note, parts, pattern_text
 from stepguard.site import Site
-from stepguard.text import first, listed, printable, shortened
+from stepguard.text import counted, first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
 OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
@@ -230,8 +230,7 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     if verdict.against and not verdict.whole:
         lines.append(f"  compared with {verdict.against}, measured in pairs with it")
     if verdict.recordings:
-        count = verdict.recordings
-        lines.append(f"  compared with {count} recording{'s' if count > 1 else ''}")
+        lines.append(f"  compared with {counted(verdict.recordings, 'recording')}")
     return lines + [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
 
 
