@@ -49,18 +49,21 @@ def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     undecided = time.status is Status.INCONCLUSIVE and low_pct > 0
     if time.status not in (Status.SLOWER, Status.FASTER) and not undecided:
         return None
-    cause = _main_cause(verdict, 1e3 * (time.new - time.old))
-    if time.status is Status.FASTER:
-        return cause
-    risen = [m for m in verdict.metrics if m.gated and (m.new or 0) > (m.old or 0)]
-    lines = sorted((m for m in risen if m.metric in _LINES), key=cause_first)
-    waits = sorted((m for m in risen if m.metric in _WAITS), key=cause_first)
+    change_us = 1e3 * (time.new - time.old)
+    cause = _main_cause(verdict, change_us)
+    with_it = [m for m in verdict.metrics if m.gated and _rise(m) * change_us > 0]
+    lines = sorted((m for m in with_it if m.metric in _LINES), key=cause_first)
+    waits = sorted((m for m in with_it if m.metric in _WAITS), key=cause_first)
     if lines:
         return lines[0]
     if cause is not None and cause.kind not in _BETWEEN:
-        main = abs(cause.us) >= MAIN_SHARE * 1e3 * (time.new - time.old)
+        main = abs(cause.us) >= MAIN_SHARE * abs(change_us)
         return cause if main or not waits else waits[0]
     return waits[0] if waits else cause
+
+
+def _rise(found: MetricVerdict) -> float:
+    return (found.new or 0) - (found.old or 0)
 
 
 def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:

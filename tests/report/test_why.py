@@ -85,10 +85,15 @@ def test_the_cause_comes_first(found, first):
 
 
 def test_a_gain_has_a_cause_too():
-    """A step that is FASTER is so by what takes less time."""
+    """A step that is FASTER is so by what takes less time, or by a wait that is gone."""
     gain = replace(TIME, status=Status.FASTER, new=246.0, change_pct=-1.6)
     line = headline(verdict([cause(-3600.0)], time=gain))
     assert f"FASTER: {GELU} 6.5 -> 2.9 ms (-3.6), forward; step_ms" in line
+    gone = replace(SYNC, status=Status.FASTER, old=2, new=0, sites=())
+    found = verdict([cause(3600.0)], gone, time=gain)
+    assert "FASTER: host_syncs_per_step 2 -> 0 (-2 syncs); step_ms" in headline(found)
+    paid = replace(SYNC, status=Status.SAME, reason=Reason.PAID_FOR)
+    assert "FASTER: step_ms" in headline(verdict([], paid, time=gain))
 
 
 def test_a_kernel_has_the_line_of_its_operator():
