@@ -305,9 +305,9 @@ def _moved_operators(
 ) -> tuple[Site, ...]:
     """Return where these operators are called more often, or less: then the count is negative.
 
-    A Site for each function that calls one more often, or less often if it is called less in all;
-    its line is one that the other side has not, or fewer times. What only backward passes and
-    optimizers call comes last, and has that as its phase.
+    Sites of each function that calls one more often, or less often if it is called less in all: the
+    lines that the other side has not, or fewer times, if those make all of it, else one. What only
+    backward passes and optimizers call comes last, and has that as its phase.
     """
     new, old = now.operator_sites(), past.operator_sites()
     # A baseline's lines have no phase; that of a line is the same for all that it calls.
@@ -323,11 +323,15 @@ def _moved_operators(
         lines = added(there, here)
         for place, count in (_by_function(here) - _by_function(there)).items():
             inside = [site for site in lines if (site.file, site.function) == place]
-            line = min(inside, key=lambda site: abs(site.count - count))
-            key = (line.file, line.function, line.text)
-            phase = "" if key in called else phases.get(key, line.phase)
-            line = msgspec.structs.replace(line, count=count if rose else -count, phase=phase)
-            found.append(line if rose else _former(line))
+            if sum(site.count for site in inside) != count:  # some of them are edited ones
+                line = min(inside, key=lambda site: abs(site.count - count))
+                inside = [msgspec.structs.replace(line, count=count)]
+            for line in inside:
+                key = (line.file, line.function, line.text)
+                phase = "" if key in called else phases.get(key, line.phase)
+                signed = line.count if rose else -line.count
+                line = msgspec.structs.replace(line, count=signed, phase=phase)
+                found.append(line if rose else _former(line))
     return tuple(sorted(found, key=lambda site: bool(site.phase)))
 
 

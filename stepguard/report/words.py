@@ -112,13 +112,15 @@ def operator_move(found: MetricVerdict) -> str:
     another with it: "+4 aten.silu for aten.gelu".
     """
     if found.sites:
-        main, *rest = found.sites
-        names = _names(found.sites)
-        text = f"{main.count:+,d} {names[main.what]}"
-        place = main.file, main.function, main.phase
-        here = [site for site in rest if (site.file, site.function, site.phase) == place]
-        if [site.count for site in here] == [-main.count] and main.count > 0:
-            return f"{text} for {names[here[0].what]}"
+        main, names = found.sites[0], _names(found.sites)
+        here: Counter[str] = Counter()
+        for site in found.sites:
+            if (site.file, site.function, site.phase) == (main.file, main.function, main.phase):
+                here[site.what] += site.count
+        count = here.pop(main.what)
+        text = f"{count:+,d} {names[main.what]}"
+        if [*here.values()] == [-count] and count > 0:
+            return f"{text} for {names[next(iter(here))]}"
         return text
     part = found.moved[0]
     return f"{part.new - part.old:+,d} {_bare(part.name)}"

@@ -12,7 +12,7 @@ from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.metrics import BETWEEN_STEPS, METRICS, PEAK
 from stepguard.recording import OPERATORS
-from stepguard.report.words import evidence_lines, headline
+from stepguard.report.words import evidence_lines, headline, operator_move
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, cause_first
 
@@ -135,6 +135,15 @@ def test_a_new_line_is_found_wherever_it_stands(stored_then):
     then = counted(at(105, text="y = x.clone()", count=4), clone=4)
     now = counted(at(105, count=4), at(106, text="y = x.clone()", count=4), clone=8)
     assert places(now, then, stored_then) == [(105, "Block.forward", 4)]
+
+
+def test_each_new_line_of_a_function_is_a_place():
+    """Two clones more, at a line each; together they are what the first line says of it."""
+    lines = at(9, count=1), at(12, text="y = y.clone()", count=3)
+    then, now = counted(at(3, what="mm"), mm=1), counted(at(3, what="mm"), *lines, mm=1, clone=4)
+    assert places(now, then) == [(9, "Block.forward", 1), (12, "Block.forward", 3)]
+    found = compare(OPERATORS, summarise(now), [stored(then)], now.gates)
+    assert operator_move(found) == "+4 aten.clone"
 
 
 def test_one_line_more_often_is_that_line():

@@ -141,12 +141,15 @@ def test_a_librarys_kernel_has_the_line_of_the_forward_operator(direction):
 
 
 def test_a_backward_kernel_of_two_functions_has_no_line():
-    """Either may be it; and the line that starts the backward pass is none."""
+    """Either may be it; and the line that starts the backward pass is none. Of two lines in one
+    function it is the first.
+    """
     two = attention("efficient", 61), attention("efficient", 95, "Cross.forward")
     assert placed("aten::_efficient_attention_backward", *two, BACKWARD) is None
     outer = "aten::_scaled_dot_product_efficient_attention_backward"
     assert placed(outer, *two, BACKWARD) is None
     assert placed(outer, two[0], BACKWARD) == two[0]
+    assert placed(outer, two[0], attention("efficient", 64), BACKWARD) == two[0]
 
 
 def test_a_backward_operator_is_no_other_one_whose_name_ends_alike():
