@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from studies.planted_causes.faults import FAULTS, GPT, WORKLOADS
-from studies.power.change import FASTER, SAME, SLOWER, Change, Edit
+from studies.power.change import FASTER, SLOWER, Change, Edit
 from studies.power.hidden import HIDDEN
 from studies.power.refactors import REFACTORS
 
@@ -32,6 +32,7 @@ _MLP = '\n\nclass MLP(nn.Module):\n    """Two linear'
 _CLIP = "self._grad_clip, foreach=True\n"
 _LOSS = "        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())\n"
 _CALL = "            return self._network(inputs, targets)\n"
+_ZEROED = "            self.optimizer.zero_grad("
 _SETTLED = "        self._network = settings.compiled(self.model)\n"
 
 
@@ -134,8 +135,12 @@ BF16_WEIGHTS = Change(
 )
 FLASH = Change(
     ((GPT, '"default": None,  #', '"default": SDPBackend.FLASH_ATTENTION,  #'),),
-    SAME,
+    SLOWER,  # where PyTorch prefers cuDNN, as on H100 and H200
+    "flash",
     needs_gpu=True,
+)
+KEPT_GRADIENTS = Change(
+    ((WORKLOADS, f"{_ZEROED}set_to_none=True)", f"{_ZEROED}set_to_none=False)"),), SLOWER
 )
 SEPARATE_NORMS = Change(((WORKLOADS, _CLIP, _CLIP.replace("True", "False")),), SLOWER)
 
@@ -170,6 +175,7 @@ CHANGES: dict[str, Change] = (
         "no sync": _undone(_fault("a sync")),
         "no graph break": _undone(_fault("a graph break")),
         "norms at once": _undone(SEPARATE_NORMS),
+        "gradients set to None": _undone(KEPT_GRADIENTS),
         "clones in 12 layers": clones(12),
         "foreach optimizer": FOREACH,
     }

@@ -5,8 +5,8 @@ import shutil
 import pytest
 
 from studies.common.results import ROOT
-from studies.power.change import RED
-from studies.power.changes import CHANGES, FASTER, SAME, SLOWER, wanted
+from studies.power.change import RED, SAME
+from studies.power.changes import CHANGES, FASTER, SLOWER, wanted
 from studies.power.measure import as_expected, wants_size
 
 
