@@ -179,12 +179,13 @@ def _nodes(text: str, root: Path) -> Iterator[Finding]:
 
 def _ask_torch(root: Path) -> dict[str, Any]:
     """Return what _ASK_TORCH prints. Raises MachineError if torch cannot be imported."""
-    return dict(json.loads(_last_line([sys.executable, "-P", "-c", _ASK_TORCH], "torch", root)))
+    command = [sys.executable, "-P", "-c", _ASK_TORCH]
+    return dict(json.loads(_last_line(command, "torch cannot be imported", root)))
 
 
-def _last_line(command: list[str], what: str, root: Path) -> str:
+def _last_line(command: list[str], failure: str, root: Path) -> str:
     """Return what a process that imports torch, as a launch of the tree at ``root`` does, prints
-    last. Raises MachineError if it fails.
+    last. Raises MachineError, which begins with ``failure``.
     """
     theirs = os.environ.get("PYTHONPATH", "")
     try:
@@ -195,10 +196,10 @@ def _last_line(command: list[str], what: str, root: Path) -> str:
                 command, capture_output=True, text=True, timeout=120, check=False, env=env
             )
     except subprocess.TimeoutExpired:
-        raise MachineError(f"{what}: importing torch took more than 120 s") from None
+        raise MachineError(f"{failure}: no answer after 120 s") from None
     if done.returncode != 0:
         last = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
-        raise MachineError(f"torch cannot be imported: {last[0]}")
+        raise MachineError(f"{failure}: {last[0]}")
     # The last line: an import may print lines of its own before it.
     return done.stdout.splitlines()[-1]
 
@@ -240,7 +241,7 @@ def _tools() -> Iterator[Finding]:
 
 def _peaks(root: Path) -> Iterator[Finding]:
     """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
-    line = _last_line(engine.command(_PEAKS), "the peaks", root)
+    line = _last_line(engine.command(_PEAKS), "the peaks cannot be measured", root)
     found = msgspec.json.decode(line, type=Peaks)
     path = peaks.save(found)
     rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in found.flops_per_s.items())
