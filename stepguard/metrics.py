@@ -36,17 +36,6 @@ class Scope(Enum):
     # threads free tensors, too.
     EXACT_MEMORY = "a case on a GPU, or of one rank on a CPU,"
 
-    def covers(self, device: str, world_size: int) -> bool:
-        """Return whether a case on ``world_size`` ranks of ``device`` is one of them."""
-        gpu, several = is_gpu(device), world_size > 1
-        return {
-            Scope.ANY: True,
-            Scope.GPU: gpu,
-            Scope.CPU: not gpu,
-            Scope.SEVERAL_RANKS: several,
-            Scope.EXACT_MEMORY: gpu or not several,
-        }[self]
-
 
 @dataclass(frozen=True)
 class Metric:
@@ -69,7 +58,14 @@ class Metric:
 
     def exists(self, device: str, world_size: int) -> bool:
         """Return whether a case on ``world_size`` ranks of ``device`` can have it."""
-        return self.scope.covers(device, world_size)
+        gpu, several = is_gpu(device), world_size > 1
+        return {
+            Scope.ANY: True,
+            Scope.GPU: gpu,
+            Scope.CPU: not gpu,
+            Scope.SEVERAL_RANKS: several,
+            Scope.EXACT_MEMORY: gpu or not several,
+        }[self.scope]
 
 
 _time = partial(Metric, kind="time", digits=3)

@@ -30,12 +30,8 @@ class FileError(Exception):
     """A file that cannot be used or written; one sentence with the remedy."""
 
 
-def _nothing(content: object) -> Iterable[str]:
-    return ()
-
-
 def read(
-    path: Path, kind: type[Content], schema: int, renew: str, check: Check[Content] = _nothing
+    path: Path, kind: type[Content], schema: int, renew: str, check: Check[Content] | None = None
 ) -> Content | None:
     """Return the file's content, or None where there is no file.
 
@@ -55,7 +51,7 @@ def read(
 
 
 def _parsed(
-    path: Path, data: bytes, kind: type[Content], schema: int, check: Check[Content]
+    path: Path, data: bytes, kind: type[Content], schema: int, check: Check[Content] | None
 ) -> Content:
     """Return what the bytes of a file hold. Raises ValueError."""
     text = data.decode("utf-8")
@@ -63,7 +59,7 @@ def _parsed(
     _refuse_conflict(path, text)
     found = parse(text, kind, schema)
     # Beyond types: which metrics there are, and what fits to what.
-    for problem in check(found):
+    for problem in check(found) if check else ():
         raise ValueError(problem)
     return found
 
@@ -119,7 +115,7 @@ def restore(path: Path, typed: str = "") -> str:
 
 
 def save(
-    path: Path, content: Content, schema: int, remedy: str, check: Check[Content] = _nothing
+    path: Path, content: Content, schema: int, remedy: str, check: Check[Content] | None = None
 ) -> None:
     """Write a file of sorted keys that read() accepts.
 
