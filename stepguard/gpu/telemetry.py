@@ -6,6 +6,7 @@ has a clock of its own: its samples are cut by what its own ranks say of a block
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
+from statistics import median_high
 from typing import Any
 
 import msgspec
@@ -95,9 +96,9 @@ def annotate(
     joules = [gpu.energy_j for gpu in gpus]
     return replace(
         block,
-        sm_clock_mhz=_median([sample.sm_clock_mhz for sample in flat]),
+        sm_clock_mhz=float(median_high(sample.sm_clock_mhz for sample in flat)),
         temperature_c=max(sample.temperature_c for sample in flat),
-        power_w=_median([sample.power_w for sample in flat]),
+        power_w=median_high(sample.power_w for sample in flat),
         energy_j=sum(j for j in joules if j is not None) if None not in joules else None,
         disturbance=_disturbance(strangers, slowdowns),
     )
@@ -134,7 +135,3 @@ def _carried(rank: dict[str, Any]) -> list[Poll]:
     except msgspec.ValidationError:
         return []
     return polls
-
-
-def _median(values: Sequence[float]) -> float:
-    return float(sorted(values)[len(values) // 2])

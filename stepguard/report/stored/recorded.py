@@ -12,6 +12,7 @@ from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens, operator_move
 from stepguard.storage.accept import Accepted, Action
+from stepguard.text import first
 from stepguard.verdict import MetricVerdict, cause_first
 
 MOVES = 9  # lines; with the one above them ten
@@ -69,9 +70,8 @@ def moves(done: Accepted) -> list[str]:
     most.
     """
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
-    shown = moved if len(moved) <= MOVES else moved[: MOVES - 1]
-    lines = [f"  {change(metric)}{_put_for_another(metric)}" for metric in shown]
-    return lines + ([f"  and {len(moved) - len(shown)} more"] if len(shown) < len(moved) else [])
+    lines = [f"  {change(metric)}{_put_for_another(metric)}" for metric in moved]
+    return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")
 
 
 def _put_for_another(metric: MetricVerdict) -> str:
