@@ -8,6 +8,7 @@ import importlib
 import os
 import subprocess
 import sys
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -64,14 +65,17 @@ def paths(package):
     return found
 
 
+@cache
 def statements(path):
-    """Yield the imports of a file, function bodies included, as (module, name or None)."""
+    """Return the imports of a file, function bodies included, as (module, name or None)."""
+    found = []
     for node in ast.walk(ast.parse(path.read_text(), str(path))):
         if isinstance(node, ast.Import):
-            yield from ((alias.name, None) for alias in node.names)
+            found += [(alias.name, None) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
-            yield from ((str(node.module), alias.name) for alias in node.names)
+            found += [(str(node.module), alias.name) for alias in node.names]
+    return found
 
 
 def packages(path):
@@ -103,10 +107,10 @@ def folder(module):
     return "cli" if inner == ("__main__.py",) else inner[0] if len(inner) > 1 else NOUNS
 
 
-def of(*folders):
-    """Parametrize a test over the modules of these folders."""
-    found = [module for module in MODULES if folder(module) in folders]
-    return pytest.mark.parametrize("module", found)
+def importing(modules, packages_of_others):
+    """Return which of these modules or paths import any of these packages, and which."""
+    found = {one: packages(MODULES.get(one, one)) & packages_of_others for one in modules}
+    return {str(one): wrong for one, wrong in found.items() if wrong}
 
 
 def test_the_walk_sees_imports_of_every_kind(tmp_path):
@@ -121,12 +125,11 @@ def test_every_folder_has_its_place():
     assert {folder(module) for module in MODULES} == set(ORDER)
 
 
-@of(*ORDER)
-def test_imports_go_downwards(module):
+def test_imports_go_downwards():
     """A module imports from its own folder or from one below it."""
-    place = ORDER.index(folder(module))
-    upwards = [name for name in imported(MODULES[module]) if ORDER.index(folder(name)) < place]
-    assert not upwards, f"{module} imports {', '.join(sorted(upwards))}"
+    place = {module: ORDER.index(folder(module)) for module in MODULES}
+    imports = [(module, name) for module, path in MODULES.items() for name in imported(path)]
+    assert not [(module, name) for module, name in imports if place[name] < place[module]]
 
 
 def test_no_circles():
@@ -138,34 +141,31 @@ def test_no_circles():
         pytest.fail(" <- ".join(error.args[1]))
 
 
-@of(*ORDER)
-def test_torch_and_pytest_stay_where_they_belong(module):
+def test_torch_and_pytest_stay_where_they_belong():
     """worker/ alone imports torch, plugin/ alone pytest; pytest-benchmark comes by its fixture."""
-    found = packages(MODULES[module])
-    assert "torch" not in found or folder(module) == "worker"
-    assert not found & PYTEST or (folder(module) == "plugin" and "pytest_benchmark" not in found)
+    assert not importing([one for one in MODULES if folder(one) != "worker"], {"torch"})
+    assert not importing([one for one in MODULES if folder(one) != "plugin"], PYTEST)
+    assert not importing(MODULES, {"pytest_benchmark"})
 
 
-@of(*PURE)
-def test_pure_modules_do_nothing_but_compute(module):
+def test_pure_modules_do_nothing_but_compute():
     """No files, no clock, no processes, no output."""
-    path = MODULES[module]
-    assert not packages(path) & IMPURE
-    calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    called = {call.func.id for call in calls if isinstance(call.func, ast.Name)}
-    assert not called & {"open", "print", "input", "exec", "eval", "__import__"}
+    pure = [module for module in MODULES if folder(module) in PURE]
+    assert not importing(pure, IMPURE)
+    for module in pure:
+        nodes = ast.walk(ast.parse(MODULES[module].read_text()))
+        called = {getattr(node.func, "id", "") for node in nodes if isinstance(node, ast.Call)}
+        assert not called & {"open", "print", "input", "exec", "eval", "__import__"}, module
 
 
-@pytest.mark.parametrize("path", paths("model"), ids=lambda path: path.name)
-def test_the_model_does_not_know_its_guard(path):
+def test_the_model_does_not_know_its_guard():
     """model/ never imports stepguard."""
-    assert "stepguard" not in packages(path)
+    assert not importing(paths("model"), {"stepguard"})
 
 
-@of(*ORDER)
-def test_the_engine_does_not_know_what_it_measures(module):
+def test_the_engine_does_not_know_what_it_measures():
     """stepguard never imports the model, its suite, tests or studies."""
-    assert not packages(MODULES[module]) & {"model", "perf_tests", "tests", "studies"}
+    assert not importing(MODULES, {"model", "perf_tests", "tests", "studies"})
 
 
 WATCH = """
@@ -200,18 +200,15 @@ def test_one_run_collects_all_tests():
     assert sorted(set(tests)) == sorted(tests)
 
 
-@pytest.mark.parametrize("path", paths("tests"), ids=lambda path: path.name)
-def test_any_folders_are_collected_together(path):
+def test_any_folders_are_collected_together():
     """A folder's conftest is none to import: all have that name, and another's may be loaded."""
-    assert "conftest" not in packages(path)
+    assert not importing(paths("tests"), {"conftest"})
 
 
-@pytest.mark.parametrize(
-    "path", paths("studies") + paths("scripts"), ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_studies_and_scripts_import_what_is_there(path):
+def test_studies_and_scripts_import_what_is_there():
     """Few tests run them; a name that stepguard no longer has would stay unseen."""
-    for module, name in statements(path):
-        if module.startswith("stepguard") and name:
-            there = importlib.import_module(module)
-            assert hasattr(there, name) or f"{module}.{name}" in MODULES, f"{module}.{name}"
+    for path in paths("studies") + paths("scripts"):
+        for module, name in statements(path):
+            if module.startswith("stepguard") and name:
+                there = importlib.import_module(module)
+                assert hasattr(there, name) or f"{module}.{name}" in MODULES, f"{path}: {name}"
