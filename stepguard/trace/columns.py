@@ -4,6 +4,7 @@ One row is one event. Names are numbers into ``Trace.names``, since a gigabyte o
 thousand of them.
 """
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
@@ -132,7 +133,7 @@ class Trace:
         """The user's annotations."""
         return self.host.where(self.host.kind == ANNOTATION)
 
-    def named(self, wanted: "set[str] | frozenset[str]") -> Ints:
+    def named(self, wanted: Container[str]) -> Ints:
         """Return the numbers of those of these names that occur."""
         return np.array([i for i, name in enumerate(self.names) if name in wanted], np.int64)
 

@@ -57,7 +57,8 @@ def find_gaps(trace: Trace, windows: Windows, passes: tuple[Pass, ...]) -> Gaps:
     launch = taken(windows.calls.start_us, call, -np.inf)
     late = launch > begin
     sync = np.where(late, _sync_before(trace, windows.calls, begin, launch), NONE)
-    waits = _union([one for one in passes if one.path.rpartition("/")[2] == INPUT])
+    inputs = [one for one in passes if one.path.rpartition("/")[2] == INPUT]
+    waits = union(np.array([p.start_us for p in inputs]), np.array([p.end_us for p in inputs]))
     dumps = trace.host.where(trace.host.kind == OVERHEAD)
     buffers = union(dumps.start_us, dumps.end_us)
     cause = np.select(
@@ -96,7 +97,7 @@ def _catching_up(windows: Windows, cause: Ints, sync: Ints, record: Ints) -> Int
 
 def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> Ints:
     """Return the wait that was under way when the GPU ran dry and over before the launch."""
-    rows = np.flatnonzero(np.isin(calls.name, trace.named(frozenset(SYNC_CALLS))))
+    rows = np.flatnonzero(np.isin(calls.name, trace.named(SYNC_CALLS)))
     rows = rows[np.argsort(calls.end_us[rows], kind="stable")]
     if not len(rows):
         return np.full(len(begin), NONE, np.int64)
@@ -105,12 +106,6 @@ def _sync_before(trace: Trace, calls: Host, begin: Floats, launch: Floats) -> In
     row = rows[np.minimum(at, len(rows) - 1)]
     found = (at < len(rows)) & (calls.start_us[row] <= begin) & (calls.end_us[row] <= launch)
     return np.where(found, row, NONE)
-
-
-def _union(passes: list[Pass]) -> Union:
-    return union(
-        np.array([one.start_us for one in passes]), np.array([one.end_us for one in passes])
-    )
 
 
 def _mostly(busy: Union, begin: Floats, launch: Floats, late: Bools) -> Bools:

@@ -83,7 +83,10 @@ def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS)
     launched = step_at(calls.start_us, begin, end)
     step_of_record = np.append(launched, NONE)[call_of_record]  # NONE is the last
     launches, lost = _lost(trace, calls, launched, gpu.correlation, len(steps))
-    gpu_begin, gpu_end = _on_gpu(gpu, trace.names, classes, step_of_record, len(steps))
+    gpu_begin = _first_record(gpu, trace.names, classes, step_of_record, len(steps))
+    # Of a single step that of its last record: nothing else ends it.
+    only = gpu.end_us[step_of_record == 0].max(initial=-np.inf) if len(steps) == 1 else np.nan
+    gpu_end = np.append(gpu_begin[1:], only)
     whole = np.isfinite(gpu_begin) & (gpu_end > gpu_begin)
     kept = np.flatnonzero(whole & (lost <= LOST_AT_MOST * np.maximum(launches, 1)))
     if not len(kept):
@@ -147,22 +150,10 @@ def _lost(
     return count, np.bincount(launched[without], minlength=steps)
 
 
-def _on_gpu(
-    gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, steps: int
-) -> tuple[Floats, Floats]:
-    """Return begin and end of each step on the GPU, NaN for what has none; of a single one the end
-    is that of its last record.
-    """
-    begin = _first_record(gpu, names, classes, step_of_record, steps)
-    if steps == 1:
-        return begin, np.array([gpu.end_us[step_of_record == 0].max(initial=-np.inf)])
-    return begin, np.append(begin[1:], np.nan)
-
-
 def _first_record(
     gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, steps: int
 ) -> Floats:
-    """Return the begin of each step's first record on the stream that computes most.
+    """Return the begin of each step's first record on the stream that computes most, NaN of none.
 
     A copy on a stream of its own may run ahead, in the step before; the computing stream does not.
     """

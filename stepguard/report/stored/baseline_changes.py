@@ -24,12 +24,12 @@ def changes(old: Path, new: Path) -> list[str]:
     and cases. Raises FileError for a file of either that cannot be trusted.
     """
     lines: list[str] = []
-    for name in _names(old, new, "*.json"):
+    for name in _names(old, new):
         if name != baselines.WAIVERS:
             was, now = baselines.load(old / name), baselines.load(new / name)
             both = (was.cases if was else {}, now.cases if now else {})
             lines += _lines(name, both, _entry)
-    for name in _names(old / CALIBRATION, new / CALIBRATION, "*.json"):
+    for name in _names(old / CALIBRATION, new / CALIBRATION):
         then, noise = (calibrations.load(folder / CALIBRATION / name) for folder in (old, new))
         pair_sds = (then.cases if then else {}, noise.cases if noise else {})
         lines += _lines(f"{CALIBRATION}/{name}", pair_sds, _noise)
@@ -39,8 +39,8 @@ def changes(old: Path, new: Path) -> list[str]:
     )
 
 
-def _names(old: Path, new: Path, pattern: str) -> list[str]:
-    return sorted({path.name for folder in (old, new) for path in folder.glob(pattern)})
+def _names(old: Path, new: Path) -> list[str]:
+    return sorted({path.name for folder in (old, new) for path in folder.glob("*.json")})
 
 
 def _waived(folder: Path) -> dict[str, str]:

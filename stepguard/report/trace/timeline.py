@@ -91,7 +91,7 @@ def _host_lanes(
         bars = [_Bar(p.start_us, p.end_us, _leaf(p.path), colours[_leaf(p.path)]) for p in mine]
         yield _Lane("CPU: phases" if depth == 0 else "CPU: inside", tuple(bars))
     calls, names = found.windows.calls, found.trace.names
-    waits = np.isin(calls.name, found.trace.named(frozenset(SYNC_CALLS)))
+    waits = np.isin(calls.name, found.trace.named(SYNC_CALLS))
     rows = np.flatnonzero(waits & (calls.end_us > begin) & (calls.start_us < end)).tolist()
     yield _Lane(
         "CPU: waits",
