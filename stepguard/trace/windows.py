@@ -83,10 +83,7 @@ def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS)
     launched = step_at(calls.start_us, begin, end)
     step_of_record = np.append(launched, NONE)[call_of_record]  # NONE is the last
     launches, lost = _lost(trace, calls, launched, gpu.correlation, len(steps))
-    gpu_begin = _first_record(gpu, trace.names, classes, step_of_record, len(steps))
-    # Of a single step that of its last record: nothing else ends it.
-    only = gpu.end_us[step_of_record == 0].max(initial=-np.inf) if len(steps) == 1 else np.nan
-    gpu_end = np.append(gpu_begin[1:], only)
+    gpu_begin, gpu_end = _on_gpu(gpu, trace.names, classes, step_of_record, len(steps))
     whole = np.isfinite(gpu_begin) & (gpu_end > gpu_begin)
     kept = np.flatnonzero(whole & (lost <= LOST_AT_MOST * np.maximum(launches, 1)))
     if not len(kept):
@@ -150,10 +147,11 @@ def _lost(
     return count, np.bincount(launched[without], minlength=steps)
 
 
-def _first_record(
+def _on_gpu(
     gpu: Gpu, names: tuple[str, ...], classes: Classes, step_of_record: Ints, steps: int
-) -> Floats:
-    """Return the begin of each step's first record on the stream that computes most, NaN of none.
+) -> tuple[Floats, Floats]:
+    """Return begin and end of each step on the GPU, NaN for what has none: from its first record on
+    the stream that computes most to the next step's; of a single one to its last record.
 
     A copy on a stream of its own may run ahead, in the step before; the computing stream does not.
     """
@@ -167,7 +165,9 @@ def _first_record(
     on_it = (gpu.stream == streams[busy.argmax()]) & (step_of_record != NONE)
     first = np.full(steps, np.inf)
     np.minimum.at(first, step_of_record[on_it], gpu.start_us[on_it])
-    return np.where(np.isfinite(first), first, np.nan)
+    begin = np.where(np.isfinite(first), first, np.nan)
+    last = gpu.end_us[step_of_record == 0].max(initial=-np.inf) if steps == 1 else np.nan
+    return begin, np.append(begin[1:], last)
 
 
 def _whole(gpu: Gpu, calls: Host, call_of_record: Ints) -> Windows:
