@@ -56,6 +56,11 @@ DTYPE_BYTES = {
 }
 
 
+def works(call: str) -> bool:
+    """Return whether the API call makes the GPU do something."""
+    return call in LAUNCH_CALLS or is_copy(call) or is_memset(call)
+
+
 def is_copy(call: str) -> bool:
     """Return whether the API call copies memory."""
     return call.startswith(("cudaMemcpy", "cuMemcpy"))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepguard.trace.calls import LAUNCH_CALLS, is_copy, is_memset
+from stepguard.trace.calls import works
 from stepguard.trace.classes import COMMUNICATION, Classes
 from stepguard.trace.columns import (
     COPY,
@@ -138,10 +138,7 @@ def _lost(
     trace: Trace, calls: Host, launched: Ints, recorded: Ints, steps: int
 ) -> tuple[Ints, Ints]:
     """Return launches, copies and fills called in each step, and those without a record."""
-    work = np.array(
-        [name in LAUNCH_CALLS or is_copy(name) or is_memset(name) for name in trace.names], bool
-    )
-    rows = work[calls.name] & (launched != NONE)
+    rows = np.array([works(name) for name in trace.names], bool)[calls.name] & (launched != NONE)
     without = rows & ~np.isin(calls.correlation, recorded)
     count = np.bincount(launched[rows], minlength=steps)
     return count, np.bincount(launched[without], minlength=steps)

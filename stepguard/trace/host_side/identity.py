@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.identity import StepIdentity
-from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS, is_copy, is_memset
+from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS, works
 from stepguard.trace.host_side.steps import HOST, Event, host_steps, records_of, sound_events
 from stepguard.trace.phases import LIBRARIES
 
@@ -37,7 +37,7 @@ def identity_of(events: Iterable[Event], mark: str, steps: int) -> StepIdentity:
 def _identity(events: list[Event], mark: str, steps: int) -> StepIdentity:
     records, hosts = records_of(events, _RECORDS), host_steps(events, mark, steps)
     host = (e for e in events if e.get("cat") in HOST)
-    called = {e.get("args", {}).get("correlation") for e in host if _works(str(e["name"]))}
+    called = {e.get("args", {}).get("correlation") for e in host if works(str(e["name"]))}
     # What was launched before the file begins has a lower number.
     first_call = min((n for n in called if n is not None), default=0)
     if any(n > first_call and n not in called for n in records):
@@ -63,10 +63,10 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
     for event in host:
         name, args = str(event["name"]), event.get("args", {})
         operator = event["cat"] == "cpu_op"
-        works = _works(name)
+        launches = works(name)
         if operator:
             around[event["tid"]].append(event)
-        if not (works or name in SYNC_CALLS) and (not operator or LIBRARIES.search(name)):
+        if not (launches or name in SYNC_CALLS) and (not operator or LIBRARIES.search(name)):
             continue  # polls vary, and so do the threads that poll
         thread = threads.setdefault(event["tid"], len(threads))
         if operator and name == "record_param_comms":
@@ -75,7 +75,7 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
             operators.append([thread, name, *(args.get(key) for key in _INPUTS)])
         else:
             calls.append([thread, name])
-        if works:
+        if launches:
             if "Graph" in name:
                 return "it launches a graph"
             record = records.get(args.get("correlation"))
@@ -103,11 +103,6 @@ def _known_code(around: list[Event], ts: float) -> bool:
         return False
     name = str(around[-1]["name"])
     return name.startswith(_TORCHS) or "kernel_hash" in around[-1].get("args", {})
-
-
-def _works(call: str) -> bool:
-    """Return whether a CUDA call makes the GPU do something."""
-    return call in LAUNCH_CALLS or is_copy(call) or is_memset(call)
 
 
 def with_settings(found: StepIdentity, settings: dict[str, Any]) -> StepIdentity:
