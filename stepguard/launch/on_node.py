@@ -66,10 +66,8 @@ def describe(proof: Path) -> None:
 def _software() -> dict[str, str]:
     found = {"stepguard": stepguard.__version__, "python": platform.python_version()}
     for name in PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return found
 
 

@@ -7,6 +7,7 @@ srun and mpirun then kill what they started), when the run closes the launch as 
 kernel tells that pytest is gone.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -26,10 +27,8 @@ def end_launcher(token: str, spare: int = 0) -> None:
     """Ask all processes with the launcher's token to end, then kill what is left of them here."""
     for pid in pids_by_token(token):
         if pid != spare:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-            except ProcessLookupError:
-                continue
     until = time.monotonic() + ASK_LIMIT_S
     while set(pids_by_token(token)) - {spare} and time.monotonic() < until:
         time.sleep(0.05)

@@ -35,12 +35,10 @@ def pids_by_token(token: str) -> list[int]:
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
-        try:
+        with contextlib.suppress(OSError):  # gone meanwhile, or another user's
             # The environment of a zombie reads as empty.
             if wanted in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
-        except OSError:  # gone meanwhile, or another user's
-            continue
     return found
 
 
@@ -49,11 +47,9 @@ def kill_by_token(token: str, spare: int = 0) -> list[int]:
     killed = []
     for pid in pids_by_token(token):
         if pid not in (spare, os.getpid()):
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 killed.append(pid)
-            except ProcessLookupError:
-                pass
     return killed
 
 
