@@ -59,15 +59,16 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
         ]
         yield from ("", *_table(case, labels, named))
     for name in _profiled(sides):
-        columns = [_by_class(side.profiles[name]) for side in sides]
+        profiles = [side.profiles[name] for side in sides]
+        columns = [_by_class(profile) for profile in profiles]
         names = sorted({kind for one in columns for kind in one}, key=lambda n: -_most(columns, n))
         totals = [sum(one.values()) for one in columns]
         shown = [
             {kind: f"{ms:.2f} {100 * ms / total:4.1f} %" for kind, ms in one.items()}
             for one, total in zip(columns, totals, strict=True)
         ]
-        idle = [{IDLE: f"{_idle_pct(side.profiles[name]):.1f} %"} for side in sides]
-        rows = _rows(shown, names) + _rows(idle)
+        idle = [100 * mean(one.parts.idle_us) / mean(one.parts.step_us) for one in profiles]
+        rows = _rows(shown, names) + _rows([{IDLE: f"{pct:.1f} %"} for pct in idle])
         title = f"kernels of {name}, ms a step and % of kernels"
         yield from ("", title, *_table("kernel class", labels, rows))
     calls = [side.calls for side in sides]
@@ -87,10 +88,6 @@ def _by_class(profile: Profile) -> dict[str, float]:
     for row in profile.kernels:
         found[row.kind] = found.get(row.kind, 0.0) + mean(row.us) / 1e3
     return found
-
-
-def _idle_pct(profile: Profile) -> float:
-    return 100 * mean(profile.parts.idle_us) / mean(profile.parts.step_us)
 
 
 def _table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -10,11 +10,13 @@ from stepguard.document import Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.expectation import FORM
 from stepguard.report.page import COMMENT_BYTES, page, worst_first
 from stepguard.text import markdown, printable
+from stepguard.verdict import Status
 
 MOST = 10  # annotations that GitHub shows of a step
 MARKER = "<!-- stepguard: one comment in a pull request -->"
 ARTIFACT = "perf-evidence"
 Tests = Mapping[str, tuple[str, int]]  # file and line of each case's test
+_ACCEPTABLE = (Status.SLOWER, Status.CHANGED, Status.FASTER, Status.NO_BASELINE)
 _REFUSED = "The gate did not accept what the run says of itself, below; its log: {log}"
 
 
@@ -116,7 +118,7 @@ def _commands(found: RunDocument, run_id: str) -> str:
             "If it is meant: a commit of the pull request says so in its message, "
             f"`{FORM}`, and who approves it approves that.",
         ]
-    if not found.against and any(map(_acceptable, found.results)):
+    if not found.against and any(one.verdict.status in _ACCEPTABLE for one in found.results):
         lines += [
             "",
             "If it is meant: a waiver lets it pass until a day, and after the merge a "
@@ -128,7 +130,3 @@ def _commands(found: RunDocument, run_id: str) -> str:
             "```",
         ]
     return "\n".join(lines) + "\n"
-
-
-def _acceptable(result: ResultDocument) -> bool:
-    return result.verdict.status.value in ("SLOWER", "CHANGED", "FASTER", "NO BASELINE")

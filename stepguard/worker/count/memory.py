@@ -149,15 +149,10 @@ def _cpu_peaks(counted: CountedStep) -> dict[str, int]:
     reach) plus the highest running sum of the step's allocation events.
     """
     live = live_tensor_bytes(counted.frozen)
-    return running_peaks(_allocations(counted), live)
-
-
-def _allocations(counted: CountedStep) -> Any:
-    """Run a step on a CPU; return the profiler's events of it."""
     profiled = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with counted.phases.heard_by(_mark), profiled:
         counted.step()
-    return _events(profiled)
+    return running_peaks(_events(profiled), live)
 
 
 def _mark(phase: str = "") -> None:

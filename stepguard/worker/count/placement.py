@@ -13,7 +13,6 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import FrameType
 from typing import Any
 
 import torch
@@ -74,9 +73,7 @@ class Placement:
 
     def forget_freed(self) -> None:
         """Drop what no longer exists."""
-        gone = [key for key, (storage, _) in self._known.items() if storage.expired()]
-        for key in gone:
-            del self._known[key]
+        self._known = {key: one for key, one in self._known.items() if not one[0].expired()}
 
     def follow(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Note where an operator's result, and what it wrote, would live."""
@@ -165,18 +162,14 @@ def target(func: Any, args: Any, kwargs: Any) -> bool | None:
         named = next((a for a in args[1:2] if isinstance(a, str | torch.device)), None)
     if named is None:
         return True if _made_on_default_device(name, args, kwargs) else None
-    return not _written_as_cpu(sys._getframe())
+    # In the call, or in one of torch's own calls beneath it.
+    return not any(map(_CPU_WRITTEN.search, call_sources(sys._getframe())))
 
 
 def _made_on_default_device(name: str, args: Any, kwargs: Any) -> bool:
     """Return whether a tensor is made where torch.set_default_device() says."""
     makers = _device._device_constructors() if _device.CURRENT_DEVICE is not None else ()
     return any(getattr(maker, "__name__", "") == name for maker in makers)
-
-
-def _written_as_cpu(innermost: FrameType) -> bool:
-    """Return whether "cpu" stands in the call, or in one of torch's own calls beneath it."""
-    return any(_CPU_WRITTEN.search(source) for source in call_sources(innermost))
 
 
 def _tensors(things: Any) -> Iterator[torch.Tensor]:
