@@ -25,7 +25,8 @@ from stepguard.verdict import Facts, MetricVerdict, Reason, Status
 Numbers = npt.NDArray[Any]
 # What is in one launch alone may be the machine's. On a CPU other work slows a pair or two.
 LEAST_PAIRS = {GPU: 2, CPU: MIN_PAIRS}
-LEAST_STEPS = 4  # on either side of where it begins; and returns of what is periodic
+LEAST_STEPS = 3  # on either side of where it begins: of the shortest block all but the first
+LEAST_RETURNS = 4  # of what is periodic
 LEAST_OTHERS = 12  # steps that are not slow, to know how steps scatter
 LEAST_CORRELATED = 6.0  # times the variance of a mean of steps that do not depend on each other
 PRIOR_WEIGHT = 8.0  # degrees of freedom that what is known of rises counts for
@@ -173,13 +174,17 @@ def lasting_ms(launch: Launch, begin: int) -> float:
 
 
 def _of_launch(launch: Launch) -> _Series | None:
-    """Return a launch's series; None where its blocks do not say which steps they timed."""
-    blocks = launch.blocks
-    if not launch.has_times() or any(block.ran is None for block in blocks):
+    """Return a launch's series; None where its blocks do not say which steps they timed.
+
+    Without the first step of each block, in which a GPU waits for what its host does before it
+    launches something: a sleep in every step, hidden in others, is that step's alone.
+    """
+    blocks = [block for block in launch.blocks if block.steps > 1]
+    if not (blocks and launch.has_times()) or any(block.ran is None for block in blocks):
         return None
-    ms = np.array([ms for block in blocks for ms in block.step_ms])
-    steps = np.concatenate([np.array(block.timed_steps) for block in blocks])
-    number = np.repeat(np.arange(len(blocks)), [block.steps for block in blocks])
+    ms = np.array([ms for block in blocks for ms in block.step_ms[1:]])
+    steps = np.concatenate([np.array(block.timed_steps[1:]) for block in blocks])
+    number = np.repeat(np.arange(len(blocks)), [block.steps - 1 for block in blocks])
     return _Series(steps, number, np.log(ms), float(np.median(ms)))
 
 
@@ -309,7 +314,7 @@ def _levelled(one: _Series) -> Numbers:
 
 def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
     """Return the period and the phase whose steps, taken out, explain most; (0, 0) if none is due
-    LEAST_STEPS times.
+    LEAST_RETURNS times.
     """
     best, found = 0.0, (0, 0)
     for period in range(2, LONGEST_PERIOD + 1):
@@ -317,7 +322,7 @@ def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
         count = np.bincount(phases, minlength=period)
         total = np.bincount(phases, weights=rest - rest.mean(), minlength=period)
         others = np.maximum(len(steps) - count, 1)
-        enough = (count >= LEAST_STEPS) & (total > 0)
+        enough = (count >= LEAST_RETURNS) & (total > 0)
         explained = np.where(enough, total**2 * len(steps) / (np.maximum(count, 1) * others), 0.0)
         phase = int(np.argmax(explained))
         if explained[phase] > best * (1 + 1e-9):

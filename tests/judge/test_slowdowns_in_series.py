@@ -26,13 +26,18 @@ GATES = ("step_ms", "flops_per_step")
 SCREEN = (range(110, 156), range(156, 202), range(202, 248))  # blocks of a launch, steps of 43 ms
 NEAR = (range(46, 93), range(104, 151))
 FAR = (range(46, 93), range(273, 320))
+LONG_NEAR = (range(8, 16), range(17, 25))  # of steps of 270 ms
+LONG_FAR = (range(8, 16), range(34, 42))
 MS = 43.0
 SOUND = {"planned_launches": 3, "floor_flops_per_step": 0.0}
 
 
-def steps_ms(draw, steps, late=None, every=None, drift=0.0, follows=0.5, cv=0.015, odd=0.0):
+def steps_ms(
+    draw, steps, late=None, every=None, waits=None, drift=0.0, follows=0.5, cv=0.015, odd=0.0
+):
     """Times of steps that scatter by ``cv`` and follow the one before; ``late`` is (from which step
-    on, by how much), ``every`` is (interval, first, by how much).
+    on, by how much), ``every`` is (interval, first, by how much), ``waits`` is like ``late``, of a
+    block's first step alone.
     """
     ms, noise = [], cv * draw.standard_normal()
     for step in steps:
@@ -42,6 +47,8 @@ def steps_ms(draw, steps, late=None, every=None, drift=0.0, follows=0.5, cv=0.01
             log += draw.exponential(0.3)
         if late and step >= late[0]:
             log += math.log1p(late[1])
+        if waits and step >= waits[0] and step == steps.start:
+            log += math.log1p(waits[1])
         if every and step % every[0] == every[1]:
             log += math.log1p(every[2])
         ms.append(MS * math.exp(log))
@@ -64,11 +71,11 @@ def launches(count=3, seed=0, blocks=SCREEN, **how):
     return tuple(launch(draw, blocks, number, **how) for number in range(1, count + 1))
 
 
-def pairs(count=4, seed=0, head=None, base=None, **both):
+def pairs(count=4, seed=0, head=None, base=None, far=FAR, near=NEAR, **both):
     """A comparison with pairs of which the first two reach far."""
     draw, sides = np.random.default_rng(seed), ([], [])
     for number in range(1, count + 1):
-        blocks = FAR if number <= 2 else NEAR
+        blocks = far if number <= 2 else near
         for side, how in zip(sides, (head, base), strict=True):
             side.append(launch(draw, blocks, number, **both, **(how or {})))
     made = [
@@ -107,6 +114,36 @@ def test_head_alone_is_slower_for_it(how, kind, begin, period, pct):
     where = f"from step {facts['begin']}" if kind == "late" else "every 16 steps, first at step"
     assert where in line and f"{facts['slower_pct']:+.1f} %" in line
     assert where in shown_block(verdict, "runs/1", Commands())
+
+
+LONG = {"far": LONG_FAR, "near": LONG_NEAR, "cv": 0.005}
+
+
+def test_what_a_blocks_first_step_waits_for_is_no_period():
+    """A sleep of the host is whole in that step, and part of it in the others: in six pairs it is
+    the mean that is slower.
+    """
+    found = pairs(6, head={"late": (0, 0.22), "waits": (0, 0.4)}, **LONG)
+    for count in range(2, 7):
+        few = [replace(side, launches=side.launches[:count]) for side in (found.head, found.base)]
+        assert of_pairs(replace(found, head=few[0], base=few[1])) is None
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.BEYOND_MARGIN)
+    assert verdict.worst.change_pct == pytest.approx(28, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("begin", "blocks"), [(30, LONG), (10, {"far": (range(4, 8), range(12, 16)), "cv": 0.005})]
+)
+def test_two_pairs_of_long_steps_find_what_begins_late(begin, blocks):
+    """A sleep from some step on, of which the one block that reaches so far has eight, or four; the
+    first of them waits for all of it.
+    """
+    verdict = judge_ab(pairs(2, head={"late": (begin, 0.22), "waits": (begin, 0.4)}, **blocks))
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.LATE_SLOWDOWN)
+    facts = verdict.worst.facts
+    assert facts["after"] < begin <= facts["begin"]
+    assert facts["slower_pct"] == pytest.approx(22, abs=2)
 
 
 def test_a_claim_that_was_taken_back_needs_other_pairs():
