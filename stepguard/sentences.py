@@ -196,6 +196,8 @@ def pattern_text(facts: Facts) -> str:
         after, begin = facts["after"], facts["begin"]
         between = f" (or one since {after}, not timed)" if begin - after > 1 else ""
         return f"from step {begin}{between} on {size}"
+    if not facts["period"]:
+        return f"at step {facts['begin']} of each launch {size}"
     return f"every {facts['period']} steps, first at step {facts['begin']}, {size}"
 
 

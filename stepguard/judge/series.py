@@ -52,9 +52,9 @@ class Pattern:
     kind: Literal["late", "periodic"]
     begin: int  # the first slow step that was timed, counted from 0, the launch's first
     after: int  # where it is late, the last step timed before: it begins in between
-    period: int  # steps from one slow step to the next; 0: all from ``begin`` on
+    period: int  # steps from one slow step to the next; 0: late, or no other was timed
     slower: float  # log-ratio of slow steps to the others
-    adds: float  # log-ratio of the mean step to what it was without
+    adds: float  # log-ratio of the mean step, of a late one's from there on, to what it was
     ms: float  # by so much a slow step is longer
     p_value: float = 1.0
 
@@ -87,7 +87,8 @@ class _Series:
 
     def without(self, found: Pattern) -> "_Series":
         """Return the series less the steps that are slow by a periodic pattern."""
-        kept = self.steps % found.period != found.begin % found.period
+        apart = self.steps - found.begin
+        kept = apart % found.period != 0 if found.period else apart != 0
         return replace(self, steps=self.steps[kept], block=self.block[kept], log=self.log[kept])
 
 
@@ -119,8 +120,7 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     # From there on, where something begins late: before, HEAD may have been the faster one.
     after = found.begin if found.kind == "late" else 0
     lasting = [one.log[one.steps >= after].mean() for one in series if one.steps[-1] >= after]
-    adds = found.slower if found.kind == "late" else found.adds
-    return found if min(float(np.mean(lasting)), adds) > margins.ignore else None
+    return found if min(float(np.mean(lasting)), found.adds) > margins.ignore else None
 
 
 def _found(series: Sequence[_Series], periodic: Pattern | None, sd_pct: float) -> Pattern | None:
@@ -135,18 +135,22 @@ def _found(series: Sequence[_Series], periodic: Pattern | None, sd_pct: float) -
 
 def judged_within(comparison: Comparison, found: MetricVerdict) -> MetricVerdict:
     """Make the step time SLOWER, where steps of HEAD are slower from some step on, or every so many
-    steps, and those of the other tree are not; a notice where both are.
+    steps, and those of the other tree are not; a notice where both are. Where the pairs say that
+    the mean step is slower by more, it is so for more than that: then theirs are the figures.
     """
     slower = of_pairs(comparison)
     if slower is None:
         both = of_launches(comparison.head.launches)
         return noticed(replace(found, facts=both.facts())) if both else found
-    assert found.new is not None
-    pct = 100 * math.expm1(slower.slower if slower.kind == "late" else slower.adds)
+    assert found.new is not None and found.change_pct is not None and found.pairs
+    pct, reason = 100 * math.expm1(slower.adds), REASONS[slower.kind]
+    if found.status is Status.SLOWER and found.pairs.decision.low_pct > pct:
+        reason = found.reason
+    pct = max(pct, found.change_pct)
     return replace(
         found,
         status=Status.SLOWER,
-        reason=REASONS[slower.kind],
+        reason=reason,
         old=found.new / (1 + pct / 100),
         change_pct=pct,
         facts={**slower.facts(), "p_value": slower.p_value},
@@ -228,11 +232,10 @@ def _late(series: Sequence[_Series], sd_pct: float) -> Pattern | None:
     if distance < float(scipy.special.stdtrit(degrees, 1 - ALPHA)):
         return None
     usual = float(np.mean([one.ms for one in series]))
-    later = float(np.mean([(one.steps >= begin).mean() for one in series]))
     p_value = min(1.0, float(scipy.special.stdtr(degrees, -distance)) / ALPHA * 0.001)
     ms = usual * math.expm1(slower)
     after = int(at[best - 1])
-    return Pattern("late", begin, after, 0, slower, slower * later, ms, p_value)
+    return Pattern("late", begin, after, 0, slower, slower, ms, p_value)
 
 
 def _both_sides(one: _Series, at: Numbers) -> tuple[Numbers, Numbers]:
@@ -280,13 +283,14 @@ def _periodic(series: Sequence[_Series]) -> Pattern | None:
     its = np.array([rest[due & (launch == i)].mean() for i in np.unique(launch[due])])
     returns = float((rest[due] - usual.mean() > SAME_SIZE * slower).mean())
     distance = slower / apart * math.sqrt(int(due.sum()))
-    adds = slower * float(due.mean())
+    adds = math.log1p(float(due.mean()) * math.expm1(slower))
     seen = len(its) >= min(2, len(series)) and (its - usual.mean()).min() > SAME_SIZE * slower
     enough = len(usual) >= LEAST_OTHERS
     if not (enough and seen) or returns < RETURNS or distance < PERIODIC_T or adds < LEAST_MEAN:
         return None
     ms = float(np.mean([one.ms for one in series])) * math.expm1(slower)
     begin = int(steps[due].min())
+    period = period if (steps[due] > begin).any() else 0
     return Pattern("periodic", begin, begin, period, slower, adds, ms, 1e-6)
 
 

@@ -90,7 +90,7 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
             f"{part} {_file(place)}",
             part,
         ]
-    if "pattern" in worst.facts:
+    if "pattern" in worst.facts and worst.reason is not Reason.BEYOND_MARGIN:
         within = pattern_text(worst.facts)
         return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
     if worst.new == worst.old and worst.moved:

@@ -146,6 +146,34 @@ def test_two_pairs_of_long_steps_find_what_begins_late(begin, blocks):
     assert facts["slower_pct"] == pytest.approx(22, abs=2)
 
 
+def test_a_period_adds_its_share_of_the_time():
+    """One step in sixteen that takes 2.75 times as long is 10.9 % of the mean."""
+    verdict = judge_ab(pairs(2, head={"every": (16, 5, 1.75)}))
+    assert verdict.reason is Reason.PERIODIC_SLOWDOWN
+    assert verdict.worst.change_pct == pytest.approx(175 / 16, abs=1)
+
+
+def test_one_slow_step_in_each_launch_has_no_period():
+    """Steps 30 and 46 are timed in none of them."""
+    verdict = judge_ab(pairs(4, head={"every": (16, 14, 1.75)}, **LONG))
+    assert verdict.reason is Reason.PERIODIC_SLOWDOWN
+    assert "step_ms at step 14 of each launch +1" in headline(verdict)
+
+
+def test_a_step_that_is_slower_by_more_than_some_steps_has_the_figures_of_its_pairs():
+    """All steps are 20 % slower, and one in sixteen a third on top of that, which is a note."""
+    found = pairs(6, head={"late": (0, 0.2), "every": (16, 5, 0.3)})
+    verdict = judge_ab(found)
+    worst = verdict.worst
+    assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.BEYOND_MARGIN)
+    assert worst.change_pct == worst.pairs.decision.estimate_pct > 20
+    assert "every 16" not in headline(verdict)
+    assert "every 16 steps, first at step 53" in shown_block(verdict, "runs/1", Commands())
+    # Two pairs do not decide by their mean; they are no smaller for it.
+    few = judge_ab(pairs(2, head={"late": (0, 0.2), "every": (16, 5, 0.3)}))
+    assert few.reason is Reason.PERIODIC_SLOWDOWN and few.worst.change_pct > 20
+
+
 def test_a_claim_that_was_taken_back_needs_other_pairs():
     """The series that chose it does not prove it, nor do pairs that end before it begins; two
     further ones that show it do. What was not taken back stays as it was.
