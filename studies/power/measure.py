@@ -35,9 +35,8 @@ from studies.power.change import FASTER, RED, SAME, SLOWER, Change
 from studies.power.changes import CHANGES, wanted
 
 CASES = {"cuda": "test_train_step and 124m-bf16", "cpu": "test_train_step and nano-cpu"}
-# Of a verdict on an H200: with six pairs (67 s of counting with a cold cache, 22 to 36 s a pair),
-# with the one pair of a step that did not change; of its end.
-VERDICT_S, SAME_S, END_S = 250.0, 100.0, 20.0
+# Of a verdict by the one pair of a step that did not change; of an end.
+SAME_S, END_S = 100.0, 20.0
 # Of sizes: import and settling, and each tree's build. So many changes share a process and a base.
 SIZES_S, BUILD_S, TOGETHER = 20.0, 10.0, 3
 
@@ -196,8 +195,8 @@ class Work:
         """Take the first change whose verdict can end in time; empty: none."""
         with self._lock:
             for name in self.left:
-                needed_s = SAME_S if CHANGES[name].expected == SAME else VERDICT_S
-                if self.left_s() > needed_s:
+                same = CHANGES[name].expected == SAME
+                if self.left_s() > (SAME_S if same else self.options.verdict_s):
                     self.left.remove(name)
                     return name
         return ""
@@ -241,6 +240,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", default=[], metavar="CHANGE", help="(all)")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--seconds", type=float, default=330.0, help="in all (%(default)s)")
+    # On an H200: 67 s of counting with a cold cache, and six pairs of 22 to 36 s.
+    text = "a verdict may take, so that none begins with less left (%(default)s)"
+    parser.add_argument("--verdict-s", type=float, default=250.0, help=text)
     text = "of blocks of a change and of its base (%(default)s)"
     parser.add_argument("--size-s", type=float, default=45.0, help=text)
     parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
