@@ -41,12 +41,15 @@ def test_every_kind_of_cause(kind):
 
 
 def test_a_kernel_that_stays_is_replaced_in_part():
-    """Its name alone on both sides would say nothing: what came beside it is named."""
+    """Its name alone on both sides would say nothing: what came is named, or what went."""
     gelu, other = "triton_poi_fused_gelu_gelu_backward_view_6", "triton_poi_fused_gelu_gelu_view_15"
     old, new = Side((gelu,), 24.0, 8600.0), Side((gelu, other), 24.0, 10900.0)
     assert named(Cause(Kind.REPLACED, 2300.0, gelu, "backward", "", old, new)) == (
         "triton_poi_fused_gelu_g...ard_view_6 replaced in part by "
         "triton_poi_fused_gelu_gelu_view_15"
+    )
+    assert named(Cause(Kind.REPLACED, -2300.0, gelu, "backward", "", new, old)) == (
+        "triton_poi_fused_gelu_gelu_view_15 replaced by triton_poi_fused_gelu_g...ard_view_6"
     )
 
 

@@ -47,6 +47,9 @@ _LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name, Reason.OTHER_TREE.name)
 WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
 # What no time pays for: another exchange, a step that at last runs out of memory.
 PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step")
+# What the compiler's kernels cost on a GPU is in the launches and in the time: a step without its
+# graph break has one more of 360, and is a gain.
+GENERATED = "generated_kernels"
 # Pairs of a CPU's time that the case does not gate: two that show no slowdown on average end it, so
 # do eight that leave it in doubt.
 LEAST_GLANCED, MOST_GLANCED = 2, 8
@@ -309,13 +312,14 @@ def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float 
 
 def beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
     """Make a counter that moved a notice, where the time on a GPU says what it is worth: any other
-    work, also while the pairs do not decide, as many FLOPs or copies of other kinds with it; and a
-    cost that rose only if the step is FASTER. ``time``: None where it is not judged.
+    work, also while the pairs do not decide, as many FLOPs or copies of other kinds with it, and
+    generated kernels; and a cost that rose only if the step is FASTER. ``time``: None where it is
+    not judged.
     """
     if time is None or found.status is not Status.CHANGED or found.metric in PRICELESS:
         return found
     as_many = found.new == found.old and all(new <= old for old, new in found.failing_ranks)
-    if METRICS[found.metric].role == "work" or as_many:
+    if METRICS[found.metric].role == "work" or found.metric == GENERATED or as_many:
         return replace(found, status=Status.SAME, reason=Reason.TIME_DECIDES)
     if time is Status.FASTER:
         return replace(found, status=Status.SAME, reason=Reason.PAID_FOR)
@@ -329,6 +333,7 @@ def _time(
     gated.
     """
     new, old = now.values()[JUDGED_TIME], base.values().get(JUDGED_TIME)
+    margins = comparison.margins
     if found is None:
         change = 100 * (new / old - 1) if old else None
         facts = Status.SAME, Reason.NOT_JUDGED, old, new, change
@@ -341,7 +346,8 @@ def _time(
         old=new / (1 + found.estimate_pct / 100),
         new=new,
         change_pct=found.estimate_pct,
-        limit_pct=comparison.margins.ignore_pct,
+        # What `same` says is that the change is below the matter margin.
+        limit_pct=margins.matter_pct if found.status is Status.SAME else margins.ignore_pct,
         noise_pct=found.sd_pct,
         pairs=pairs_finding(comparison, found),
     )

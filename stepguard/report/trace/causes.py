@@ -41,16 +41,17 @@ def sentence(cause: Cause) -> str:
 def _word(cause: Cause, column: int) -> str:
     before, after = cause.before, cause.after
     old, new = before.calls, after.calls
-    # Beside a kernel that is still the longest those count that came.
+    # Beside a kernel that is still the longest those count that came; or else those that went.
     stays = before.names[:1] == after.names[:1]
     come = [name for name in after.names if stays and name not in before.names]
+    went = [name for name in before.names if stays and not come and name not in after.names]
     idle = (*after.names, *before.names, cause.what)[0]
     each = [f"{side.us / side.calls:,.1f}" for side in (before, after) if side.calls]
     times = f"{after.us / before.us:.3f} times as long" if before.us else ""
     return _WORDS.get(cause.kind, _PART)[column].format(
         what=short(cause.what, 44),
         idle=cause.what if cause.what == idle else f"{idle}: {cause.what}",
-        before=_names(before.names),
+        before=_names(went or before.names),
         after=_names(after.names),
         part="in part " if come else "",
         come=_names(come or after.names),

@@ -251,6 +251,19 @@ def test_a_cost_that_rose_is_paid_for_by_a_faster_step_alone():
         assert paid is (status is Status.FASTER) is verdict.has_notice
 
 
+def test_more_generated_kernels_explain_a_decided_time():
+    """A step without its graph break has one more, and is a gain; on a CPU it fails by that."""
+    found = turns(shifted(0.0))
+    values = {"generated_kernels": counted(found, "generated_kernels") + 1, "graph_breaks": 0}
+    base = with_counts(found.base, graph_breaks=1)
+    found = replace(found, head=with_counts(found.head, **values), base=base)
+    verdict = judge_ab(found)
+    assert (verdict.status, verdict.reason) == (Status.FASTER, Reason.COUNTER_FELL)
+    assert metric(verdict, "generated_kernels").reason is Reason.TIME_DECIDES and verdict.has_notice
+    head = replace(found.head, case=found.head.case | {"device": "cpu"})
+    assert decided(replace(found, head=head))[0] is Status.CHANGED
+
+
 @pytest.mark.parametrize("pct", [0.0, -2.0])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 @pytest.mark.parametrize("name", ["leaked_bytes_per_step", OPERATORS])
