@@ -14,6 +14,7 @@ a verdict was not the expected one.
 
 import argparse
 import json
+import math
 import os
 import re
 import signal
@@ -25,6 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepguard.ab_margins import MARGINS
 from stepguard.comparison import from_json
 from stepguard.git.revision import current
 from stepguard.gpu.nvml import visible_gpus
@@ -105,11 +107,12 @@ def verdict(tree: Path, device: str, limit_s: float, env: dict[str, str]) -> dic
 
 def as_expected(change: Change, found: dict[str, Any]) -> bool:
     """Tell whether it was said what has to be: a slowdown, what is hidden not green, an honest
-    change never red.
+    change never red. Between the margins `same` is as right as SLOWER.
     """
     status, said = found.get("status"), found.get("step_ms", {}).get("status")
     if change.expected == SLOWER:
-        return said == SLOWER or status == "CHANGED"
+        either = found.get("size", {}).get("ratio_minus_1_pct", math.inf) < MARGINS.matter_pct
+        return said == SLOWER or status == "CHANGED" or status == SAME and either
     if change.expected == RED:
         return status not in (None, SAME, FASTER)
     return status in (SAME, FASTER)
@@ -230,7 +233,8 @@ class Work:
             print(f"sizes of {', '.join(names)}: {problem}", flush=True)
             return
         for name, size in zip(names, found, strict=True):
-            self.results.take(name, {"size": size})
+            known = self.results.changes[name] | {"size": size}
+            self.results.take(name, {"size": size, "right": as_expected(CHANGES[name], known)})
             print(self.results.row(name), flush=True)
 
 

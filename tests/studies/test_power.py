@@ -41,6 +41,9 @@ def test_what_is_expected_is_no_matter_of_luck():
         assert {name for name, one in said.items() if as_expected(change, one)} == right[
             change.expected
         ]
+    sized = [said["same"] | {"size": {"ratio_minus_1_pct": pct}} for pct in (0.3, 0.6)]
+    small, large = (as_expected(CHANGES["gelu twice in 1 layer"], one) for one in sized)
+    assert small and not large  # between the margins either answer is right
 
 
 def test_a_size_is_measured_where_it_says_more_than_the_verdict():
