@@ -90,7 +90,8 @@ def test_nsight_compute_reads_kernels(tmp_path):
     """Of our own worker, after its warm-up, into the table."""
     command = [sys.executable, "-m", "stepguard", "ncu", "factories:linear", "n=512"]
     command += ["backward=true", "--kernel", ".*", "--launches", "2", "--out", str(tmp_path)]
-    env = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"}
+    paths = (str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", ""))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     if "ERR_NVGPUCTRPERM" in done.stdout or "LibraryNotLoaded" in done.stdout:
         pytest.skip("counters cannot be read here")
