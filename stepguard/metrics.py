@@ -89,7 +89,7 @@ _TABLE = (
     _cost("pageable_copies_per_step", "copies", _GPU),
     _cost("memsets_per_step", "calls", _GPU),
     _cost(COLLECTIVES, "calls", _SEVERAL, parts=True),
-    _cost("collective_bytes_per_step", "B", _SEVERAL, parts=True),
+    _work("collective_bytes_per_step", "B", _SEVERAL, parts=True),
     _cost("generated_kernels", "kernels"),
     _cost("graph_breaks", "breaks"),
     _cost("unique_graphs", "graphs"),

@@ -47,6 +47,7 @@ def test_which_counters_are_work_and_which_are_cost():
         "operator_calls_per_step",
         "compiled_operator_calls_per_step",
         "tokens_per_step",
+        "collective_bytes_per_step",
     }
     slack = {name: metric.slack_pct for name, metric in METRICS.items() if metric.slack_pct}
     assert slack == {"launches_per_step": 2.0, "peak_allocated_bytes": 0.05}

@@ -123,7 +123,9 @@ def test_the_mean_judges_and_the_median_is_shown():
 @pytest.mark.parametrize("step", [-1, 1])
 def test_a_work_counter_that_moves_is_changed(name, step):
     """Work that moved by one, either way, is CHANGED."""
-    verdict = judge(with_counts(evidence(), **{name: COUNTS[name] + step}), entry())
+    sound = evidence_having(name)
+    moved = with_counts(sound, **{name: sound.counts.values[name] + step})
+    verdict = judge(moved, entry_of(sound))
     assert decided(verdict) == (Status.CHANGED, Reason.WORK_MOVED)
     assert verdict.worst.metric == name
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import PROPERTY, block, evidence, launch, metric, with_counts
+from builders import PROPERTY, block, evidence, launch, metric, two_rank_evidence, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -262,6 +262,21 @@ def test_more_generated_kernels_explain_a_decided_time():
     assert metric(verdict, "generated_kernels").reason is Reason.TIME_DECIDES and verdict.has_notice
     head = replace(found.head, case=found.head.case | {"device": "cpu"})
     assert decided(replace(found, head=head))[0] is Status.CHANGED
+
+
+@pytest.mark.parametrize("pct", [0.0, -2.0])
+@pytest.mark.parametrize("share", [0.0, 0.5, 2.0])
+def test_more_or_fewer_exchanged_bytes_fail_whatever_the_time(share, pct):
+    """Gradients that no rank exchanges any more are no gain: the replicas diverge."""
+    found, name = turns(shifted(pct)), "collective_bytes_per_step"
+    case, counts = {**found.head.case, "world_size": 2}, two_rank_evidence().counts
+    head, base = (
+        replace(side, case=case, counts=counts, gates=(*GATES, name))
+        for side in (found.head, found.base)
+    )
+    other = with_counts(head, **{name: int(share * counts.values[name])})
+    verdict = judge_ab(replace(found, head=other, base=base))
+    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.WORK_MOVED)
 
 
 @pytest.mark.parametrize("pct", [0.0, -2.0])
