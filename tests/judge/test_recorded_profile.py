@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import CASE, evidence, recording
+from builders import CASE, COUNTS, evidence, recording, with_counts
 from comparisons import alike
 
 from stepguard.baseline_file import Entry, Epoch
@@ -125,6 +125,19 @@ def test_kernels_ask_for_pairs(slower, card, asks):
     if asks:
         assert "yer_norm_0 3.00 -> 3." in headline(found)
         assert any("each slower" in line for line in evidence_lines(found))
+
+
+def test_a_counter_that_fell_hides_no_kernels():
+    """A launch less is FASTER, and a kernel that takes longer asks all the same: fused, maybe."""
+    fewer = with_counts(
+        with_profile(profile(1.05, seed=3)), launches_per_step=COUNTS["launches_per_step"] - 1
+    )
+    found = judge(fewer, entry())
+    assert (found.status, found.worst.metric) == (Status.FASTER, "launches_per_step")
+    assert to_confirm(found) is found.metrics[0]
+    slower, same = (confirmed(found, alike([ratio] * 8), "aaa") for ratio in (2.0, 0.0))
+    assert (slower.status, same.status) == (Status.SLOWER, Status.FASTER)
+    assert slower.worst.metric == "step_ms"
 
 
 @pytest.mark.parametrize(

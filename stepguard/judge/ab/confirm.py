@@ -32,16 +32,16 @@ OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 def to_confirm(verdict: Verdict) -> MetricVerdict | None:
     """Return the time by which a stored baseline calls a case SLOWER or FASTER, if one decides of
     all that is not waived; or the step time that is within its limit though kernels moved, where
-    all else is `same`.
+    all else passes: a counter that fell must not hide them.
     """
     worst = worst_of(metric for metric in verdict.metrics if not metric.waived_until)
     # An A/B verdict rests on pairs already.
     if verdict.whole or worst is None or verdict.against:
         return None
-    if worst.status is Status.SAME:
-        return next((one for one in verdict.metrics if _kernels_ask(one)), None)
-    moved = worst.status in (Status.SLOWER, Status.FASTER)
-    return worst if worst.metric == JUDGED_TIME and moved else None
+    if worst.metric == JUDGED_TIME and worst.status in (Status.SLOWER, Status.FASTER):
+        return worst
+    passes = worst.status.outcome == "passed"
+    return next((one for one in verdict.metrics if passes and _kernels_ask(one)), None)
 
 
 def may_ask(verdict: Verdict, earlier: Sequence[Comparison]) -> bool:
@@ -49,7 +49,7 @@ def may_ask(verdict: Verdict, earlier: Sequence[Comparison]) -> bool:
     where the pairs of an ``earlier`` run of these commits said SLOWER. Until it is green by chance
     nobody needs to try.
     """
-    passes = verdict.status is Status.SAME and not verdict.whole
+    passes = verdict.outcome == "passed" and any(map(_is_same_time, verdict.metrics))
     return to_confirm(verdict) is not None or passes and says_slower(earlier)
 
 
@@ -107,8 +107,7 @@ def _as_before(verdict: Verdict, comparison: Comparison, commit: str) -> Verdict
     its = replace(its, status=Status.SLOWER)
     how = Confirmed(Confirmation.CONFIRMED, commit, pairs_finding(comparison, its))
     judged = (
-        _slower(one, comparison, its, how) if one.metric == JUDGED_TIME and one.gated else one
-        for one in verdict.metrics
+        _slower(one, comparison, its, how) if _is_same_time(one) else one for one in verdict.metrics
     )
     return verdict.with_metrics(tuple(judged))
 
@@ -264,6 +263,10 @@ def _is_moved_time(found: MetricVerdict) -> bool:
         return False
     moved = found.status in (Status.SLOWER, Status.FASTER)
     return found.metric == JUDGED_TIME and found.gated and moved
+
+
+def _is_same_time(found: MetricVerdict) -> bool:
+    return found.metric == JUDGED_TIME and found.gated and found.status is Status.SAME
 
 
 def _kernels_ask(found: MetricVerdict) -> bool:

@@ -318,3 +318,25 @@ def test_what_pairs_have_called_slower_is_no_chance_of_the_screen(earlier, statu
         )
     else:
         assert after == before
+
+
+def waived(verdict, name):
+    """The verdict, with a metric that fails waived."""
+    day = "2026-12-31"
+    metrics = (replace(m, waived_until=day) if m.metric == name else m for m in verdict.metrics)
+    return verdict.with_metrics(tuple(metrics))
+
+
+def test_no_other_metric_hides_what_pairs_have_called_slower():
+    """A counter that fell, or one that is waived, passes a case as an equal one does. A time that
+    is waived passes whatever pairs say.
+    """
+    earlier, count = beside(5.0), evidence().counts.values[COST]
+    fell = screened(0.0, **{COST: count - 1})
+    risen = waived(screened(0.0, **{COST: count + 1}), COST)
+    assert (fell.status, risen.status, risen.outcome) == (Status.FASTER, Status.CHANGED, "passed")
+    for before in (fell, risen):
+        assert may_ask(before, [earlier]) and not may_ask(before, [])
+        assert confirmed(before, earlier, HOW).outcome == "failed"
+    assert not may_ask(waived(screened(5.0), "step_ms"), [earlier])
+    assert not may_ask(screened(0.0, **{COST: count + 1}), [earlier])  # fails as it is
