@@ -201,9 +201,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> Generator[
     # Another status says more: an interrupt, or tests that failed.
     if not run.finish(exitstatus) and exitstatus == pytest.ExitCode.OK:
         exitstatus = session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def keep() -> None:
+        if run.guard.strict and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = exitstatus
+
+    # Behind all hooks: a conftest of a folder is younger than this plugin, and wraps its hooks.
+    session.config.add_cleanup(keep)
     yield
-    if run.guard.strict and session.exitstatus == pytest.ExitCode.OK:
-        session.exitstatus = exitstatus
 
 
 @pytest.hookimpl(trylast=True)

@@ -605,6 +605,22 @@ def test_the_gate_takes_a_strict_run_and_nothing_less(project, monkeypatch):
         assert main(["gate", ".stepguard/run.json", "--commit", commit]) == status
 
 
+@pytest.mark.parametrize("folder", [".", "more"])
+def test_an_exit_status_that_a_wrapper_sets_is_overruled(project, folder):
+    """Also of a folder's conftest, which is loaded last, so that it wraps all that is there."""
+    changed(project)
+    (project.path / "more").mkdir()
+    (project.path / "test_perf.py").rename(project.path / "more/test_perf.py")
+    wraps = "@pytest.hookimpl(wrapper=True, tryfirst=True)\ndef pytest_sessionfinish(session):\n"
+    text = (PLUGIN if folder == "." else "import pytest\n\n\n") + wraps
+    (project.path / folder / "conftest.py").write_text(
+        f"{text}    yield\n    session.exitstatus = 0\n"
+    )
+    project.commit()
+    assert project.run().ret == 0
+    assert project.run("--perf-strict").ret == 1
+
+
 def test_an_exit_status_that_is_swallowed_is_no_pass(project, monkeypatch):
     """By a conftest, which a strict run overrules, or by `|| true`: the gate reads the document."""
     changed(project)
