@@ -68,6 +68,8 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         # An empty value would quietly choose another gate, --perf-against= the stored baseline.
         if value is not None and not value.strip():
             yield f"{name}={value}: empty; a variable that is not set, maybe"
+    if option.perf_select and not all(map(str.strip, option.perf_select.split(","))):
+        yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
     wanted = f"--perf-require-gpus={option.perf_require_gpus}"
     if option.perf_require_gpus < 0:
         yield f"{wanted}: 0 asks for none, 1 up for so many"

@@ -442,6 +442,16 @@ def test_a_selection_that_is_meant_passes(project, names, told, strict):
     assert states == {"linear[a]": State.MEASURED, "linear[b]": State.LEFT_OUT}
 
 
+@pytest.mark.parametrize("names", [",", "linear[a],", "linear[a], ,linear[b]"])
+def test_a_selection_with_an_empty_name_is_refused(project, names):
+    """Beside a test of another kind that passes, a run of no case would be green."""
+    suite(project, body=BODY + "\n\ndef test_plain():\n    pass\n")
+    project.commit()
+    result = project.run("--perf-strict", f"--perf-select={names}")
+    assert (result.ret, project.measured) == (4, [])
+    result.stderr.fnmatch_lines(["*: a name is empty; is a variable not set[?]"])
+
+
 def test_a_path_is_a_selection_that_is_meant(project):
     """Naming a file, or a test."""
     result = project.run("--perf-strict", "test_perf.py::test_step[a]")
