@@ -13,6 +13,7 @@ from stepguard.baseline_file import Entry
 from stepguard.document import End, Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.expectation import Expectation
 from stepguard.judge.waivers import effect_of
+from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver, WaiverEffect
 
@@ -110,7 +111,10 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
         yield Problem(ProblemCode.OTHER_CASE, text, name)
         return
     device, ranks = str(entry.case["device"]), int(entry.case["world_size"])
-    if missing := entry.lacking(result.gates, device, ranks):
+    gates = result.gates
+    if found.against and JUDGED_TIME in gates:  # which judges for differences, see judged()
+        gates += tuple(name for name, one in METRICS.items() if one.kind == "difference")
+    if missing := entry.lacking(gates, device, ranks):
         text = f"gates less than the base's recording has, no {', '.join(missing)}"
         yield Problem(ProblemCode.FEWER_GATES, text, name)
     # What fails, with nothing to compare with for one, says so itself.

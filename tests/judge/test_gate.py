@@ -20,7 +20,7 @@ from stepguard.document import CaseState, End, Problem, ProblemCode, State
 from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, expected, gate
 from stepguard.metrics import default_gates
-from stepguard.recording import OPERATORS
+from stepguard.recording import OPERATORS, RecordedDifference
 from stepguard.verdict import Status
 from stepguard.waiver import Waiver
 
@@ -196,6 +196,21 @@ def test_a_run_beside_the_base_itself_passes():
     """It was measured in pairs with the very commit that the gate was told."""
     document = run_document(SOUND, against="main (bbbb)", base_commit="b" * 40)
     assert gate(document, base(against="b" * 40)) == []
+
+
+def test_a_difference_is_judged_by_the_step_time_beside_the_base():
+    """A run in pairs measures none, though the case gates one: that is no gate less. With the
+    step time it is, and beside a recording, too.
+    """
+    overhead = RecordedDifference(mean=2.0, half_width=0.1)
+    known = base(cases={CASE_ID: one_recording(differences_pct={"sync_overhead_pct": overhead})})
+    paired = {"against": "main (bbbb)", "base_commit": "b" * 40}
+    document = run_document(SOUND, **paired)
+    assert gate(document, replace(known, against="b" * 40)) == []
+    assert ProblemCode.FEWER_GATES in codes(run_document(SOUND), known)
+    untimed = tuple(name for name in default_gates("cuda") if name != "step_ms")
+    document = run_document(measured(entry(), gates=untimed), **paired)
+    assert codes(document, replace(known, against="b" * 40)) == {ProblemCode.FEWER_GATES}
 
 
 EDITS = {
