@@ -11,7 +11,7 @@ from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
 
 from stepguard.comparison import Comparison
 from stepguard.evidence import Launch
-from stepguard.judge.ab.confirm import confirmed
+from stepguard.judge.ab.confirm import confirmation_wants_pair, confirmed, settled, to_confirm
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair, without_false_discoveries
 from stepguard.judge.ab.earlier import pooled
 from stepguard.judge.screen import judge
@@ -301,6 +301,24 @@ def test_pairs_that_confirm_find_it_where_the_mean_does_not():
     assert after.status is Status.SLOWER
     assert after.worst.confirmed.outcome is Confirmation.CONFIRMED
     assert CASE_ID in headline(after) and "from step" in headline(after)
+
+
+@pytest.mark.parametrize(("ms", "status"), [(MS, Status.SAME), (1.04 * MS, Status.FASTER)])
+def test_pairs_that_confirm_find_it_whatever_the_screen_says(ms, status):
+    """On a card that is faster than the recorded one, or where kernels ask: no further pair is
+    measured, since the step is SLOWER, and so it is.
+    """
+    screened = judge(evidence((MS,) * 3, gates=GATES, **SOUND), entry((ms,)))
+    asked = [replace(one, reason=Reason.KERNELS_MOVED) for one in screened.metrics[:1]]
+    if status is Status.SAME:
+        screened = screened.with_metrics((*asked, *screened.metrics[1:]))
+    assert screened.status is status and to_confirm(screened)
+    found = pairs(2, head={"late": (300, 0.15)})
+    assert not confirmation_wants_pair(screened, found)
+    after = confirmed(screened, found, "the recording's commit")
+    assert settled(after).status is Status.SLOWER
+    assert after.worst.change_pct == pytest.approx(15, abs=1)
+    assert "SLOWER: step_ms from step 300 on +14." in headline(after)
 
 
 RECORDED = Path(__file__).parents[2] / "studies/warm_up/blocks_2026-11-23.json"

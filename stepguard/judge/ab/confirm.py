@@ -7,7 +7,7 @@ from stepguard.comparison import Comparison
 from stepguard.judge.ab.decision import decision, pairs_finding, problem, wants_another_pair, why
 from stepguard.judge.ab.earlier import says_slower
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.judge.series import of_pairs
+from stepguard.judge.series import judged_within, of_pairs
 from stepguard.judge.summary import summarise
 from stepguard.metrics import JUDGED_TIME
 from stepguard.verdict import (
@@ -140,10 +140,9 @@ def _judged(
     by_pairs = decision(comparison)
     if by_pairs is None:
         return replace(found, confirmed=Confirmed(Confirmation.NOT_JUDGED))
-    if found.status is Status.SLOWER and of_pairs(comparison):
+    if of_pairs(comparison):
         # Slower within launches, where the other tree is not: a mean may hide it, no machine does.
-        basis = pairs_finding(comparison, replace(by_pairs, status=Status.SLOWER))
-        return replace(found, confirmed=Confirmed(Confirmation.CONFIRMED, commit, basis))
+        by_pairs = replace(by_pairs, status=Status.SLOWER)
     outcome, missed = _outcome(found, by_pairs), 0
     if outcome is Confirmation.MACHINE and not_machine:
         outcome, missed = not_machine
@@ -178,7 +177,7 @@ def _slower(
     found: MetricVerdict, comparison: Comparison, its: Decision, how: Confirmed
 ) -> MetricVerdict:
     """Judge a time that pairs alone say is slower: only their own figures show what is said."""
-    return replace(
+    judged = replace(
         found,
         status=Status.SLOWER,
         reason=found.reason if found.status is Status.FASTER else Reason.BEYOND_MARGIN,
@@ -188,7 +187,11 @@ def _slower(
         limit_pct=comparison.margins.ignore_pct,
         noise_pct=None,
         confirmed=how,
+        pairs=how.step,
     )
+    if of_pairs(comparison):
+        judged = judged_within(comparison, judged)
+    return replace(judged, pairs=None, facts={**found.facts, **judged.facts})
 
 
 def _by_machine(found: MetricVerdict, how: Confirmed) -> MetricVerdict:
