@@ -13,7 +13,7 @@ from stepguard.measure.suite import Result
 from stepguard.metrics import JUDGED_TIME
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
-from stepguard.storage.accept import Action, accept
+from stepguard.storage.accept import Action, Refused, accept
 from stepguard.storage.json_file import FileError, restore
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -86,13 +86,18 @@ class Recorder:
     def _accept(self, result: Result, dry: bool = False) -> bool:
         """Record a result, or with ``dry`` only find out whether that would be refused."""
         first, moved = result.verdict.reason is Reason.NOT_RECORDED, result.verdict.machine_moved
+        appends = not (self._all or first)  # to a level that is there, and opens none
         # Another card joins the epoch, but a machine's bad day never becomes the code's level.
-        reason = "" if moved else self._reason or ("" if first else DEFAULT_REASON)
+        reason = "" if moved or appends else self._reason or ("" if first else DEFAULT_REASON)
         try:
             done = accept(result.baseline_path, result.evidence, reason, dry, machine_moved=moved)
         except FileError as error:
             why = "not recorded, the machine changed, not the code: " if moved else ""
-            self._refuse(f"{why}{error}")
+            if appends and isinstance(error, Refused) and (moved or _unproven(result.verdict)):
+                # It passes, and is none of its level.
+                self.notices.append(f"{why or 'not recorded: '}{error}")
+            else:
+                self._refuse(f"{why}{error}")
             return False
         if not dry:
             unexplained = done.action is Action.EPOCH_OPENED and not self._reason
@@ -106,3 +111,8 @@ class Recorder:
     def _refuse(self, notice: str) -> None:
         self.notices.append(notice)
         self.refused.append(notice)
+
+
+def _unproven(verdict: Verdict) -> bool:
+    """Tell whether a time is beyond its limit the good way, and no pairs confirmed it."""
+    return any(one.gated and one.reason is Reason.WITHIN_LEVEL for one in verdict.metrics)

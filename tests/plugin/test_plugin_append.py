@@ -2,6 +2,8 @@
 
 import json
 
+import pytest
+
 
 def recordings(gate, case):
     """How many recordings the case's epochs have."""
@@ -28,6 +30,48 @@ def test_a_new_level_is_not(gate, h200):
         gate.will_measure(case, step_ms=ms)
         assert gate.run("--perf-append", "--perf-no-confirm").ret == code
         assert recordings(gate, case) == [1]
+
+
+@pytest.mark.parametrize(
+    ("ms", "options", "why"),
+    [
+        (9.8, ("--perf-no-confirm",), "not recorded: "),
+        (9.8, (), "not recorded, the machine changed, not the code: "),
+        (10.2, (), "not recorded, the machine changed, not the code: "),
+    ],
+)
+def test_what_passes_beside_its_level_is_left_out(gate, h200, ms, options, why):
+    """The machine moved, or a gain is unproven: `same`, no recording of the level, and no fault."""
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    gate.commit()
+    gate.will_measure(case, commit=gate.git("rev-parse", "HEAD").strip())
+    gate.record(case)
+    gate.commit()
+    gate.will_measure(case, step_ms=ms)
+    result = gate.run("--perf-append", "--perf-strict", *options)
+    assert result.ret == 0 and recordings(gate, case) == [1]
+    result.says(f"{why}linear?124m?: step_ms *a new level needs a reason*", "*1 passed*")
+
+
+def test_a_level_that_crept_takes_no_more(gate, h200):
+    """`same` by the newest recordings, and 4 % from the first: that is for a person to accept."""
+    case = gate.guarded(h200)
+    path = gate.baselines / "h200x1.json"
+    content = json.loads(path.read_text())
+    (epoch,) = content["cases"][case.id]["epochs"]
+    (first,) = epoch["recordings"]
+    later = {"times_ms": {"step_ms": [10.39, 10.39]}}
+    epoch["recordings"] += [
+        first | later | {"date": f"2030-02-{day:02d}T00:00:00+00:00"} for day in range(1, 11)
+    ]
+    path.write_text(json.dumps(content))
+    gate.commit()
+    gate.will_measure(case, step_ms=10.41)
+    result = gate.run("--perf-append", "--perf-strict")
+    assert result.ret == 1 and recordings(gate, case) == [11]
+    result.says("*from the first recording of its level; a new level needs a reason*")
 
 
 def test_beside_another_revision_nothing_is_recorded(gate, h200):
