@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepguard.baseline_file import Entry
 from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.gpu.nvml import visible_gpus
-from stepguard.judge.ab.confirm import confirmed, to_confirm
+from stepguard.judge.ab.confirm import confirmed, may_ask, to_confirm
 from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.screen import judge
+from stepguard.judge.screen import comparable, judge
 from stepguard.judge.waivers import final, waive
 from stepguard.launch.scheduler import Launcher
 from stepguard.measure.suite import Suite
@@ -106,9 +107,13 @@ def add_json(command: argparse.ArgumentParser) -> None:
 
 def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
     """Return the screen's verdict by today's baseline on the evidence."""
+    return judge(evidence, _entry_today(evidence, folder))
+
+
+def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
     path = baseline.path_of(folder, evidence)
     content = baseline.load_for(path, baseline.machine_of(evidence))
-    return judge(evidence, content.cases.get(evidence.case_id) if content else None)
+    return content.cases.get(evidence.case_id) if content else None
 
 
 def verdict_of_run(
@@ -120,9 +125,13 @@ def verdict_of_run(
     if evidence is None:
         assert pairs is not None, "nothing was measured"
         return waive(judge_ab(pairs), pairs.head, waivers, today())
-    found = waive(verdict_today(evidence, folder), evidence, waivers, today())
-    if pairs is not None and to_confirm(found) is not None:
-        found = confirmed(found, pairs, pairs.named, steps=evidence.timed_steps)
+    entry = _entry_today(evidence, folder)
+    found = waive(judge(evidence, entry), evidence, waivers, today())
+    recordings = comparable(entry.epochs[-1], evidence) if entry and evidence.fingerprint else []
+    # Another commit in place of the recording's own, or of a level since, excuses nothing.
+    own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]
+    if pairs is not None and (to_confirm(found) or own and may_ask(found, [pairs])):
+        found = confirmed(found, pairs, pairs.named, own, steps=evidence.timed_steps)
     return final(found, evidence, waivers, today())
 
 

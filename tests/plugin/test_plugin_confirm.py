@@ -7,6 +7,7 @@ import pytest
 
 import stepguard.measure.confirm
 import stepguard.measure.suite
+from stepguard.cli.main import main
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
 from stepguard.storage.waivers import today
@@ -318,6 +319,41 @@ def test_a_screen_that_passes_does_not_clear_what_pairs_have_confirmed(gate, h20
     gate.will_compare(case, 0.0)
     gate.run(passed=1)
     assert gate.paired == []
+
+
+def test_judge_says_what_the_run_said(gate, h200, monkeypatch):
+    """Of what pairs of a run before call SLOWER, though the screen passes it, until another level
+    is accepted; then it can be waived, too.
+    """
+    monkeypatch.chdir(gate.path)
+    case = recorded(gate, h200)
+    gate.will_compare(case, 10.0)
+    gate.run(failed=1)
+    gate.will_measure(case, step_ms=10.0)
+    gate.run(failed=1)
+    assert main(["judge"]) == 1
+    why = ["--reason", "it is meant", "--days", "9", "--who", "A. Author"]
+    assert main(["waive", case.id, *why]) == 0
+    (gate.baselines / "waivers.json").unlink()
+    (gate.baselines / "h200x1.json").unlink()
+    gate.record(case)
+    assert main(["judge"]) == 0
+
+
+def test_judge_blames_no_machine_beside_another_commit(gate, h200, monkeypatch):
+    """The merge base may have been as slow: the run did not pass, and no more does its evidence."""
+    monkeypatch.chdir(gate.path)
+    gate.gpus = [h200]
+    case = gate.cuda()
+    gate.suite(case)
+    gate.commit()
+    gate.will_measure(case, commit="b" * 40)
+    gate.record(case)
+    gate.git("checkout", "-q", "-b", "change")
+    gate.commit()
+    gate.will_measure(case, step_ms=11.0)
+    gate.run(failed=1)
+    assert gate.paired and main(["judge"]) == 1
 
 
 def test_a_tree_that_changes_while_pairs_run_clears_nobody(gate, h200):
