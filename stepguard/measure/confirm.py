@@ -92,7 +92,9 @@ def confirm(
     chosen = commit_for_confirmation(bench.root, *recorded)
     if moved and not chosen.commit:
         return unconfirmed(verdict, Confirmation.NO_TREE, chosen.how), None
-    if moved and chosen.commit == bench.revision.commit and not dirty:
+    # A module that git ignores may be another one than it was then.
+    of_commit = not (dirty or evidence.untracked)
+    if moved and chosen.commit == bench.revision.commit and of_commit:
         return same_code(verdict, chosen.how), None
     # FLOPs as well: of trees that do other work no times are compared.
     times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps

@@ -92,6 +92,14 @@ def test_an_edited_tree_is_not_the_recordings_code(gate, h200):
     assert len(gate.paired) == 1
 
 
+def test_a_module_that_git_ignores_is_not_the_recordings_code(gate, h200):
+    """Its commit is the recording's, and a library that was built anew is no part of that."""
+    case = recorded(gate, h200, ahead=False, untracked=("model/_C.so",))
+    gate.will_compare(case, 10.0)
+    result = gate.run(failed=1)
+    result.says("    confirmed, the code is SLOWER*")
+
+
 def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     """FASTER stays if the code is; else there is no gain to keep."""
     case = recorded(gate, h200, step_ms=9.0)
