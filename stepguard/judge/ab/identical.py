@@ -47,6 +47,8 @@ def unlike(comparison: Comparison) -> str:
     other = [path for path in comparison.files if not path.endswith(_CODE)]
     if other:
         return f"other files than code differ: {other[0]}"
+    if loose := (*head.untracked, *base.untracked):  # which git does not list as different
+        return f"a module is in no commit: {loose[0]}"
     if head.counts is None or base.counts is None:
         return "nothing was counted"
     return _unlike(head.counts, base.counts)

@@ -123,6 +123,16 @@ def test_other_files_than_code_are_timed(files):
     assert not unlike(pair(files=("a/b.py", "README.md"))) and not unlike(pair(files=()))
 
 
+def test_modules_that_git_ignores_are_timed():
+    """A library that was built in the tree is on one side alone, and among no files that differ."""
+    found = pair()
+    for side in ("head", "base"):
+        loose = replace(getattr(found, side), untracked=("model/fast.so",))
+        assert unlike(replace(found, **{side: loose})) == (
+            "a module is in no commit: model/fast.so"
+        )
+
+
 def test_nothing_counted_or_no_gpu():
     """A CPU has no identity of a step."""
     found = pair()
