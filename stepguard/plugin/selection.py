@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,8 +105,7 @@ class Selection:
         what it means, what it names.
         """
         core = {name for name, one in recorded.items() if not one.entry.extended}
-        # Who names files or tests, means those; a folder should have all there is.
-        whole = folders_alone(self._config, self._typed())
+        whole = self._whole(self._typed())
         found = []
         for node, test in self._collection.tests.items():
             case = self._measured.get(node, test.case)
@@ -115,7 +115,7 @@ class Selection:
             guarded = named if self.wanted.text is not None else core_case
             found.append(self._state(node, test, case, guarded))
         modules = self._collection.modules
-        unsaid = [] if folders_alone(self._config) else [self._unsaid()]
+        unsaid = [self._unsaid()] if {*self._config.args} - {*self._typed()} else []
         missing = "; ".join(["no test of it was collected", *unsaid, *modules])
         for case_id in sorted(set(recorded) - {one.case for one in found}):
             absent = whole and case_id in self.wanted
@@ -128,6 +128,16 @@ class Selection:
                 )
             )
         return found
+
+    def _whole(self, typed: Sequence[str]) -> bool:
+        """Tell whether all cases should be there. Who names files or tests, means those; a folder
+        should have all there is, also beside a file of other tests.
+        """
+        root = self._config.rootpath.resolve()
+        files = [root / test.file for test in self._collection.tests.values()]
+        folders = [Path(one).resolve() for one in typed if folders_alone(self._config, [one])]
+        here = any(file.is_relative_to(folder) for file in files for folder in folders)
+        return here or folders_alone(self._config, typed)
 
     def _typed(self) -> list[str]:
         """Return the paths of the command itself. Those of `addopts`, `testpaths` and

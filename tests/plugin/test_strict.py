@@ -459,6 +459,31 @@ def test_a_path_is_a_selection_that_is_meant(project):
     result.says("left out by the arguments *test_step[[]a]: 1 of 2 cases (*")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "ret"),
+    [
+        (("perf",), 4),
+        (("perf", "unit/test_it.py"), 4),
+        (("unit", "perf/test_a.py"), 0),
+        (("unit/test_it.py", "perf/test_a.py"), 0),
+    ],
+)
+def test_a_folder_should_have_all_cases_beside_any_file(gate, arguments, ret):
+    """A file of other tests makes no selection of the folder that is named with it."""
+    for name in ("perf", "unit"):
+        (gate.path / name).mkdir()
+    (gate.path / "unit/test_it.py").write_text("def test_it():\n    pass\n")
+    gate.suite(gate.cpu("a"))
+    (gate.path / "test_perf.py").rename(gate.path / "perf/test_a.py")
+    gate.record(gate.cpu("a"), gate.cpu("b"))
+    gate.commit()
+    result = gate.run("--perf-strict", *arguments)
+    assert (result.ret, gate.measured) == (ret, [] if ret else ["linear[a]"])
+    if ret:
+        result.stderr.fnmatch_lines(["*linear?b?: guarded, but not measured: no test of it was *"])
+        assert "PYTEST_ADDOPTS" not in result.stderr.str()
+
+
 def test_many_paths_are_not_all_repeated(gate):
     """Who named them knows them: the first and their number say which selection is meant."""
     gate.suite(*(gate.cpu(name) for name in "abc"))
