@@ -17,7 +17,7 @@ import pytest
 from stepguard.case import Case
 from stepguard.plugin.benchmark import Bridge, Sink, WithBenchmark, WithoutBenchmark
 from stepguard.plugin.items import Collected, cases, lacks_perf
-from stepguard.plugin.options import add_options, begins_at_once, is_strict
+from stepguard.plugin.options import add_options, begins_at_once, is_strict, is_typed
 from stepguard.worker.interpreter import as_typed
 
 __all__ = ["cases"]
@@ -33,6 +33,7 @@ _COLLECTION = pytest.StashKey[Collected]()
 _ENDED = pytest.StashKey[bool]()  # the session came to its end
 _HOOKS = "stepguard-hooks"
 _WITHOUT_SESSION = ("help", "version", "markers")  # options of pytest
+_SHOWS = ("--help", "-h", "--version", "-V", "--markers")  # as they are typed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +63,18 @@ def pytest_configure(config: pytest.Config) -> None:
     bridge = config.stash[_BRIDGE] = WithBenchmark() if any(active) else WithoutBenchmark()
     config.pluginmanager.register(bridge, "stepguard-bridge")
     config.stash[_COLLECTION] = Collected()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
+    """Fail a strict run that ends with status 0 and had no session, unless the command asks for
+    that: settings that show something, a conftest that has a main of its own.
+    """
+    status = yield
+    guards = begins_at_once(config.option) and not config.stash.get(_ENDED, False)
+    if status == 0 and guards and not any(is_typed(name, config) for name in _SHOWS):
+        _refuse_left(config, "settings or a hook ended the run before it began")
+    return status
 
 
 # First: what another hook ends here leaves no document, not the one of the run before.

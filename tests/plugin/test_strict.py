@@ -737,6 +737,27 @@ def test_a_conftest_that_ends_the_process_is_no_gate(project):
     result.stderr.fnmatch_lines(["ERROR: a conftest left the run by sys.exit(), *--perf-no-strict"])
 
 
+@pytest.mark.parametrize(
+    "does",
+    [
+        conftest(PLUGIN + "def pytest_cmdline_main():\n    return 0\n"),
+        settings("addopts = --markers"),
+    ],
+    ids=["main", "markers"],
+)
+def test_a_run_without_a_session_is_no_gate(project, does):
+    """With status 0, and nobody asked for it: red, and no older document stays."""
+    (project.path / ".stepguard").mkdir(exist_ok=True)
+    path = project.path / ".stepguard/run.json"
+    path.write_text("of the run before")
+    does(project)
+    project.commit()
+    result = project.run("--perf-strict", "--perf-json=.stepguard/run.json")
+    assert result.ret == 4 and not path.exists()
+    result.stderr.fnmatch_lines(["ERROR: settings or a hook ended the run before it began, *"])
+    assert project.run().ret == 0
+
+
 def test_a_test_that_ends_the_run_hides_no_verdict(project):
     """With status 0, once it knows that its case fails: red, whatever the status said."""
     body = "    try:\n        perf(case)\n    except BaseException:\n"
