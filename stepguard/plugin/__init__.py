@@ -30,7 +30,7 @@ MARKERS = (
 )
 _BRIDGE = pytest.StashKey[Bridge]()
 _COLLECTION = pytest.StashKey[Collected]()
-_ENDED = pytest.StashKey[bool]()  # the session came to its end
+_ENDED = pytest.StashKey[pytest.Session]()  # that came to its end
 _HOOKS = "stepguard-hooks"
 _WITHOUT_SESSION = ("help", "version", "markers")  # options of pytest
 _SHOWS = ("--help", "-h", "--version", "-V", "--markers")  # as they are typed
@@ -67,14 +67,27 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> Generator[None, object, object]:
-    """Fail a strict run that ends with status 0 and had no session, unless the command asks for
-    that: settings that show something, a conftest that has a main of its own.
+    """Fail a strict run that ends with another status than its session had, or without one, unless
+    the command asks for that: settings that show something, a conftest that has a main of its own.
     """
-    status = yield
-    guards = begins_at_once(config.option) and not config.stash.get(_ENDED, False)
-    if status == 0 and guards and not any(is_typed(name, config) for name in _SHOWS):
+    try:
+        status = yield
+    except SystemExit as left:
+        if not left.code and _guards(config):
+            _refuse_left(config, "a hook left the run by sys.exit()")
+        raise
+    if status != pytest.ExitCode.OK or not _guards(config) or not is_strict(config):
+        return status
+    if (session := config.stash.get(_ENDED, None)) is not None:
+        return session.exitstatus
+    if not any(is_typed(name, config) for name in _SHOWS):
         _refuse_left(config, "settings or a hook ended the run before it began")
     return status
+
+
+def _guards(config: pytest.Config) -> bool:
+    """Tell whether the run has cases, or something to say without any."""
+    return begins_at_once(config.option) or config.pluginmanager.hasplugin(_HOOKS)
 
 
 # First: what another hook ends here leaves no document, not the one of the run before.
@@ -89,7 +102,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
     """Note that the session ended by itself."""
     yield
-    session.config.stash[_ENDED] = True
+    session.config.stash[_ENDED] = session
 
 
 @pytest.hookimpl(trylast=True)
@@ -97,10 +110,9 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     """Fail a strict run whose session a hook left by pytest.exit(): of its status pytest asks
     nobody.
     """
-    guards = begins_at_once(config.option) or config.pluginmanager.hasplugin(_HOOKS)
-    wanted = guards and not any(getattr(config.option, name, 0) for name in _WITHOUT_SESSION)
+    shows = any(getattr(config.option, name, 0) for name in _WITHOUT_SESSION)
     # An error that is on its way has a status of its own.
-    if not wanted or config.stash.get(_ENDED, False) or sys.exc_info()[0] is not None:
+    if shows or not _guards(config) or _ENDED in config.stash or sys.exc_info()[0] is not None:
         return
     _refuse_left(config, "a hook left the run by pytest.exit()")
 

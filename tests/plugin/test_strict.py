@@ -758,6 +758,26 @@ def test_a_run_without_a_session_is_no_gate(project, does):
     assert project.run().ret == 0
 
 
+@pytest.mark.parametrize(
+    ("hook", "status"),
+    [
+        ("def pytest_sessionfinish():\n    sys.exit(0)\n", 4),
+        ("def pytest_terminal_summary():\n    sys.exit(0)\n", 4),
+        ("def pytest_unconfigure():\n    sys.exit(0)\n", 4),
+        (
+            "@pytest.hookimpl(wrapper=True)\ndef pytest_cmdline_main():\n    yield\n    return 0\n",
+            1,
+        ),
+    ],
+)
+def test_a_hook_that_makes_the_status_0_passes_no_slower_case(project, hook, status):
+    """Behind the session: by another end of the process, or another value."""
+    changed(project)
+    conftest(PLUGIN.replace("import pytest", "import sys\n\nimport pytest") + hook)(project)
+    project.commit()
+    assert project.run("--perf-strict").ret == status
+
+
 def test_a_test_that_ends_the_run_hides_no_verdict(project):
     """With status 0, once it knows that its case fails: red, whatever the status said."""
     body = "    try:\n        perf(case)\n    except BaseException:\n"
