@@ -153,6 +153,7 @@ def judged_within(comparison: Comparison, found: MetricVerdict) -> MetricVerdict
         reason=reason,
         old=found.new / (1 + pct / 100),
         change_pct=pct,
+        limit_pct=comparison.margins.ignore_pct,
         facts={**slower.facts(), "p_value": slower.p_value},
     )
 

@@ -9,10 +9,16 @@ import numpy as np
 import pytest
 from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
 
+from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
 from stepguard.evidence import Launch
 from stepguard.judge.ab.confirm import confirmation_wants_pair, confirmed, settled, to_confirm
-from stepguard.judge.ab.decision import judge_ab, wants_another_pair, without_false_discoveries
+from stepguard.judge.ab.decision import (
+    decision,
+    judge_ab,
+    wants_another_pair,
+    without_false_discoveries,
+)
 from stepguard.judge.ab.earlier import pooled
 from stepguard.judge.screen import judge
 from stepguard.judge.series import of_launches, of_pairs
@@ -172,6 +178,17 @@ def test_a_step_that_is_slower_by_more_than_some_steps_has_the_figures_of_its_pa
     # Two pairs do not decide by their mean; they are no smaller for it.
     few = judge_ab(pairs(2, head={"late": (0, 0.2), "every": (16, 5, 0.3)}))
     assert few.reason is Reason.PERIODIC_SLOWDOWN and few.worst.change_pct > 20
+
+
+def test_its_limit_is_what_is_ignored():
+    """Pairs whose mean is `same` show the matter margin, which a slowdown within launches may be
+    below: SLOWER by 0.5 % of 8 would read as no failure.
+    """
+    found = replace(pairs(4, head={"every": (16, 5, 0.06)}), margins=Margins(0.2, 8.0))
+    assert decision(found).status is Status.SAME
+    worst = judge_ab(found).worst
+    assert (worst.status, worst.limit_pct) == (Status.SLOWER, 0.2)
+    assert worst.change_pct == pytest.approx(0.5, abs=0.1)
 
 
 def test_a_claim_that_was_taken_back_needs_other_pairs():
