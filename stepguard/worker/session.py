@@ -222,10 +222,14 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
     result; ValueError from the factory itself (an impossible value) passes through.
     """
     function = _function_of(factory)
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(device=device, **params)
+        signature.bind(device=device, **params)
     except TypeError as error:
-        possible = [n for n in inspect.signature(function).parameters if n != "device"]
+        if not _takes_device(signature):
+            told = "with which every factory is called"
+            raise BadWorkload(f"{factory} has no parameter 'device', {told}") from None
+        possible = [n for n in signature.parameters if n != "device"]
         unknown = {name: meant(name, possible) for name in params if name not in possible}
         # Python names the one that is missing first, though it may be the misspelt one.
         misspelt = [f"no parameter {name!r}{hint}" for name, hint in unknown.items() if hint]
@@ -244,6 +248,14 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         shown = f"{workload.tokens_per_step!r:.80}"
         raise BadWorkload(f"{factory}: tokens_per_step is {shown}, not a positive number")
     return workload
+
+
+def _takes_device(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind_partial(device="")
+    except TypeError:
+        return False
+    return True
 
 
 def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None:
@@ -274,8 +286,9 @@ def _function_of(factory: str) -> Callable[..., Any]:
         raise
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
-        own = [v for v in vars(module).values() if getattr(v, "__module__", "") == module_name]
-        known = ", ".join(v.__name__ for v in own if inspect.isfunction(v) and v.__name__[0] != "_")
+        public = {name: value for name, value in vars(module).items() if name[0] != "_"}
+        own = [n for n, v in public.items() if getattr(v, "__module__", "") == module_name]
+        known = ", ".join(n for n in own if inspect.isfunction(public[n])) or "none"
         raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has: {known}")
     return function
 

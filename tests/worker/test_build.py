@@ -1,6 +1,7 @@
 """Building a workload: what is no workload is refused in one line, before anything is measured."""
 
 import re
+import sys
 
 import factories
 import pytest
@@ -47,6 +48,11 @@ def test_a_workload_is_what_the_factory_returns():
             "factories:without_tokens: got an unexpected keyword argument 'width'; its parameters: "
             "none but device",
         ),
+        (
+            "factories:without_device",
+            {},
+            "factories:without_device has no parameter 'device', with which every factory is",
+        ),
         ("factories:returns_none", {}, "factories:returns_none returned None without step and "),
         ("factories:without_tokens", {}, "factories:without_tokens returned a Bare without tokens"),
         ("factories:no_tokens", {}, "factories:no_tokens: tokens_per_step is 0, not a positive"),
@@ -60,9 +66,29 @@ def test_what_is_no_workload_is_refused(monkeypatch, factory, params, message):
         workload.tokens_per_step = tokens
         monkeypatch.setattr(factories, name, lambda device, one=workload: one, raising=False)
     monkeypatch.setattr(factories, "needs_width", lambda width, device: None, raising=False)
+    monkeypatch.setattr(factories, "without_device", lambda: None, raising=False)
     with pytest.raises(BadWorkload, match="^" + re.escape(message)) as caught:
         build(factory, params, "cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (
+            "def maker():\n    def inner(device): ...\n    return inner\n\nmade = maker()\n",
+            "maker, made",
+        ),
+        ("from json import load\n_own = lambda device: None\n", "none"),
+    ],
+)
+def test_the_factories_that_there_are_have_the_names_to_type(tmp_path, monkeypatch, text, names):
+    """The module's, not those that they were defined by."""
+    (tmp_path / "typed.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "typed", raising=False)
+    with pytest.raises(BadWorkload, match=f"it has: {names}$"):
+        build("typed:mad", {}, "cpu")
 
 
 def test_what_a_factory_raises_passes_through(tmp_path, monkeypatch):
