@@ -68,7 +68,9 @@ def _explain(options: argparse.Namespace) -> int:
             say(code.name, *_wrapped("means", code.means))
         return 0
     if not found:
-        (nearest,) = get_close_matches(wanted, [code.name for code in known], n=1, cutoff=0)
+        verdicts = {v.replace(" ", "_") for code in known for v in code.verdict.split(", ")}
+        names = [code.name for code in known] + sorted(filter(str.isupper, verdicts))
+        (nearest,) = get_close_matches(wanted, names, n=1, cutoff=0)
         raise UsageError(f"{options.code!r} is no reason; the nearest is {nearest}")
     for code in found:
         say(f"{code.name} ({code.verdict})")

@@ -81,7 +81,13 @@ def test_a_verdict_has_its_reasons_listed(shell):
 
 def test_an_unknown_code_is_bad_usage_and_names_the_nearest(shell):
     """Status 2; whatever was typed, one is the nearest."""
-    for typed, nearest in (("THROTLED", "THROTTLED"), ("unstable", "COUNT_UNSTABLE"), ("", "")):
+    for typed, nearest in (
+        ("THROTLED", "THROTTLED"),
+        ("unstable", "COUNT_UNSTABLE"),
+        ("CHNGED", "CHANGED"),
+        ("no baselin", "NO_BASELINE"),
+        ("", ""),
+    ):
         done = shell("explain-code", typed or "!?")
         assert (done.status, done.out) == (2, "")
         assert f"is no reason; the nearest is {nearest}" in done.err
