@@ -116,6 +116,6 @@ def _passed(found: RunDocument, guarded: int) -> str:
     statuses = Counter(result.verdict.status.value for result in found.results)
     words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     return (
-        f"the gate passes: all {guarded} cases that the base has for {found.machine} were measured "
-        f"at {found.commit[:12]}: {words}"
+        f"the gate passes: {counted(guarded, 'case')}, all that the base has for {found.machine}, "
+        f"measured at {found.commit[:12]}: {words}"
     )

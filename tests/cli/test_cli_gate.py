@@ -31,8 +31,8 @@ def test_a_sound_run_passes(base, tmp_path):
     told = gate(base, tmp_path, SOUND)
     assert (told.status, told.err) == (0, "")
     assert told.out == (
-        "the gate passes: all 1 cases that the base has for NVIDIA H200 were measured at "
-        "aaaaaaaaaaaa: 1 same\n"
+        "the gate passes: 1 case, all that the base has for NVIDIA H200, "
+        "measured at aaaaaaaaaaaa: 1 same\n"
     )
 
 
