@@ -113,21 +113,25 @@ def write_plot(content: SweepFile, path: Path) -> bool:
     figure, panels = pyplot.subplots(
         1, len(plot.y), figsize=(6 * len(plot.y), 4), squeeze=False, layout="constrained"
     )
-    for axes, column in zip(panels[0], plot.y, strict=True):
-        _draw(axes, content, plot.x, column)
+    drawn = zip(panels[0], plot.y, strict=True)
+    crosses = sum(_draw(axes, content, plot.x, column) for axes, column in drawn)
     handles, labels = panels[0][0].get_legend_handles_labels()
     if len(labels) > 1:
         columns = max(1, int(figure.get_figwidth() / (0.6 + 0.075 * max(map(len, labels)))))
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize="small")
         figure.set_figheight(4 + 0.2 * math.ceil(len(labels) / columns))
-    figure.suptitle(f"{content.sweep.workload}, {content.machine}; x: no figure")
+    cross = "; x: no value" if crosses else ""
+    figure.suptitle(f"{content.sweep.workload}, {content.machine}{cross}")
     figure.savefig(path)
     pyplot.close(figure)
     return True
 
 
-def _draw(axes: Any, content: SweepFile, x: str, column: str) -> None:
-    """Draw a line for each combination of the other parameters; logarithmic where x is numbers."""
+def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
+    """Draw a line for each combination of the other parameters; logarithmic where x is numbers.
+    Return the number of crosses.
+    """
+    crosses = 0
     unit = METRICS[column.partition(":")[0]].unit
     unit, of_unit = ("MiB", 2.0**20) if unit == "B" else (unit, 1.0)
     for number, (label, rows) in enumerate(_lines(content, x).items()):
@@ -136,6 +140,7 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> None:
         values = [row.values[column] / of_unit for row in known]
         (drawn,) = axes.plot(at, values, _STYLES[number // 10 % 4], marker="o", label=label)
         unknown = [row.parameters[x] for row in rows if row not in known]
+        crosses += len(unknown)
         bottom = axes.get_xaxis_transform()
         axes.plot(unknown, [0.02] * len(unknown), "x", color=drawn.get_color(), transform=bottom)
     axes.set(xlabel=x, ylabel=f"{column} [{unit}]")
@@ -145,6 +150,7 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> None:
         if len({row.values.get(column) for row in content.rows}) > 1:
             axes.set_yscale("log")
         axes.set_xticks(numbers, [str(n) for n in numbers], fontsize="x-small")
+    return crosses
 
 
 def _lines(content: SweepFile, x: str) -> dict[str, list[Row]]:

@@ -167,6 +167,15 @@ def test_a_chart_is_drawn(shell, measured):
     assert "rows.json, rows.csv, rows.svg" in shell("sweep", "grid.toml").out
     drawn = (shell.path / ".stepguard/sweeps/grid/rows.svg").read_text()
     assert "<!-- kind a -->" in drawn and "<!-- kind b -->" in drawn
+    assert "; x: no value -->" in drawn
+
+
+def test_a_chart_without_a_cross_explains_none(shell, measured):
+    """Its title is the workload and the machine."""
+    pytest.importorskip("matplotlib")
+    shell("sweep", "grid.toml")
+    drawn = (shell.path / ".stepguard/sweeps/grid/rows.svg").read_text()
+    assert "<!-- factories:linear, " in drawn and "no value" not in drawn
 
 
 def test_without_matplotlib_the_figures_are_there(shell, measured, monkeypatch):
