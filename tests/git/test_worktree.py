@@ -358,6 +358,7 @@ def test_a_shallow_clone(root, tmp_path):
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{root}", str(tmp_path / "shallow"))
     message = fails(tmp_path / "shallow", "HEAD~1")
     assert "shallow clone" in message and "git fetch --unshallow (in CI: fetch-depth: 0)" in message
+    assert "did you mean" not in message  # HEAD is right, and its parent is what is not there
 
 
 def test_no_git(root, monkeypatch):
