@@ -9,6 +9,7 @@ import msgspec
 from stepguard.judge.waivers import problem_of
 from stepguard.storage.baselines import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, read, save
+from stepguard.text import meant
 from stepguard.waiver import Waiver
 
 SCHEMA = 1
@@ -59,9 +60,13 @@ def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> 
     """Return the cases of the waivers that no baseline of the folder has and that are not
     ``known`` otherwise: misspelt, or gone.
     """
-    contents = (load(path) for path in files(folder)) if waivers else ()
-    recorded = {case_id for content in contents if content for case_id in content.cases}
+    recorded = _recorded(folder) if waivers else set()
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
+
+
+def _recorded(folder: Path) -> set[str]:
+    contents = map(load, files(folder))
+    return {case_id for content in contents if content for case_id in content.cases}
 
 
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
@@ -88,7 +93,8 @@ def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] =
     path = folder / WAIVERS
     problem = problem_of(waiver, day)
     if not problem and unknown(folder, [waiver], known):
-        problem = "no baseline and no run that is kept here has this case"
+        hint = meant(waiver.case, _recorded(folder) | set(known))
+        problem = f"no baseline and no run that is kept here has this case{hint}"
     if problem:
         raise BadWaiver(f"{waiver.case}: not waived, {problem}")
     others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]

@@ -366,6 +366,8 @@ def test_a_case_that_nobody_knows(folder):
     assert unknown(folder / "none", [waiver()], ()) == [CASE_ID]
     with pytest.raises(BadWaiver, match="no baseline and no run that is kept here has this case"):
         add_waiver(folder, waivers[1], TODAY)
+    with pytest.raises(BadWaiver, match=r"\(did you mean f\[news\]\?\)$"):
+        add_waiver(folder, waivers[1], TODAY, {"f[news]"})
     add_waiver(folder, waivers[1], TODAY, {"f[new]"})
     assert [one.case for one in load_waivers(folder, TODAY)] == ["f[new]"]
 
