@@ -46,7 +46,7 @@ _ADVICE = {
 def recommendations(found: Iterable[Found]) -> Iterator[str]:
     """Yield the recommendations, numbered, at most 80 columns wide."""
     lines = [sentence(one) for one in found]
-    yield "Worth a measurement:" if lines else "No rule applies: nothing stands out."
+    yield "Worth a measurement:" if lines else "No rule applies; they are about the work of a GPU."
     for number, line in enumerate(lines, start=1):
         yield from wrap(line, WIDTH, initial_indent=f"{number}. ", subsequent_indent="   ")
 
