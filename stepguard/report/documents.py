@@ -137,8 +137,10 @@ def unwritable(path: Path) -> str:
     except OSError as error:
         return error.strerror or str(error)
     # Before the run: found at its end, hours of measuring would be lost to it.
-    if not path.is_dir() and not replaceable(path):
+    if path.is_dir():
+        return "is a folder: name a file in it"
+    if not replaceable(path):
         return "is a link or no file, which a document would replace"
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
         return "cannot be written"
     return ""

@@ -242,7 +242,8 @@ def test_a_run_that_is_interrupted_leaves_a_document(mixed, monkeypatch):
 def test_one_document_is_written_where_the_other_cannot_be(mixed):
     """The path that was refused is the report's; the JSON says so."""
     found = document(mixed, "--perf-report=baselines")
-    assert [one.text for one in found.problems] == ["--perf-report=baselines: cannot be written"]
+    told = "--perf-report=baselines: is a folder: name a file in it"
+    assert [one.text for one in found.problems] == [told]
 
 
 @pytest.mark.parametrize("option", ["--perf-json", "--perf-report"])
