@@ -60,9 +60,11 @@ def _run(options: argparse.Namespace) -> int:
     say(*figures(result))
     # A sound measurement is enough: what a baseline says of it does not count here.
     measured = measurement_problem(result.evidence) is None
-    if not measured:
+    evidence = os.path.relpath(result.evidence_path)
+    if measured:
+        say(f"evidence: {evidence}")
+    else:
         commands = Commands(python=interpreter(Path.cwd()))
-        sys.stderr.write(words.block(result.verdict, str(result.evidence_path), commands) + "\n")
-    say(f"evidence: {os.path.relpath(result.evidence_path)}")
+        sys.stderr.write(words.block(result.verdict, evidence, commands) + "\n")
     put_json(result_document(result, Commands(options.root)), options.json)
     return 0 if measured else 1

@@ -17,6 +17,16 @@ from stepguard.verdict import MetricVerdict, cause_first
 
 MOVES = 9  # lines; with the one above them ten
 PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
+# A good step has none of these, and the first recording of one that has takes them for its level.
+WASTE = (
+    "host_syncs_per_step",
+    "sync_candidates_per_step",
+    "pageable_copies_per_step",
+    "device_allocations_per_step",
+    "graph_breaks",
+    "recompiles",
+    "leaked_bytes_per_step",
+)
 LISTED = ("case", "level", "recordings", "newest", "step [ms]")
 COLUMNS = (
     "recorded",
@@ -67,8 +77,11 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 def moves(done: Accepted) -> list[str]:
     """Return old -> new of each metric whose level was changed, the cause first, in MOVES lines at
-    most.
+    most; of a first recording what is accepted with it that a good step does not have.
     """
+    if done.action is Action.FIRST_RECORDING:
+        wasted = [change(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
+        return [f"  accepted as it is: {', '.join(wasted)}"] if wasted else []
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     lines = [f"  {change(metric)}{_put_for_another(metric)}" for metric in moved]
     return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")

@@ -1,5 +1,6 @@
 """A baseline as a table: times of every recording, and how far from its level's first."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,19 @@ def test_accepting_says_what_took_the_place_of_what():
     moved = MetricVerdict(name, Status.CHANGED, Reason.WORK_MOVED, 10.0, 10.0, moved=parts)
     done = Accepted(CASE_ID, Action.EPOCH_OPENED, Path("cpu.json"), 2, "why", (moved,))
     assert moves(done) == [f"  {name} 10 -> 10: +4 aten.silu"]
+
+
+def test_a_first_recording_says_what_it_accepts_that_a_good_step_has_not():
+    """Syncs and leaks, which would be nobody's news from then on; no time, and none that is 0."""
+    values = {"step_ms": 10.0, "sync_candidates_per_step": 2, "graph_breaks": 0}
+    moved = tuple(
+        MetricVerdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, None, value)
+        for name, value in (values | {"leaked_bytes_per_step": 4096}).items()
+    )
+    done = Accepted(CASE_ID, Action.FIRST_RECORDING, Path("cpu.json"), 1, "", moved)
+    line = "  accepted as it is: sync_candidates_per_step 2, leaked_bytes_per_step 4,096 B"
+    assert moves(done) == [line]
+    assert moves(replace(done, moved=moved[:1])) == []
 
 
 @pytest.mark.parametrize(("count", "more"), [(0, 0), (1, 0), (9, 0), (11, 3)])
