@@ -58,7 +58,8 @@ make_venv() {
 }
 
 install() {
-    local pip=("$python" -m pip --disable-pip-version-check install --quiet) pinned built
+    local pip=("$python" -m pip --disable-pip-version-check install --quiet --no-compile)
+    local pinned built
     [ ! -e .venv/.stepguard-perf ] || touch "$unfinished" # it is ours, so it may be made anew
     pinned=$(grep '^torch==' constraints.txt)
     say "installing for $1, $pinned among it"
@@ -66,6 +67,7 @@ install() {
         "${pip[@]}" --no-deps --index-url "$TORCH_INDEX_URL" "$pinned"
     fi
     "${pip[@]}" -c constraints.txt -r <("$python" scripts/requirements.py list "$1")
+    compile
     if [ "${CI:-}" = true ] && ! has_gpu; then
         built=$("$python" -c 'import torch; print(torch.version.cuda or "")')
         [ -z "$built" ] || die "no GPU here, but $pinned came as the build for CUDA $built; set TORCH_INDEX_URL to the CPU wheel index that the PyTorch install page names"
@@ -73,6 +75,13 @@ install() {
     touch .venv/.stepguard-perf
     [ "$1" = perf ] || touch ".venv/.stepguard-$1"
     rm -f "$unfinished"
+}
+
+# Writes bytecode on all cores, which pip does on one; most of what nobody imports is left out, and a
+# file for a newer Python does not compile. Not left to the first import: where Python is told to
+# write no bytecode, every launch would compile torch.
+compile() {
+    "$python" -m compileall -q -q -j 0 -x '/(tests?|transformers/models)/' .venv/lib || true
 }
 
 [ "$(uname -s)" = Linux ] || die "stepguard measures on Linux only"
