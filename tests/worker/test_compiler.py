@@ -1,6 +1,7 @@
 """What torch.compile did: breaks, recompiles and counts of programs whose truth is known."""
 
 import inspect
+import json
 import linecache
 import logging
 import os
@@ -421,15 +422,23 @@ def test_who_compiles_nothing_pays_nothing():
 
 
 CACHED = """
-import torch, broken_graphs
+import json, torch, torch._dynamo, torch._inductor.config, broken_graphs
 from stepguard.worker.count import compiler
 torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
 for name in ("in_a_loop", "deep", "calls_what_is_kept_out"):
     run = torch.compile(getattr(broken_graphs, name), backend="eager", dynamic=False)
     run(torch.ones(4))
 counts = compiler.compilations(), compiler.unique_graphs(), compiler.generated_kernels()
-print(compiler.compiled_afresh(), end="|")
-print(counts, compiler.graph_breaks(), compiler.recompile_limits(), sep="|")
+found = str((counts, compiler.graph_breaks(), compiler.recompile_limits()))
+afresh = [compiler.compiled_afresh()]
+for setting in ({}, {"post_grad_custom_post_pass": lambda graph: None}, {"fx_graph_cache": False}):
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch._dynamo.utils.clear_compilation_metrics()
+    with torch._inductor.config.patch(setting):
+        torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
+    afresh.append(compiler.compiled_afresh())
+print(json.dumps([afresh, counts, found]))
 """
 
 
@@ -441,31 +450,15 @@ def cache(folder):
 
 def test_a_warm_cache_changes_no_count(tmp_path):
     """Breaks with their text, compilations and kernels are those of the process before it; only
-    that one compiled what no cache had.
+    that one compiled what no cache had. What no cache keeps is compiled afresh by both: its kernels
+    are on disk the second time, and were made and tried the first.
     """
-    cold, warm = (python(CACHED, **cache(tmp_path)) for _ in range(2))
-    assert (cold.partition("|")[0], warm.partition("|")[0]) == ("True", "False")
-    assert cold.partition("|")[2] == warm.partition("|")[2]
-    kernels = int(cold.split("|")[1].strip("()").split(",")[2])
+    cold, warm = (json.loads(python(CACHED, **cache(tmp_path))) for _ in range(2))
+    assert cold[0] == [True, False, True, True]
+    assert warm[0] == [False, False, True, True]
+    assert cold[1:] == warm[1:]
+    *_, kernels = cold[1]
     assert kernels > 0
-
-
-NOT_KEPT = """
-import torch, broken_graphs, torch._inductor.config
-from stepguard.worker.count import compiler
-torch._inductor.config.{setting}
-torch.compile(broken_graphs.whole, dynamic=False)(torch.ones(4))
-print(compiler.compiled_afresh())
-"""
-
-
-@pytest.mark.parametrize(
-    "setting", ["post_grad_custom_post_pass = lambda graph: None", "fx_graph_cache = False"]
-)
-def test_what_no_cache_keeps_is_compiled_afresh(tmp_path, setting):
-    """Its kernels are on disk the second time, and were made and tried the first."""
-    code = NOT_KEPT.format(setting=setting)
-    assert python(code, **cache(tmp_path)) == "True"
 
 
 def test_the_counters_take_it_over(clean):
