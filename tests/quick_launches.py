@@ -4,7 +4,9 @@ What is timed is short, of the compiler no more is imported than a workload or i
 need, and nothing is given up early because the machine is busy with something else.
 """
 
+import hashlib
 import os
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,10 +18,10 @@ from stepguard.case import Case
 from stepguard.evidence import Block, Launch
 from stepguard.launch import diagnosis, group, supervisor, torchrun
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.measure import ab, warmup, workers
+from stepguard.measure import ab, launches, warmup, workers
 from stepguard.measure.pair import PairTiming
 from stepguard.measure.warmup import Protocol
-from stepguard.measure.workers import Bench
+from stepguard.measure.workers import Bench, CaseWorkers
 
 PROTOCOL = Protocol(
     warmup_min_s=0.05,
@@ -133,13 +135,58 @@ def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> Non
     monkeypatch.setattr(ab._PairRun, "_start_following", following)
 
 
+def invented(number: int) -> Launch:
+    """Return a launch of equal steps that nobody ran."""
+    block = Block(4, (40.0,), (40.0,), (10.0,) * 4, ran=9)
+    return Launch(number, (block, block), 0.0, 0.0, 9, "", 0.0)
+
+
 def invent_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all pairs be of equal steps that nobody ran, for tests of what comes of a comparison."""
-    block = Block(4, (40.0,), (40.0,), (10.0,) * 4, ran=9)
 
     def pair(run: ab._PairRun, number: int) -> None:
         for side in run.sides:
-            side.launches.append(Launch(number, (block, block), 0.0, 0.0, 9, "", 0.0))
+            side.launches.append(invented(number))
 
     monkeypatch.setattr(ab._PairRun, "_pair", pair)
     monkeypatch.setattr(ab, "Pair", lambda *_: SimpleNamespace(launches=[]))
+
+
+def remember_counts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Launch a workload's module once: runs whose module has the same text find in ``folder`` what
+    its ranks said, and invent the times. For tests of what comes of many runs.
+    """
+
+    def note(side: CaseWorkers) -> Path:
+        module = side._bench.root / f"{side.case.workload.partition(':')[0]}.py"
+        return folder / hashlib.sha256(module.read_bytes()).hexdigest()
+
+    def recalled(*sides: CaseWorkers) -> bool:
+        if not all(note(side).exists() for side in sides):
+            return False
+        for side in sides:
+            side.counts, side._ranks, imported = pickle.loads(note(side).read_bytes())
+            side._modules = {side._tree.resolve() / path for path in imported}
+        return True
+
+    def keep(*sides: CaseWorkers) -> None:
+        for side in sides:
+            imported = {path.relative_to(side._tree.resolve()) for path in side._modules}
+            note(side).write_bytes(pickle.dumps((side.counts, side._ranks, imported)))
+
+    count, measure = ab._PairRun._count, launches._CaseRun.measure
+
+    def counted(run: ab._PairRun) -> None:
+        if not recalled(*run.sides):
+            count(run)
+            keep(*run.sides)
+
+    def measured(run: launches._CaseRun, wants_another: Any) -> None:
+        if recalled(run.workers):
+            run.workers.launches.append(invented(1))
+        else:
+            measure(run, wants_another)
+            keep(run.workers)
+
+    monkeypatch.setattr(ab._PairRun, "_count", counted)
+    monkeypatch.setattr(launches._CaseRun, "measure", measured)

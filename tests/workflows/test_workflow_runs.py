@@ -57,17 +57,26 @@ LOOKS, FIT = ("the machine", "what reading a document needs"), set[str]()
 ACCEPT = "python -m stepguard accept --evidence evidence/runs --reason '...'"
 QUICK = """
 # ruff: noqa: I001
+from pathlib import Path
+
 import pytest
-from quick_launches import invent_pairs, shorten_launches
+from quick_launches import invent_pairs, remember_counts, shorten_launches
 
 shorten_launches(pytest.MonkeyPatch())
 invent_pairs(pytest.MonkeyPatch())
+remember_counts(pytest.MonkeyPatch(), Path(Path(__file__).with_name("memory").read_text()))
 pytest_plugins = ["stepguard.plugin"]
 """
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory):
+def memory(tmp_path_factory):
+    """Where runs find what the launches of runs before them counted."""
+    return tmp_path_factory.mktemp("memory")
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory, memory):
     """The repository on GitHub: a project of one case, recorded on main, and a pull request, number
     7, that adds a sync; also as GitHub merges it.
     """
@@ -84,6 +93,7 @@ def origin(tmp_path_factory):
     (made / "pyproject.toml").write_text(project.replace('["stepguard"]', '["tests"]', 1))
     (made / "tiny.py").write_text(MODEL.lstrip())
     (made / "conftest.py").write_text(QUICK.lstrip())
+    (made / "memory").write_text(str(memory))
     (made / "tests").mkdir()
     (made / "tests" / "test_sum.py").write_text("def test_sum() -> None:\n    assert 1 + 1 == 2\n")
     (made / "perf_tests").mkdir()
@@ -275,8 +285,10 @@ def test_a_commit_that_declares_its_sync(hub, api):
     assert "declared: step[tiny] sync_candidates_per_step, " in gate.log
 
 
-def test_a_commit_of_main(hub):
+def test_a_commit_of_main(hub, memory):
     """Green, and what it compiled is kept for others."""
+    for note in memory.iterdir():
+        note.unlink()  # to be launched
     main = git(hub.repository, "rev-parse", "main")
     jobs = hub.run(CALLER, hub.event("push", main, "refs/heads/main"), at="main")
     logs = "".join(job.log for job in jobs.values())
