@@ -14,7 +14,7 @@ from studies.build_nanogpt.groups import SOCKET_ENV, Block, Group, GroupError
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 900
-SLEEP_S = 0.2
+SLEEP_S = 0.1
 LOOP = f"""
 import os
 import time
@@ -71,7 +71,7 @@ line.connect(os.environ["{SOCKET_ENV}"])
 line.recv(100)
 raise SystemExit("a planted end")
 """
-QUICK = ("--pairs", "2", "--block-s", "0.5", "--lead-in", "1", "--warm-up-s", "0")
+QUICK = ("--pairs", "2", "--block-s", "0.05", "--lead-in", "1", "--warm-up-s", "0")
 TINY = ("size=nano", "batch=1", "seq=32", "precision=fp32", "compile=false", "micro_steps=2")
 
 
