@@ -23,6 +23,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -110,12 +111,14 @@ class Session:
             self.note.command("idle")
         if dist.is_initialized():  # in order, so that no rank is left waiting for another
             dist.destroy_process_group()
-        keep_headers()
+        if _has_compiler():
+            keep_headers()
 
     def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
         """Build the workload; return what it says of itself, and what this rank runs on."""
         device.select(self.device)  # not before: a launch on standby must not hold a GPU context
-        take_kept_headers()
+        if _has_compiler():
+            take_kept_headers()
         self.package = factory.partition(":")[0].partition(".")[0]
         # A GPU's tensors say themselves where they are.
         watched = contextlib.nullcontext() if self.on_gpu else self.placement.observed()
@@ -300,6 +303,13 @@ def preload(variable: str) -> None:
     for name in os.environ.get(variable, "").split():
         with contextlib.suppress(Exception):
             importlib.import_module(name)
+
+
+def _has_compiler() -> bool:
+    """Tell whether the compiler is imported, as the agent does it: a rank without it compiles
+    nothing, and would take a second to ask it for its folders.
+    """
+    return "torch._inductor" in sys.modules
 
 
 def _headers() -> tuple[Path, Path]:

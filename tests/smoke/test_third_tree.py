@@ -28,6 +28,8 @@ def test_step(perf, case):
 """,
 }
 TRAIN = """
+import sys
+
 import torch
 
 
@@ -43,6 +45,7 @@ class Work:
 
 
 def make(*, device):
+    assert "torch._dynamo" not in sys.modules, "a launch takes half as long again"
     return Work()
 """
 LATE = TRAIN.replace("        for _", "        import mypkg.late  # noqa: F401\n\n        for _")
