@@ -9,6 +9,7 @@ step by step: what both do is no finding.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -94,6 +95,11 @@ class _Series:
 
 def of_launches(launches: Sequence[Launch]) -> Pattern | None:
     """Return what steps do within all launches of one tree, two at least."""
+    return _of_tree(tuple(launches))
+
+
+@lru_cache(maxsize=64)  # a verdict and its report ask a dozen times
+def _of_tree(launches: tuple[Launch, ...]) -> Pattern | None:
     series = [one for launch in launches if (one := _of_launch(launch))]
     if len(series) < 2 or len(series) < len(launches):
         return None
