@@ -9,6 +9,7 @@ Sources: Smyth 2004 (moderated t), Schuirmann 1987 (two one-sided tests), Benjam
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -163,6 +164,7 @@ def benjamini_hochberg(p_values: Sequence[float], q: float = 0.01) -> tuple[bool
     return tuple(bool(p <= q) for p in false_discovery_control(p_values))
 
 
+@lru_cache(maxsize=64)  # whether to go on, the verdict and its report ask for the same
 def smallest_detectable_pct(
     pairs: int, sd_pct: float, margins: Margins = MARGINS, prior: Prior = PRIOR
 ) -> float:
