@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from stepguard.evidence import Evidence
 from stepguard.explanation import Cause
@@ -30,11 +30,13 @@ PLACES_SHOWN = 5  # of operators and of bytes
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
 
-# Of a traceback.
-_FRAME = '  File "'
-_WITHIN = ("    ", "  [Previous line repeated ")  # what belongs to the frame above
-# Frames between a rank's main() and the user's code: the engine's, and those of an import.
-_OURS = re.compile(r'^  File "(.*/stepguard/worker/|.*/importlib/__init__\.py"|<frozen importlib)')
+# Frames of a traceback between a rank's main() and the user's code, with the source under each: the
+# engine's, and those of an import.
+_OURS = re.compile(
+    r'^  File "(?:.*/stepguard/worker/|.*/importlib/__init__\.py"|<frozen importlib).*\n?'
+    r"(?:(?:    |  \[Previous line repeated ).*\n?)*",
+    re.MULTILINE,
+)
 
 
 def headline(verdict: Verdict, width: int = 0) -> str:
@@ -276,30 +278,9 @@ def users_frames(traceback: str) -> str:
     """Return a traceback less the engine's frames, from the factory inwards; empty if it has frames
     and all are the engine's.
     """
-    kept: list[str] = []
-    dropped = frames = 0
-    for part in _parts(traceback):
-        if _OURS.match(part[0]):
-            dropped += 1
-            continue
-        frames += part[0].startswith(_FRAME)
-        kept += part
+    kept, dropped = _OURS.subn("", traceback)
     # Without a frame of the user's only the exception is left, and the message has that.
-    return "\n".join(kept) if frames or not dropped else ""
-
-
-def _parts(traceback: str) -> Iterator[list[str]]:
-    """Yield frames, each with the source under it, and the lines between them."""
-    part: list[str] = []
-    for line in traceback.splitlines():
-        if part and part[0].startswith(_FRAME) and line.startswith(_WITHIN):
-            part.append(line)
-            continue
-        if part:
-            yield part
-        part = [line]
-    if part:
-        yield part
+    return kept.rstrip("\n") if not dropped or '  File "' in kept else ""
 
 
 def happens(site: Site, unit: str = "") -> str:
