@@ -31,15 +31,20 @@ class FileError(Exception):
 
 
 def read(
-    path: Path, kind: type[Content], schema: int, renew: str, check: Check[Content] | None = None
+    path: Path,
+    kind: type[Content],
+    schema: int,
+    renew: str,
+    check: Check[Content] | None = None,
+    remedy: str = "",
 ) -> Content | None:
     """Return the file's content, or None where there is no file.
 
     Raises FileError when it has conflict markers, or is no document of that kind and schema, or
     ``check`` finds a problem in it; ``renew`` are a module and its arguments, which make another
-    schema's anew.
+    schema's anew. The ``remedy`` of all else is restore() without one.
     """
-    data = contents(path)
+    data = contents(path, remedy)
     if data is None:
         return None
     try:
@@ -47,7 +52,7 @@ def read(
     except OtherSchema as error:  # restoring the file does not help then
         raise FileError(f"{path}: {error}; make it anew: {as_typed(renew)}") from None
     except ValueError as error:
-        raise FileError(f"{path}: {error}; {restore(path)}") from None
+        raise FileError(f"{path}: {error}; {remedy or restore(path)}") from None
 
 
 def _parsed(
