@@ -3,8 +3,8 @@
 This run's figures and those of a baseline file (baseline_file.py) have this one type.
 """
 
-import math
 from collections.abc import Sequence
+from statistics import geometric_mean
 from typing import Annotated
 
 import msgspec
@@ -82,6 +82,7 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         found |= {name: one.mean for name, one in self.differences_pct.items()}
         if self.tokens_per_step:  # 0 where a run failed before it knew
             found["tokens_per_step"] = self.tokens_per_step
+        # The level at which ratios of launches average out.
         found |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
         return found
 
@@ -102,8 +103,3 @@ def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
         file, _, function = place.rpartition(" ")
         found += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
     return found
-
-
-def geometric_mean(values: Sequence[float]) -> float:
-    """Return exp of the mean log: the level at which ratios of launches average out."""
-    return math.exp(math.fsum(math.log(value) for value in values) / len(values))

@@ -33,7 +33,6 @@ from stepguard.evidence import (
 from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS, default_gates
 from stepguard.profile import KernelRow, Parts, Profile
-from stepguard.recording import geometric_mean
 from stepguard.strict_json import LARGEST
 from stepguard.verdict import Reason
 
@@ -261,15 +260,6 @@ def test_samples_are_those_counted():
     kept, thrown = block(step_ms=(1.0, 2.0)), block(step_ms=(99.0,))
     launches = (launch(blocks=(kept, kept), discarded=(thrown,)), launch(blocks=(kept,)))
     assert evidence(launches=launches).samples_ms() == [1.0, 2.0] * 3
-
-
-@PROPERTY
-@given(st.lists(MS, min_size=1, max_size=8), st.floats(0.1, 10.0))
-def test_geometric_mean_scales_and_lies_within(values, factor):
-    """It lies between the smallest and the largest, and scales with its values."""
-    mean = geometric_mean(values)
-    assert min(values) * (1 - 1e-9) <= mean <= max(values) * (1 + 1e-9)
-    assert geometric_mean([factor * ms for ms in values]) == pytest.approx(factor * mean)
 
 
 def test_software_key_holds_versions_and_no_machine():

@@ -1,7 +1,7 @@
 """Evidence, summarised into a recording: every figure is taken here, and once."""
 
-import statistics
 from collections.abc import Sequence
+from statistics import geometric_mean, median
 from typing import Any
 
 import msgspec
@@ -12,13 +12,7 @@ from stepguard.judge.noise_limits import paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.series import lasting_ms, of_launches
 from stepguard.metrics import JUDGED_TIME, METRICS
-from stepguard.recording import (
-    OPERATORS,
-    RecordedDifference,
-    Recording,
-    geometric_mean,
-    lines_of,
-)
+from stepguard.recording import OPERATORS, RecordedDifference, Recording, lines_of
 
 
 def summarise(evidence: Evidence) -> Recording:
@@ -104,9 +98,8 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
         if one.bad_times():
             continue
         found[f"{one.name}_ms"] = paired(one.pairs_ms).mean_ms
-        if one.name == "exposed_comm" and one.plain_by_rank_ms:
-            slowest, fastest = max(one.plain_by_rank_ms), min(one.plain_by_rank_ms)
-            found["rank_skew_pct"] = 100 * (slowest / fastest - 1)
+        if one.name == "exposed_comm" and (each := one.plain_by_rank_ms):
+            found["rank_skew_pct"] = 100 * (max(each) / min(each) - 1)
     if not times:
         return found
     step_ms, launches = geometric_mean(times), evidence.launches
@@ -115,7 +108,7 @@ def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]
     found["compile_s"] = max(launch.compile_s for launch in launches)
     found["tokens_per_s"] = evidence.tokens_per_step / step_ms * 1e3
     if enqueue := [block.enqueue_ms for block in blocks if block.enqueue_ms is not None]:
-        found["enqueue_ms"] = statistics.median(enqueue)
+        found["enqueue_ms"] = median(enqueue)
     energy = [(block.energy_j, block.steps) for block in blocks if block.energy_j is not None]
     if len(energy) == len(blocks):
         found["energy_j_per_step"] = sum(j for j, _ in energy) / sum(n for _, n in energy)
@@ -150,8 +143,7 @@ def notes(evidence: Evidence) -> dict[str, dict[str, Any]]:
     if pattern := of_launches(evidence.launches):
         found[JUDGED_TIME] = dict(pattern.facts())
     for one in evidence.differences:
-        if one.name == "exposed_comm" and one.plain_by_rank_ms:
-            each = one.plain_by_rank_ms
+        if one.name == "exposed_comm" and (each := one.plain_by_rank_ms):
             slowest, fastest = each.index(max(each)), each.index(min(each))
             found["rank_skew_pct"] = {
                 "slowest": slowest,

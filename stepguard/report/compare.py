@@ -2,11 +2,11 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import geometric_mean
 from typing import Any
 
 from stepguard.metrics import METRICS, format_value
 from stepguard.profile import Profile, mean
-from stepguard.recording import geometric_mean
 from stepguard.report.table import aligned
 from stepguard.text import listed
 
@@ -137,7 +137,7 @@ def _of_case(case: str, first: Side, other: Side) -> Iterator[str]:
         return
     ours, theirs = first.launches_ms[case], other.launches_ms[case]
     if ours and theirs:
-        ratio = geometric_mean(list(theirs)) / geometric_mean(list(ours)) - 1
+        ratio = geometric_mean(theirs) / geometric_mean(ours) - 1
         spread = max(max(times) / min(times) - 1 for times in (ours, theirs))
         word = "longer" if ratio > 0 else "shorter"
         inside = "inside" if abs(ratio) <= spread else "outside"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from statistics import stdev
 
 import msgspec
 
@@ -109,8 +110,4 @@ def _own_us(parts: Parts) -> list[float]:
 
 def _error(values: Sequence[float]) -> float:
     """Return the standard error of the mean as a share of it."""
-    if len(values) < 2:
-        return 1.0
-    middle = mean(values)
-    variance = sum((value - middle) ** 2 for value in values) / (len(values) - 1)
-    return float((variance / len(values)) ** 0.5 / middle)
+    return stdev(values) / len(values) ** 0.5 / mean(values) if len(values) > 1 else 1.0

@@ -1,13 +1,14 @@
 """The metrics of one case, for a person: what a run measured, and what a baseline holds."""
 
 from collections.abc import Iterator, Mapping
+from statistics import geometric_mean
 
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Counts
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS, format_value
-from stepguard.recording import OPERATORS, Recording, geometric_mean
+from stepguard.recording import OPERATORS, Recording
 from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens, operator_move
