@@ -150,7 +150,7 @@ class Monitor:
         self._per_node = per_node or len(gpus)
         self._sampler = Sampler(gpus[: self._per_node])
         self._polls: list[Poll] = []
-        self._expected = Expected()
+        self._expected: Expected = ()
 
     def preflight(self) -> str:
         """Return why a GPU of this host is not fit to measure on. Raises MachineError."""
@@ -158,7 +158,7 @@ class Monitor:
 
     def expect(self, *groups: Sequence[int]) -> None:
         """Let only these processes be on the GPUs from now on: of each worker group, by rank."""
-        self._expected = Expected(tuple(tuple(group) for group in groups))
+        self._expected = groups
 
     def poll(self) -> None:
         """Take a sample of every GPU of this host if one is due."""

@@ -33,23 +33,21 @@ class Sample:
 Poll = Sequence[Sample | None]  # a sample of every GPU of a node
 
 
-@dataclass(frozen=True)
-class Expected:
-    """Lists the worker groups whose ranks may be on the GPUs: the process ids of each, by rank."""
+# The worker groups whose ranks may be on the GPUs: the process ids of each, by rank.
+Expected = Sequence[Sequence[int]]
 
-    groups: tuple[tuple[int, ...], ...] = ()
 
-    def stranger(self, pids: Sequence[int], node: range) -> int | None:
-        """Return a process on a GPU of the node (its ranks) that belongs to no group.
+def _stranger(pids: Sequence[int], expected: Expected, node: range) -> int | None:
+    """Return a process on a GPU of the node (its ranks) that belongs to no expected group.
 
-        In a container NVML may show pids of the host: ours are not among them, and only numbers
-        compare. A GPU has one rank of each group.
-        """
-        ours = {pid for group in self.groups for pid in group[node.start : node.stop]}
-        if not ours:
-            return None
-        strangers = sorted(set(pids) - ours) if ours & set(pids) else pids[len(self.groups) :]
-        return min(strangers, default=None)
+    In a container NVML may show pids of the host: ours are not among them, and only numbers
+    compare. A GPU has one rank of each group.
+    """
+    ours = {pid for group in expected for pid in group[node.start : node.stop]}
+    if not ours:
+        return None
+    strangers = sorted(set(pids) - ours) if ours & set(pids) else pids[len(expected) :]
+    return min(strangers, default=None)
 
 
 @dataclass(frozen=True)
@@ -122,7 +120,7 @@ def _gpus_of(
     for at in range(len(node)):
         read = [poll[at] for poll in polls if at < len(poll)]
         inside = [one for one in read if one and began <= one.at_ns <= ended]
-        pids = {expected.stranger(sample.pids, node) for sample in inside} - {None}
+        pids = {_stranger(sample.pids, expected, node) for sample in inside} - {None}
         strangers = frozenset(f"process {pid} on the GPU{where}" for pid in pids)
         found.append(_Gpu(inside, (ended - began) / 1e9, strangers))
     return found

@@ -6,11 +6,11 @@ from dataclasses import asdict
 import pytest
 from builders import block
 
-from stepguard.gpu.telemetry import Expected, Sample, annotate
+from stepguard.gpu.telemetry import Sample, annotate
 from stepguard.launch import on_node
 from stepguard.worker.session import MachineSamples
 
-EXPECTED = Expected(((11, 12, 21, 22),))  # a group of two ranks on each of two nodes
+EXPECTED = ((11, 12, 21, 22),)  # a group of two ranks on each of two nodes
 
 
 def polls(first_ns, pids, **changes):
@@ -66,13 +66,13 @@ def test_what_cannot_be_read_is_nothing():
     """Samples of another form are none."""
     ranks = [{"began_ns": 0, "ended_ns": 10**9}] * 2
     ranks[1] = ranks[1] | {"samples": [[{"at_ns": "x"}]]}
-    found = annotate(block(), ranks, polls(0, ((11,),)), Expected(((11, 21),)), per_node=1)
+    found = annotate(block(), ranks, polls(0, ((11,),)), ((11, 21),), per_node=1)
     assert "no telemetry of rank 1" in found.disturbance.text
 
 
 def test_two_groups_may_be_there_at_once():
     """In an A/B comparison both launches' ranks are on the GPUs of every node."""
-    both = Expected(((11, 12, 21, 22), (31, 32, 41, 42)))
+    both = ((11, 12, 21, 22), (31, 32, 41, 42))
     assert not annotated(polls(10**15, ((41,), (22,))), expected=both).disturbance
 
 
@@ -93,5 +93,5 @@ def test_what_a_node_samples_reaches_the_block(tmp_path, monkeypatch):
             on_node._sample(Driver(), file)
     elsewhere = {"began_ns": 10**15, "ended_ns": 10**15 + 10**9} | carried.since()
     ranks = [{"began_ns": 0, "ended_ns": 10**9}, json.loads(json.dumps(elsewhere))]
-    found = annotate(block(), ranks, polls(0, ((11,),)), Expected(((11, 22),)), per_node=1)
+    found = annotate(block(), ranks, polls(0, ((11,),)), ((11, 22),), per_node=1)
     assert found.disturbance is None and found.energy_j == pytest.approx(2 * 700.0)
