@@ -152,25 +152,21 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with interrupts_deferred():
-        _replace(path, data)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    # In the same folder: a rename replaces a file at once only within one file system.
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            # Else a crash of the machine after the rename could leave an empty file of that name.
-            os.fsync(file.fileno())
-        # mkstemp makes it readable by its owner alone.
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+        # In the same folder: a rename replaces a file at once only within one file system.
+        handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                # Else a crash of the machine after the rename could leave it empty.
+                os.fsync(file.fileno())
+            # mkstemp makes it readable by its owner alone.
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise
 
 
 def layout(value: Any, depth: int = 0) -> str:

@@ -121,11 +121,6 @@ class Store:
                 refused.append(f"{path} was changed after it was written")
         return tuple(found), refused[0] if refused else ""
 
-    @staticmethod
-    def of_the_same_run(path: Path) -> list[Path]:
-        """Return the evidence files of the run that this one is from, itself included."""
-        return sorted({path, *_evidence_files(path.parent.parent)})
-
     def _runs(self) -> list[Path]:
         """Return the folders of all runs, oldest first."""
         return sorted(self.runs.iterdir()) if self.runs.is_dir() else []
@@ -135,7 +130,7 @@ class Store:
         folder has the same name in every run, so that older evidence need not be decoded.
         """
         found: dict[str, Path] = {}
-        for path in (p for run in reversed(self._runs()) for p in _evidence_files(run)):
+        for path in (p for run in reversed(self._runs()) for p in evidence_files(run)):
             if path.parent.name not in {known.parent.name for known in found.values()}:
                 # Damaged, or of an older schema: then the one before it is the newest.
                 with contextlib.suppress(FileError):
@@ -146,7 +141,7 @@ class Store:
         """Return the evidence files of the newest run that left any, or comparisons alone: then
         none. One that was interrupted before, or records a trace, left neither.
         """
-        return _evidence_files(self._last())
+        return evidence_files(self._last())
 
     def is_newest(self, path: Path) -> bool:
         """Tell whether an evidence file is of the newest run of all."""
@@ -160,7 +155,7 @@ class Store:
 
     def comparisons(self) -> Iterator[Comparison]:
         """Yield every comparison that is kept and can be read, oldest run first."""
-        return _readable_comparisons(self.runs)
+        return _readable(self.runs)
 
     def measured_cases(self) -> set[str]:
         """Return the ids of the cases of all that is kept and can be read."""
@@ -171,9 +166,9 @@ class Store:
         comparisons and no evidence; else no revision.
         """
         run = self._last()
-        if _evidence_files(run):
+        if evidence_files(run):
             return "", run
-        return next((found.against for found in _readable_comparisons(run)), ""), run
+        return next((found.against for found in _readable(run)), ""), run
 
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
         """Return the seconds that each of these cases took the last time, alone or in ``pairs``,
@@ -208,11 +203,12 @@ def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _evidence_files(run: Path) -> list[Path]:
+def evidence_files(run: Path) -> list[Path]:
+    """Return the evidence of all cases of a run."""
     return sorted(run.glob(f"*/{EVIDENCE}"))
 
 
-def _readable_comparisons(folder: Path) -> Iterator[Comparison]:
+def _readable(folder: Path) -> Iterator[Comparison]:
     # One by one, so that a file which cannot be read does not hide those behind it.
     for path in sorted(folder.rglob(COMPARISON)):
         with contextlib.suppress(FileError):

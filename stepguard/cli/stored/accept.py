@@ -28,7 +28,7 @@ from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import Store, read_evidence
+from stepguard.storage.runs import Store, evidence_files, read_evidence
 from stepguard.text import printable
 from stepguard.worker.interpreter import as_typed
 
@@ -97,7 +97,7 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
     if has_words(options.reason) or JUDGED_TIME not in evidence.gates:
         return
-    beside = [read_evidence(one) for one in Store.of_the_same_run(path)]
+    beside = [read_evidence(one) for one in {path, *evidence_files(path.parents[1])}]
     # A folder may hold what another run left.
     this = evidence.commit, evidence.command
     run = [one for one in beside if (one.commit, one.command) == this]
