@@ -4,7 +4,6 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from stepguard.document import Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.expectation import FORM
@@ -20,19 +19,12 @@ _ACCEPTABLE = (Status.SLOWER, Status.CHANGED, Status.FASTER, Status.NO_BASELINE)
 _REFUSED = "The gate did not accept what the run says of itself, below; its log: {log}"
 
 
-@dataclass(frozen=True)
-class _Annotation:
-    title: str
-    text: str
-    file: str = ""
-    line: int = 0
-
-    def command(self) -> str:
-        """Return it as a line of a log, in which GitHub finds it."""
-        place = {"file": self.file, "line": str(self.line) if self.line else ""}
-        fields = {name: text for name, text in place.items() if self.file and text}
-        told = ",".join(f"{k}={_property(v)}" for k, v in (fields | {"title": self.title}).items())
-        return f"::error {told}::{_data(self.text)}"
+def error(title: str, text: str, file: str = "", line: int = 0) -> str:
+    """Return a line for a log of GitHub Actions, which shows it at that place in the code."""
+    place = {"file": file, "line": str(line) if line else ""}
+    fields = {name: text for name, text in place.items() if file and text}
+    told = ",".join(f"{k}={_property(v)}" for k, v in (fields | {"title": title}).items())
+    return f"::error {told}::{_data(text)}"
 
 
 def _data(text: str) -> str:
@@ -57,24 +49,19 @@ def annotations(found: RunDocument, problems: Sequence[Problem]) -> list[str]:
     told += [_of_result(one, tests) for one in failing]
     if len(told) > MOST:
         more = f"and {len(told) - MOST + 1} more: see the summary"
-        told = [*told[: MOST - 1], _Annotation("stepguard", more)]
-    return [one.command() for one in told]
+        told = [*told[: MOST - 1], error("stepguard", more)]
+    return told
 
 
-def error(title: str, text: str) -> str:
-    """Return a line for a log of GitHub Actions that stands nowhere in the code."""
-    return _Annotation(title, text).command()
-
-
-def _of_problem(one: Problem, tests: Tests) -> _Annotation:
+def _of_problem(one: Problem, tests: Tests) -> str:
     place = (one.file, one.line) if one.file else tests.get(one.case, ("", 0))
-    return _Annotation(one.code.value, one.sentence, *place)
+    return error(one.code.value, one.sentence, *place)
 
 
-def _of_result(result: ResultDocument, tests: Tests) -> _Annotation:
+def _of_result(result: ResultDocument, tests: Tests) -> str:
     place = result.verdict.place
     where = (place.file, place.line) if place else tests.get(result.case, ("", 0))
-    return _Annotation(result.case, result.verdict.headline, *where)
+    return error(result.case, result.verdict.headline, *where)
 
 
 def comment(found: RunDocument, run_id: str, conclusion: str = "success") -> str:
