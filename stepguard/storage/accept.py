@@ -33,13 +33,13 @@ class Refused(FileError):
 
 
 class Action(Enum):
-    """The action that accepting evidence leads to."""
+    """The action that accepting evidence leads to, in words with the fields of Accepted."""
 
-    NOTHING_TO_ADD = "counters alone, equal to those of the recording"
-    FIRST_RECORDING = "the case had none"
-    APPENDED = "one more recording of the level"
-    FIRST_OF_SOFTWARE = "the level's first recording under this software"
-    EPOCH_OPENED = "a new level, with a reason"
+    NOTHING_TO_ADD = "equal to what {path} holds, nothing to add"  # it has counters alone
+    FIRST_RECORDING = "first recording in {path}"
+    APPENDED = "recording {number} of its level in {path}"
+    FIRST_OF_SOFTWARE = "first under this software in {path}"
+    EPOCH_OPENED = "a new level begins ({reason}) in {path}"
 
 
 @dataclass(frozen=True)

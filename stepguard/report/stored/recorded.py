@@ -12,7 +12,7 @@ from stepguard.recording import OPERATORS, Recording
 from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens, operator_move
-from stepguard.storage.accept import Accepted, Action
+from stepguard.storage.accept import Accepted
 from stepguard.text import first
 from stepguard.verdict import MetricVerdict, cause_first
 
@@ -64,16 +64,8 @@ def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
 
 def accepted_line(done: Accepted, commands: Commands) -> str:
     """Return what was done with evidence that was accepted, in a line."""
-    path = commands.relative(done.path)
-    if done.action is Action.NOTHING_TO_ADD:
-        return f"{done.case_id}: equal to what {path} holds, nothing to add"
-    words = {
-        Action.FIRST_RECORDING: "first recording",
-        Action.APPENDED: f"recording {done.number} of its level",
-        Action.FIRST_OF_SOFTWARE: "first under this software",
-        Action.EPOCH_OPENED: f"a new level begins ({done.reason})",
-    }[done.action]
-    return f"{done.case_id}: {words} in {path}"
+    figures = {"path": commands.relative(done.path), "number": done.number, "reason": done.reason}
+    return f"{done.case_id}: {done.action.value.format(**figures)}"
 
 
 def moves(done: Accepted) -> list[str]:
