@@ -6,25 +6,27 @@ the steps of one profile differ from each other. What is not beyond that is no c
 together, into ``Explanation.scatter_us``: causes + scatter = difference, always.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from stepguard.explain.comparable import refusals
 from stepguard.explain.match import How, Match, match
 from stepguard.explain.pace import Pace
 from stepguard.explain.scatter import Scatter, Term, Usual
-from stepguard.explanation import Cause, Explanation, Kind, Side
+from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, grouped, mean, merged
 from stepguard.roofline import Work
 from stepguard.trace.classes import COMMUNICATION
 
+LOST_AT_MOST = 0.05  # of the launches
+COMMON_AT_LEAST = 0.3  # of the time of kernels, by class: below it these are two different programs
 _SHARED_PHASES = 0.5  # of the kernels' time; a phase that is new, or gone, leaves the others
 _MOVED_SHARE = 0.2  # of what came and went in a phase: a net change below it is a move
 
 
 def explain(before: Profile, after: Profile) -> Explanation:
     """Return the causes of the difference between two profiles of one workload."""
-    if refused := refusals(before, after):
+    if refused := _refusals(before, after):
         return Explanation(refused)
     matches = match(*_comparable(before, after))
     pace = Pace(matches, (before.steps, after.steps))
@@ -45,6 +47,37 @@ def explain(before: Profile, after: Profile) -> Explanation:
         calls=_changed_calls(before, after),
         software=_other_software(before, after),
     )
+
+
+def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
+    """Return why two profiles cannot be compared, nothing where they can."""
+    both = before, after
+    found = []
+    if before.gpu and after.gpu and before.gpu != after.gpu:
+        found.append(Refused(Refusal.GPU, before.gpu, after.gpu))
+    if before.ranks != after.ranks:
+        found.append(Refused(Refusal.RANKS, str(before.ranks), str(after.ranks)))
+    if any(one.lost_share > LOST_AT_MOST for one in both):
+        found.append(Refused(Refusal.LOST, *(f"{100 * one.lost_share:.1f} %" for one in both)))
+    if not before.steps or not after.steps:
+        found.append(Refused(Refusal.NO_STEPS, str(before.steps), str(after.steps)))
+    elif (common := _common(before, after)) < COMMON_AT_LEAST:
+        found.append(Refused(Refusal.FOREIGN, f"{100 * common:.0f} %", ""))
+    return tuple(found)
+
+
+def _common(before: Profile, after: Profile) -> float:
+    """Return the share of the kernels' time that is of the same classes on both sides."""
+    one, other = _by_class(before), _by_class(after)
+    most = max(one.total(), other.total())
+    return (one & other).total() / most if most else 1.0
+
+
+def _by_class(profile: Profile) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for row in profile.kernels:
+        found[row.kind] += round(1e3 * mean(row.us))  # ns: a Counter's "&" wants whole numbers
+    return found
 
 
 def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:

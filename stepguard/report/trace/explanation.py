@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterator
 
-from stepguard.explain.comparable import LOST_AT_MOST
+from stepguard.explain.causes import LOST_AT_MOST
 from stepguard.explanation import Cause, Explanation, Refusal, Refused
 from stepguard.report.trace.causes import sentence
 from stepguard.roofline import Peaks, position
