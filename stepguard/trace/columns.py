@@ -7,7 +7,7 @@ thousand of them.
 from collections.abc import Container
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,14 @@ OPERATOR, ANNOTATION, CALL, PYTHON, OVERHEAD = range(5)
 # Kinds of records of the GPU.
 KERNEL, COPY, FILL = range(3)
 NONE = -1  # no correlation, no operator, no stream
+
+
+class Numbers(dict[Any, int]):
+    """Numbers keys in the order in which they come."""
+
+    def __missing__(self, key: Any) -> int:
+        self[key] = number = len(self)
+        return number
 
 
 @dataclass(frozen=True)

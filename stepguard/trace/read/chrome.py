@@ -31,6 +31,7 @@ from stepguard.trace.columns import (
     LaunchShape,
     Machine,
     Message,
+    Numbers,
     Trace,
 )
 from stepguard.trace.read.chunks import (
@@ -101,19 +102,11 @@ def read_chrome(file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> Trace:
         raise TraceError("it has a number that no profiler writes") from None
 
 
-class _Numbers(dict[Any, int]):
-    """Numbers keys in the order in which they come."""
-
-    def __missing__(self, key: Any) -> int:
-        self[key] = number = len(self)
-        return number
-
-
 class _Columns:
     """The columns in the making; whole lists at a time, since a loop over events takes thrice."""
 
     def __init__(self) -> None:
-        self._names, self._threads, self._shapes = _Numbers(), _Numbers(), _Numbers()
+        self._names, self._threads, self._shapes = Numbers(), Numbers(), Numbers()
         self._messages: dict[int, Message] = {}
         self._codes: dict[int, str] = {}
         self._host = [array(code) for code in "biddiqq"]

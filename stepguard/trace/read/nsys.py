@@ -28,6 +28,7 @@ from stepguard.trace.columns import (
     Host,
     LaunchShape,
     Machine,
+    Numbers,
     Trace,
 )
 from stepguard.trace.read.chunks import TraceError
@@ -79,15 +80,15 @@ class _Export:
         self._connection, self._tables = connection, tables
         strings = connection.execute("SELECT id, value FROM StringIds")
         self._strings = {number: str(text) for number, text in strings}
-        self._names: dict[str, int] = {}
-        self._shapes: dict[tuple[int, ...], int] = {}
+        self._names, self._shapes = Numbers(), Numbers()
 
     def gpu(self) -> Iterable[tuple[int, tuple[Any, ...]]]:
         """Yield process and columns of each record."""
         names = ("demangledName", "shortName")
         for row in self._rows(_KERNELS, (*_WHERE, *names, *_GRID, *_BLOCK)):
             name = self._strings.get(row[6]) or self._strings.get(row[7]) or "?"
-            yield self._record(KERNEL, name, row, self._shape(row[8:]))
+            shape = tuple(int(x or 0) for x in row[8:])
+            yield self._record(KERNEL, name, row, self._shapes[shape])
         columns = (*_WHERE, "copyKind", "srcKind", "dstKind")
         for row in self._rows("CUPTI_ACTIVITY_KIND_MEMCPY", columns):
             sides = f"{_MEMORY.get(row[7], '?')} -> {_MEMORY.get(row[8], '?')}"
@@ -100,11 +101,8 @@ class _Export:
         self, kind: int, name: str, row: tuple[Any, ...], shape: int
     ) -> tuple[int, tuple[Any, ...]]:
         start, end, device, stream, correlation, pid = row[:6]
-        columns = (kind, self._name(name), start, end, device, stream, correlation, NONE, shape)
+        columns = (kind, self._names[name], start, end, device, stream, correlation, NONE, shape)
         return _process(pid), columns
-
-    def _shape(self, row: tuple[int | None, ...]) -> int:
-        return self._shapes.setdefault(tuple(int(x or 0) for x in row), len(self._shapes))
 
     def host(self) -> Iterable[tuple[int, tuple[Any, ...]]]:
         """Yield process and columns of each call, range and overhead of the profiler."""
@@ -129,10 +127,7 @@ class _Export:
     def _event(
         self, kind: int, name: str, start: int, end: int, tid: int | None, correlation: int | None
     ) -> tuple[int, tuple[Any, ...]]:
-        return _process(tid), (kind, self._name(name), start, end, tid, correlation, NONE)
-
-    def _name(self, name: str) -> int:
-        return self._names.setdefault(name, len(self._names))
+        return _process(tid), (kind, self._names[name], start, end, tid, correlation, NONE)
 
     def _rows(self, table: str, columns: tuple[str, ...]) -> Iterable[tuple[Any, ...]]:
         """Yield these columns of a table, NULL for those that this version does not have."""
@@ -150,8 +145,8 @@ class _Export:
     def trace(self, host: list[tuple[Any, ...]], gpu: list[tuple[Any, ...]]) -> Trace:
         """Return one process's rows as columns, in us from the earliest begin."""
         began = min(row[2] for row in (*host, *gpu))
-        threads: dict[int, int] = {}
-        host = [(*row[:4], threads.setdefault(row[4], len(threads)), *row[5:]) for row in host]
+        threads = Numbers()
+        host = [(*row[:4], threads[row[4]], *row[5:]) for row in host]
         return Trace(
             names=tuple(self._names),
             host=Host(*_columns(host, 7, began)),
