@@ -74,10 +74,11 @@ class Guard:
         """
         if not self.strict:
             return
-        if self._selection.nothing:
+        collection = self._selection.collection
+        if not collection.tests:
             if self._option.perf_strict or needed:
                 text = "there is no performance test, so that nothing would be guarded"
-                why = "; ".join([text, *self._selection.modules])
+                why = "; ".join([text, *collection.modules])
                 self._refuse([Problem(ProblemCode.NO_CASES, why)])
             return
         # A test that declares no case may yet measure one that seems to be absent.

@@ -35,7 +35,7 @@ class Selection:
     """The tests that take ``perf``, from their collection to the end of the run."""
 
     def __init__(self, config: pytest.Config, collection: Collected) -> None:
-        self._config, self._option, self._collection = config, config.option, collection
+        self._config, self._option, self.collection = config, config.option, collection
         self.wanted = Wanted(config.option.perf_select)
         self._kept: set[str] = set()  # what was left after deselection, by node id
         self._unsuited: dict[str, str] = {}  # why this machine is not for it
@@ -44,23 +44,13 @@ class Selection:
         self._measured: dict[str, Case] = {}
 
     @property
-    def nothing(self) -> bool:
-        """Tell whether no test that takes ``perf`` was collected."""
-        return not self._collection.tests
-
-    @property
     def undeclared(self) -> bool:
         """Tell whether a test is left that declares no case, and may measure any."""
-        return any(self._collection.tests[node].case is None for node in self._kept)
-
-    @property
-    def modules(self) -> list[str]:
-        """Return the modules that gave no tests, and why."""
-        return self._collection.modules
+        return any(self.collection.tests[node].case is None for node in self._kept)
 
     def refuse_unknown(self, recorded: Collection[str]) -> None:
         """Raise UsageError if --perf-select names what is no case, collected or ``recorded``."""
-        known = sorted({*self._collection.cases, *recorded})
+        known = sorted({*self.collection.cases, *recorded})
         for name in self.wanted.names:
             if not any(case_id in Wanted(name) for case_id in known):
                 has = meant(name, known) or f"; there is: {listed(known, 10)}"
@@ -68,7 +58,7 @@ class Selection:
 
     def kept(self, items: Sequence[pytest.Item]) -> None:
         """Take the tests that are left."""
-        self._kept = {item.nodeid for item in items} & self._collection.tests.keys()
+        self._kept = {item.nodeid for item in items} & self.collection.tests.keys()
 
     def unsuited(self, item: pytest.Item, reason: str) -> None:
         """Note that this machine is not for a test's case."""
@@ -76,7 +66,7 @@ class Selection:
 
     def ran(self, item: pytest.Item, skipped: bool, why: str) -> None:
         """Note that a test ran, or that it was ``skipped`` and why."""
-        if item.nodeid in self._collection.tests:
+        if item.nodeid in self.collection.tests:
             self._ran.add(item.nodeid)
             if skipped:
                 self._skipped[item.nodeid] = self._unsuited.get(item.nodeid, why)
@@ -107,14 +97,14 @@ class Selection:
         core = {name for name, one in recorded.items() if not one.entry.extended}
         whole = self._whole(self._typed())
         found = []
-        for node, test in self._collection.tests.items():
+        for node, test in self.collection.tests.items():
             case = self._measured.get(node, test.case)
             new = case is not None and case.id not in recorded and not case.extended
             core_case = case is not None and (case.id in core or new and not unsuited(case))
             named = case is not None and self.wanted.text is not None and case.id in self.wanted
             guarded = named if self.wanted.text is not None else core_case
             found.append(self._state(node, test, case, guarded))
-        modules = self._collection.modules
+        modules = self.collection.modules
         unsaid = [self._unsaid()] if {*self._config.args} - {*self._typed()} else []
         missing = "; ".join(["no test of it was collected", *unsaid, *modules])
         for case_id in sorted(set(recorded) - {one.case for one in found}):
@@ -134,7 +124,7 @@ class Selection:
         should have all there is, also beside a file of other tests.
         """
         root = self._config.rootpath.resolve()
-        files = [root / test.file for test in self._collection.tests.values()]
+        files = [root / test.file for test in self.collection.tests.values()]
         folders = [Path(one).resolve() for one in typed if folders_alone(self._config, [one])]
         here = any(file.is_relative_to(folder) for file in files for folder in folders)
         return here or folders_alone(self._config, typed)
@@ -183,7 +173,7 @@ class Selection:
         return State.UNMEASURED, NO_RESULT if node in self._ran else NO_TURN
 
     def _why_deselected(self, node: str) -> str:
-        if node not in self._collection.deselected:
+        if node not in self.collection.deselected:
             return "a conftest or a plugin took it out"
         given: Mapping[str, Any] = {
             "-k": self._option.keyword,
