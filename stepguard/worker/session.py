@@ -38,7 +38,7 @@ from stepguard.worker.clock import Clock
 from stepguard.worker.count import compiler
 from stepguard.worker.count.counters import count
 from stepguard.worker.count.placement import Placement
-from stepguard.worker.count.tally import CountedStep
+from stepguard.worker.count.tally import RankStep
 from stepguard.worker.fingerprint import fingerprint, read_once, sources
 from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory import record_memory
@@ -182,8 +182,11 @@ class Session:
 
     def do_count(self) -> dict[str, Any]:
         """Run the counting pass; return its counts."""
+        return count(self._step(), self._progress)
+
+    def _step(self) -> RankStep:
         ranks, step = self.channel, self.workload.step
-        counted = CountedStep(
+        return RankStep(
             step,
             self.device,
             self.phases,
@@ -192,7 +195,6 @@ class Session:
             self._frozen,
             self.placement,
         )
-        return count(counted, self._progress)
 
     def _progress(self, text: str) -> None:
         self.note.command(text)
@@ -201,14 +203,12 @@ class Session:
     def do_trace(self, folder: str, plan: list[int], **wanted: bool) -> dict[str, Any]:
         """Write a trace of this rank's steps into the folder; return its path and size."""
         path = Path(folder) / f"rank{self.channel.rank}.json.gz"
-        step, progress = self.workload.step, self._progress
-        return record_trace(step, self.device, self.phases, path, plan, progress, **wanted)
+        return record_trace(self._step(), path, plan, self._progress, **wanted)
 
     def do_memory(self, folder: str) -> dict[str, Any]:
         """Write what allocates in a step of this rank into the folder; return paths and bytes."""
         path = Path(folder) / f"rank{self.channel.rank}.json.gz"
-        step, progress = self.workload.step, self._progress
-        return record_memory(step, self.device, self.phases, path, progress, self._frozen)
+        return record_memory(self._step(), path, self._progress)
 
     def do_park(self) -> dict[str, Any]:
         """Hand cached memory back to the driver."""

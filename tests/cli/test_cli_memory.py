@@ -7,6 +7,7 @@ import torch
 from stepguard.cli.profilers import memory
 from stepguard.report.trace.memory import memory_page
 from stepguard.trace.host_side.memory import Holder, MemoryTable
+from stepguard.worker.count.tally import RankStep
 from stepguard.worker.position import Phases
 from stepguard.worker.profilers.memory import record_memory
 
@@ -25,7 +26,7 @@ def test_what_holds_a_step_on_a_cpu(tmp_path, shell, monkeypatch):
         kept.clear()
 
     path = tmp_path / "rank0.json.gz"
-    rank = record_memory(step, torch.device("cpu"), phases, path, lambda text: None)
+    rank = record_memory(RankStep(step, torch.device("cpu"), phases), path, lambda text: None)
     monkeypatch.setattr(memory, "ask", lambda *args, **kw: [rank])
     (tmp_path / "w.py").write_text("def f():\n    pass\n")
     done = shell("memory", "w:f", "device=cpu", "--json", "m.json")

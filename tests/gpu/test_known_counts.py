@@ -8,7 +8,7 @@ import torch
 
 from stepguard import allow_sync
 from stepguard.worker.count.counters import count
-from stepguard.worker.count.tally import CountedStep
+from stepguard.worker.count.tally import RankStep
 from stepguard.worker.position import Phases
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -31,7 +31,7 @@ class Program:
     def counted(self) -> dict[str, Any]:
         """What the counting pass says."""
         self.step()
-        counted = CountedStep(self.step, torch.device("cuda", 0), self.phases)
+        counted = RankStep(self.step, torch.device("cuda", 0), self.phases)
         return count(counted, lambda text: None)
 
 

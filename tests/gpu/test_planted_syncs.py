@@ -17,7 +17,7 @@ ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 DRIVER = """
 import json, torch
 from stepguard.worker.count.counters import count
-from stepguard.worker.count.tally import CountedStep
+from stepguard.worker.count.tally import RankStep
 from stepguard.worker.session import build
 from stepguard.worker.position import Phases
 
@@ -26,7 +26,7 @@ params = {"size": "nano", "batch": 4, "seq": 64, "micro_steps": 2, "compile": Fa
 workload = build("model.workloads:train_step", params, "cuda")
 workload.on_phase = phases
 workload.step()
-counted = CountedStep(workload.step, torch.device("cuda", 0), phases)
+counted = RankStep(workload.step, torch.device("cuda", 0), phases)
 told = count(counted, lambda text: None)
 print("COUNTED " + json.dumps(told))
 """

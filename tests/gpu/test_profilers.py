@@ -16,6 +16,7 @@ from stepguard.trace.classes import usual_classes
 from stepguard.trace.host_side.memory import memory_table
 from stepguard.trace.profiles import analyse, profile
 from stepguard.trace.read.chrome import read_chrome
+from stepguard.worker.count.tally import RankStep
 from stepguard.worker.position import Phases
 from stepguard.worker.profilers.memory import record_memory
 from stepguard.worker.profilers.peaks import measure
@@ -45,8 +46,8 @@ def test_a_trace_has_phases_flows_work_and_memory(tmp_path):
 
     path = tmp_path / "rank0.json.gz"
     said = []
-    device = torch.device(DEVICE)
-    record_trace(step, device, phases, path, (1, 1, 4), said.append, shapes=True)
+    rank = RankStep(step, torch.device(DEVICE), phases)
+    record_trace(rank, path, (1, 1, 4), said.append, shapes=True)
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     counters = [event["args"] for event in events if event["ph"] == "C"]
     assert counters and all(one["reserved"] >= one["allocated"] > 0 for one in counters)
@@ -69,8 +70,8 @@ def test_what_holds_the_peak(tmp_path):
         torch.ones(64 * MIB, device=DEVICE).mul_(2)
         kept.clear()
 
-    device, path = torch.device(DEVICE), tmp_path / "rank0.json.gz"
-    rank = record_memory(step, device, phases, path, lambda text: None)
+    path = tmp_path / "rank0.json.gz"
+    rank = record_memory(RankStep(step, torch.device(DEVICE), phases), path, lambda text: None)
     found = memory_table(read(path), usual_classes(), rank["live_bytes"], rank["on_gpu"])
     assert found.peak == rank["max_memory_allocated"] and found.peak_phase == "backward"
     assert [one.bytes for one in found.holders[:2]] == [64 * 2**20, 32 * 2**20]

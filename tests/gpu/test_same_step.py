@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from stepguard.worker.count.profiled import count_profiled
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 SIZE = 1024
@@ -38,7 +38,7 @@ def tally(step):
     found = Tally()
     for _ in range(3):
         step()
-    count_profiled(found, CountedStep(step, torch.device("cuda")))
+    count_profiled(found, RankStep(step, torch.device("cuda")))
     return found
 
 

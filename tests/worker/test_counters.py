@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from stepguard.worker.count.counters import count
-from stepguard.worker.count.tally import CountedStep
+from stepguard.worker.count.tally import RankStep
 
 
 def test_eager_counts_rest_on_two_steps():
@@ -17,12 +17,12 @@ def test_eager_counts_rest_on_two_steps():
         for _ in range(1 + next(parity) % 2):
             a @ a
 
-    found = count(CountedStep(step, torch.device("cpu")), lambda text: None)
+    found = count(RankStep(step, torch.device("cpu")), lambda text: None)
     for metric, seen in (("flops_per_step", {128, 256}), ("operator_calls_per_step", {1, 2})):
         assert metric not in found["values"]
         values = found["unstable"][metric].removeprefix("steps differ: ").split(", ")
         assert len(values) == 2 and {int(value) for value in values} == seen
-    steady = count(CountedStep(lambda: a @ a, torch.device("cpu")), lambda text: None)
+    steady = count(RankStep(lambda: a @ a, torch.device("cpu")), lambda text: None)
     assert steady["values"]["flops_per_step"] == 128
     assert steady["values"]["operator_calls_per_step"] == 1
     assert not {"flops_per_step", "operator_calls_per_step"} & steady["unstable"].keys()

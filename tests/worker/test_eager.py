@@ -17,7 +17,7 @@ from stepguard.report.why import site_of
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.worker.count.eager import OperatorCounter, count_eager
 from stepguard.worker.count.placement import Placement
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.position import Phases
 
 CPU = torch.device("cpu")
@@ -49,7 +49,7 @@ def program(tmp_path, monkeypatch):
             module = importlib.import_module("waiting")
         step = partial(module.step, phases)
         try:
-            count_eager(tally, CountedStep(step, CPU, phases, placement=placement))
+            count_eager(tally, RankStep(step, CPU, phases, placement=placement))
         finally:
             del sys.modules["waiting"]
         assert (METRIC in tally.unstable) is not stable
@@ -211,7 +211,7 @@ def test_a_step_with_another_number_is_unstable():
         if len(calls) % 2:
             x.item()
 
-    count_eager(tally, CountedStep(step, CPU))
+    count_eager(tally, RankStep(step, CPU))
     assert METRIC not in tally.values
     assert tally.unstable[METRIC].startswith("steps differ: ")
     (operators,) = tally.sites["operator_calls_per_step"]
@@ -227,7 +227,7 @@ def test_the_workloads_do_not_wait(factory, precision):
     with placement.observed():
         workload = getattr(workloads, factory)(**made)
     workload.on_phase = phases
-    count_eager(tally, CountedStep(workload.step, CPU, phases, placement=placement))
+    count_eager(tally, RankStep(workload.step, CPU, phases, placement=placement))
     assert tally.values[METRIC] == 0
     assert METRIC not in tally.sites
     workload.close()
@@ -407,13 +407,13 @@ def _does_not_fit():
 def test_a_rank_that_does_not_fit_among_several_ends_the_launch():
     """The others wait in their exchange for it: it must not go on, but end what they wait for."""
     with pytest.raises(torch.OutOfMemoryError):
-        count_eager(Tally(), CountedStep(_does_not_fit, CPU, world_size=2))
+        count_eager(Tally(), RankStep(_does_not_fit, CPU, world_size=2))
 
 
 def test_a_step_that_does_not_fit_eagerly_has_no_counts():
     """Both metrics of the eager step say so; the compiled step may well have fitted."""
     tally = Tally()
-    count_eager(tally, CountedStep(_does_not_fit, CPU))
+    count_eager(tally, RankStep(_does_not_fit, CPU))
     assert tally.values == {} and set(tally.unstable) == {
         "flops_per_step",
         "operator_calls_per_step",

@@ -8,7 +8,7 @@ import torch
 
 from stepguard.metrics import BETWEEN_STEPS
 from stepguard.worker.count.kept import LEAK, locate_kept
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.position import Phases
 
 N = 1 << 10  # a tensor of it has 4 KiB
@@ -19,7 +19,7 @@ def places(make, leaked=1, metric=LEAK):
     phases, tally = Phases(), Tally(values={LEAK: leaked, BETWEEN_STEPS: 0})
     step = make(phases)
     step()
-    locate_kept(tally, CountedStep(step, torch.device("cpu"), phases))
+    locate_kept(tally, RankStep(step, torch.device("cpu"), phases))
     return [(site.count, site.text, site.phase) for site in tally.sites.get(metric, ())]
 
 

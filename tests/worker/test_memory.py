@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepguard.worker import device
 from stepguard.worker.count import memory
 from stepguard.worker.count.memory import count_memory, live_tensor_bytes, running_peaks
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.position import Phases
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,7 +58,7 @@ def counted():
         tally, phases = Tally(), Phases()
         step = make(phases)
         step()
-        count_memory(tally, CountedStep(step, CPU, phases))
+        count_memory(tally, RankStep(step, CPU, phases))
         assert phases.listener is None
         peak = (tally.values[PEAK] - held) / UNIT if PEAK in tally.values else None
         detail = {name: (peak - held) / UNIT for name, peak in tally.detail.get(PEAK, {}).items()}
@@ -395,7 +395,7 @@ def test_a_failing_step_leaves_no_listener():
         raise ValueError("planted")
 
     with pytest.raises(ValueError, match="planted"):
-        count_memory(Tally(), CountedStep(step, CPU, phases))
+        count_memory(Tally(), RankStep(step, CPU, phases))
     assert phases.listener is None
 
 
@@ -499,7 +499,7 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
         gpu.mallocs += len(steps) % memory.LEAK_STEPS == 0
         gpu.add(-25)
 
-    count_memory(tally, CountedStep(step, GPU, phases))
+    count_memory(tally, RankStep(step, GPU, phases))
     assert tally.values == {BETWEEN: 100, PEAK: 150, LEAK: 0, "device_allocations_per_step": 1}
     assert tally.detail[PEAK] == {OUTSIDE: 100, "forward": 150, "backward": 150}
     calls = {"cudaFree": 0, "cudaMalloc": 1, "retries": 0}
@@ -510,7 +510,7 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
 def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     """7 bytes a step are 7, and the peak is the last step's."""
     gpu, tally = FakeGpu(monkeypatch), Tally()
-    count_memory(tally, CountedStep(lambda: gpu.add(7), GPU))
+    count_memory(tally, RankStep(lambda: gpu.add(7), GPU))
     assert tally.values == {
         BETWEEN: 7 * memory.PERIOD,
         PEAK: 7 * (memory.PERIOD + memory.ACTIVE_STEPS),
@@ -523,7 +523,7 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
 HIDDEN = """
 import gc, sys, torch
 from stepguard.worker.count.memory import count_memory
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 kept = []
 def storage():
     kept.append(torch.zeros(1000, dtype=torch.uint8).untyped_storage())
@@ -536,7 +536,7 @@ def graph():
     kept.append((weight * torch.ones(250)).grad_fn)
 for step in (storage, graph, frozen):
     tally = Tally()
-    count_memory(tally, CountedStep(step, torch.device("cpu")))
+    count_memory(tally, RankStep(step, torch.device("cpu")))
     print(step.__name__, tally.values["leaked_bytes_per_step"])
 print(gc.isenabled(), gc.get_freeze_count() > 0)
 """

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.placement import Placement
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 
 DEVICE = "cpu"
 
@@ -25,7 +25,7 @@ def candidates(make):
     with placement.observed():
         step = make(DEVICE)
     step()
-    count_candidates(tally, CountedStep(step, torch.device(DEVICE), placement=placement))
+    count_candidates(tally, RankStep(step, torch.device(DEVICE), placement=placement))
     assert not tally.unstable
     sites = tally.sites.get("sync_candidates_per_step", ())
     found = {site.what: site.count for site in sites}

@@ -8,7 +8,7 @@ import torch
 from stepguard.trace.host_side.steps import read_steps
 from stepguard.worker.count import profiled
 from stepguard.worker.count.profiled import MARK, ProfiledSteps
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,6 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
         asked.append(own)
         return own or bool(next(others))
 
-    counted = CountedStep(lambda: None, torch.device("cpu"), any_rank=any_rank)
+    counted = RankStep(lambda: None, torch.device("cpu"), any_rank=any_rank)
     profiled.count_profiled(Tally(), counted)
     assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None

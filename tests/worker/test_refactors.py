@@ -24,7 +24,7 @@ from stepguard.verdict import Status
 from stepguard.worker.count import candidates
 from stepguard.worker.count.counters import count
 from stepguard.worker.count.placement import Placement
-from stepguard.worker.count.tally import CountedStep
+from stepguard.worker.count.tally import RankStep
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = dict(size="nano", batch=1, seq=16, precision="fp32", compile=False, micro_steps=2)
@@ -63,7 +63,7 @@ def counted(folder, factory, **params):
             with placement.observed():
                 workload = getattr(importlib.import_module(module), name)(device="cpu", **params)
             workload.step()
-            step = CountedStep(workload.step, torch.device("cpu"), placement=placement)
+            step = RankStep(workload.step, torch.device("cpu"), placement=placement)
             found = msgspec.convert(count(step, lambda text: None), Counts)
             del workload, step
     finally:

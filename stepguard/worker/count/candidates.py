@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_iter
 from stepguard.site import Site
 from stepguard.worker.count.placement import Placement, target
 from stepguard.worker.count.syncs import by_place, site_here
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.position import Phases
 
 # Operators that hand a value of the device to the host, or need one to know their output's shape.
@@ -40,7 +40,7 @@ SETTLING_STEPS = 2  # what a step leaves for the next one to read was made in a 
 CANDIDATE_STEPS = 10  # whoever logs every tenth step is seen, whatever step the counting begins at
 
 
-def count_candidates(tally: Tally, counted: CountedStep) -> None:
+def count_candidates(tally: Tally, counted: RankStep) -> None:
     """Count sync_candidates_per_step over CANDIDATE_STEPS steps, without the compiler."""
     steps: list[list[Site]] = []
     for _ in range(SETTLING_STEPS + CANDIDATE_STEPS):

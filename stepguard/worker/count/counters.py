@@ -14,10 +14,10 @@ from stepguard.worker.count.eager import count_eager
 from stepguard.worker.count.kept import locate_kept
 from stepguard.worker.count.memory import count_memory
 from stepguard.worker.count.profiled import count_profiled
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 
 
-def count(counted: CountedStep, progress: Callable[[str], None]) -> dict[str, Any]:
+def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
     """Return every counter of a workload whose step has run at least once: a Tally's fields."""
     tally = Tally()
     progress("count: settling")

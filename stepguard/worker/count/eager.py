@@ -17,7 +17,7 @@ from stepguard.site import Site, merge
 from stepguard.worker.clock import Step
 from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery
-from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.device import empty_cache, on_gpu
 
 # What calls operators for a line of its caller's: a change elsewhere shows there, too.
@@ -85,7 +85,7 @@ def _phase(innermost: FrameType | None) -> str:
     return ""
 
 
-def count_eager(tally: Tally, counted: CountedStep) -> None:
+def count_eager(tally: Tally, counted: RankStep) -> None:
     """Count FLOPs and operators of the step, and on a CPU what would make a host wait for a GPU.
 
     Raises torch.OutOfMemoryError with several ranks: those with memory wait for the one without.

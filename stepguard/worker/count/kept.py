@@ -20,7 +20,7 @@ from stepguard.site import Site
 from stepguard.worker.count.memory import LEAK_STEPS, PERIOD, gradients
 from stepguard.worker.count.placement import storages
 from stepguard.worker.count.syncs import by_place, site_here
-from stepguard.worker.count.tally import CountedStep, Tally
+from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.position import Phases
 
 LEAK = "leaked_bytes_per_step"
@@ -28,7 +28,7 @@ PLACES = 5  # the largest
 _LIFTED = "aten.lift_fresh.default"  # the first operator that is seen of torch.tensor()
 
 
-def locate_kept(tally: Tally, counted: CountedStep) -> None:
+def locate_kept(tally: Tally, counted: RankStep) -> None:
     """Add the lines of what lives between steps, and of the leak that was counted, if any: a Site's
     count is bytes, of a leak a step.
     """
@@ -55,7 +55,7 @@ def locate_kept(tally: Tally, counted: CountedStep) -> None:
             tally.sites[LEAK] = tuple(sites)
 
 
-def _made_by(steps: int, counted: CountedStep) -> "_Made":
+def _made_by(steps: int, counted: RankStep) -> "_Made":
     """Run steps; return what they allocated."""
     made = _Made(counted.phases, counted.device.type)
     for _ in range(steps):

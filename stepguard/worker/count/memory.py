@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from stepguard.device import CPU
 from stepguard.metrics import BETWEEN_STEPS
 from stepguard.worker import device
-from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
 PERIOD = 2  # steps after which a step may repeat itself: two buffers that alternate
 LEAK_STEPS = 2 * PERIOD  # so that such buffers are no growth
@@ -35,7 +35,7 @@ _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
 
-def count_memory(tally: Tally, counted: CountedStep) -> None:
+def count_memory(tally: Tally, counted: RankStep) -> None:
     """Count allocated_bytes_between_steps, peak_allocated_bytes, leaked_bytes_per_step and, on a
     GPU, device_allocations_per_step.
 
@@ -64,7 +64,7 @@ def count_memory(tally: Tally, counted: CountedStep) -> None:
         tally.information["peak_reserved_bytes"] = float(max(reserved.values()))
 
 
-def _gpu_peaks(counted: CountedStep, what: str = device.REQUESTED) -> dict[str, int]:
+def _gpu_peaks(counted: RankStep, what: str = device.REQUESTED) -> dict[str, int]:
     """Return the peak of ``what`` by phase: exact, since allocator and phases run on the host."""
     peaks: dict[str, int] = {}
     now = _OUTSIDE
@@ -83,7 +83,7 @@ def _gpu_peaks(counted: CountedStep, what: str = device.REQUESTED) -> dict[str, 
     return peaks
 
 
-def _gpu_between(counted: CountedStep, steps: int = PERIOD) -> int:
+def _gpu_between(counted: RankStep, steps: int = PERIOD) -> int:
     """Return the bytes that live tensors asked for when some more steps have ended."""
     for _ in range(steps):
         counted.step()
@@ -92,12 +92,12 @@ def _gpu_between(counted: CountedStep, steps: int = PERIOD) -> int:
     return device.live_bytes()
 
 
-def _gpu_growth(counted: CountedStep) -> int:
+def _gpu_growth(counted: RankStep) -> int:
     before = _gpu_between(counted, steps=0)
     return _gpu_between(counted, LEAK_STEPS) - before
 
 
-def _cpu_between(counted: CountedStep) -> int:
+def _cpu_between(counted: RankStep) -> int:
     """Return the bytes that two more steps allocate and do not free, whoever has them, and of the
     storages that Python could reach before them, those that still live.
     """
@@ -125,7 +125,7 @@ def _by_address(results: Any) -> Iterator[tuple[int, int, int]]:
             yield event.start_time_ns, event.extra_fields.ptr, event.extra_fields.alloc_size
 
 
-def _cpu_growth(counted: CountedStep) -> int:
+def _cpu_growth(counted: RankStep) -> int:
     """Return bytes allocated less bytes freed over LEAK_STEPS steps, whether Python, autograd or a
     bare storage has them.
     """
@@ -144,7 +144,7 @@ def _cpu_growth(counted: CountedStep) -> int:
     return sum(int(event.nbytes()) for event in memory if event.start_ns() >= began)
 
 
-def _cpu_peaks(counted: CountedStep) -> dict[str, int]:
+def _cpu_peaks(counted: RankStep) -> dict[str, int]:
     """Return the peak by phase on a CPU: what lives when the step begins (storages that Python can
     reach) plus the highest running sum of the step's allocation events.
     """

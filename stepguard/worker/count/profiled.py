@@ -25,7 +25,7 @@ from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 from stepguard.worker.count.settings import settings
 from stepguard.worker.count.syncs import SyncListener, located
-from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 from stepguard.worker.device import activities, on_gpu, synchronize
 from stepguard.worker.position import MICRO_STEP
 from stepguard.worker.profilers.ranges import Ranges
@@ -49,7 +49,7 @@ class ProfiledSteps:
     identity: StepIdentity | None = None  # of a GPU's steps
 
 
-def count_profiled(tally: Tally, counted: CountedStep) -> None:
+def count_profiled(tally: Tally, counted: RankStep) -> None:
     """Count all that a trace of ACTIVE_STEPS steps shows: operators everywhere; collectives with
     several ranks; launches, copies, memsets and host syncs on a GPU.
 
@@ -79,7 +79,10 @@ def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
     copies: dict[str, list[Counter[str]]] = {
         "copies_per_step": [calls.copies for calls in steps],
         "copied_bytes_per_step": [calls.copy_bytes for calls in steps],
-        "pageable_copies_per_step": [_pageable(calls.copies) for calls in steps],
+        "pageable_copies_per_step": [
+            Counter({name: n for name, n in calls.copies.items() if "Pageable" in name})
+            for calls in steps
+        ],
     }
     if lost := sum(calls.lost_copies for calls in steps):
         reason = f"the trace lacks the GPU's record of {lost} copies, in {TRIES} profiles"
@@ -87,10 +90,6 @@ def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
         return
     for metric, by_step in copies.items():
         tally.add_parts(metric, by_step)
-
-
-def _pageable(copies: Counter[str]) -> Counter[str]:
-    return Counter({name: count for name, count in copies.items() if "Pageable" in name})
 
 
 def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
@@ -119,7 +118,7 @@ def count_syncs(
         tally.information["sync_api_share_pct"] = share
 
 
-def profile_steps(counted: CountedStep, listener: SyncListener | None = None) -> ProfiledSteps:
+def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> ProfiledSteps:
     """Run a step, then profile ACTIVE_STEPS, on a GPU PROFILED_STEPS."""
     seen: list[list[Site]] = []
     gpu = on_gpu(counted.device)

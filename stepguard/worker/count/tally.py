@@ -23,8 +23,8 @@ ACTIVE_STEPS = 2  # a count is taken when this many steps agree
 
 
 @dataclass(frozen=True)
-class CountedStep:
-    """A workload's step, and where it runs."""
+class RankStep:
+    """A rank's step, and where it runs."""
 
     step: Step
     device: torch.device

@@ -13,39 +13,33 @@ from torch.profiler import profile, record_function
 from stepguard.worker import device
 from stepguard.worker.clock import Step
 from stepguard.worker.count.memory import live_tensor_bytes
-from stepguard.worker.position import Phases
+from stepguard.worker.count.tally import RankStep
 from stepguard.worker.profilers.ranges import Ranges
 from stepguard.worker.profilers.traces import write
 
 _SETTLE = 2  # steps; from the second one on gradients and optimizer state exist
 
 
-def record_memory(
-    step: Step,
-    where: torch.device,
-    phases: Phases,
-    path: Path,
-    progress: Callable[[str], None],
-    frozen: int = 0,
-) -> dict[str, Any]:
+def record_memory(rank: RankStep, path: Path, progress: Callable[[str], None]) -> dict[str, Any]:
     """Run a step; write its trace to ``path`` (.json.gz), beside it the history (.pickle).
 
     Return both paths, and bytes: live before the step; on a GPU allocated, reserved and the most of
     both in the step.
     """
-    gpu, ranges = device.on_gpu(where), Ranges(record_function)
+    where, ranges = rank.device, Ranges(record_function)
+    gpu = device.on_gpu(where)
 
     def one_step() -> None:
-        phases.begin_step()
-        step()
+        rank.phases.begin_step()
+        rank.step()
         ranges.end_step()
 
     progress("memory: settling")
-    with phases.heard_by(ranges):
+    with rank.phases.heard_by(ranges):
         for _ in range(_SETTLE):
             one_step()
         device.synchronize(where)
-        live = device.allocated_bytes() if gpu else live_tensor_bytes(frozen)
+        live = device.allocated_bytes() if gpu else live_tensor_bytes(rank.frozen)
         if gpu:
             device.begin_history()
         progress("memory: recorded step")

@@ -10,21 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 from torch.profiler import profile, record_function, schedule
 
-from stepguard.worker.clock import Step
+from stepguard.worker.count.tally import RankStep
 from stepguard.worker.device import activities, on_gpu, synchronize
-from stepguard.worker.position import Phases
 from stepguard.worker.profilers.ranges import Ranges
 
 _MEMORY = "[memory]"
 
 
 def record_trace(
-    step: Step,
-    device: torch.device,
-    phases: Phases,
+    rank: RankStep,
     path: Path,
     plan: Sequence[int],
     progress: Callable[[str], None],
@@ -35,11 +31,11 @@ def record_trace(
     """Run ``plan``'s steps, unprofiled, as the profiler's warm-up and recorded; write the recorded
     ones to ``path`` (.json.gz). Return the file's name and size in bytes, and its steps.
     """
-    wait, warmup, active = plan
+    device, (wait, warmup, active) = rank.device, plan
     ranges = Ranges(record_function)
     stages = ["steps before it"] * wait + ["warm-up"] * warmup + ["recorded steps"] * active
     with (
-        phases.heard_by(ranges),
+        rank.phases.heard_by(ranges),
         profile(
             activities=activities(device),
             schedule=schedule(wait=wait, warmup=warmup, active=active, repeat=1),
@@ -52,8 +48,8 @@ def record_trace(
         for number, stage in enumerate(stages):
             if stage not in stages[:number]:
                 progress(f"profiler: {stage}")
-            phases.begin_step()
-            step()
+            rank.phases.begin_step()
+            rank.step()
             ranges.end_step()
             if number + 1 == len(stages):
                 synchronize(device)  # kernels that still run would have no record

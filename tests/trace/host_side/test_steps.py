@@ -18,7 +18,7 @@ from stepguard.measure.ranks import counts_of
 from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
 from stepguard.trace.host_side.steps import read_steps
 from stepguard.worker.count import profiled
-from stepguard.worker.count.tally import ACTIVE_STEPS, CountedStep, Tally
+from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG_S = 900.0
@@ -401,7 +401,7 @@ def test_a_real_trace_has_its_operators(count):
         for _ in range(count):
             x.add_(y)
 
-    found = profiled.profile_steps(CountedStep(step, torch.device("cpu")))
+    found = profiled.profile_steps(RankStep(step, torch.device("cpu")))
     assert [calls.operators["aten::add_"] for calls in found.calls] == [count] * ACTIVE_STEPS
     assert [calls.operators.total() for calls in found.calls] == [count] * ACTIVE_STEPS
     assert found.seen == [[]] * ACTIVE_STEPS and found.profile is None
@@ -442,7 +442,7 @@ def count_of_gloo(rank, folder):
         for _ in range(3):  # DistributedDataParallel arranges its buckets in its second step
             step()
         tally = Tally()
-        counted = CountedStep(step, torch.device("cpu"), world_size=2)
+        counted = RankStep(step, torch.device("cpu"), world_size=2)
         profiled.count_collectives(tally, profiled.profile_steps(counted).calls)
         found[step.__name__] = tally.as_dict()
     Path(folder, f"rank-{rank}").write_text(json.dumps(found))
