@@ -23,15 +23,14 @@ def printable(text: object) -> str:
     Control, format and other invisible characters become their escapes, a line break "\\n"; a
     command for a CI log is taken apart by a blank.
     """
-    shown = "".join(c if c.isprintable() else _escaped(c) for c in str(text))
+    shown = "".join(
+        c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for c in str(text)
+    )
     shown = shown.replace("##[", "# #[")
     # A log trims what is before a command.
     begins = len(shown) - len(shown.lstrip())
     return f"{shown[:begins]}: :{shown[begins + 2 :]}" if shown[begins:].startswith("::") else shown
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def first(lines: Sequence[str], most: int, front: str = "") -> list[str]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import date
 
 from stepguard.baseline_file import Entry
+from stepguard.device import is_gpu
 from stepguard.document import End, Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.expectation import Expectation
 from stepguard.judge.waivers import effect_of
@@ -39,18 +40,19 @@ def expected(found: RunDocument, base: Base) -> dict[str, Entry]:
     known = dict(base.recorded.get(found.machine, {}))
     if not known and found.gpus:
         others = base.recorded.values()
-        known = {name: one for cases in others for name, one in cases.items() if _on_gpu(one)}
+        known = {
+            name: one
+            for cases in others
+            for name, one in cases.items()
+            if is_gpu(one.case["device"])
+        }
     return {
         name: entry
         for name, entry in known.items()
         if not entry.extended
         and entry.case.get("nodes", 1) == 1
-        and (not _on_gpu(entry) or entry.case.get("world_size", 1) <= gpus)
+        and (not is_gpu(entry.case["device"]) or entry.case["world_size"] <= gpus)
     }
-
-
-def _on_gpu(entry: Entry) -> bool:
-    return bool(entry.case.get("device") != "cpu")
 
 
 def gate(found: RunDocument, base: Base) -> list[Problem]:

@@ -104,7 +104,8 @@ def no_answer(scene: Scene) -> Fault:
             os.kill(pid, signal.SIGUSR2)  # faulthandler writes every stack to stderr
     _wait_until_written(logs, before, pids)
     code = Reason.NO_ANSWER if scene.pids else Reason.NOT_STARTED
-    message = f"no answer {scene.waited_s:.0f} s into the launch: {positions(scene)}"
+    positions = "; ".join(f"rank {rank} in {scene.position(rank)}" for rank in scene.ranks)
+    message = f"no answer {scene.waited_s:.0f} s into the launch: {positions}"
     return Fault(code.name, message, _stacks(scene) or scene.agent_log(), scene.during)
 
 
@@ -132,11 +133,6 @@ def _stacks(scene: Scene) -> str:
     if len(scene.ranks) == 1:
         return "".join(tail for _, tail in tails)
     return "\n".join(f"rank {rank}:\n{tail}" for rank, tail in tails[:SHOWN_STACKS])
-
-
-def positions(scene: Scene) -> str:
-    """Return where every rank was last."""
-    return "; ".join(f"rank {r} in {scene.position(r)}" for r in scene.ranks)
 
 
 def lost_worker(scene: Scene) -> Fault:

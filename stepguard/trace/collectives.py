@@ -11,7 +11,7 @@ import numpy as np
 
 from stepguard.trace.calls import DTYPE_BYTES
 from stepguard.trace.classes import COMMUNICATION
-from stepguard.trace.columns import NONE, Floats, Message
+from stepguard.trace.columns import NONE, Floats
 from stepguard.trace.profiles import Analysis
 
 
@@ -76,13 +76,9 @@ def _key(found: Analysis, row: int) -> tuple[str, int, int]:
     if message is None:
         return found.classes.canonical_name(found.trace.names[gpu.name[row]]), 0, machine.world_size
     group = message.group if message.group > 0 else machine.world_size
-    return message.name, payload_bytes(message), group
-
-
-def payload_bytes(message: Message) -> int:
-    """Return the bytes that nccl-tests divides by the time: the larger side of the exchange."""
-    size = DTYPE_BYTES.get(message.dtype, 0)
-    return size * max(message.elements_in, message.elements_out, 0)
+    # What nccl-tests divides by the time: the larger side of the exchange.
+    elements = max(message.elements_in, message.elements_out, 0)
+    return message.name, DTYPE_BYTES.get(message.dtype, 0) * elements, group
 
 
 def bus_factor(name: str, ranks: int) -> float:
