@@ -162,7 +162,8 @@ def _place(
 
 def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> None:
     # Accepted twice, one run would count as two recordings that agree perfectly.
-    if any(_same_evidence(recording, r) for epoch in entry.epochs for r in epoch.recordings):
+    known = {(r.date, r.commit, r.device_uuid) for epoch in entry.epochs for r in epoch.recordings}
+    if (recording.date, recording.commit, recording.device_uuid) in known:
         raise Refused(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
     # By metric: beside one that is SLOWER or CHANGED the case's verdict does not show it.
     undecided = [m.metric for m in verdict.metrics if m.gated and m.status is Status.INCONCLUSIVE]
@@ -240,10 +241,6 @@ def _other_software(recording: Recording, last: Epoch) -> str:
     if old_ms and ms and (change := 100 * (fmean(ms) / fmean(old_ms) - 1)) > LEVEL_LIMIT_PCT:
         moves.append(f"{JUDGED_TIME} {change:+.2f} %")
     return f"against the recordings of other software: {', '.join(moves)}" if moves else ""
-
-
-def _same_evidence(a: Recording, b: Recording) -> bool:
-    return (a.date, a.commit, a.device_uuid) == (b.date, b.commit, b.device_uuid)
 
 
 def _without_detail(recording: Recording) -> Recording:

@@ -5,7 +5,7 @@
 Traces of torch.profiler, exports of nsys (.sqlite), tables of nsys stats and ncu (.csv).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +43,8 @@ def report(paths: list[Path], top: int) -> int:
 
     Raises FileError where nothing can be read.
     """
-    tables = sorted(one for path in paths for one in _tables_in(path))
+    files = (one for path in paths for one in (path.glob("*") if path.is_dir() else [path]))
+    tables = sorted(path for path in files if path.suffix == ".csv")
     traces = [path for path in paths if path not in tables and _has_trace(path)]
     if not traces and not tables:
         raise FileError(f"{paths[0]}: no trace, no export of nsys and no table in it")
@@ -56,10 +57,6 @@ def report(paths: list[Path], top: int) -> int:
             found += of_kernels(print_table(path, usual_classes(), top))
     say("", *recommendations(found))
     return 0
-
-
-def _tables_in(path: Path) -> Iterable[Path]:
-    return path.glob("*.csv") if path.is_dir() else [path] if path.suffix == ".csv" else []
 
 
 def _has_trace(path: Path) -> bool:

@@ -174,7 +174,9 @@ class _Columns:
             _numbers([row.tid if one.stream is None else one.stream for row, one in pairs]),
             _numbers([one.correlation for one in args]),
             self._externals(args),
-            self._launch_shapes(args) if kind == KERNEL else [NONE] * len(rows),
+            [self._shapes[one.grid or (), one.block or ()] for one in args]
+            if kind == KERNEL
+            else [NONE] * len(rows),
         )
         _extend(self._gpu, columns)
 
@@ -200,9 +202,6 @@ class _Columns:
             if one.code:
                 self._codes[external] = one.code
         return found
-
-    def _launch_shapes(self, args: list[Scalar]) -> list[int]:
-        return [self._shapes[one.grid or (), one.block or ()] for one in args]
 
     def trace(self, machine: Machine) -> Trace:
         """Return the columns in order of time, from the earliest begin."""

@@ -29,7 +29,8 @@ def measure(where: torch.device, size: int, copied_bytes: int) -> Peaks:
     target = torch.empty_like(source)
     copy_s = fastest_s(lambda: target.copy_(source), where)
     flops = {}
-    for name, dtype in _types(where).items():
+    types = _TYPES | ({"tf32": torch.float32} if device.on_gpu(where) else {})
+    for name, dtype in types.items():
         torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
         # Random, as weights are: zeros draw less power, and run at higher clocks.
         left, right = (torch.randn(size, size, device=where, dtype=dtype) for _ in range(2))
@@ -45,11 +46,6 @@ def measure(where: torch.device, size: int, copied_bytes: int) -> Peaks:
         copy_bytes_per_s=2 * copied_bytes / copy_s,
         flops_per_s=flops,
     )
-
-
-def _types(where: torch.device) -> dict[str, torch.dtype]:
-    """Return the types of products; TF32 is a GPU's."""
-    return {**_TYPES, "tf32": torch.float32} if device.on_gpu(where) else _TYPES
 
 
 def fastest_s(run: Step, where: torch.device) -> float:
