@@ -207,6 +207,11 @@ class Evidence:
         return self.fingerprint.software_key(int(self.case["world_size"]))
 
     @property
+    def counted(self) -> Counts:
+        """Return the counts, empty ones where nothing was counted."""
+        return self.counts or Counts({})
+
+    @property
     def of_no_commit(self) -> bool:
         """Tell whether its tree had changes that are in no commit, or was changed meanwhile."""
         return bool(self.dirty) or self.tree_changed
@@ -290,7 +295,7 @@ def problems(evidence: Evidence) -> Iterator[str]:
         if metric is None or metric.kind != "difference":
             yield f"{one.name!r} is no difference"
         yield from _unlikely((*chain.from_iterable(one.pairs_ms), *one.plain_by_rank_ms))
-    yield from _problems_of_counts(evidence.counts, ranks) if evidence.counts else ()
+    yield from _problems_of_counts(evidence.counted, ranks)
 
 
 def _problems_of_launch(launch: Launch) -> Iterator[str]:

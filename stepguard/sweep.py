@@ -112,10 +112,9 @@ class SweepFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def flattened(metrics: dict[str, float], evidence: Evidence) -> dict[str, float]:
     """Return the metrics, and the parts of the counted ones as "metric:part"."""
-    detail = evidence.counts.detail if evidence.counts else {}
     parts = {
         f"{name}:{part}": float(value)
-        for name, found in detail.items()
+        for name, found in evidence.counted.detail.items()
         for part, value in found.items()
         if name == "peak_allocated_bytes" or METRICS[name].parts
     }

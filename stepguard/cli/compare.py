@@ -104,7 +104,7 @@ def _side(file: _File, label: str) -> Side:
         one = read_evidence(path)
         found, declared = {one.case_id: summarise(one)}, {one.case_id: one.case}
         side = _of_recordings(label, baseline.machine_of(one), found, declared)
-        profile = one.counts.profile if one.counts else None
+        profile = one.counted.profile
         return replace(side, profiles={one.case_id: profile} if profile else {})
     if "results" in keys:
         return _of_document(label, load_document(path))

@@ -45,8 +45,7 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
         noticed(replace(one, facts={**one.facts, **explained.get(one.metric, {})}))
         for one in compared
     )
-    profile = evidence.counts.profile if evidence.counts else None
-    why, moved = against_recordings(profile, past, now.device_uuid)
+    why, moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
     judged = with_alarm(metrics) if moved else metrics
     return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=why)
 

@@ -119,13 +119,12 @@ def _undecided(evidence: Evidence) -> Problem | None:
         return Problem(Status.INCONCLUSIVE, Reason.NOT_STEADY, facts)
     if not evidence.gates:  # of a file that was edited: a case always has some
         return _broken(Reason.METRIC_MISSING)
-    unstable = evidence.counts.unstable if evidence.counts else {}
+    unstable, sites = evidence.counted.unstable, evidence.counted.sites
     values = summarise(evidence).values()
     # Never skipped: a metric that is gated and missing would pass unseen.
     for name in evidence.gates:
         if name not in values and name not in unstable:
             return _broken(Reason.METRIC_MISSING, metric=name)
-    sites = evidence.counts.sites if evidence.counts else {}
     # First the one that can say where.
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
         where = tuple(sites.get(name, ()))
@@ -144,7 +143,7 @@ def _unsteady(evidence: Evidence) -> Launch | None:
 
 def undecided_metrics(evidence: Evidence) -> tuple[MetricVerdict, ...]:
     """Return the gated metrics of which otherwise whole evidence says nothing, and why."""
-    unstable = evidence.counts.unstable if evidence.counts else {}
+    unstable = evidence.counted.unstable
     unsteady = next((launch.steady for launch in evidence.launches if launch.steady), "")
     why = {name: (Reason.COUNT_UNSTABLE, unstable[name]) for name in unstable}
     if unsteady:

@@ -17,16 +17,14 @@ from stepguard.recording import OPERATORS, RecordedDifference, Recording, lines_
 
 def summarise(evidence: Evidence) -> Recording:
     """Return every figure that the evidence has; what could not be measured is left out of it."""
-    counts, fingerprint = evidence.counts, evidence.fingerprint
+    counts, fingerprint = evidence.counted, evidence.fingerprint
     differences = {
         one.name: paired(one.pairs_ms) for one in evidence.differences if not one.bad_times()
     }
     times = _times(evidence.launches)
-    values = counts.values if counts else {}
-    by_rank = counts.by_rank if counts else {}
     # Several ranks that are alike have an empty table, which is not the same as none: the file's
     # reader refuses a newest recording of several ranks without one.
-    several = int(evidence.case["world_size"]) > 1 or by_rank
+    several = int(evidence.case["world_size"]) > 1 or counts.by_rank
     return Recording(
         date=evidence.date,
         commit=evidence.commit,
@@ -35,23 +33,25 @@ def summarise(evidence: Evidence) -> Recording:
         driver=fingerprint.driver if fingerprint else "",
         tokens_per_step=evidence.tokens_per_step,
         times_ms={JUDGED_TIME: times} if times else {},
-        counters=dict(values),
+        counters=dict(counts.values),
         information=_information(evidence, times),
         detail={
             name: parts
-            for name, parts in (counts.detail if counts else {}).items()
+            for name, parts in counts.detail.items()
             if parts and METRICS[name].kind == "counter"
         },
         sites={
             name: list(sites)
-            for name, sites in (counts.sites if counts else {}).items()
-            if sites and name in values  # else it is where steps differ, of no level
+            for name, sites in counts.sites.items()
+            if sites and name in counts.values  # else it is where steps differ, of no level
         },
         differences_pct={
             f"{name}_pct": RecordedDifference(mean=one.mean_pct, half_width=one.half_width_pct)
             for name, one in differences.items()
         },
-        by_rank={name: list(each) for name, each in by_rank.items()} if several else msgspec.UNSET,
+        by_rank={name: list(each) for name, each in counts.by_rank.items()}
+        if several
+        else msgspec.UNSET,
     )
 
 
@@ -76,7 +76,7 @@ def stored(evidence: Evidence) -> Recording:
     found = summarise(evidence)
     times_ms = found.times_ms if JUDGED_TIME in evidence.gates else {}
     information = found.information if is_gpu(evidence.case["device"]) else {}
-    profile = evidence.counts.profile if evidence.counts else None
+    profile = evidence.counted.profile
     return msgspec.structs.replace(
         found,
         times_ms={name: [round(ms, 4) for ms in times] for name, times in times_ms.items()},
@@ -93,7 +93,7 @@ def stored(evidence: Evidence) -> Recording:
 
 def _information(evidence: Evidence, times: Sequence[float]) -> dict[str, float]:
     """Return the figures that are shown and never judged."""
-    found = dict(evidence.counts.information) if evidence.counts else {}
+    found = dict(evidence.counted.information)
     for one in evidence.differences:
         if one.bad_times():
             continue

@@ -103,8 +103,7 @@ def _not_alone(result: Result) -> Iterator[str]:
 
 def _allowed(result: Result) -> Iterator[str]:
     """Yield deliberate syncs with their reasons, on every run: a reader judges them."""
-    counts = result.evidence.counts
-    for site in (s for sites in counts.sites.values() for s in sites) if counts else ():
+    for site in (s for sites in result.evidence.counted.sites.values() for s in sites):
         if site.allowed:
             yield f"allowed in {result.case.id}: {site.count} x {site.described()}: {site.allowed}"
 

@@ -263,7 +263,7 @@ def _unknown_work(comparison: Comparison) -> Verdict | None:
     for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
         values = summarise(evidence).values()
         for name in (name for name in WORK if name not in values):
-            why = evidence.counts.unstable.get(name, "") if evidence.counts else ""
+            why = evidence.counted.unstable.get(name, "")
             facts = {"metric": name, "whose": whose, "text": why}
             return _verdict(comparison, Status.BROKEN, Reason.METRIC_MISSING, facts)
     return None
@@ -288,9 +288,7 @@ def _compared(comparison: Comparison) -> Verdict:
 
 def why(comparison: Comparison) -> dict[str, Any]:
     """Return what the profiles of both sides say, as fields of a verdict."""
-    head, base = comparison.head.counts, comparison.base.counts
-    if head is None or base is None:
-        return {}
+    head, base = comparison.head.counted, comparison.base.counted
     return {
         "explanation": _explanation(comparison),
         "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
@@ -299,8 +297,7 @@ def why(comparison: Comparison) -> dict[str, Any]:
 
 def _explanation(comparison: Comparison) -> Explanation | None:
     """Return why HEAD's step takes longer; None where a side has no profile."""
-    counts = comparison.base.counts, comparison.head.counts
-    before, after = (one.profile if one else None for one in counts)
+    before, after = comparison.base.counted.profile, comparison.head.counted.profile
     return explain(before, after) if before and after else None
 
 

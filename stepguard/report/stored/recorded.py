@@ -47,16 +47,16 @@ def figures(result: Result) -> Iterator[str]:
     width = max((len(name) for name in values), default=0)
     for name in (name for name in METRICS if name in values):
         yield figure(name, values[name], width)
-        yield from _made_of(name, result.evidence.counts)
+        yield from _made_of(name, result.evidence.counted)
 
 
-def _made_of(name: str, counts: Counts | None) -> Iterator[str]:
+def _made_of(name: str, counts: Counts) -> Iterator[str]:
     """Yield where a counter happens; else what it is made of, the largest first."""
-    sites = counts.sites.get(name, ()) if counts and name != OPERATORS else ()
+    sites = counts.sites.get(name, ()) if name != OPERATORS else ()
     for site in sites:
         text = happens(site, METRICS[name].unit)
         yield f"    {text}" + (f" (allowed: {site.allowed})" if site.allowed else "")
-    parts = counts.detail.get(name, {}) if counts and not sites else {}
+    parts = {} if sites else counts.detail.get(name, {})
     shown = sorted((item for item in parts.items() if item[1]), key=lambda item: -item[1])
     if 1 < len(shown) <= PARTS:
         yield "    " + ", ".join(f"{part} {format_value(name, n)}" for part, n in shown)
