@@ -14,8 +14,8 @@ SCHEMA = 2
 
 
 @dataclass(frozen=True)
-class DisturbedPair:
-    """A pair whose blocks were out of line, so that another one was measured in its place."""
+class LaunchPair:
+    """A pair: a launch of each side."""
 
     head: Launch
     base: Launch
@@ -39,7 +39,8 @@ class Comparison:
     wall_s: float = 0.0
     case_margins: Margins = field(default_factory=Margins)  # the case's own, never widened
     timing: dict[str, float] = field(default_factory=dict)  # of a pair, as a calibration keeps it
-    again: tuple[DisturbedPair, ...] = ()  # kept for the record; they do not count
+    # Whose blocks were out of line, so that others were measured in their place: for the record.
+    again: tuple[LaunchPair, ...] = ()
     glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
     files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
     earlier: int = 0  # pairs, the first ones, that an earlier run of these commits measured

@@ -21,7 +21,7 @@ from stepguard.launch.scheduler import Launcher
 from stepguard.measure.suite import Suite
 from stepguard.report import documents
 from stepguard.report.commands import Commands
-from stepguard.report.progress_line import ProgressLine, Screen, columns, has_cursor
+from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, read_evidence
 from stepguard.storage.waivers import today
@@ -61,7 +61,7 @@ def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
         sys.stderr.write(text)
         sys.stderr.flush()
 
-    screen = Screen(write, has_cursor(sys.stderr), lambda: columns(sys.stderr))
+    screen = Display(write, has_cursor(sys.stderr), lambda: columns(sys.stderr))
     line = ProgressLine(screen, True, Store(root).last_wall_s(cases))
     line.plan([(case.id, case.device) for case in cases])
     return line

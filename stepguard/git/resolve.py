@@ -40,7 +40,7 @@ class Named:
 
 
 @dataclass(frozen=True)
-class Confirmation:
+class Chosen:
     """Names the commit that a slowdown is judged against, or none, and ``how`` it was chosen."""
 
     commit: str  # in full; empty if there is none
@@ -126,7 +126,7 @@ def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
     return found
 
 
-def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Confirmation:
+def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
     """Choose what to measure beside HEAD when a recording of the commit ``recorded`` says SLOWER.
 
     The recording's own commit, if HEAD and the main branch (``rev``, where it is named) both have
@@ -135,23 +135,21 @@ def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Confirm
     """
     head = _commit(root, "HEAD")
     if not head:
-        return Confirmation("", f"git knows no commit of {root}")
+        return Chosen("", f"git knows no commit of {root}")
     own = known_commit(root, recorded)
     try:
         main = main_branch(root, rev)
     except TreeError as error:
         why = "" if own else f"{_unusable(recorded)}, and "
-        return Confirmation("", f"{why}{error}")
+        return Chosen("", f"{why}{error}")
     if own and has_commit(root, main.base, own):
-        return Confirmation(own, f"the recording's own commit, {short(own)}", own=True)
+        return Chosen(own, f"the recording's own commit, {short(own)}", own=True)
     why = f"the recording's commit {short(own)} is not on {main.name}"
     why = why if own else _unusable(recorded)
     if main.base == head:
-        return Confirmation(
-            "", f"{why}, and HEAD is a commit of {main.name}, with no other beside it"
-        )
+        return Chosen("", f"{why}, and HEAD is a commit of {main.name}, with no other beside it")
     how = f"{why}; in its place the merge base with {main.name}, {short(main.base)}"
-    return Confirmation(main.base, how)
+    return Chosen(main.base, how)
 
 
 def _unusable(recorded: str) -> str:

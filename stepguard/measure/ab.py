@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from stepguard.case import Case
-from stepguard.comparison import Comparison, DisturbedPair, glances, judged
+from stepguard.comparison import Comparison, LaunchPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab.calibration import DecisionRule, RuleFor
 from stepguard.judge.ab.decision import wants_another_pair
@@ -102,8 +102,8 @@ class _PairRun:
         self.case, self.sides, self.against, self.wanted = case, sides, against, wanted
         self.timing = replace(PAIR_TIMINGS[case.device], steps=wanted.steps)
         self.together, self.out_of_time = True, False
-        self.again: list[DisturbedPair] = []
-        self.aside: DisturbedPair | None = None  # one that waits for the next
+        self.again: list[LaunchPair] = []
+        self.aside: LaunchPair | None = None  # one that waits for the next
         self.following: list[Pair] = []  # they import: the next one, and of a second the agents
         self.earlier = EarlierPairs()
         # Every second pair has another order; a retry goes on with it.
@@ -167,14 +167,14 @@ class _PairRun:
         # compiling is counted.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
         afresh = any(launch.timed_a_compiler for launch in both)
-        self._take(DisturbedPair(head, base), afresh)
+        self._take(LaunchPair(head, base), afresh)
 
     def _far(self) -> bool:
         """Tell whether the next pair reaches far: the first ones of those whose series count."""
         judged = max(self.earlier.spent, default=0)
         return len(self.sides[HEAD].launches) < judged + FAR_PAIRS
 
-    def _take(self, pair: DisturbedPair, afresh: bool = False) -> None:
+    def _take(self, pair: LaunchPair, afresh: bool = False) -> None:
         """Count a pair. One waits for the next if a block of it has seconds in which something was
         compiled ``afresh``, which one side alone does, or on a GPU if its blocks are out of line:
         if that is so, too, it was no accident and both count; else the first is only kept.
@@ -193,7 +193,7 @@ class _PairRun:
         self._count_pair(pair)
         self.aside = None
 
-    def _count_pair(self, pair: DisturbedPair) -> None:
+    def _count_pair(self, pair: LaunchPair) -> None:
         index = len(self.sides[HEAD].launches) + 1
         if index <= MOST_PAIRS:
             for workers, launch in zip(self.sides, (pair.head, pair.base), strict=True):

@@ -24,7 +24,7 @@ from stepguard.waiver import Waiver
 
 
 @dataclass(frozen=True)
-class Base:
+class BaseBranch:
     """The branch that a tree is merged into, as far as its baselines and waivers judge."""
 
     name: str  # as it was asked for
@@ -43,7 +43,7 @@ class Base:
         ]
 
 
-def base_of(root: Path, baselines: Path, rev: str, into: Path) -> Base:
+def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
     """Return the branch ``rev``, its baselines copied to the folder ``into``.
 
     Raises TreeError if git cannot say, FileError for a file of it or of this tree that cannot be
@@ -54,7 +54,7 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> Base:
         path = into / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, errors="surrogateescape")
-    return Base(rev, main.base, into, tuple(changes(into, baselines)))
+    return BaseBranch(rev, main.base, into, tuple(changes(into, baselines)))
 
 
 def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:

@@ -24,7 +24,7 @@ from stepguard.plugin.items import (
 )
 from stepguard.plugin.refusals import Refused
 from stepguard.plugin.session import Session
-from stepguard.plugin.terminal import Block, write_summary
+from stepguard.plugin.terminal import VerdictText, write_summary
 from stepguard.report.documents import benchmark_info
 from stepguard.storage.json_file import FileError
 from stepguard.text import printable
@@ -172,7 +172,7 @@ def pytest_runtest_makereport(
         vars(report).pop("wasxfail", None)
     block = session.block(result) if result else refused
     if found.overridden or why == block:
-        report.longrepr = Block(block)  # type: ignore[assignment]
+        report.longrepr = VerdictText(block)  # type: ignore[assignment]
     if result is not None and found.names_verdict:
         report.perf_status = session.recorder.word(result)  # type: ignore[attr-defined]
     if found.error:

@@ -27,7 +27,7 @@ from stepguard.launch.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import Result, Suite
 from stepguard.plugin.baselines import (
-    Base,
+    BaseBranch,
     base_of,
     check_baselines,
     stale_lines,
@@ -84,7 +84,7 @@ class Session:
         self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured
         self._checked = False  # pytest goes on with refused options
         self._whole = False  # all cases are known
-        self._base: Base | None = None
+        self._base: BaseBranch | None = None
         self._waivers: tuple[Waiver, ...] = ()
         self._cases: list[Case] = []  # that this run measures
         self._ran = False  # whether any test ran, or was skipped, not only collected

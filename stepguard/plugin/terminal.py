@@ -9,8 +9,8 @@ from stepguard.report import terminal
 from stepguard.report.progress_line import (
     GUESS_S,
     PAIRS_GUESS_S,
+    Display,
     ProgressLine,
-    Screen,
     columns,
     has_cursor,
 )
@@ -26,12 +26,12 @@ def progress_line(config: pytest.Config, last_s: dict[str, float], pairs: bool) 
     return ProgressLine(_screen(config, reporter), config.option.verbose > 0, last_s, guess_s)
 
 
-def _screen(config: pytest.Config, reporter: Any) -> Screen:
+def _screen(config: pytest.Config, reporter: Any) -> Display:
     """Return pytest's terminal, past its capturing: a case runs inside its test."""
     capture = config.pluginmanager.getplugin("capturemanager")
     uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
     if reporter is None:
-        return Screen(lambda text: None)
+        return Display(lambda text: None)
     writer, file = reporter._tw, reporter._tw._file
     with uncaptured():  # else the file may be one that pytest captures in
         terminal = has_cursor(file)
@@ -49,10 +49,10 @@ def _screen(config: pytest.Config, reporter: Any) -> Screen:
         with uncaptured():
             return columns(file)
 
-    return Screen(write, terminal, width, lambda: int(writer.width_of_current_line))
+    return Display(write, terminal, width, lambda: int(writer.width_of_current_line))
 
 
-class Block:
+class VerdictText:
     """A verdict as pytest prints it among its failures. Of a text, or of what crashed somewhere,
     pytest's summary would show the first words.
     """

@@ -25,7 +25,7 @@ UP, RIGHT = "\x1b[A", "\x1b[{}C"
 
 
 @dataclass(frozen=True)
-class Screen:
+class Display:
     """Say where progress is shown. ``width`` is asked each time: a window may be resized."""
 
     write: Callable[[str], None]  # past any capturing
@@ -39,7 +39,7 @@ class ProgressLine:
 
     def __init__(
         self,
-        screen: Screen,
+        screen: Display,
         verbose: bool,
         last_s: Mapping[str, float],
         guess_s: Mapping[str, float] = GUESS_S,

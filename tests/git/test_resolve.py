@@ -5,7 +5,7 @@ import os
 import pytest
 from git_repositories import commit, git, repository
 
-from stepguard.git.resolve import Confirmation, commit_for_confirmation, short
+from stepguard.git.resolve import Chosen, commit_for_confirmation, short
 
 GONE = "0123456789abcdef0123456789abcdef01234567"
 ABSENT = f"the recording's commit {GONE[:12]} is not in this repository"
@@ -31,7 +31,7 @@ def clone(origin, tmp_path):
 def test_the_recordings_own_commit(clone):
     """As long as HEAD and the main branch have it: the hash in full, and in words."""
     own = git(clone, "rev-parse", "HEAD~1")
-    expected = Confirmation(own, f"the recording's own commit, {short(own)}", own=True)
+    expected = Chosen(own, f"the recording's own commit, {short(own)}", own=True)
     assert commit_for_confirmation(clone, own) == expected
     assert commit_for_confirmation(clone, own[:10]) == expected
 
@@ -41,7 +41,7 @@ def test_a_commit_that_was_squashed_away(origin, clone):
     base = git(origin, "rev-parse", "main")
     commit(origin, "meanwhile", code="3\n")
     git(clone, "fetch", "-q")
-    assert commit_for_confirmation(clone, GONE) == Confirmation(
+    assert commit_for_confirmation(clone, GONE) == Chosen(
         base, f"{ABSENT}; in its place the merge base with origin/HEAD, {short(base)}"
     )
 
@@ -58,7 +58,7 @@ def test_a_commit_that_main_does_not_have_is_not_believed(origin, clone, where):
     recorded, base = git(clone, "rev-parse", where), git(origin, "rev-parse", "main")
     why = f"the recording's commit {short(recorded)} is not on origin/HEAD"
     expected = f"{why}; in its place the merge base with origin/HEAD, {short(base)}"
-    assert commit_for_confirmation(clone, recorded) == Confirmation(base, expected)
+    assert commit_for_confirmation(clone, recorded) == Chosen(base, expected)
 
 
 def test_a_commit_that_main_got_later_is_not_believed(origin, clone):
@@ -106,7 +106,7 @@ def test_the_order_in_which_main_is_looked_for(clone, there, named):
         kind = "remotes" if name.startswith("origin/") else "heads"
         git(clone, "update-ref", f"refs/{kind}/{name}", base)
     found = commit_for_confirmation(clone, GONE)
-    assert found == Confirmation(
+    assert found == Chosen(
         base, f"{ABSENT}; in its place the merge base with {named}, {short(base)}"
     )
 
@@ -123,9 +123,7 @@ def test_no_main_branch(clone):
     for ref in ("refs/remotes/origin/HEAD", "refs/remotes/origin/main", "refs/heads/main"):
         git(clone, "update-ref", "--no-deref", "-d", ref)
     found = commit_for_confirmation(clone, GONE)
-    assert found == Confirmation(
-        "", f"{ABSENT}, and no main branch is known: git fetch origin main"
-    )
+    assert found == Chosen("", f"{ABSENT}, and no main branch is known: git fetch origin main")
 
 
 def test_histories_without_a_common_commit(clone):
@@ -133,9 +131,7 @@ def test_histories_without_a_common_commit(clone):
     git(clone, "switch", "-q", "--orphan", "other")
     commit(clone, "other", code="4\n")
     found = commit_for_confirmation(clone, GONE)
-    assert found == Confirmation(
-        "", f"{ABSENT}, and HEAD and origin/HEAD have no common commit here"
-    )
+    assert found == Chosen("", f"{ABSENT}, and HEAD and origin/HEAD have no common commit here")
 
 
 def test_a_shallow_clone(origin, clone, tmp_path):
@@ -155,6 +151,6 @@ def test_a_shallow_clone(origin, clone, tmp_path):
 def test_no_repository(tmp_path, monkeypatch):
     """Where git knows nothing, nothing is chosen."""
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit_for_confirmation(tmp_path, GONE) == Confirmation(
+    assert commit_for_confirmation(tmp_path, GONE) == Chosen(
         "", f"git knows no commit of {tmp_path}"
     )

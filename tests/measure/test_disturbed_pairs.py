@@ -8,7 +8,7 @@ from builders import block, launch
 
 from stepguard import Case
 from stepguard.ab_margins import Prior
-from stepguard.comparison import DisturbedPair
+from stepguard.comparison import LaunchPair
 from stepguard.judge.ab.pairs import decide, out_of_line
 from stepguard.measure.ab import MOST_AGAIN, PairsWanted, _PairRun
 from stepguard.verdict import Status
@@ -25,7 +25,7 @@ def pair(draw, pct=0.0, slow=0.0, by_pct=3.0, own_pct=0.1, block_pct=0.14):
         level = shift + own_pct * draw.standard_normal()
         logs = level + block_pct * draw.standard_normal(2) + by_pct * (draw.random(2) < slow)
         sides.append(launch(blocks=tuple(block(250 * np.exp(x / 100)) for x in logs)))
-    return DisturbedPair(*sides)
+    return LaunchPair(*sides)
 
 
 class Run(_PairRun):
@@ -58,10 +58,10 @@ def odd(side=0):
     slow = launch(blocks=(block(250.0), block(258.0)))
     sides = [launch(blocks=(block(250.0),) * 2)] * 2
     sides[side] = slow
-    return DisturbedPair(*sides)
+    return LaunchPair(*sides)
 
 
-EVEN = DisturbedPair(launch(blocks=(block(250.0),) * 2), launch(blocks=(block(250.0),) * 2))
+EVEN = LaunchPair(launch(blocks=(block(250.0),) * 2), launch(blocks=(block(250.0),) * 2))
 
 
 @pytest.mark.parametrize("side", [0, 1])

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from stepguard.report import progress_line
-from stepguard.report.progress_line import CLEAR, ProgressLine, Screen, expected_s
+from stepguard.report.progress_line import CLEAR, Display, ProgressLine, expected_s
 
 
 class Terminal:
@@ -58,7 +58,7 @@ class Terminal:
 
     def line(self, last_s=None, terminal=True, verbose=False):
         """A progress line on it."""
-        screen = Screen(self.write, terminal, lambda: self.width, lambda: self.column)
+        screen = Display(self.write, terminal, lambda: self.width, lambda: self.column)
         return ProgressLine(screen, verbose, last_s or {})
 
 

@@ -10,7 +10,7 @@ tried takes more pairs, too: those that chose the claim cannot prove it alone.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from stepguard.comparison import Comparison, DisturbedPair
+from stepguard.comparison import Comparison, LaunchPair
 from stepguard.evidence import Evidence, Launch
 from stepguard.judge.ab.decision import by_plan, decision, problem
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
@@ -27,7 +27,7 @@ class EarlierPairs:
 
     head: tuple[Launch, ...] = ()
     base: tuple[Launch, ...] = ()
-    again: tuple[DisturbedPair, ...] = ()
+    again: tuple[LaunchPair, ...] = ()
     together: bool = True
     spent: tuple[int, ...] = ()  # pairs at which an earlier run was judged since its time was up
     status: Status = Status.INCONCLUSIVE  # what the pairs say

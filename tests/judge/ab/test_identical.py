@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.ab_margins import Margins, Prior
-from stepguard.comparison import DisturbedPair
+from stepguard.comparison import LaunchPair
 from stepguard.evidence import Counts
 from stepguard.identity import StepIdentity
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
@@ -226,7 +226,7 @@ def test_a_commit_beside_itself_needs_no_reason_for_its_pairs():
     """All are wanted, whatever the first one showed, or a later one that was out of line."""
     one = pair()
     head, base = (replace(side, launches=side.launches * 2) for side in (one.head, one.base))
-    odd = DisturbedPair(head.launches[0], base.launches[0])
+    odd = LaunchPair(head.launches[0], base.launches[0])
     found = replace(one, head=replace(head, commit=base.commit), base=base, again=(odd,))
     assert found.same_commit and "not enough" not in times(judge_ab(found))[0]
 
@@ -236,7 +236,7 @@ def test_after_a_pair_that_was_out_of_line_there_are_pairs_as_ever():
     again is one that was odd.
     """
     found = pair()
-    odd = DisturbedPair(found.head.launches[0], found.base.launches[0])
+    odd = LaunchPair(found.head.launches[0], found.base.launches[0])
     again = replace(found, again=(odd,))
     assert identical(found) and not identical(again) and wants_another_pair(again)
     assert judge_ab(again).status is Status.INCONCLUSIVE
