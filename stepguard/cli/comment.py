@@ -14,7 +14,6 @@ from stepguard.storage.json_file import FileError
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     command = add_parser(commands, root, "comment", _comment, "print a pull request's comment")
     command.add_argument("document", metavar="FILE", type=Path, help="what --perf-json wrote")
     command.add_argument("--run", metavar="ID", type=int, required=True, help="of GitHub Actions")

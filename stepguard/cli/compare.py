@@ -35,7 +35,6 @@ from stepguard.trace.windows import STEPS
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     compare = commands.add_parser("compare", help="machines side by side, from what they wrote")
     which = "a baseline file, of it perhaps one card (FILE:GPU-84398e68), what --perf-json wrote, "
     which += "or an evidence.json"

@@ -58,7 +58,6 @@ Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     text = "is this machine fit, and is there a baseline?"
     command = add_parser(commands, root, "doctor", _doctor, text)
     command.add_argument("--launcher", metavar="CMD", help="examine the nodes that it starts on")

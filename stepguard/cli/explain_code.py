@@ -33,7 +33,6 @@ class Code:
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     command = commands.add_parser("explain-code", help="what a reason means, and what mends it")
     command.add_argument("code", nargs="?", metavar="REASON", help="default: a list of all")
     command.set_defaults(call=_explain, root=root)

@@ -32,7 +32,6 @@ from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     text = "pass or fail, by a run's document and the base branch's baselines"
     command = add_parser(commands, root, "gate", _gate, text)
     command.add_argument("document", metavar="FILE", type=Path, help="what --perf-json wrote")

@@ -118,7 +118,6 @@ class Wanted:
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     text = "guard a factory in this project: writes a test, measures once and records"
     command = commands.add_parser("init", help=text)
     command.add_argument("factory", nargs="?", metavar="FACTORY", help="package.module:function")

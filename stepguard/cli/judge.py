@@ -31,7 +31,6 @@ from stepguard.verdict import Status, Verdict
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     text = "judge kept evidence against the baselines again"
     command = add_parser(commands, root, "judge", _judge, text)
     add_evidence(command, "every case of the last run")

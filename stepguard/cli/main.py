@@ -27,7 +27,7 @@ from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
 from stepguard.worker.lifeline import notice_ends
 
-COMMANDS = (
+COMMANDS = (  # modules with add_command(), which adds the parser
     init,
     run,
     doctor,

@@ -31,7 +31,6 @@ from stepguard.worker.interpreter import interpreter
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     run = commands.add_parser("run", help="measure one workload, without a baseline")
     add_workload(run)
     run.add_argument("--launcher", metavar="CMD", help="starts its argument once on each node")

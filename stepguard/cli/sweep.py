@@ -40,7 +40,6 @@ ROWS = "rows.json"
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     sweep = commands.add_parser("sweep", help="measure a declared grid of parameters")
     sweep.add_argument("file", type=Path, metavar="FILE", help="the declaration, in TOML")
     sweep.add_argument(

@@ -30,7 +30,6 @@ from stepguard.trace.windows import STEPS
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     text = "a folder of profilers' files as one report, with recommendations"
     command = commands.add_parser("analyze", help=text)
     command.add_argument("paths", nargs="+", type=Path, metavar="FOLDER", help="or files")

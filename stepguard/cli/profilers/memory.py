@@ -22,7 +22,6 @@ from stepguard.trace.read.chrome import read_chrome
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     command = commands.add_parser("memory", help="what holds a step's memory at its peak")
     add_workload(command)
     text = "folder of the files (.stepguard/memory)"

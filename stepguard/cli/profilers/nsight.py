@@ -53,7 +53,6 @@ REPORTS = (
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add both parsers."""
     nsys = _parser(commands, root, "nsys", NSYS)
     nsys.add_argument("--steps", type=int, default=5, metavar="N", help="recorded (%(default)s)")
     ncu = _parser(commands, root, "ncu", NCU)

@@ -45,7 +45,6 @@ Ranks = dict[int, tuple[Path, Analysis]]
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     trace = commands.add_parser("trace", help="where a step's time goes, from profiler traces")
     each = "a trace of each rank, or a folder of them"
     trace.add_argument("files", nargs="+", type=Path, metavar="FILE", help=each)

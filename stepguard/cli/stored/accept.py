@@ -34,7 +34,6 @@ from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     text = "make the last run's evidence a recording"
     command = add_parser(commands, root, "accept", _accept, text)
     add_evidence(command, "every case of that run")

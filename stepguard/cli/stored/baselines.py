@@ -20,7 +20,6 @@ from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     command = add_parser(commands, root, "baselines", _baselines, "what is recorded")
     command.add_argument("action", choices=("list", "show", "prune"))
     command.add_argument("case", nargs="?", metavar="CASE")

@@ -22,7 +22,6 @@ from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     text = "learn this machine's own noise from kept comparisons of HEAD with itself"
     command = add_parser(commands, root, "calibrate", _calibrate, text)
     add_evidence(command, "every case that was compared with itself")

@@ -31,7 +31,6 @@ from stepguard.waiver import Waiver
 
 
 def add_command(commands: Any, root: Path) -> None:
-    """Add its parser."""
     text = "let a known regression pass for some days"
     command = add_parser(commands, root, "waive", _waive, text)
     command.add_argument("case", metavar="CASE")
