@@ -40,7 +40,7 @@ class Control:
     """A listening socket for one launch; after accept(), the conversation with its rank 0."""
 
     def __init__(self, token: str) -> None:
-        self.name = f"stepguard-{token}"
+        self.name = f"stepguard-{token}"  # worker/channel.py knows it, too
         self._token = token
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + self.name)

@@ -42,7 +42,7 @@ class WorkerGroup:
         self._control = Control(self.token)
         try:
             start = scheduler.start if spec.launcher else torchrun.start
-            self._agent = start(spec, self.token, self._control.name, self._scratch)
+            self._agent = start(spec, self.token, self._scratch)
         except BaseException:
             self._control.close()
             shutil.rmtree(self._scratch, ignore_errors=True)

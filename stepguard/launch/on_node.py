@@ -90,7 +90,7 @@ def run(path: Path) -> int:
     try:
         if sampler := _sampler(shared, part):
             environment |= {"STEPGUARD_SAMPLES": str(scratch / SAMPLES)}
-        agent = torchrun.start(shared.spec, token, shared.socket, scratch, part, environment)
+        agent = torchrun.start(shared.spec, token, scratch, part, environment)
         with (scratch / SAMPLES).open("ab", buffering=0) as samples:
             while agent.poll() is None and os.getppid() == parent:
                 if sampler:

@@ -264,7 +264,6 @@ class SharedLaunch:
 
     spec: LaunchSpec
     token: str
-    socket: str
     address: str  # of this host, if the user says it
     host: str  # its name, for where the scheduler does not say it either
     scratch: Path  # a folder of this host that is removed at the end
@@ -288,7 +287,7 @@ class SharedLaunch:
         )
 
 
-def start(spec: LaunchSpec, token: str, channel: str, scratch: Path) -> "subprocess.Popen[bytes]":
+def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[bytes]":
     """Start the launcher on a launch, under launch/supervisor.py, which ends it if we die."""
     # Every node has to know the port before node 0 listens on it: it can only be free for now.
     with socket.create_server(("", 0)) as probe:
@@ -297,7 +296,6 @@ def start(spec: LaunchSpec, token: str, channel: str, scratch: Path) -> "subproc
     shared = SharedLaunch(
         spec=replace(spec, standby=False),  # that is the supervisor's to heed
         token=token,
-        socket=channel,
         address=os.environ.get(ADDRESS, ""),
         host=socket.gethostname(),
         scratch=scratch,

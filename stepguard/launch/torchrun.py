@@ -62,12 +62,11 @@ class Part:
 def start(
     spec: LaunchSpec,
     token: str,
-    socket: str,
     scratch: Path,
     part: Part = Part(),  # noqa: B008  frozen
     environment: Mapping[str, str] = os.environ,
 ) -> "subprocess.Popen[bytes]":
-    """Start an agent with a node's ranks. ``socket``: the name of rank 0's way to the host."""
+    """Start an agent with a node's ranks."""
     folder = spec.folder_of(part.node)
     folder.mkdir(exist_ok=True)
     keywords = asdict(part) | {"ranks": spec.world_size // part.nodes}
@@ -75,8 +74,7 @@ def start(
         return subprocess.Popen(
             [*engine.command("stepguard.worker.agent"), json.dumps(keywords)],
             cwd=spec.root,
-            env=launch_environment(spec, token, socket, scratch, environment)
-            | _network(part, scratch),
+            env=launch_environment(spec, token, scratch, environment) | _network(part, scratch),
             stdin=subprocess.PIPE if spec.standby else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -99,17 +97,12 @@ def _network(part: Part, scratch: Path) -> dict[str, str]:
 
 
 def launch_environment(
-    spec: LaunchSpec,
-    token: str,
-    socket: str,
-    scratch: Path,
-    environment: Mapping[str, str] = os.environ,
+    spec: LaunchSpec, token: str, scratch: Path, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """Return the environment of a launch's processes on one node."""
     env = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
     env |= {
         "STEPGUARD_TOKEN": token,
-        "STEPGUARD_SOCKET": socket,
         "STEPGUARD_RUN_DIR": str(spec.folder),
         "STEPGUARD_SCRATCH": str(scratch),
         "STEPGUARD_HOST_PID": str(os.getpid()),

@@ -30,7 +30,7 @@ class Channel:
             self._group = dist.new_group(backend="gloo", timeout=_IDLE_LIMIT)
         if self.rank == 0:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._socket.connect("\0" + os.environ["STEPGUARD_SOCKET"])
+            self._socket.connect(f"\0stepguard-{os.environ['STEPGUARD_TOKEN']}")
             self._lines = self._socket.makefile("r", encoding="utf-8")
         # The gather waits for every rank, so a hello says that all of them have imported.
         pids = self.gather(os.getpid())

@@ -202,7 +202,7 @@ def test_a_launch_is_told_to_all_nodes(tmp_path):
         launcher=("srun",),
         nodes=2,
     )
-    told = SharedLaunch(spec, "token", "socket", "", "host", tmp_path, 29400, {"A": "1"}, "/p")
+    told = SharedLaunch(spec, "token", "", "host", tmp_path, 29400, {"A": "1"}, "/p")
     assert SharedLaunch.read(told.write()) == told
 
 
