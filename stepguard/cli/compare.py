@@ -31,7 +31,6 @@ from stepguard.storage.runs import read_evidence
 from stepguard.text import listed
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.summary import summary
-from stepguard.trace.windows import STEPS
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -166,7 +165,7 @@ def _of_recordings(
 
 
 def _traced(side: Side, path: Path) -> Side:
-    (analysed,) = read_ranks([path], usual_classes(), STEPS).values()
+    (analysed,) = read_ranks([path], usual_classes()).values()
     found = summary(analysed[1], path.name, 0)
     return replace(
         side,

@@ -11,6 +11,8 @@ from typing import Any
 COMMUNICATION = "communication"
 OTHER = "other"
 INPUT = "input"  # the phase in which the host waits for data
+# The first that occurs; a user's own range of this kind lies inside the profiler's.
+STEPS = (r"^ProfilerStep#\d+$", r"^stepguard\.step$", r"^step[_ #]?\d+$")
 _KEYS = {"kernel": "class", "canonical": "name", "phase": "name"}
 _Rules = tuple[tuple[re.Pattern[str], str], ...]
 
@@ -22,6 +24,7 @@ class Classes:
     kernels: _Rules
     canonical: _Rules
     phases: _Rules
+    steps: tuple[str, ...] = STEPS  # patterns of the annotations that mark steps
 
     @cache  # noqa: B019  # there is one table a process, and its rules are asked again and again
     def kernel(self, name: str) -> str:
@@ -37,11 +40,6 @@ class Classes:
     def phase(self, name: str) -> str | None:
         """Return the phase that a profiler's range is, None where it is none of the known ones."""
         return _first(self.phases, name)
-
-    @property
-    def kernel_names(self) -> tuple[str, ...]:
-        """The classes, each once, in the order of the rules."""
-        return (*dict.fromkeys(name for _, name in self.kernels), OTHER)
 
 
 def _first(rules: _Rules, name: str) -> str | None:

@@ -11,7 +11,6 @@ import numpy as np
 
 from stepguard.trace.classes import Classes
 from stepguard.trace.columns import NONE, Floats, Ints, Trace
-from stepguard.trace.windows import STEPS
 
 # Ranges of libraries. Around an exchange: its kernels have a class of their own. The compiler's:
 # their names have hashes and numbers, which differ wherever the code does.
@@ -31,9 +30,9 @@ class Pass:
     end_us: float
 
 
-def find_passes(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> tuple[Pass, ...]:
+def find_passes(trace: Trace, classes: Classes) -> tuple[Pass, ...]:
     """Return the passes through phases, in order of their begin."""
-    ignored = re.compile("|".join((*marks, LIBRARIES.pattern)))
+    ignored = re.compile("|".join((*classes.steps, LIBRARIES.pattern)))
     rows = trace.annotations
     found = []
     for name, start, end in zip(rows.name, rows.start_us, rows.end_us, strict=True):

@@ -9,7 +9,7 @@ import numpy as np
 
 from stepguard.profile import IdleRow, KernelRow, Parts, Profile, Series
 from stepguard.roofline import Work
-from stepguard.trace.classes import COMMUNICATION, Classes
+from stepguard.trace.classes import COMMUNICATION, OTHER, Classes
 from stepguard.trace.columns import (
     ANNOTATION,
     KERNEL,
@@ -27,7 +27,7 @@ from stepguard.trace.columns import (
 from stepguard.trace.idle import CAUSES, Gaps, Idle, find_gaps
 from stepguard.trace.intervals import Union, union
 from stepguard.trace.phases import Pass, find_passes, pass_at
-from stepguard.trace.windows import STEPS, Windows, find_windows, is_memory
+from stepguard.trace.windows import Windows, find_windows, is_memory
 
 _LIBRARIES = (
     "/torch/",
@@ -73,16 +73,16 @@ class Analysis:
         return found
 
 
-def analyse(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> Analysis:
+def analyse(trace: Trace, classes: Classes) -> Analysis:
     """Take a trace apart. Raises TraceError where it has no complete step."""
-    windows = find_windows(trace, classes, marks)
-    passes = find_passes(trace, classes, marks)
+    windows = find_windows(trace, classes)
+    passes = find_passes(trace, classes)
     gpu = windows.gpu
     # A record without its call in the file was launched before the file begins.
     passed = pass_at(passes, taken(windows.calls.start_us, windows.call_of_record, -1.0))
     phases = ("", *dict.fromkeys(one.path for one in passes))
     of_pass = np.array([phases.index(one.path) for one in passes] + [0])  # the last: outside all
-    kinds = (*classes.kernel_names, COPIES)
+    kinds = (*dict.fromkeys(name for _, name in classes.kernels), OTHER, COPIES)
     of_name = np.full(len(trace.names), len(kinds) - 1)
     for name in np.unique(gpu.name[~is_memory(gpu)]).tolist():
         of_name[name] = kinds.index(classes.kernel(trace.names[name]))

@@ -28,8 +28,6 @@ from stepguard.trace.columns import (
 )
 from stepguard.trace.read.chunks import TraceError
 
-# The first that occurs; a user's own range of this kind lies inside the profiler's.
-STEPS = (r"^ProfilerStep#\d+$", r"^stepguard\.step$", r"^step[_ #]?\d+$")
 LOST_AT_MOST = 0.005  # of a step's launches: a lost record reads as idle time
 
 
@@ -66,15 +64,15 @@ class Windows:
         return step_at(when_us, self.mark_us, self.mark_end_us)
 
 
-def find_windows(trace: Trace, classes: Classes, marks: tuple[str, ...] = STEPS) -> Windows:
+def find_windows(trace: Trace, classes: Classes) -> Windows:
     """Return the complete steps of a trace, or all of it as one where nothing marks steps.
 
-    ``marks``: patterns of the annotations that do; the first that occurs counts. Raises TraceError
-    where nothing can be said: no record of a GPU, or no step whose launches all have one.
+    Raises TraceError where nothing can be said: no record of a GPU, or no step whose launches all
+    have one.
     """
     gpu = _main_device(trace.gpu)
     calls, call_of_record = trace.calls, launched_by(trace.calls, gpu.correlation)
-    steps = marked(trace, marks)
+    steps = marked(trace, classes.steps)
     begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
     if not len(steps):
         return _whole(gpu, calls, call_of_record)

@@ -17,7 +17,6 @@ from stepguard.report.table import aligned
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.host_side.breakdown import host_summary
 from stepguard.trace.summary import summary
-from stepguard.trace.windows import STEPS
 
 USUAL = ["size=350m", "batch=4", "seq=512", "precision=bf16", "rope=true"]
 # S2, medium, 4 x 512 tokens, bf16, RTX 5090: % of attention, by the time between NVTX marks.
@@ -59,7 +58,7 @@ def phases_ms(folder: Path) -> tuple[str, Shares]:
     if not len(trace.gpu.kind):
         host = host_summary(trace, classes, path.name, 0)
         return "CPU", {"host": {row.path: row.us / 1e3 for row in host.phases}}
-    one = summary(analysed(traces, classes, STEPS)[0][1], path.name, 0)
+    one = summary(analysed(traces, classes)[0][1], path.name, 0)
     return one.profile.gpu, {
         "host": {row.path: row.host_us / 1e3 for row in one.phases if row.path},
         "GPU": {row.path: row.gpu_us / 1e3 for row in one.phases if row.path},

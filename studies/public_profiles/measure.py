@@ -22,7 +22,6 @@ from stepguard.storage import peaks
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.host_side.breakdown import host_summary
 from stepguard.trace.summary import Summary, summary
-from stepguard.trace.windows import STEPS
 
 STEP = "model.workloads:train_step"
 # As their texts have it; "s1" is read per rank with --gpus.
@@ -87,7 +86,7 @@ def _profile(name: str, options: argparse.Namespace, *more: str) -> dict[str, An
     if options.cpu:
         host = host_summary(traces[0][1], classes, "rank0", 0)
         return {"phases_ms": {row.path: row.us / 1e3 for row in host.phases}}
-    found = analysed(traces, classes, STEPS)
+    found = analysed(traces, classes)
     if options.svg and name == "s0":
         options.svg.write_text(timeline(found[0][1], "rank 0"))
     return {f"rank{rank}": _tables(summary(one, "", rank)) for rank, (_, one) in found.items()}

@@ -26,6 +26,7 @@ import json
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -133,7 +134,8 @@ def read_profiles(document: Document, folder: Path) -> None:
     for name in document.content.get("profiled", []):
         path = folder / f"{name}.trace.json"
         try:
-            ((_, analysed),) = read_ranks([path], usual_classes(), (f"^{report.MARK}$",)).values()
+            classes = replace(usual_classes(), steps=(f"^{report.MARK}$",))
+            ((_, analysed),) = read_ranks([path], classes).values()
         except FileError as error:
             print(f"profile of {name}: {error}", file=sys.stderr)
             continue

@@ -22,7 +22,6 @@ from stepguard.trace.host_side.steps import read_steps
 from stepguard.trace.profiles import profile
 from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.summary import summary
-from stepguard.trace.windows import STEPS
 
 HEAD = {
     "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
@@ -55,14 +54,14 @@ def test_fuzzed_trace_files(tmp_path):
     """Of anybody: read, analysed, compared with another, and printed; with what holds memory."""
     path, other = tmp_path / "trace.json", tmp_path / "other.json"
     other.write_bytes(steps(3).text())
-    ((_, sound),) = read_ranks([other], CLASSES, STEPS).values()
+    ((_, sound),) = read_ranks([other], CLASSES).values()
 
     @settings(FUZZ, max_examples=FUZZED // 2)
     @given(mutated(with_shapes_and_memory()))
     def fuzz(text):
         path.write_text(text)
         try:
-            ((_, found),) = read_ranks([path], CLASSES, STEPS).values()
+            ((_, found),) = read_ranks([path], CLASSES).values()
         except FileError as error:
             assert str(path) in str(error)
             return

@@ -26,7 +26,6 @@ from stepguard.report.trace.host import host_page
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.windows import STEPS
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -71,9 +70,9 @@ def _traces(paths: list[Path], top: int) -> Iterator[Found]:
     for kind in dict.fromkeys(path.suffix == ".sqlite" for path in files):
         traces = read_files([path for path in files if (path.suffix == ".sqlite") == kind])
         if not any(len(trace.gpu.kind) for _, trace in traces.values()):
-            say(*host_page(on_cpu(traces, usual_classes(), STEPS), top))
+            say(*host_page(on_cpu(traces, usual_classes()), top))
             continue
-        found = analysed(traces, usual_classes(), STEPS)
+        found = analysed(traces, usual_classes())
         (first, *_), _ = show(found, sorted(found), top)
         yield from of_step(first)
         if known := peaks.newest(first.profile.gpu):

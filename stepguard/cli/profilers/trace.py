@@ -10,6 +10,7 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -35,7 +36,6 @@ from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.read.nsys import read_nsys
 from stepguard.trace.read.tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
-from stepguard.trace.windows import STEPS
 from stepguard.worker.interpreter import as_typed
 
 _TRACES = (".json", ".json.gz", ".sqlite")
@@ -65,8 +65,7 @@ def _trace(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     refuse_target(options.csv, "--csv")
     refuse_target(options.svg, "--svg")
-    classes = _classes(options.classes)
-    marks = _marks(options.step)
+    classes = _classes(options.classes, options.step)
     tables = [path for path in options.files if path.suffix == ".csv"]
     if tables and (len(tables) < len(options.files) or options.against or options.json):
         raise UsageError("tables in CSV are printed by themselves: give no other files and options")
@@ -76,13 +75,13 @@ def _trace(options: argparse.Namespace) -> int:
     if not any(len(trace.gpu.kind) for _, trace in traces.values()):
         if options.against or options.csv or options.svg:
             raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
-        hosts = on_cpu(traces, classes, marks, options.rank)
+        hosts = on_cpu(traces, classes, options.rank)
         say(*host_page(hosts, options.top))
         put_json({"ranks": hosts}, options.json)
         return 0
-    found = analysed(traces, classes, marks)
+    found = analysed(traces, classes)
     if options.against:
-        return _explain(found, read_ranks(options.against, classes, marks), options)
+        return _explain(found, read_ranks(options.against, classes), options)
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
     if options.rank is not None and options.rank not in found:
         raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, order))}")
@@ -129,28 +128,20 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     return 1 if found.refused else 0
 
 
-def _classes(path: Path | None) -> Classes:
-    if path is None:
-        return usual_classes()
+def _classes(path: Path | None, step: str | None) -> Classes:
     try:
-        return with_more(path.read_text(encoding="utf-8"))
+        found = with_more(path.read_text(encoding="utf-8")) if path else usual_classes()
     except (OSError, ValueError) as error:
         raise UsageError(f"--classes {path}: {error}") from None
-
-
-def _marks(pattern: str | None) -> tuple[str, ...]:
-    if pattern is None:
-        return STEPS
     try:
-        re.compile(pattern)
+        return found if step is None else replace(found, steps=(re.compile(step).pattern,))
     except re.error as error:
-        raise UsageError(f"--step {pattern!r}: {error}") from None
-    return (pattern,)
+        raise UsageError(f"--step {step!r}: {error}") from None
 
 
-def read_ranks(files: list[Path], classes: Classes, marks: tuple[str, ...]) -> Ranks:
+def read_ranks(files: list[Path], classes: Classes) -> Ranks:
     """Return the analysed trace of each file by rank. Raises FileError that names the file."""
-    return analysed(read_files(files), classes, marks)
+    return analysed(read_files(files), classes)
 
 
 def read_files(files: list[Path]) -> Files:
@@ -170,12 +161,12 @@ def read_files(files: list[Path]) -> Files:
     return found
 
 
-def analysed(traces: Files, classes: Classes, marks: tuple[str, ...]) -> Ranks:
+def analysed(traces: Files, classes: Classes) -> Ranks:
     """Return the traces taken apart. Raises FileError that names the file."""
     found: Ranks = {}
     for rank, (path, trace) in traces.items():
         with named(path):
-            found[rank] = path, analyse(trace, classes, marks)
+            found[rank] = path, analyse(trace, classes)
     return found
 
 
@@ -191,15 +182,13 @@ def named(path: Path) -> Iterator[None]:
         raise FileError(f"{path}: {error}") from None
 
 
-def on_cpu(
-    traces: Files, classes: Classes, marks: tuple[str, ...], first: int | None = None
-) -> list[HostSummary]:
+def on_cpu(traces: Files, classes: Classes, first: int | None = None) -> list[HostSummary]:
     """Return where the host's time goes, which computes; the rank ``first`` comes first."""
     ranks = []
     for rank in sorted(traces, key=lambda rank: (rank != first, rank)):
         path, trace = traces[rank]
         with named(path):
-            ranks.append(host_summary(trace, classes, path.name, rank, marks))
+            ranks.append(host_summary(trace, classes, path.name, rank))
     return ranks
 
 

@@ -13,7 +13,7 @@ from stepguard.trace.classes import Classes
 from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
 from stepguard.trace.phases import find_passes, pass_at
 from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.windows import STEPS, marked, step_at
+from stepguard.trace.windows import marked, step_at
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,13 @@ class HostSummary:
     operators: tuple[OperatorRow, ...]  # the longest first
 
 
-def host_summary(
-    trace: Trace, classes: Classes, source: str, rank: int, marks: tuple[str, ...] = STEPS
-) -> HostSummary:
+def host_summary(trace: Trace, classes: Classes, source: str, rank: int) -> HostSummary:
     """Return the figures of a trace without a GPU. Raises TraceError without a marked step."""
-    steps = marked(trace, marks)
+    steps = marked(trace, classes.steps)
     if not len(steps):
         raise TraceError("it has neither a kernel of a GPU nor a marked step: call profiler.step()")
     begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
-    passes = find_passes(trace, classes, marks)
+    passes = find_passes(trace, classes)
     rows = trace.operators
     rows = rows.where(step_at(rows.start_us, begin, end) != NONE)
     phase = pass_at(passes, rows.start_us)
