@@ -161,7 +161,7 @@ def note(found: MetricVerdict) -> str:
     """Return what else is to be said of a metric: parts and ranks that moved, what pairs said."""
     within = f"{pattern_text(found.facts)}; " if "pattern" in found.facts else ""
     if found.confirmed:
-        return within + _confirmation(found, found.confirmed)
+        return within + _confirmation(found.confirmed)
     if found.reason is Reason.IDENTICAL_STEP:
         within += "the same kernels, generated code, operands and settings, bound by the GPU; "
     if found.pairs and found.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
@@ -271,7 +271,7 @@ def margins_text(margins: Margins) -> str:
     return f"margins {margins.ignore_pct:g} and {margins.matter_pct:g} %"
 
 
-def _confirmation(found: MetricVerdict, how: Confirmed) -> str:
+def _confirmation(how: Confirmed) -> str:
     """Return what pairs beside the recording's commit said of the screen's alarm."""
     outcome, beside = how.outcome, ""
     if how.step is not None:
