@@ -50,19 +50,22 @@ def compare(
     metric: str, now: Recording, past: Sequence[Recording], gates: Sequence[str]
 ) -> MetricVerdict:
     """Return the metric's verdict; ``now`` must hold it."""
-    gated, kind = metric in gates, METRICS[metric].kind
-    new = now.values()[metric]
+    return replace(_compared(metric, now, past), gated=metric in gates)
+
+
+def _compared(metric: str, now: Recording, past: Sequence[Recording]) -> MetricVerdict:
+    kind, new = METRICS[metric].kind, now.values()[metric]
     if metric == JUDGED_TIME:
-        return _compare_time(new, screen_of(now, past), gated)
+        return _compare_time(new, screen_of(now, past))
     if kind == "difference":
-        return _compare_difference(metric, now, past[-1], gated)
+        return _compare_difference(metric, now, past[-1])
     if kind == "information":
         old = past[-1].information.get(metric)
-        return _verdict(metric, Status.SAME, Reason.NOT_JUDGED, old, new, gated=False)
+        return _verdict(metric, Status.SAME, Reason.NOT_JUDGED, old, new)
     if metric == "tokens_per_step":
         tokens = past[-1].tokens_per_step  # equal, or there had been no comparison
-        return _verdict(metric, Status.SAME, Reason.EQUAL, tokens, new, gated=gated)
-    return _compare_count(metric, now, past, gated)
+        return _verdict(metric, Status.SAME, Reason.EQUAL, tokens, new)
+    return _compare_count(metric, now, past)
 
 
 def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
@@ -78,42 +81,35 @@ def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
 
 
 def _verdict(
-    metric: str,
-    status: Status,
-    reason: Reason,
-    old: float | None,
-    new: float,
-    gated: bool = True,
+    metric: str, status: Status, reason: Reason, old: float | None, new: float
 ) -> MetricVerdict:
     change = 100 * (new / old - 1) if old else None
-    return MetricVerdict(metric, status, reason, old=old, new=new, change_pct=change, gated=gated)
+    return MetricVerdict(metric, status, reason, old=old, new=new, change_pct=change)
 
 
-def _not_recorded(metric: str, new: float, gated: bool) -> MetricVerdict:
-    return _verdict(metric, Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED, None, new, gated)
+def _not_recorded(metric: str, new: float) -> MetricVerdict:
+    return _verdict(metric, Status.NO_BASELINE, Reason.METRIC_NOT_RECORDED, None, new)
 
 
-def _compare_time(new: float, found: Screen | None, gated: bool) -> MetricVerdict:
+def _compare_time(new: float, found: Screen | None) -> MetricVerdict:
     if found is None:
-        return _not_recorded(JUDGED_TIME, new, gated)
+        return _not_recorded(JUDGED_TIME, new)
     # The level that the change refers to, the mean over recordings; none of them need have it.
     old = new / (1 + found.change_pct / 100)
     facts = {"own_card": found.own_card, "compared": found.compared}
-    verdict = MetricVerdict(
-        JUDGED_TIME, *_UNDECIDED, old, new, found.change_pct, gated=gated, facts=facts
-    )
+    verdict = MetricVerdict(JUDGED_TIME, *_UNDECIDED, old, new, found.change_pct, facts=facts)
     return _against_limit(verdict, found.limit_pct, found.se_pct, found.noisy)
 
 
-def _compare_difference(metric: str, now: Recording, past: Recording, gated: bool) -> MetricVerdict:
+def _compare_difference(metric: str, now: Recording, past: Recording) -> MetricVerdict:
     """Judge in percentage points of a step: a difference may be zero, and no ratio of it means
     anything. ``change_pct`` and ``noise_pct`` are such points.
     """
     one, then = now.differences_pct[metric], past.differences_pct.get(metric)
     if then is None:
-        return _not_recorded(metric, one.mean, gated)
+        return _not_recorded(metric, one.mean)
     moved, limit = one.mean - then.mean, DIFFERENCE_LIMIT_PCT
-    verdict = MetricVerdict(metric, *_UNDECIDED, then.mean, one.mean, moved, gated=gated)
+    verdict = MetricVerdict(metric, *_UNDECIDED, then.mean, one.mean, moved)
     return _against_limit(verdict, limit, one.half_width, noisy=not one.half_width <= limit)
 
 
@@ -131,15 +127,13 @@ def _against_limit(
     return replace(found, status=status, reason=Reason.BEYOND_LIMIT)
 
 
-def _compare_count(
-    metric: str, now: Recording, past: Sequence[Recording], gated: bool
-) -> MetricVerdict:
+def _compare_count(metric: str, now: Recording, past: Sequence[Recording]) -> MetricVerdict:
     new, old = now.counters[metric], _recorded_count(metric, past)
     # Without its parts a recording cannot tell one that hides behind another that is gone.
     lost = METRICS[metric].parts and metric in now.detail and metric not in past[-1].detail
     if old is None or lost and new == old:
-        return _not_recorded(metric, new, gated)
-    found, moved = _judge_count(metric, old, new, gated), _moved_parts(metric, now, past[-1])
+        return _not_recorded(metric, new)
+    found, moved = _judge_count(metric, old, new), _moved_parts(metric, now, past[-1])
     if found.reason is Reason.EQUAL and moved and METRICS[metric].parts:
         # As many operators, but other ones: an improvement would hide what was added beside it.
         found = replace(found, status=Status.CHANGED, reason=Reason.WORK_MOVED)
@@ -172,20 +166,20 @@ def _recorded_count(metric: str, past: Sequence[Recording]) -> int | None:
     return min(recording.counters.get(metric, newest) for recording in past)
 
 
-def _judge_count(metric: str, old: float, new: float, gated: bool) -> MetricVerdict:
+def _judge_count(metric: str, old: float, new: float) -> MetricVerdict:
     row = METRICS[metric]
     if new == old:
-        return _verdict(metric, Status.SAME, Reason.EQUAL, old, new, gated=gated)
+        return _verdict(metric, Status.SAME, Reason.EQUAL, old, new)
     if row.role == "work":
-        return _verdict(metric, Status.CHANGED, Reason.WORK_MOVED, old, new, gated)
+        return _verdict(metric, Status.CHANGED, Reason.WORK_MOVED, old, new)
     if abs(new - old) < row.floor:
-        return _verdict(metric, Status.SAME, Reason.WITHIN_LIMIT, old, new, gated)
+        return _verdict(metric, Status.SAME, Reason.WITHIN_LIMIT, old, new)
     # Before the slack, so that a gain of less than the slack is FASTER, too.
     if new < old:
-        return _verdict(metric, Status.FASTER, Reason.COUNTER_FELL, old, new, gated)
+        return _verdict(metric, Status.FASTER, Reason.COUNTER_FELL, old, new)
     if new <= old * (1 + row.slack_pct / 100):
-        return _verdict(metric, Status.SAME, Reason.WITHIN_LIMIT, old, new, gated)
-    return _verdict(metric, Status.CHANGED, Reason.COUNTER_ROSE, old, new, gated)
+        return _verdict(metric, Status.SAME, Reason.WITHIN_LIMIT, old, new)
+    return _verdict(metric, Status.CHANGED, Reason.COUNTER_ROSE, old, new)
 
 
 def _compare_ranks(
@@ -199,7 +193,7 @@ def _compare_ranks(
     if not ranks:  # one rank, or all of them alike, now and then
         return busiest
     each = [
-        _judge_count(metric, then, count, busiest.gated)
+        _judge_count(metric, then, count)
         for then, count in zip(
             old or [int(busiest.old or 0)] * ranks,
             new or [int(busiest.new or 0)] * ranks,
