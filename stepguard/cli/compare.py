@@ -61,7 +61,9 @@ def _compare(options: argparse.Namespace) -> int:
         raise UsageError("compare: give two files or more")
     if traces and len(traces) != len(files):
         raise UsageError(f"--trace: {len(traces)} traces for {len(files)} files; one for each")
-    sides = [_side(one, label) for one, label in zip(files, _labels(files), strict=True)]
+    sides = [
+        replace(_side(one), label=label) for one, label in zip(files, _labels(files), strict=True)
+    ]
     if traces:
         sides = [_traced(side, path) for side, path in zip(sides, traces, strict=True)]
     if not set.intersection(*(set(side.cases) for side in sides)):
@@ -84,7 +86,7 @@ def _labels(files: list[_File]) -> list[str]:
     raise UsageError("compare: a file is there twice")
 
 
-def _side(file: _File, label: str) -> Side:
+def _side(file: _File) -> Side:
     """Read a file of any of the three kinds. Raises FileError, naming it, for what is none."""
     path = file.path
     data = contents(path, "give a file that can be")
@@ -101,15 +103,15 @@ def _side(file: _File, label: str) -> Side:
     if "case_id" in keys:
         one = read_evidence(path)
         found, declared = {one.case_id: summarise(one)}, {one.case_id: one.case}
-        side = _of_recordings(label, baseline.machine_of(one), found, declared)
+        side = _of_recordings(baseline.machine_of(one), found, declared)
         profile = one.counted.profile
         return replace(side, profiles={one.case_id: profile} if profile else {})
     if "results" in keys:
-        return _of_document(label, load_document(path))
-    return _of_baseline(label, path, file.card)
+        return _of_document(load_document(path))
+    return _of_baseline(path, file.card)
 
 
-def _of_baseline(label: str, path: Path, card: str) -> Side:
+def _of_baseline(path: Path, card: str) -> Side:
     """Return the newest recording of each case, of this card if one is given."""
     content = baseline.load(path)
     assert content is not None, "it was read before"
@@ -124,13 +126,12 @@ def _of_baseline(label: str, path: Path, card: str) -> Side:
             f"{path}: no recording of {card} at a newest level, but of {', '.join(cards)}"
         )
     cases = {name: content.cases[name].case for name in newest}
-    return _of_recordings(label, content.machine, newest, cases)
+    return _of_recordings(content.machine, newest, cases)
 
 
-def _of_document(label: str, document: RunDocument) -> Side:
+def _of_document(document: RunDocument) -> Side:
     drivers = {gpu.driver for gpu in document.gpus}
     return Side(
-        label=label,
         environment={
             "machine": document.machine,
             "driver": ", ".join(sorted(drivers)),
@@ -143,7 +144,7 @@ def _of_document(label: str, document: RunDocument) -> Side:
 
 
 def _of_recordings(
-    label: str, machine: str, found: dict[str, Recording], cases: dict[str, dict[str, Any]]
+    machine: str, found: dict[str, Recording], cases: dict[str, dict[str, Any]]
 ) -> Side:
     software: dict[str, str] = {}
     for one in found.values():
@@ -151,7 +152,6 @@ def _of_recordings(
     commits = dict.fromkeys(one.commit[:10] for one in found.values())
     software["commit"] = ", ".join(commits)
     return Side(
-        label=label,
         environment={"machine": machine} | software,
         cases={name: one.values() for name, one in found.items()},
         launches_ms={name: tuple(one.times_ms.get("step_ms", ())) for name, one in found.items()},

@@ -33,13 +33,13 @@ MOVED_PCT = 1.0  # of a step: a class of kernels that differs by more is pointed
 class Side:
     """One machine's figures."""
 
-    label: str
     environment: Mapping[str, str]
     cases: Mapping[str, Mapping[str, float]]  # metrics by case
     launches_ms: Mapping[str, Sequence[float]]  # step_ms of each launch, by case
     declared: Mapping[str, Mapping[str, Any]]  # what each case runs
     profiles: Mapping[str, Profile] = field(default_factory=dict)  # by case
     calls: Mapping[str, float] = field(default_factory=dict)  # CUDA call -> % of their time
+    label: str = ""
     waits_pct: float | None = None  # of the time in CUDA calls, by calls that wait
 
 
