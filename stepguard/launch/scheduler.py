@@ -24,7 +24,7 @@ from stepguard.fingerprint import steers
 from stepguard.git.worktree import FOLDER, keep_out_of_git
 from stepguard.gpu.nvml import Gpu, MachineError
 from stepguard.launch import engine
-from stepguard.launch.torchrun import LaunchSpec
+from stepguard.launch.torchrun import LaunchSpec, spawn
 
 SURVEY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
@@ -312,16 +312,8 @@ def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[byte
         "PYTHONPATH": os.pathsep.join(filter(None, [str(engine.ENGINE.parent), theirs])),
     }
     supervisor = [*engine.command("stepguard.launch.supervisor"), *spec.launcher]
-    with (spec.folder / "launcher.log").open("wb") as log:
-        return subprocess.Popen(
-            [*supervisor, *on_each_node("run", shared.write())],
-            env=environment,
-            cwd=spec.root,
-            stdin=subprocess.PIPE if spec.standby else subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
+    command = [*supervisor, *on_each_node("run", shared.write())]
+    return spawn(command, spec, environment, spec.folder / "launcher.log")
 
 
 def launcher_token(token: str) -> str:

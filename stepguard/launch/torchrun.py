@@ -70,14 +70,23 @@ def start(
     folder = spec.folder_of(part.node)
     folder.mkdir(exist_ok=True)
     keywords = asdict(part) | {"ranks": spec.world_size // part.nodes}
-    with (folder / "agent.log").open("wb") as log:
+    command = [*engine.command("stepguard.worker.agent"), json.dumps(keywords)]
+    own = launch_environment(spec, token, scratch, environment) | _network(part, scratch)
+    return spawn(command, spec, own, folder / "agent.log")
+
+
+def spawn(
+    command: list[str], spec: LaunchSpec, environment: Mapping[str, str], log: Path
+) -> "subprocess.Popen[bytes]":
+    """Start a process of a launch, which waits for standard input on standby."""
+    with log.open("wb") as file:
         return subprocess.Popen(
-            [*engine.command("stepguard.worker.agent"), json.dumps(keywords)],
+            command,
             cwd=spec.root,
-            env=launch_environment(spec, token, scratch, environment) | _network(part, scratch),
+            env=environment,
             stdin=subprocess.PIPE if spec.standby else subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
+            stdout=file,
+            stderr=file,
             start_new_session=True,  # a Ctrl-C at the terminal is ours alone to handle
         )
 
