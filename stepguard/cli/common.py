@@ -61,10 +61,9 @@ def progress_line(root: Path, cases: Sequence[Case]) -> ProgressLine:
         sys.stderr.write(text)
         sys.stderr.flush()
 
-    screen = Display(write, has_cursor(sys.stderr), lambda: columns(sys.stderr))
-    line = ProgressLine(screen, True, Store(root).last_wall_s(cases))
-    line.plan([(case.id, case.device) for case in cases])
-    return line
+    display = Display(write, has_cursor(sys.stderr), lambda: columns(sys.stderr))
+    devices = {case.id: case.device for case in cases}
+    return ProgressLine(display, True, devices, Store(root).last_wall_s(cases))
 
 
 def table_width() -> int:

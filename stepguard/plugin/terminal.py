@@ -1,10 +1,12 @@
 """The writing to pytest's terminal: the progress line, verdicts among the failures, the summary."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from stepguard.case import Case
 from stepguard.report import terminal
 from stepguard.report.progress_line import (
     GUESS_S,
@@ -17,16 +19,19 @@ from stepguard.report.progress_line import (
 from stepguard.text import printable
 
 
-def progress_line(config: pytest.Config, last_s: dict[str, float], pairs: bool) -> ProgressLine:
+def progress_line(
+    config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float], pairs: bool
+) -> ProgressLine:
     """Return the run's line on pytest's terminal; ``last_s`` is what its cases took before, alone
     or in ``pairs``.
     """
-    reporter = config.pluginmanager.getplugin("terminalreporter")
+    display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
+    devices = {case.id: case.device for case in cases}
     guess_s = PAIRS_GUESS_S if pairs else GUESS_S
-    return ProgressLine(_screen(config, reporter), config.option.verbose > 0, last_s, guess_s)
+    return ProgressLine(display, config.option.verbose > 0, devices, last_s, guess_s)
 
 
-def _screen(config: pytest.Config, reporter: Any) -> Display:
+def _display(config: pytest.Config, reporter: Any) -> Display:
     """Return pytest's terminal, past its capturing: a case runs inside its test."""
     capture = config.pluginmanager.getplugin("capturemanager")
     uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext

@@ -35,32 +35,28 @@ class Display:
 
 
 class ProgressLine:
-    """Progress of a run of cases."""
+    """Progress of a run of cases, whose ``devices`` are by id, in their order."""
 
     def __init__(
         self,
-        screen: Display,
+        display: Display,
         verbose: bool,
+        devices: Mapping[str, str],
         last_s: Mapping[str, float],
         guess_s: Mapping[str, float] = GUESS_S,
     ) -> None:
         self._guess_s = guess_s  # by device
-        self._screen, self._write, self._verbose = screen, screen.write, verbose
-        self._terminal, self._column = screen.terminal, 0
+        self._display, self._write, self._verbose = display, display.write, verbose
+        self._terminal, self._column = display.terminal, 0
         self._last_s = last_s  # that cases took the last time, by id
         self._took_s: dict[str, float] = {}  # in this run
-        self._device: dict[str, str] = {}
-        self._queue: list[str] = []
+        self._device, self._queue = devices, [*devices]
         self._done = 0
         self._case = ""
         self._began = 0.0
         self._most_s: float | None = None
         self._stage = ""
         self._stage_began = 0.0
-
-    def plan(self, cases: list[tuple[str, str]]) -> None:
-        """Take (case id, device) of every case to come, in order."""
-        self._device, self._queue = dict(cases), [case_id for case_id, _ in cases]
 
     @contextlib.contextmanager
     def case(self, case_id: str, most_s: float | None = None) -> Iterator[None]:
@@ -78,8 +74,8 @@ class ProgressLine:
         if not self._terminal:
             left = self._most(0.0) or f"about {clock(self._left_s())} left"
             self._write(f"\n{self._position()} {self._case}: {left}\n")
-        elif column := self._screen.column():
-            self._column = column % self._screen.width()
+        elif column := self._display.column():
+            self._column = column % self._display.width()
             self._write("\n")
 
     def stage(self, text: str) -> None:
@@ -101,7 +97,7 @@ class ProgressLine:
         """Return the whole line. Where it is too long, the time is told in fewer words, then the
         case's id is cut, in its middle, and the stage last.
         """
-        width, front = self._screen.width() - 1, f"{self._position()} "
+        width, front = self._display.width() - 1, f"{self._position()} "
         least, tails = min(ID_LEAST, len(self._case)), self._tails(took_s)
         fixed = len(front) + len(": ") + len(lasted)
         rooms = ((tail, room) for room in (len(self._case), least) for tail in tails)

@@ -56,10 +56,10 @@ class Terminal:
         minutes, seconds = re.search(r"(\d+):(\d\d) left", self.shown).groups()
         return 60 * int(minutes) + int(seconds)
 
-    def line(self, last_s=None, terminal=True, verbose=False):
-        """A progress line on it."""
+    def line(self, cases, last_s=None, terminal=True, verbose=False):
+        """A progress line on it, of cases and their devices."""
         screen = Display(self.write, terminal, lambda: self.width, lambda: self.column)
-        return ProgressLine(screen, verbose, last_s or {})
+        return ProgressLine(screen, verbose, dict(cases), last_s or {})
 
 
 @pytest.fixture
@@ -77,8 +77,10 @@ def test_what_was_on_the_screen_stays(monkeypatch, width, before):
         for one in (screen, plain):
             one.write("\n" if one.column == one.width else "")
             one.write(text)
-    line = screen.line({"train_step[124m-bf16-compiled]": 60.0})
-    line.plan([("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")])
+    line = screen.line(
+        [("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")],
+        {"train_step[124m-bf16-compiled]": 60.0},
+    )
     for case in ("train_step[124m-bf16-compiled]", "b"):
         line.begin(case)
         for text in ("launch 1: build and first step", "launch 1: block 1 of 3", "end"):
@@ -96,8 +98,10 @@ def test_what_was_on_the_screen_stays(monkeypatch, width, before):
 def test_it_says_case_stage_and_time_in_whole_words(monkeypatch, width, stage):
     """Which case of how many, what it does, and how long it still takes, at any usual width."""
     screen = Terminal(monkeypatch, width)
-    line = screen.line({"train_step[124m-bf16-compiled]": 60.0})
-    line.plan([("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")])
+    line = screen.line(
+        [("train_step[124m-bf16-compiled]", "cuda"), ("b", "cuda")],
+        {"train_step[124m-bf16-compiled]": 60.0},
+    )
     line.begin("train_step[124m-bf16-compiled]")
     line.stage(stage)
     assert screen.shown.startswith("[1/2] trai")
@@ -112,8 +116,7 @@ def test_it_says_case_stage_and_time_in_whole_words(monkeypatch, width, stage):
 def test_the_progress_line_never_wraps(monkeypatch, width, text):
     """However narrow the terminal or long the text, the line stays within it, rewritten whole."""
     screen = Terminal(monkeypatch, width)
-    line = screen.line()
-    line.plan([("train_step[124m-bf16-compiled]", "cuda")])
+    line = screen.line([("train_step[124m-bf16-compiled]", "cuda")])
     line.begin("train_step[124m-bf16-compiled]")
     line.stage(text)
     assert len(screen.shown) <= width - 1
@@ -128,8 +131,7 @@ def test_the_progress_line_never_wraps(monkeypatch, width, text):
 
 def test_the_progress_line_counts_down(screen):
     """The time left falls with the clock, from what the cases took the last time."""
-    line = screen.line({"a": 60.0, "b": 30.0})
-    line.plan([("a", "cuda"), ("b", "cuda")])
+    line = screen.line([("a", "cuda"), ("b", "cuda")], {"a": 60.0, "b": 30.0})
     line.begin("a")
     line.stage("warm-up")
     assert screen.left() == 90
@@ -151,8 +153,7 @@ def test_the_progress_line_counts_down(screen):
 def test_a_case_that_takes_longer_says_so(screen):
     """It does not count down a second for minutes; what is to come is not eaten up by it."""
     screen.width = 100
-    line = screen.line({"a": 12.0, "b": 90.0})
-    line.plan([("a", "cuda"), ("c", "cpu"), ("b", "cuda")])
+    line = screen.line([("a", "cuda"), ("c", "cpu"), ("b", "cuda")], {"a": 12.0, "b": 90.0})
     line.begin("a")
     screen.now_s += 52
     line.stage("build and first step")
@@ -167,8 +168,7 @@ def test_a_case_that_takes_longer_says_so(screen):
 
 def test_pairs_say_up_to_when_they_may_go_on(screen):
     """Where nothing is known of them, or they have gone on for longer than was expected."""
-    line = screen.line({"b": 60.0})
-    line.plan([("a", "cuda"), ("b", "cuda")])
+    line = screen.line([("a", "cuda"), ("b", "cuda")], {"b": 60.0})
     line.begin("a", 900.0)
     screen.now_s += 52
     line.stage("pair 1 head: block 1 of 2")
@@ -180,8 +180,7 @@ def test_pairs_say_up_to_when_they_may_go_on(screen):
     screen.now_s += 61
     line.stage("pair 4 head: block 1 of 2")
     assert screen.shown.endswith("  1:01, up to about 15:00")
-    log = screen.line(terminal=False)
-    log.plan([("a", "cuda")])
+    log = screen.line([("a", "cuda")], terminal=False)
     log.begin("a", 900.0)
     assert screen.written[-1] == "\n[1/1] a: up to about 15:00\n"
 
@@ -189,8 +188,7 @@ def test_pairs_say_up_to_when_they_may_go_on(screen):
 @pytest.mark.parametrize("most_s", [None, 900.0])
 def test_what_is_left_follows_the_cases_that_are_done(screen, most_s):
     """A machine on which they take half of what was guessed is not called slow to the end."""
-    line = screen.line(terminal=False)
-    line.plan([(name, "cuda") for name in "abc"] + [("d", "cpu")])
+    line = screen.line([(name, "cuda") for name in "abc"] + [("d", "cpu")], terminal=False)
     left = []
     for name, took_s in zip("abc", (60.0, 70.0, 65.0), strict=True):
         line.begin(name, most_s)
@@ -221,8 +219,7 @@ def test_what_a_case_is_expected_to_take(last_s, took_s, expected):
 def test_the_id_gives_way_before_the_stage(monkeypatch, width):
     """On a narrow terminal: its middle goes, so that both ends tell it from others."""
     screen = Terminal(monkeypatch, width)
-    line = screen.line()
-    line.plan([("train_step[124m-bf16-compiled]", "cuda")])
+    line = screen.line([("train_step[124m-bf16-compiled]", "cuda")])
     line.begin("train_step[124m-bf16-compiled]")
     line.stage("launch 1: warm-up")
     assert ": launch 1: warm-up  " in screen.shown
@@ -232,8 +229,7 @@ def test_the_id_gives_way_before_the_stage(monkeypatch, width):
 
 def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
     """Told the same stage again, the line shows its seconds; another stage starts anew."""
-    line = screen.line()
-    line.plan([("a", "cuda")])
+    line = screen.line([("a", "cuda")])
     line.begin("a")
     for text, expected in (("compile", "a: compile  "), ("compile", "a: compile 3 s  ")):
         line.stage(text)
@@ -250,8 +246,7 @@ def test_the_progress_line_says_how_long_the_stage_has_lasted(screen):
 
 def test_a_case_that_never_ran_is_guessed_by_device(screen):
     """Without a last time a GPU case is guessed at 65 s, a CPU case at 20."""
-    line = screen.line({"a": 60.0})
-    line.plan([("a", "cuda"), ("b", "cuda"), ("c", "cpu")])
+    line = screen.line([("a", "cuda"), ("b", "cuda"), ("c", "cpu")], {"a": 60.0})
     line.begin("a")
     line.stage("start")
     assert screen.left() == 60 + 65 + 20
@@ -259,13 +254,12 @@ def test_a_case_that_never_ran_is_guessed_by_device(screen):
 
 def test_without_a_terminal_a_case_is_a_line(screen):
     """In a log file there is one line a case, no carriage returns, and stages only with -v."""
-    line = screen.line(terminal=False)
-    line.plan([("a", "cpu")])
+    line = screen.line([("a", "cpu")], terminal=False)
     line.begin("a")
     line.stage("warm-up")
     line.end()
     assert screen.written == ["\n[1/1] a: about 0:20 left\n"]
-    verbose = screen.line(terminal=False, verbose=True)
+    verbose = screen.line([], terminal=False, verbose=True)
     verbose.begin("a")
     verbose.stage("warm-up")
     assert screen.written[-1].endswith("warm-up\n")
