@@ -169,6 +169,12 @@ def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Ro
     return found
 
 
+def by_class(profile: Profile) -> dict[str, float]:
+    """Return the us a step of each class of kernels; those that overlap count twice."""
+    kinds = grouped(profile.kernels, lambda row: row.kind)
+    return {kind: sum(mean(row.us) for row in rows) for kind, rows in kinds.items()}
+
+
 def mean(series: Sequence[float]) -> float:
     """Return the mean over steps, 0 without any."""
     return sum(series) / len(series) if series else 0.0

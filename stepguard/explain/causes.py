@@ -6,7 +6,6 @@ the steps of one profile differ from each other. What is not beyond that is no c
 together, into ``Explanation.scatter_us``: causes + scatter = difference, always.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -14,7 +13,17 @@ from stepguard.explain.match import How, Match, match
 from stepguard.explain.pace import Pace
 from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.profile import IdleRow, KernelRow, Profile, Series, added, grouped, mean, merged
+from stepguard.profile import (
+    IdleRow,
+    KernelRow,
+    Profile,
+    Series,
+    added,
+    by_class,
+    grouped,
+    mean,
+    merged,
+)
 from stepguard.roofline import Work
 from stepguard.trace.classes import COMMUNICATION
 
@@ -68,16 +77,9 @@ def _refusals(before: Profile, after: Profile) -> tuple[Refused, ...]:
 
 def _common(before: Profile, after: Profile) -> float:
     """Return the share of the kernels' time that is of the same classes on both sides."""
-    one, other = _by_class(before), _by_class(after)
-    most = max(one.total(), other.total())
-    return (one & other).total() / most if most else 1.0
-
-
-def _by_class(profile: Profile) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for row in profile.kernels:
-        found[row.kind] += round(1e3 * mean(row.us))  # ns: a Counter's "&" wants whole numbers
-    return found
+    one, other = by_class(before), by_class(after)
+    most = max(sum(one.values()), sum(other.values()))
+    return sum(min(us, other.get(kind, 0.0)) for kind, us in one.items()) / most if most else 1.0
 
 
 def _comparable(before: Profile, after: Profile) -> list[Sequence[KernelRow]]:

@@ -6,7 +6,7 @@ from statistics import geometric_mean
 from typing import Any
 
 from stepguard.metrics import METRICS, format_value
-from stepguard.profile import Profile, mean
+from stepguard.profile import Profile, by_class, mean
 from stepguard.report.table import aligned
 from stepguard.text import listed
 
@@ -60,11 +60,11 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
         yield from ("", *_table(case, labels, named))
     for name in _profiled(sides):
         profiles = [side.profiles[name] for side in sides]
-        columns = [_by_class(profile) for profile in profiles]
+        columns = [by_class(profile) for profile in profiles]
         names = sorted({kind for one in columns for kind in one}, key=lambda n: -_most(columns, n))
         totals = [sum(one.values()) for one in columns]
         shown = [
-            {kind: f"{ms:.2f} {100 * ms / total:4.1f} %" for kind, ms in one.items()}
+            {kind: f"{us / 1e3:.2f} {100 * us / total:4.1f} %" for kind, us in one.items()}
             for one, total in zip(columns, totals, strict=True)
         ]
         idle = [100 * mean(one.parts.idle_us) / mean(one.parts.step_us) for one in profiles]
@@ -80,14 +80,6 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
 
 def _profiled(sides: Sequence[Side]) -> list[str]:
     return [name for name in sides[0].profiles if all(name in side.profiles for side in sides)]
-
-
-def _by_class(profile: Profile) -> dict[str, float]:
-    """Return the ms a step of each class of kernels; those that overlap count twice."""
-    found: dict[str, float] = {}
-    for row in profile.kernels:
-        found[row.kind] = found.get(row.kind, 0.0) + mean(row.us) / 1e3
-    return found
 
 
 def _table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -161,14 +153,14 @@ def _of_kernels(first: Side, other: Side) -> Iterator[str]:
     for name in _profiled([first, other]):
         if first.declared.get(name) != other.declared.get(name):
             continue
-        before, after = _by_class(first.profiles[name]), _by_class(other.profiles[name])
-        least = MOVED_PCT / 100 * mean(first.profiles[name].parts.step_us) / 1e3
+        before, after = by_class(first.profiles[name]), by_class(other.profiles[name])
+        least = MOVED_PCT / 100 * mean(first.profiles[name].parts.step_us)
         moved = {k: after.get(k, 0.0) - before.get(k, 0.0) for k in before.keys() | after.keys()}
         for kind in sorted(moved, key=lambda kind: -abs(moved[kind])):
             if abs(moved[kind]) > least:
                 word = "more" if moved[kind] > 0 else "less"
                 yield (
-                    f"{name}: kernels of {kind} take {abs(moved[kind]):.2f} ms a step {word} on "
-                    f"{other.label} than on {first.label}: {after.get(kind, 0.0):.2f} and "
-                    f"{before.get(kind, 0.0):.2f}"
+                    f"{name}: kernels of {kind} take {abs(moved[kind]) / 1e3:.2f} ms a step {word} "
+                    f"on {other.label} than on {first.label}: {after.get(kind, 0.0) / 1e3:.2f} and "
+                    f"{before.get(kind, 0.0) / 1e3:.2f}"
                 )
