@@ -30,7 +30,7 @@ from stepguard.judge.ab.decision import (
 from stepguard.judge.ab.expectations import expect
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import final, waive
-from stepguard.launch.scheduler import Launcher, spread
+from stepguard.launch.scheduler import Launcher, identity
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
 from stepguard.measure.launches import ask_ranks, measure_launches
@@ -218,9 +218,7 @@ class Suite:
         machine = baseline.CPU_MACHINE
         if is_gpu(case.device):
             machine = self._bench.gpus[0].name if self._bench.gpus else ""
-        launcher = spread(case, self._bench.launcher)
-        nodes = len(launcher.nodes) if launcher else 1
-        name = baseline.file_name(case.device, machine, case.world_size, nodes)
+        name = baseline.name_of(identity(case, self._bench.launcher), machine)
         path, judges = self.baselines / name, (self.base_baselines or self.baselines) / name
         content = baseline.load_for(judges, machine)
         calibration = calibrations.load_for(calibrations.path_for(judges), machine)

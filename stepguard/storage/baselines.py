@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,14 @@ def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) ->
     return f"{'-'.join(words)}x{world_size}{over}.json"
 
 
+def name_of(case: Mapping[str, Any], machine: str) -> str:
+    """Name the file that the figures of a case, as a baseline describes it, are in."""
+    return file_name(case["device"], machine, case["world_size"], case.get("nodes", 1))
+
+
 def path_of(folder: Path, evidence: Evidence) -> Path:
     """Return the file in ``folder`` that the evidence belongs to."""
-    device_name = evidence.fingerprint.device_name if evidence.fingerprint else ""
-    case = evidence.case
-    size, nodes = int(case["world_size"]), int(case.get("nodes", 1))
-    return folder / file_name(str(case["device"]), device_name, size, nodes)
+    return folder / name_of(evidence.case, machine_of(evidence))
 
 
 def usual(root: Path) -> Path:
@@ -58,12 +60,8 @@ def files(folder: Path) -> list[Path]:
 
 def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
     """Return the cases of a file that it is for by its name: a copy of a file judges nothing."""
-
-    def name(case: dict[str, Any]) -> str:
-        ranks, nodes = case["world_size"], case.get("nodes", 1)
-        return file_name(case["device"], content.machine, ranks, nodes)
-
-    return {case_id: one for case_id, one in content.cases.items() if name(one.case) == path.name}
+    cases, machine = content.cases.items(), content.machine
+    return {case_id: one for case_id, one in cases if name_of(one.case, machine) == path.name}
 
 
 def load(path: Path) -> BaselineFile | None:
