@@ -4,7 +4,6 @@ Line numbers move with every edit above them, so sites of two revisions are matc
 function, source text and what happens there; the line is for the reader.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 
 import msgspec
@@ -51,17 +50,16 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
     """Return equal sites as one: counts added, phases joined, the first line kept."""
-    first: dict[tuple[str, str, str, str], Site] = {}
-    counts: Counter[tuple[str, str, str, str]] = Counter()
-    phases: dict[tuple[str, str, str, str], dict[str, None]] = {}
+    groups: dict[tuple[str, str, str, str], list[Site]] = {}
     for site in sites:
-        first.setdefault(site.key, site)
-        counts[site.key] += site.count
-        if site.phase:
-            phases.setdefault(site.key, {})[site.phase] = None
+        groups.setdefault(site.key, []).append(site)
     return tuple(
-        replace(site, count=counts[key], phase=", ".join(phases.get(key, ())))
-        for key, site in first.items()
+        replace(
+            alike[0],
+            count=sum(site.count for site in alike),
+            phase=", ".join(dict.fromkeys(site.phase for site in alike if site.phase)),
+        )
+        for alike in groups.values()
     )
 
 
@@ -69,9 +67,9 @@ def added(old: Iterable[Site], new: Iterable[Site]) -> tuple[Site, ...]:
     """Return the sites of ``new`` that ``old`` has less often or not at all, with the difference as
     count.
     """
-    before = Counter({site.key: site.count for site in merge(old)})
+    before = {site.key: site.count for site in merge(old)}
     return tuple(
-        replace(site, count=site.count - before[site.key])
+        replace(site, count=site.count - before.get(site.key, 0))
         for site in merge(new)
-        if site.count > before[site.key]
+        if site.count > before.get(site.key, 0)
     )

@@ -203,13 +203,11 @@ def _kept(older: list[Recording]) -> list[Recording]:
 
     The first under each software stays, since the drift is measured from it.
     """
-    first: dict[tuple[tuple[str, str], ...], int] = {}
-    for number, recording in enumerate(older):
-        first.setdefault(tuple(sorted(recording.software.items())), number)
-    pinned = set(first.values())
-    others = [number for number in range(len(older)) if number not in pinned]
-    room = max(KEPT_RECORDINGS - 1 - len(pinned), 0)
-    stay = pinned.union(others[len(others) - min(room, len(others)) :])
+    software = [recording.software for recording in older]
+    first = {software.index(one) for one in software}
+    others = [number for number in range(len(older)) if number not in first]
+    room = max(KEPT_RECORDINGS - 1 - len(first), 0)
+    stay = first.union(others[max(len(others) - room, 0) :])
     return [older[number] for number in sorted(stay)]
 
 
