@@ -16,7 +16,6 @@ from stepguard.verdict import (
     MetricVerdict,
     PairsFinding,
     Reason,
-    Status,
     Verdict,
 )
 
@@ -271,23 +270,24 @@ def margins_text(margins: Margins) -> str:
     return f"margins {margins.ignore_pct:g} and {margins.matter_pct:g} %"
 
 
+_SETTLED = (
+    Confirmation.CONFIRMED,
+    Confirmation.REVERSED,
+    Confirmation.STEP_SAME,
+    Confirmation.MACHINE,
+    Confirmation.SAME_CODE,
+)
+
+
 def _confirmation(how: Confirmed) -> str:
     """Return what pairs beside the recording's commit said of the screen's alarm."""
-    outcome, beside = how.outcome, ""
+    outcome, facts, beside = how.outcome, dict(how.facts), ""
     if how.step is not None:
         beside = f"{how.commit} beside it: {pairs_text(how.step)}"
-    if outcome is Confirmation.CONFIRMED and how.step is not None:
-        return f"confirmed, the code is {how.step.decision.status.value}: {beside}"
-    if outcome is Confirmation.REVERSED:
-        return f"confirmed, the code is {Status.SLOWER.value}, not FASTER: {beside}"
-    if outcome is Confirmation.STEP_SAME:
-        return f"no slower step by pairs; {beside}"
-    if outcome is Confirmation.MACHINE:
-        return f"the machine changed; {beside}"
-    if outcome is Confirmation.SAME_CODE:
-        return f"the machine changed: HEAD is {how.commit}"
-    facts = dict(how.facts)
+        facts["verdict"] = how.step.decision.status.value
     if outcome is Confirmation.BASE_FAILED:
         facts["text"] = sentence(facts["reason"], facts["facts"] or {})
-    why = outcome.value.format(**facts)
-    return "unconfirmed: " + ", ".join(filter(None, (why, beside or how.commit)))
+    text = outcome.value.format(commit=how.commit, beside=beside, **facts)
+    if outcome in _SETTLED:
+        return text
+    return "unconfirmed: " + ", ".join(filter(None, (text, beside or how.commit)))

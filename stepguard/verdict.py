@@ -125,14 +125,15 @@ NOTICES = (
 class Confirmation(Enum):
     """The outcome of pairs beside the recording's commit, for a time that the screen calls moved.
 
-    The phrase of an alarm that stays unconfirmed says why, with the facts of Confirmed.
+    In words, with the facts of Confirmed, its commit, and what the pairs ``beside`` that say.
     """
 
-    CONFIRMED = "the pairs say the same"
-    REVERSED = "the pairs say SLOWER where the screen said FASTER"
-    STEP_SAME = "the pairs see no slower step: kernels moved, the step did not"
-    MACHINE = "the pairs see no change: it was the machine"
-    SAME_CODE = "the recording was made of this very code: it was the machine"
+    CONFIRMED = "confirmed, the code is {verdict}: {beside}"
+    REVERSED = "confirmed, the code is SLOWER, not FASTER: {beside}"
+    STEP_SAME = "no slower step by pairs; {beside}"  # kernels moved, the step did not
+    MACHINE = "the machine changed; {beside}"
+    SAME_CODE = "the machine changed: HEAD is {commit}"  # the recording is of this very code
+    # Why an alarm stays unconfirmed.
     TOO_FAR = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"
     NOT_JUDGED = "the step time was not judged"
     UNDECIDED = "the pairs do not decide"
