@@ -12,7 +12,7 @@ from stepguard.recording import OPERATORS, Recording
 from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens, operator_move
-from stepguard.storage.accept import Accepted
+from stepguard.storage.accept import Accepted, Action
 from stepguard.text import first
 from stepguard.verdict import MetricVerdict, cause_first
 
