@@ -16,11 +16,11 @@ def load_document(path: Path) -> RunDocument:
 
     Raises FileError where there is none, and for anything that is not exactly such a document.
     """
-    measure = "pytest perf_tests --perf-json=PATH"
-    remedy = f"make it anew: {as_typed(measure)}"
-    found = read(path, RunDocument, SCHEMA, measure, _problems, remedy)
+    measure = as_typed("pytest perf_tests --perf-json=PATH")
+    remedy = f"make it anew: {measure}"
+    found = read(path, RunDocument, SCHEMA, "pytest perf_tests --perf-json=PATH", _problems, remedy)
     if found is None:
-        raise FileError(f"{path}: no such document; make it with: {as_typed(measure)}")
+        raise FileError(f"{path}: no such document; make it with: {measure}")
     return found
 
 
