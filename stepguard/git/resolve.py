@@ -54,8 +54,9 @@ def short(commit: str) -> str:
 
 
 def complaint(stderr: str) -> str:
-    """Return what git complained of, in one line."""
-    return " ".join(stderr.split()) or "git does not say why"
+    """Return what git complained of, in one line, without its hints."""
+    lines = [line for line in stderr.splitlines() if not line.startswith("hint: ")]
+    return " ".join(" ".join(lines).split()) or "git does not say why"
 
 
 def resolve(root: Path, rev: str) -> Named:

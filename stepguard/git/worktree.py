@@ -30,7 +30,11 @@ CHECKOUT_LIMIT_S = 600.0
 LOCK_LIMIT_S = 60.0
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
 COLLISION_PAUSES_S = (0.05, 0.2, 1.0)
-_COLLIDED = re.compile(r"failed to read .*worktrees/")
+# The last worktree that is removed takes the folder of all entries with it.
+_COLLIDED = re.compile(
+    r"(failed to read|Invalid path) .*worktrees/"
+    r"|could not create directory of .*worktrees/.*No such file"
+)
 # A hook or a submodule is not what was asked for, and might outlive us.
 PLAIN = ("core.hooksPath=/dev/null", "submodule.recurse=false")
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -294,22 +295,36 @@ def test_several_at_once(root):
     assert left(root) == []
 
 
+@pytest.mark.parametrize(
+    "why",
+    [
+        "failed to read .git/worktrees/a/commondir: Success",
+        "Invalid path '/r/.git/worktrees/a': No such file or directory",
+        "could not create directory of '.git/worktrees/a': No such file or directory",
+    ],
+)
 @pytest.mark.parametrize(("collisions", "made"), [(1, True), (3, True), (4, False)])
-def test_an_entry_that_another_process_writes_is_waited_for(root, monkeypatch, collisions, made):
-    """git reads every worktree's entry and locks none: half of one is no reason to give up."""
+def test_what_another_process_does_to_the_entries_is_waited_for(
+    root, monkeypatch, collisions, made, why
+):
+    """git reads every worktree's entry and locks none: half of one is no reason to give up, nor is
+    the folder of all, which goes with the last.
+    """
     asked, real = [], worktree.run_git
 
     def run_git(folder, *arguments, **options):
         if "add" in arguments:
             asked.append(arguments)
             if len(asked) <= collisions:
-                why = "fatal: failed to read .git/worktrees/a/commondir: Success\n"
-                return subprocess.CompletedProcess(arguments, 128, "", why)
+                hint = "hint: Support for <GIT_DIR>/info/grafts is deprecated\n"
+                return subprocess.CompletedProcess(arguments, 128, "", f"{hint}fatal: {why}\n")
         return real(folder, *arguments, **options)
 
     monkeypatch.setattr(worktree, "run_git", run_git)
     monkeypatch.setattr(worktree, "COLLISION_PAUSES_S", (0.0,) * 3)
-    refused = pytest.raises(TreeError, match="cannot be checked out to .*commondir: Success")
+    refused = pytest.raises(
+        TreeError, match=f"cannot be checked out to .*: fatal: {re.escape(why)}"
+    )
     with contextlib.nullcontext() if made else refused, tree_of(root, "one") as tree:
         assert (tree.root / "code.py").exists()
     assert len(asked) == min(collisions + 1, 4) and left(root) == []
