@@ -12,8 +12,8 @@ from statistics import fmean, stdev, variance
 import scipy
 
 # Runs on one card, and cards of one kind: their standard deviation, and for how many degrees of
-# freedom that knowledge counts. Repeats on one card scattered by 0.06 to 0.15 % (4 to 10
-# degrees), 12 cards by 1.0 to 1.6 % (docs/method.md).
+# freedom that knowledge counts. When they were chosen, repeats on one card scattered by 0.06 to
+# 0.15 % (4 to 10 degrees), 12 cards by 1.0 to 1.6 %; docs/method.md has the recordings of today.
 RUN_SD_PCT, RUN_WEIGHT = 0.15, 4.0
 CARD_SD_PCT, CARD_WEIGHT = 1.1, 10.0
 # One-sided, where nothing changed: of an alarm on a card that was recorded, and on one that never

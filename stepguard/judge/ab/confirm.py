@@ -22,8 +22,8 @@ from stepguard.verdict import (
 )
 
 # Of a step time, that another card or clock may make with the same code. H200s: cards differ by
-# 4.8 % at most (13 of them), and the SM clock of a block was between 1590 and 1800 MHz, a factor of
-# 1.13, in all studies of steady steps. See docs/judge.md.
+# 4.8 % at most (13 of them), and the SM clock of steady steps was between 1575 and 1800 MHz in all
+# studies, a factor of 1.14, which a step's time can follow at most.
 MACHINE_LIMIT_PCT = 15.0
 PROVEN = (Confirmation.CONFIRMED, Confirmation.REVERSED)
 OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
