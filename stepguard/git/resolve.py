@@ -221,9 +221,8 @@ def _unknown(root: Path, rev: str, top: Path) -> str:
     # A repository whose main branch has another name than the one that a page says.
     hint = meant(rev, filter(None, names)) or (f" (it has: {listed(known, 5)})" if known else "")
     start = re.split("[~^]", rev)[0]
-    if start != rev and _commit(
-        root, start
-    ):  # "HEAD~3": the name is right, the commit is not there
+    # Of "HEAD~3" the name is right, and the commit is not there.
+    if start != rev and _commit(root, start):
         hint = ""
     if is_shallow(root):
         return f"{rev!r} is no revision that this shallow clone of {top} has{hint}: {DEEPEN}"
