@@ -237,6 +237,21 @@ class Gate:
         self.record(case)
         return case
 
+    def recorded(self, gpu: Gpu, ahead: bool = True, step_ms: float = 11.0, **fields) -> Case:
+        """A GPU case with a baseline of 10 ms from the repository's commit, one commit behind HEAD
+        if ``ahead``; it takes ``step_ms`` now.
+        """
+        self.gpus = [gpu]
+        case = self.cuda()
+        self.suite(case)
+        self.commit()
+        self.will_measure(case, commit=self.git("rev-parse", "HEAD").strip())
+        self.record(case)
+        if ahead:
+            self.commit()
+        self.will_measure(case, step_ms=step_ms, **fields)
+        return case
+
     def run(self, *arguments, **outcomes) -> "Run":
         """pytest in this folder, in this process; with these outcomes, if any are given."""
         self.measured.clear()

@@ -42,14 +42,7 @@ def test_a_new_level_is_not(gate, h200):
 )
 def test_what_passes_beside_its_level_is_left_out(gate, h200, ms, options, why):
     """The machine moved, or a gain is unproven: `same`, no recording of the level, and no fault."""
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.commit()
-    gate.will_measure(case, commit=gate.git("rev-parse", "HEAD").strip())
-    gate.record(case)
-    gate.commit()
-    gate.will_measure(case, step_ms=ms)
+    case = gate.recorded(h200, step_ms=ms)
     result = gate.run("--perf-append", "--perf-strict", *options)
     assert result.ret == 0 and recordings(gate, case) == [1]
     result.says(f"{why}linear?124m?: step_ms *a new level needs a reason*", "*1 passed*")

@@ -18,25 +18,24 @@ MOVED = [
 ]
 
 
-def recorded(gate, h200, ahead=True, step_ms=11.0, **fields):
-    """A GPU case with a baseline of 10 ms from the repository's commit, one commit behind HEAD if
-    ``ahead``; it takes ``step_ms`` now.
-    """
+def beside_the_merge_base(gate, h200, step_ms):
+    """A GPU case with a baseline of 10 ms from a commit that nobody has, on a branch of main."""
     gate.gpus = [h200]
     case = gate.cuda()
     gate.suite(case)
     gate.commit()
-    gate.will_measure(case, commit=gate.git("rev-parse", "HEAD").strip())
+    gate.will_measure(case, commit="b" * 40)
     gate.record(case)
-    if ahead:
-        gate.commit()
-    gate.will_measure(case, step_ms=step_ms, **fields)
+    gate.git("branch", "-M", "main")
+    gate.git("checkout", "-q", "-b", "change")
+    gate.commit()
+    gate.will_measure(case, step_ms=step_ms)
     return case
 
 
 def test_slower_code_is_confirmed(gate, h200):
     """The recording's own commit runs beside HEAD and is faster: SLOWER, and it says so."""
-    case = recorded(gate, h200)
+    case = gate.recorded(h200)
     gate.will_compare(case, 10.0)
     result = gate.run("-v", failed=1)
     (commit,) = {commit for _, commit, _ in gate.paired}
@@ -56,7 +55,7 @@ def test_slower_code_is_confirmed(gate, h200):
 
 def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
     """Both codes are as fast here: exit 0, and the summary and both documents tell it."""
-    case = recorded(gate, h200)
+    case = gate.recorded(h200)
     result = gate.run("-v", "--perf-json=run.json", "--perf-report=run.md", passed=1)
     assert result.ret == 0 and [one[0] for one in gate.paired] == [case.id]
     result.says("same *100%]", "1 same", *MOVED)
@@ -68,7 +67,7 @@ def test_a_machine_that_moved_passes_and_is_reported(gate, h200):
 
 def test_no_confirm_leaves_the_screens_word(gate, h200):
     """--perf-no-confirm: SLOWER as the baseline has it, and no second tree is measured."""
-    recorded(gate, h200)
+    gate.recorded(h200)
     result = gate.run("--perf-no-confirm", failed=1)
     assert gate.paired == []
     result.says("  accept: *", "1 SLOWER", "linear?124m?: SLOWER: *")
@@ -77,7 +76,7 @@ def test_no_confirm_leaves_the_screens_word(gate, h200):
 
 def test_the_recordings_own_code_needs_no_second_look(gate, h200):
     """HEAD is the commit that was recorded: only the machine can have moved."""
-    recorded(gate, h200, ahead=False)
+    gate.recorded(h200, ahead=False)
     result = gate.run(passed=1)
     assert gate.paired == []
     result.says(*MOVED)
@@ -85,7 +84,7 @@ def test_the_recordings_own_code_needs_no_second_look(gate, h200):
 
 def test_an_edited_tree_is_not_the_recordings_code(gate, h200):
     """On the recorded commit, but edited: it is measured."""
-    case = recorded(gate, h200, ahead=False)
+    case = gate.recorded(h200, ahead=False)
     gate.will_compare(case, 10.0)
     (gate.path / "factories.py").write_text("# edited\n")
     gate.run(failed=1)
@@ -94,7 +93,7 @@ def test_an_edited_tree_is_not_the_recordings_code(gate, h200):
 
 def test_a_module_that_git_ignores_is_not_the_recordings_code(gate, h200):
     """Its commit is the recording's, and a library that was built anew is no part of that."""
-    case = recorded(gate, h200, ahead=False, untracked=("model/_C.so",))
+    case = gate.recorded(h200, ahead=False, untracked=("model/_C.so",))
     gate.will_compare(case, 10.0)
     result = gate.run(failed=1)
     result.says("    confirmed, the code is SLOWER*")
@@ -102,7 +101,7 @@ def test_a_module_that_git_ignores_is_not_the_recordings_code(gate, h200):
 
 def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     """FASTER stays if the code is; else there is no gain to keep."""
-    case = recorded(gate, h200, step_ms=9.0)
+    case = gate.recorded(h200, step_ms=9.0)
     gate.will_compare(case, -10.0)
     result = gate.run(passed=1)
     result.says("linear?124m?: FASTER: *", "  step_ms: confirmed, the code is*")
@@ -130,7 +129,7 @@ FAULT = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches
 )
 def test_what_cannot_be_confirmed_stays_slower(gate, h200, fields, why):
     """SLOWER fails, unconfirmed, and says why nobody could tell."""
-    case = recorded(gate, h200)
+    case = gate.recorded(h200)
     gate.will_compare(case, **fields)
     result = gate.run(failed=1)
     result.says(f"    unconfirmed: {why}", "1 SLOWER")
@@ -138,7 +137,7 @@ def test_what_cannot_be_confirmed_stays_slower(gate, h200, fields, why):
 
 def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch, no_tree):
     """A full disk does not turn it green."""
-    recorded(gate, h200)
+    gate.recorded(h200)
     monkeypatch.setattr(stepguard.measure.confirm, "tree_of", no_tree)
     result = gate.run(failed=1)
     result.says("    unconfirmed: cannot be made: no space left; *")
@@ -154,7 +153,7 @@ def test_without_a_repository_slower_is_unconfirmed(gate, h200):
 
 def test_a_counter_keeps_its_say(gate, h200):
     """The machine moved, and a counter rose: CHANGED, which fails."""
-    recorded(gate, h200, counters={"generated_kernels": 8})
+    gate.recorded(h200, counters={"generated_kernels": 8})
     result = gate.run(failed=1)
     assert len(gate.paired) == 1
     result.says("1 CHANGED", "linear?124m?: CHANGED: generated_kernels 7 -> 8*")
@@ -164,7 +163,7 @@ def test_a_waived_counter_lets_no_slower_code_pass(gate, h200):
     """FASTER by the baseline, on a machine that hides it: beside a waived counter pairs are asked,
     too, and fail the case.
     """
-    case = recorded(gate, h200, step_ms=9.0, counters={"generated_kernels": 8})
+    case = gate.recorded(h200, step_ms=9.0, counters={"generated_kernels": 8})
     waiver = {"case": case.id, "metric": "generated_kernels", "value": 8, "reason": "it is meant"}
     waiver |= {"who": "A. Author", "expires": (today() + timedelta(9)).isoformat()}
     text = json.dumps({"schema": 1, "waivers": [waiver]})
@@ -184,14 +183,14 @@ def test_a_waived_counter_lets_no_slower_code_pass(gate, h200):
 )
 def test_only_times_are_confirmed(gate, h200, change):
     """What needs no second tree gets none."""
-    recorded(gate, h200, **change)
+    gate.recorded(h200, **change)
     gate.run()
     assert gate.paired == [] and not (gate.path / ".stepguard" / "trees").exists()
 
 
 def test_both_measurements_are_kept(gate, h200):
     """The evidence that can be accepted, and the pairs beside it; the tree is gone."""
-    case = recorded(gate, h200)
+    case = gate.recorded(h200)
     gate.run()
     (run,) = (gate.path / ".stepguard" / "runs").iterdir()
     kept = run / case.slug
@@ -203,7 +202,7 @@ def test_both_measurements_are_kept(gate, h200):
 
 def test_the_budget_is_confirmations_too(gate, h200):
     """A quarter of an hour for one case."""
-    recorded(gate, h200)
+    gate.recorded(h200)
     gate.run("--perf-budget=15")
     ((_, _, share_s),) = gate.paired
     assert share_s == 900
@@ -211,7 +210,7 @@ def test_the_budget_is_confirmations_too(gate, h200):
 
 def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
     """HEAD was the recording's commit when the run began: what was slow is not that code."""
-    case = recorded(gate, h200, ahead=False, step_ms=15.0)
+    case = gate.recorded(h200, ahead=False, step_ms=15.0)
     measure = stepguard.measure.suite.measure_launches
 
     def edited(*arguments):
@@ -227,16 +226,7 @@ def test_a_tree_edited_meanwhile_is_not_confirmed(gate, h200, monkeypatch):
 
 def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200):
     """After a squash the merge base may be slow already: to be as slow as it excuses nothing."""
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.commit()
-    gate.will_measure(case, commit="b" * 40)
-    gate.record(case)
-    gate.git("branch", "-M", "main")
-    gate.git("checkout", "-q", "-b", "change")
-    gate.commit()
-    gate.will_measure(case, step_ms=12.0)
+    case = beside_the_merge_base(gate, h200, 12.0)
     result = gate.run(failed=1)
     result.says("    unconfirmed: as slow as that other commit*merge base*")
     gate.will_compare(case, 10.0)
@@ -247,7 +237,7 @@ def test_a_commit_in_place_of_the_recordings_own_only_confirms_slower(gate, h200
 @pytest.mark.parametrize("step_ms", [11.0, 27.1])
 def test_an_edited_hash_does_not_blame_the_machine(gate, h200, step_ms):
     """A recording that names the slow commit itself: its pairs see no change, and SLOWER stays."""
-    case = recorded(gate, h200, step_ms=step_ms)
+    case = gate.recorded(h200, step_ms=step_ms)
     own = gate.git("rev-parse", "HEAD~1").strip()
     gate.git("checkout", "-q", "-b", "change")
     gate.commit()
@@ -262,7 +252,7 @@ def test_an_edited_hash_does_not_blame_the_machine(gate, h200, step_ms):
 
 def test_no_machine_changes_by_so_much(gate, h200):
     """+171 % with the recording's own code as slow beside it: an error, and nothing to record."""
-    case = recorded(gate, h200, step_ms=27.1)
+    case = gate.recorded(h200, step_ms=27.1)
     gate.will_compare(case, 0.0)
     result = gate.run("--perf-update", errors=1)
     result.says("not recorded, the machine changed, not the code: *")
@@ -271,7 +261,7 @@ def test_no_machine_changes_by_so_much(gate, h200):
 
 def test_the_epochs_first_recording_is_what_is_confirmed_against(gate, h200):
     """One that joined it since was `same` by the limit alone, and may have crept."""
-    case = recorded(gate, h200)
+    case = gate.recorded(h200)
     first = gate.git("rev-parse", "HEAD~1").strip()
     gate.will_measure(case, step_ms=10.08, commit=gate.git("rev-parse", "HEAD").strip())
     gate.record(case)
@@ -286,7 +276,7 @@ def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
     """--perf-update would make the machine's bad day the level of the code, a counter that moved
     beside it or not.
     """
-    recorded(gate, h200, counters=counters)
+    gate.recorded(h200, counters=counters)
     before = (gate.baselines / "h200x1.json").read_text()
     result = gate.run("--perf-update")
     assert result.ret == 1
@@ -296,7 +286,7 @@ def test_what_the_machine_did_is_not_recorded(gate, h200, counters):
 
 def test_a_retry_of_an_alarm_goes_on_from_its_pairs(gate, h200):
     """Of the same files; --perf-against begins its own, and so does another commit."""
-    recorded(gate, h200)
+    gate.recorded(h200)
     seen = []
     for arguments in ((), (), ("--perf-against=HEAD~1",), ()):
         gate.run(*arguments)
@@ -311,7 +301,7 @@ def test_a_screen_that_passes_does_not_clear_what_pairs_have_confirmed(gate, h20
     """The next draw of the screen is lucky: the pairs that there are say SLOWER all the same. Of
     other files, and where the pairs saw nothing, nobody asks.
     """
-    case = recorded(gate, h200)
+    case = gate.recorded(h200)
     gate.will_compare(case, 10.0)
     gate.run(failed=1)
     gate.will_measure(case, step_ms=10.0)
@@ -334,7 +324,7 @@ def test_judge_says_what_the_run_said(gate, h200, monkeypatch):
     is accepted; then it can be waived, too.
     """
     monkeypatch.chdir(gate.path)
-    case = recorded(gate, h200)
+    case = gate.recorded(h200)
     gate.will_compare(case, 10.0)
     gate.run(failed=1)
     gate.will_measure(case, step_ms=10.0)
@@ -351,22 +341,14 @@ def test_judge_says_what_the_run_said(gate, h200, monkeypatch):
 def test_judge_blames_no_machine_beside_another_commit(gate, h200, monkeypatch):
     """The merge base may have been as slow: the run did not pass, and no more does its evidence."""
     monkeypatch.chdir(gate.path)
-    gate.gpus = [h200]
-    case = gate.cuda()
-    gate.suite(case)
-    gate.commit()
-    gate.will_measure(case, commit="b" * 40)
-    gate.record(case)
-    gate.git("checkout", "-q", "-b", "change")
-    gate.commit()
-    gate.will_measure(case, step_ms=11.0)
+    beside_the_merge_base(gate, h200, 11.0)
     gate.run(failed=1)
     assert gate.paired and main(["judge"]) == 1
 
 
 def test_a_tree_that_changes_while_pairs_run_clears_nobody(gate, h200):
     """Pairs of which nobody knows the code are no evidence for a slow step, now or in a retry."""
-    case = recorded(gate, h200)
+    case = gate.recorded(h200)
     gate.will_compare(case, does=lambda benches: (gate.path / ".gitignore").touch())
     result = gate.run(failed=1)
     result.says(
