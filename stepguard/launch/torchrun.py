@@ -137,7 +137,9 @@ def launch_environment(
     if spec.standby:
         env |= {"STEPGUARD_STANDBY": "1"}
     if not is_gpu(spec.device):
-        env |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": str(CPU_THREADS)}
+        # Where MKL's number is set, torch takes it for its own.
+        threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(CPU_THREADS))
+        env |= {"CUDA_VISIBLE_DEVICES": "", **threads}
     return env
 
 

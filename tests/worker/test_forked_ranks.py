@@ -32,7 +32,7 @@ facts = {
     "handlers": sorted(n for n, handler in handlers.items() if callable(handler)),
     "main": sys.argv[0],
     "path": sys.path[:2],
-    "omp": os.environ["OMP_NUM_THREADS"],
+    "threads": torch.get_num_threads(),
     "agent_threads": len(os.listdir(f"/proc/{os.getppid()}/task")),
     "cuda": torch.cuda.is_initialized(),
     "compiler": "torch._inductor" in modules,
@@ -52,10 +52,13 @@ def patience(monkeypatch):
     be_patient(monkeypatch)
 
 
-def test_a_rank_is_a_process_of_its_own(tmp_path):
+@pytest.mark.parametrize("variable", ["OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_a_rank_is_a_process_of_its_own(tmp_path, monkeypatch, variable):
     """Session, streams and signal handlers as after an exec; nothing but imports before the fork,
-    the compiler's included: no thread that could hold a lock, no CUDA.
+    the compiler's included: no thread that could hold a lock, no CUDA. One thread computes,
+    whatever a user's own variables say: what attention allocates on a CPU depends on it.
     """
+    monkeypatch.setenv(variable, "2")
     (tmp_path / "facts.py").write_text(FACTS)
     imported = {"preload": ("facts",), "shared": workers.COMPILER}
     with WorkerGroup(launch_spec(tmp_path, world_size=2, **imported)) as group:
@@ -70,7 +73,7 @@ def test_a_rank_is_a_process_of_its_own(tmp_path):
         assert facts["handlers"] == [2], "Python's own for SIGINT"
         assert Path(facts["main"]).name == "ranks.py"
         assert facts["path"][1] == str(tmp_path)
-        assert (facts["omp"], facts["agent_threads"], facts["cuda"]) == ("1", 1, False)
+        assert (facts["threads"], facts["agent_threads"], facts["cuda"]) == (1, 1, False)
         assert facts["collects"] and facts["compiler"]
         assert facts["frozen"] > 100_000, "of torch's own"
         assert facts["frozen_tensors"] == 0, "else the counting pass would miss them"
