@@ -249,6 +249,28 @@ def test_a_sparse_constant_lives_between_steps(counted, layout, block, size_byte
     assert counted(make).between == size_bytes / UNIT
 
 
+class _Quantized(torch.nn.Parameter):
+    """A parameter of a library's own class."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        raise TypeError("not before it is loaded")
+
+
+def test_a_subclass_of_a_parameter_lives_between_steps(counted):
+    """2 units of weights that a library has a class of its own for, whatever that answers; a tensor
+    that only says that it has bytes (FakeTensor) has none.
+    """
+    with torch._subclasses.FakeTensorMode():
+        fake = torch.empty(5 * N)
+
+    def make(phases):
+        weights = _Quantized(empty(2), requires_grad=False)
+        return lambda: (id(weights), id(fake))
+
+    assert counted(make).between == 2
+
+
 def test_both_of_two_buffers_live_between_steps(counted):
     """Two that are replaced in turns are 2 units in whichever step it is counted."""
 

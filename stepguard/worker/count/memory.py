@@ -31,6 +31,8 @@ _PARTS = {  # the methods that return a sparse tensor's dense ones
     torch.sparse_csc: _BY_COLUMN,
     torch.sparse_bsc: _BY_COLUMN,
 }
+# A subclass of a tensor may refuse what it is asked, or note it.
+_unheard = torch._C.DisableTorchFunctionSubclass
 _PHASE = "stepguard.phase:"
 _OUTSIDE = "before any phase"
 
@@ -189,13 +191,15 @@ def _bytes(storages: dict[int, torch.UntypedStorage]) -> int:
 
 
 def _live_storages(frozen: int) -> dict[int, torch.UntypedStorage]:
-    tensors = _reachable(frozen, CPU)
-    return _by_data(tensors) | _by_data(_gradients(tensors))
+    with _unheard():
+        tensors = _reachable(frozen, CPU)
+        return _by_data(tensors) | _by_data(_gradients(tensors))
 
 
 def gradients(frozen: int, kind: str) -> dict[int, torch.UntypedStorage]:
     """Return the storages of gradients on that kind of device, by address of their data."""
-    return _by_data(_gradients(_reachable(frozen, kind)))
+    with _unheard():
+        return _by_data(_gradients(_reachable(frozen, kind)))
 
 
 def _gradients(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -228,5 +232,13 @@ def _reachable(frozen: int, kind: str) -> list[torch.Tensor]:
     things = gc.get_objects()
     if hidden:
         gc.freeze()
-    tensors = (thing for thing in things if type(thing) in (torch.Tensor, torch.nn.Parameter))
+    tensors = (thing for thing in things if _has_bytes(type(thing)))
     return [tensor for tensor in tensors if tensor.device.type == kind]
+
+
+def _has_bytes(kind: Any) -> bool:
+    """Tell whether tensors of a class have the bytes that they say: one that dispatches by itself
+    wraps other tensors, or is none (FakeTensor).
+    """
+    plain = torch.Tensor.__torch_dispatch__
+    return issubclass(kind, torch.Tensor) and kind.__torch_dispatch__ is plain
