@@ -12,14 +12,23 @@ from pathlib import Path
 
 GIT_LIMIT_S = 30
 CALIBRATION = "calibration"  # the folder of the machines' own noise, within that of the baselines
-# What git sets inside a hook, for one, and obeys before -C.
-REPOSITORY_VARIABLES = (
+_NOT_TAKEN = (
+    # What git sets inside a hook, for one, and obeys before -C.
     "GIT_DIR",
     "GIT_COMMON_DIR",
     "GIT_WORK_TREE",
     "GIT_INDEX_FILE",
     "GIT_OBJECT_DIRECTORY",
+    # What would read our patterns, or the attributes of files, in another way.
+    "GIT_LITERAL_PATHSPECS",
+    "GIT_GLOB_PATHSPECS",
+    "GIT_NOGLOB_PATHSPECS",
+    "GIT_ICASE_PATHSPECS",
+    "GIT_ATTR_SOURCE",
 )
+# Which files changed git sees itself: a monitor that died says that none did, and by its size and
+# mtime alone an edit can look like none.
+_SETTINGS = ("core.fsmonitor=false", "core.trustctime=true", "core.checkStat=default")
 _ENVIRONMENT = {
     "LC_ALL": "C",  # callers look for words in what git says, which it would translate
     "GIT_TERMINAL_PROMPT": "0",
@@ -156,13 +165,13 @@ def run_git(
 
     The environment must not point it to another repository, it asks nobody for a password, and it
     has a session of its own: a Ctrl-C at the terminal is ours to handle. Commits are what their
-    hashes say (no replacements, no grafts), and which files changed it sees itself: a monitor that
-    died says that none did.
+    hashes say: no replacements, no grafts.
     """
-    own = {key: value for key, value in os.environ.items() if key not in REPOSITORY_VARIABLES}
+    own = {key: value for key, value in os.environ.items() if key not in _NOT_TAKEN}
+    settings = [part for setting in _SETTINGS for part in ("-c", setting)]
     try:
         return subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", "-C", str(root), *arguments],
+            ["git", *settings, "-C", str(root), *arguments],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -241,6 +241,24 @@ def test_a_monitor_that_sees_nothing_is_not_asked(root, tmp_path):
     assert dirty(root) == ("code.py",)
 
 
+@pytest.mark.parametrize("setting", ["core.checkStat=minimal", "core.trustctime=false"])
+def test_an_edit_of_the_old_size_and_time_is_dirty_whatever_the_configuration_says(root, setting):
+    """Settings that have git trust size and mtime alone hide no edit that restores both."""
+    code, old_s = root / "code.py", 1_600_000_000
+    os.utime(code, (old_s, old_s))
+    git(root, "update-index", "--refresh")
+    git(root, "config", *setting.split("="))
+    if setting == "core.checkStat=minimal":
+        (root / "new").write_text("2\n")
+        (root / "new").replace(code)  # another inode
+    else:
+        time.sleep(1.1)  # git compares whole seconds of ctime
+        code.write_text("2\n")
+    os.utime(code, (old_s, old_s))
+    assert git(root, "status", "--short") == ""
+    assert dirty(root) == ("code.py",)
+
+
 def test_a_graft_gives_a_commit_no_other_parents(root):
     """A file of the clone, that no push shows: the parents are those that the hash says."""
     git(root, "commit", "-q", "--allow-empty", "-m", "second")

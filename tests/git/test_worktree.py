@@ -473,8 +473,13 @@ def test_submodules(root, tmp_path):
         assert list((tree.root / "third").iterdir()) == []
 
 
-def test_git_lfs(root):
-    """A large file whose content is here and there only a pointer is refused; alike is allowed."""
+@pytest.mark.parametrize("variable", ["", "GIT_LITERAL_PATHSPECS"])
+def test_git_lfs(root, monkeypatch, variable):
+    """A large file whose content is here and there only a pointer is refused; alike is allowed.
+    So it is where a variable would have git take a pattern for a name.
+    """
+    if variable:
+        monkeypatch.setenv(variable, "1")
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
     (root / ".gitattributes").write_text("*.bin filter=lfs\n")
     (root / "data.bin").write_text(pointer)
