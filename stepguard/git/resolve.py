@@ -5,7 +5,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepguard.git.revision import git, run_git
+from stepguard.git.revision import complaint, git, run_git
 from stepguard.text import listed, meant
 
 # Where the main branch is looked for, in this order.
@@ -51,12 +51,6 @@ class Chosen:
 def short(commit: str) -> str:
     """Return as much of a hash as a reader needs."""
     return commit[:12]
-
-
-def complaint(stderr: str) -> str:
-    """Return what git complained of, in one line, without its hints."""
-    lines = [line for line in stderr.splitlines() if not line.startswith("hint: ")]
-    return " ".join(" ".join(lines).split()) or "git does not say why"
 
 
 def resolve(root: Path, rev: str) -> Named:

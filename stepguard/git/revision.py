@@ -47,12 +47,21 @@ class Revision:
     state: str = field(default="", compare=False)
 
 
+def complaint(stderr: str) -> str:
+    """Return what git complained of, in one line, without its hints."""
+    lines = [line for line in stderr.splitlines() if not line.startswith("hint: ")]
+    return " ".join(" ".join(lines).split()) or "git does not say why"
+
+
 def no_commit(root: Path) -> str:
     """Return why a tree belongs to no commit, and the command that mends it; empty if it does."""
     if shutil.which("git") is None:
         return "git is not on PATH: install it"
-    if git(root, "rev-parse", "--is-inside-work-tree") is None:
+    inside = run_git(root, "rev-parse", "--is-inside-work-tree")
+    if inside is None or "not a git repository" in inside.stderr:
         return f"{root} is in no git repository: git init && git add -A && git commit -m 'Begin'"
+    if inside.returncode:  # of another user's, in a container say: git's answer has the command
+        return f"git refuses the repository of {root}: {complaint(inside.stderr)}"
     if git(root, "rev-parse", "--verify", "HEAD") is None:
         return "the repository has no commit yet: git add -A && git commit -m 'Begin'"
     return ""
@@ -112,7 +121,9 @@ def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
     """
     if not paths:
         return []
-    known = (git(root, "ls-files", "-z", "--", *map(str, paths)) or "").split("\0")
+    # A submodule's are in the commit that names it, as a whole: another one there is a change.
+    listed = git(root, "ls-files", "-z", "--recurse-submodules", "--", *map(str, paths))
+    known = (listed or "").split("\0")
     there = {(root / path).resolve() for path in known if path}
     return [path for path in paths if path.is_symlink() or path.resolve() not in there]
 

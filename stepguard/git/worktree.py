@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from stepguard.git.resolve import Named, TreeError, complaint, resolve, short
-from stepguard.git.revision import GIT_LIMIT_S, run_git
+from stepguard.git.resolve import Named, TreeError, resolve, short
+from stepguard.git.revision import GIT_LIMIT_S, complaint, run_git
 from stepguard.worker.lifeline import interrupts_deferred
 
 FOLDER = ".stepguard"  # of all that is kept in a checkout: trees, runs, caches

@@ -6,9 +6,17 @@ import time
 from pathlib import Path
 
 import pytest
-from git_repositories import git
+from git_repositories import git, repository
 
-from stepguard.git.revision import Revision, current, differing, run_git, same_files
+from stepguard.git.revision import (
+    Revision,
+    current,
+    differing,
+    no_commit,
+    run_git,
+    same_files,
+    untracked,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -85,6 +93,16 @@ def test_a_subfolder_sees_the_whole_repository(root):
 def test_no_repository(tmp_path):
     """Outside a repository there is no commit, so nothing can be recorded."""
     assert current(tmp_path, tmp_path / "baselines") == Revision("", ())
+
+
+def test_a_repository_of_somebody_else(root, monkeypatch):
+    """What a container finds in a mounted clone is refused in git's own words, which have the
+    command; git init would not mend it.
+    """
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    said = no_commit(root)
+    assert said.startswith(f"git refuses the repository of {root}: fatal: detected dubious")
+    assert "git config --global --add safe.directory" in said and "git init" not in said
 
 
 def test_a_repository_without_a_commit(tmp_path):
@@ -277,6 +295,16 @@ def test_a_submodule_that_moved_is_dirty_whatever_the_configuration_says(root, t
     git(root, "config", "submodule.sub.ignore", "all")
     git(root / "sub", "commit", "-q", "--allow-empty", "-m", "two")
     assert dirty(root) == ("sub",)
+
+
+def test_a_module_of_a_submodule_is_in_a_commit(root, tmp_path):
+    """The commit names the submodule's, which has the file; one that it ignores is in none."""
+    other = repository(tmp_path / "other", lib="1")
+    git(root, "submodule", "--quiet", "add", str(other), "third")
+    git(root, "commit", "-q", "-m", "third")
+    (root / "third" / "made.py").write_text("1")
+    modules = [root / "code.py", root / "third" / "lib.py", root / "third" / "made.py"]
+    assert untracked(root, modules) == modules[2:]
 
 
 @pytest.mark.parametrize("hide", [False, True])
