@@ -32,6 +32,7 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from stepguard.worker.count.locate import raised_at
 from stepguard.worker.device import out_of_memory
 from stepguard.worker.endings import Ending, Endings
+from stepguard.worker.from_source import import_from_source
 from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.position import Note
 from stepguard.worker.session import BadWorkload, Session
@@ -172,6 +173,7 @@ def serve() -> None:
     folder = Path(os.environ["STEPGUARD_RUN_DIR"])
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # the host asks where a rank hangs
     sys.path.insert(1, os.getcwd())  # behind the engine: the tree may hold another one
+    import_from_source(Path.cwd())
     try:
         Session(Note(folder / f"note-{rank}")).serve()
         sys.stdout.flush()
