@@ -284,8 +284,8 @@ def _function_of(factory: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         # A module that is missing elsewhere is the workload's own failure, and has a traceback.
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            where = os.getcwd()
-            raise BadWorkload(f"no module {error.name!r} for {factory!r} in {where}") from None
+            told = f"no module {error.name!r} for {factory!r} in {os.getcwd()}"
+            raise BadWorkload(told + _where_else(error.name)) from None
         raise
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
@@ -294,6 +294,17 @@ def _function_of(factory: str) -> Callable[..., Any]:
         known = ", ".join(n for n in own if inspect.isfunction(public[n])) or "none"
         raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has: {known}")
     return function
+
+
+def _where_else(name: str) -> str:
+    """Return how a module is found that lies in a folder of the working directory, as in ``src``:
+    what pytest's own setting adds to its path, no rank has.
+    """
+    for inner in sorted(Path().glob(f"*/{name}")) + sorted(Path().glob(f"*/{name}.py")):
+        if inner.suffix == ".py" or inner.is_dir():
+            folder = shlex.quote(str(inner.parent))
+            return f"; it is in {folder}: begin the command with: env PYTHONPATH={folder}"
+    return ""
 
 
 def preload(variable: str) -> None:

@@ -98,6 +98,21 @@ def test_what_a_factory_raises_passes_through(tmp_path, monkeypatch):
         build("factories:faulty", {"how": "raise", "at_step": 0}, "cpu")
 
 
+@pytest.mark.parametrize("name", ["pkg/train.py", "pkg.py"])
+def test_a_module_in_a_folder_that_no_rank_imports_from(tmp_path, monkeypatch, name):
+    """pytest.ini's ``pythonpath = src`` is pytest's alone: the error says what a rank takes."""
+    (tmp_path / "src" / name).parent.mkdir(parents=True)
+    (tmp_path / "src" / name).touch()
+    monkeypatch.chdir(tmp_path)
+    factory = "pkg.train:make" if "/" in name else "pkg:make"
+    with pytest.raises(BadWorkload) as refused:
+        build(factory, {}, "cpu")
+    assert str(refused.value) == (
+        f"no module 'pkg' for {factory!r} in {tmp_path}; it is in src: begin the command with: "
+        "env PYTHONPATH=src"
+    )
+
+
 def test_a_module_that_the_workload_misses_is_its_own_failure(tmp_path, monkeypatch):
     """It passes through with its traceback, even where its name begins as the workload's does."""
     (tmp_path / "needy_workload.py").write_text("import needy\n")
