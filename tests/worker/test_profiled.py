@@ -35,3 +35,11 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
     counted = RankStep(lambda: None, torch.device("cpu"), any_rank=any_rank)
     profiled.count_profiled(Tally(), counted)
     assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None
+
+
+def test_a_trace_that_found_no_room_says_so(monkeypatch):
+    """On a full disk torch writes what it can, and says nothing."""
+    monkeypatch.setattr(profiled, "_exported", lambda profile: b'{"traceEvents": [{"ph": "X",')
+    counted = RankStep(lambda: None, torch.device("cpu"))
+    with pytest.raises(OSError, match=r"no whole trace to .* \(28 bytes of it\): make room"):
+        profiled.count_profiled(Tally(), counted)

@@ -169,7 +169,14 @@ def _exported(profiled: Any) -> bytes:
 
 
 def _events(text: bytes) -> list[dict[str, Any]]:
-    return [event for event in msgspec.json.decode(text)["traceEvents"] if event.get("ph") == "X"]
+    try:
+        trace = msgspec.json.decode(text)
+    except msgspec.DecodeError:  # the profiler does not say that it could not write
+        raise OSError(
+            f"the profiler wrote no whole trace to {tempfile.gettempdir()} ({len(text)} bytes of "
+            "it): make room there (df), or set TMPDIR to a folder that has some"
+        ) from None
+    return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
 
 
 def _profile(text: bytes) -> tuple[Profile | None, str]:
