@@ -18,6 +18,7 @@ class Change:
     named: str = ""  # pattern that the first line has to contain; empty: none
     reverse: bool = False
     needs_gpu: bool = False
+    declared: str = ""  # metric that rises with it, as its author says in the commit
 
     def plant(self, tree: Path) -> None:
         """Make the edits. Raises ValueError where a text is not there, or not once."""

@@ -8,6 +8,7 @@ the base has the replacements, HEAD is the step as it is.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from stepguard.metrics import PEAK
 from studies.planted_causes.faults import FAULTS, GPT, WORKLOADS
 from studies.power.change import FASTER, SLOWER, Change, Edit
 from studies.power.hidden import HIDDEN
@@ -173,7 +174,7 @@ CHANGES: dict[str, Change] = (
         "one gelu": _undone(gelu_twice(4)),
         "pinned input": _undone(_fault("a pageable copy")),
         "no sync": _undone(_fault("a sync")),
-        "no graph break": _undone(_fault("a graph break")),
+        "no graph break": replace(_undone(_fault("a graph break")), declared=PEAK),
         "norms at once": _undone(SEPARATE_NORMS),
         "gradients set to None": _undone(KEPT_GRADIENTS),
         "clones in 12 layers": clones(12),

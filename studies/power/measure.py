@@ -36,15 +36,15 @@ from studies.common.results import ROOT, Document, command_line, default_path, m
 from studies.power.change import FASTER, RED, SAME, SLOWER, Change
 from studies.power.changes import CHANGES, wanted
 
-CASES = {"cuda": "test_train_step and 124m-bf16", "cpu": "test_train_step and nano-cpu"}
+CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}
 # Of a verdict by the one pair of a step that did not change; of an end.
 SAME_S, END_S = 100.0, 20.0
 # Of sizes: import and settling, and each tree's build. So many changes share a process and a base.
 SIZES_S, BUILD_S, TOGETHER = 20.0, 10.0, 3
 
 
-def planted(tree: Path, change: Change, cache: Path) -> Path:
-    """Return a clone whose working tree is HEAD and whose commit is the base."""
+def planted(tree: Path, change: Change, case: str, cache: Path) -> str:
+    """Clone into ``tree`` and make the change there; return the base's revision."""
     clone_head(tree)
     share_cache(tree, cache)
     change.plant(tree)
@@ -52,7 +52,10 @@ def planted(tree: Path, change: Change, cache: Path) -> Path:
         commit_all(tree, "Before the change")
         back = ["git", "checkout", "-q", "HEAD~1", "--", "model"]
         subprocess.run(back, cwd=tree, check=True)
-    return tree
+    if not change.declared:
+        return "HEAD"
+    commit_all(tree, f"The change\n\nPerf-Expect: {case} {change.declared}: it is meant")
+    return "HEAD~1"
 
 
 def run_until(command: list[str], limit_s: float, **how: Any) -> tuple[str, bool]:
@@ -68,12 +71,13 @@ def run_until(command: list[str], limit_s: float, **how: Any) -> tuple[str, bool
         return process.communicate()[0], True
 
 
-def verdict(tree: Path, device: str, limit_s: float, env: dict[str, str]) -> dict[str, Any]:
+def verdict(
+    tree: Path, base: str, case: str, limit_s: float, env: dict[str, str]
+) -> dict[str, Any]:
     """Return what the shipped command says of a tree."""
     document, began = tree / ".stepguard" / "power.json", time.monotonic()
-    command = [sys.executable, "-m", "pytest", "perf_tests", "-v", "-k", CASES[device]]
-    command += ["--deselect", "perf_tests/test_train_step.py::test_train_step[nano-cpu-compiled]"]
-    command += ["--perf-against=HEAD", f"--perf-json={document}"]
+    command = [sys.executable, "-m", "pytest", f"perf_tests/test_train_step.py::test_{case}", "-v"]
+    command += [f"--perf-against={base}", f"--perf-json={document}"]
     printed, ended = run_until(command, limit_s, cwd=tree, env=env)
     seconds = round(time.monotonic() - began, 1)
     stages = [line.strip() for line in printed.splitlines() if re.match(r"\s*[\d.]+ s  ", line)]
@@ -184,8 +188,9 @@ class Work:
         """Judge changes on one GPU (empty: the CPU), then measure their sizes."""
         env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
         while name := self._next():
-            tree = planted(self.folder / name.replace(" ", "-"), CHANGES[name], self.cache)
-            found = verdict(tree, self.options.device, self.left_s() - END_S, env)
+            tree, case = self.folder / name.replace(" ", "-"), CASES[self.options.device]
+            base = planted(tree, CHANGES[name], case, self.cache)
+            found = verdict(tree, base, case, self.left_s() - END_S, env)
             found["right"] = as_expected(CHANGES[name], found)
             self.results.take(name, found)
             print(self.results.row(name), flush=True)

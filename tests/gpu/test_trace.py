@@ -59,12 +59,15 @@ def test_every_launch_is_found(tmp_path):
 
 
 def test_a_sync_is_named_with_its_line(tmp_path):
-    """The first cause is the wait in this file; so is the first cause of an extra copy."""
+    """The wait is a cause, in this file; so is an extra copy. Which is the larger, that or what
+    other processes on this GPU do to the products, is not known.
+    """
     base = recorded(tmp_path)
     found = explain(base, recorded(tmp_path, sync=True))
     cause = next(cause for cause in found.causes if cause.kind == Kind.IDLE)
     assert re.search(r"test_trace\.py\(\d+\): step", cause.place)
     assert found.explained_us + found.scatter_us == pytest.approx(found.change_us)
-    extra = explain(base, recorded(tmp_path, extra=True)).causes[0]
+    causes = explain(base, recorded(tmp_path, extra=True)).causes
     # A clone is a copy by the driver, and those are one cause, of no phase.
-    assert extra.kind in (Kind.ADDED, Kind.REPLACED, Kind.CALLS, Kind.COPIES)
+    copying = (Kind.ADDED, Kind.REPLACED, Kind.CALLS, Kind.COPIES)
+    assert any(cause.kind in copying and cause.us > 0 for cause in causes)

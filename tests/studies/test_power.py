@@ -4,10 +4,12 @@ import shutil
 
 import pytest
 
+from stepguard.git.revision import git
+from stepguard.git.trailers import expectations
 from studies.common.results import ROOT
 from studies.power.change import RED, SAME
 from studies.power.changes import CHANGES, FASTER, SLOWER, wanted
-from studies.power.measure import as_expected, wants_size
+from studies.power.measure import CASES, as_expected, planted, wants_size
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -20,6 +22,16 @@ def test_every_change_can_be_made(name, tmp_path):
         text = (tmp_path / path).read_text()
         compile(text, path, "exec")
         assert text != (ROOT / path).read_text()
+
+
+def test_what_an_honest_change_costs_is_declared_where_the_gate_reads_it(tmp_path):
+    """One graph for two keeps more memory: the change is a commit on its base, and says so."""
+    tree, case = tmp_path / "tree", CASES["cuda"]
+    base = planted(tree, CHANGES["no graph break"], case, tmp_path / "cache")
+    declared = [(one.case, one.metric) for one in expectations(tree, base, "HEAD", [case])]
+    assert declared == [(case, "peak_allocated_bytes")]
+    assert "-        torch._dynamo.graph_break()" in git(tree, "diff", base)
+    assert not git(tree, "diff", "HEAD")
 
 
 def test_what_is_expected_is_no_matter_of_luck():
