@@ -461,6 +461,15 @@ def test_a_warm_cache_changes_no_count(tmp_path):
     assert kernels > 0
 
 
+@pytest.mark.parametrize("counted", ["fxgraph_cache_miss", "fxgraph_cache_bypass", ""])
+def test_one_graph_that_no_cache_had_is_compiled_afresh(clean, counted):
+    """Also beside graphs that the cache had, as torch counts them."""
+    found = torch._dynamo.utils.counters["inductor"]
+    found["fxgraph_cache_hit"] = 2
+    found[counted] = 1
+    assert compiler.compiled_afresh() is bool(counted)
+
+
 def test_the_counters_take_it_over(clean):
     """Unique breaks are counted, their reasons told, and the Sites handed on."""
     compiled(broken_graphs.three)(torch.ones(4))
