@@ -5,12 +5,15 @@ model.workloads:train_step size=nano batch=4 seq=64 device=cpu
 """
 
 import argparse
+import contextlib
 import json
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from pkgutil import iter_modules
 
 from stepguard.case import Case, Scalar, from_dict
 from stepguard.cli.common import UsageError
@@ -72,8 +75,18 @@ def _recorded(case_id: str, device: str, root: Path) -> Case:
         hint = meant(case_id, known)
         cases = as_typed("stepguard baselines list")
         factory = "a factory is package.module:function key=value"
+        hint = hint or _with_colon(case_id, root)
         raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {cases}; {factory}")
     return found.get(device) or next(iter(found.values()))
+
+
+def _with_colon(name: str, root: Path) -> str:
+    """Return " (did you mean a.b:c?)" for the a.b.c that is a factory; empty for anything else."""
+    workload = ":".join(name.rsplit(".", 1))
+    with contextlib.suppress(ValueError):
+        if not missing(workload, root):
+            return f" (did you mean {workload}?)"
+    return ""
 
 
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
@@ -105,12 +118,21 @@ def missing(workload: str, root: Path) -> str:
     module, _, function = workload.partition(":")
     spec = _spec(module.split("."), [str(root), *sys.path])
     if spec is None:
-        return f"there is no module {module}, seen from {root}"
+        return f"there is no module {module}, seen from {root}{_beside(module, root)}"
     if spec.origin and spec.origin.endswith(".py"):
         # Its name, wherever: a function may be imported there, or made by another one.
-        if function not in Path(spec.origin).read_text(errors="replace"):
-            return f"{spec.origin} has no {function}"
+        text = Path(spec.origin).read_text(errors="replace")
+        if function not in text:
+            defined = re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
+            return f"{spec.origin} has no {function}{meant(function, defined)}"
     return ""
+
+
+def _beside(module: str, root: Path) -> str:
+    """Return " (did you mean a.b?)" of the modules that lie where ``module`` would."""
+    package, dot, _ = module.rpartition(".")
+    names = [one.name for one in iter_modules([str(root.joinpath(*package.split(".")))])]
+    return meant(module, [package + dot + name for name in names])
 
 
 def _spec(parts: Sequence[str], path: Sequence[str]) -> ModuleSpec | None:

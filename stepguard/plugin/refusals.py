@@ -4,6 +4,7 @@ A strict run is refused, too, for all that leaves a case unguarded by mistake. W
 tell before it measures it refuses at once; the rest fails it at its end.
 """
 
+import argparse
 import os
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -86,8 +87,9 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"--perf-reason={reason!r}: write a line of words"
     if reason is not None and not updates:
         yield "--perf-reason: nothing is recorded; it goes with --perf-update or --perf-update-new"
+    yield from _two_ways_to_record(option)
     if not 0 < option.perf_budget < 1e6:  # NaN neither
-        yield f"--perf-budget={option.perf_budget}: a number of minutes"
+        yield f"--perf-budget={option.perf_budget}: minutes, above 0 and below 1,000,000"
     if option.perf_against and records:
         yield "--perf-against judges against a revision, not a baseline: record in another run"
     if option.perf_against:
@@ -97,8 +99,20 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     if records and (problem := no_commit(root) or uncommitted(current(root, baselines).dirty)):
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
-        yield f"--perf-baselines={option.perf_baselines}: no such folder"
+        text = "no such folder; to record into a new one: mkdir -p "
+        yield f"--perf-baselines={option.perf_baselines}: {text}{shlex.quote(str(baselines))}"
     yield from _bad_documents(config.invocation_params.dir, texts)
+
+
+def _two_ways_to_record(option: argparse.Namespace) -> Iterator[str]:
+    """Yield a problem where changed levels would be recorded beside an option that leaves them."""
+    narrower = {"--perf-update-new": option.perf_update_new, "--perf-append": option.perf_append}
+    for name, given in narrower.items():
+        if option.perf_update and given:
+            yield (
+                f"--perf-update with {name}: it records changed levels, too, which {name} leaves "
+                "alone; give one of the two"
+            )
 
 
 def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[str]:

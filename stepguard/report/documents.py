@@ -134,6 +134,8 @@ def unwritable(path: Path) -> str:
     """Make the folder of a document; return why it cannot be written there, or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        return "a part of its path is a file: name a file in a folder"
     except OSError as error:
         return error.strerror or str(error)
     # Before the run: found at its end, hours of measuring would be lost to it.

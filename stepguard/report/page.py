@@ -34,10 +34,10 @@ def page(
     parts += [*_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
     told = Told()
     parts += [_details(one, steps, told) for one in worst_first(found) if _speaks(one)]
-    waivers = [f"* {markdown(one.text)}" for one in found.waivers if one.effect]
-    notices = [f"* {markdown(one)}" for one in found.notices]
-    parts += [*_unmeasured(found), *_cut(waivers, "waivers", folded="")]
-    parts += [*_cut(notices, "notices", folded=""), _facts(found)]
+    waivers = _waivers(found)
+    notices = [one for one in found.notices if one not in waivers]
+    parts += [*_unmeasured(found), *_cut(_bullets(waivers), "waivers", folded="")]
+    parts += [*_cut(_bullets(notices), "notices", folded=""), _facts(found)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
 
@@ -68,13 +68,13 @@ def _base(found: RunDocument) -> Iterator[str]:
             f"**This change edits baselines or waivers.** Those of {markdown(found.base)} judged; "
             "old -> new:"
         )
-    yield from _cut([f"* {markdown(line)}" for line in found.base_changes], "changes")
+    yield from _cut(_bullets(found.base_changes), "changes")
 
 
 def _problems(found: RunDocument) -> Iterator[str]:
     if found.problems:
         yield "**The run itself is no pass:**"
-    yield from _cut([f"* {markdown(one.sentence)}" for one in found.problems], "problems")
+    yield from _cut(_bullets([one.sentence for one in found.problems]), "problems")
 
 
 def _facts(found: RunDocument) -> str:
@@ -138,6 +138,22 @@ def _unmeasured(found: RunDocument) -> Iterator[str]:
     for state in NOT_MEASURED:
         cases = [one for one in found.cases if one.state is state]
         yield from _cut([_why(one) for one in cases], state.value, folded=f"{len(cases)} ")
+
+
+def _waivers(found: RunDocument) -> list[str]:
+    """Return the notice of each waiver, which has its case and what it did; without one, its text
+    if it was asked.
+    """
+    told = []
+    for one in found.waivers:
+        front = f"{one.case}: "
+        notices = [text for text in found.notices if text.startswith(front) and one.text in text]
+        told += notices or ([front + one.text] if one.effect else [])
+    return list(dict.fromkeys(told))
+
+
+def _bullets(lines: list[str]) -> list[str]:
+    return [f"* {markdown(line)}" for line in lines]
 
 
 def _why(one: CaseState) -> str:

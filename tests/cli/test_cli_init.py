@@ -209,13 +209,22 @@ def test_without_a_factory_one_is_written_to_fill_in(project, capsys):
     assert (project.path / "perf_workload.py").read_text() == "# mine\n"
 
 
+def test_a_factory_with_a_dot_for_the_colon_is_named_with_it(project, capsys):
+    """Only where there is such a factory."""
+    assert main(["run", "my_model.train_step"]) == 2
+    told = "'my_model.train_step' has no baseline (did you mean my_model:train_step?)"
+    assert told in capsys.readouterr().err
+    assert main(["run", "my_model.5"]) == 2 and "mean" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["init", "run"])
 @pytest.mark.parametrize(
     ("factory", "told"),
     [
         ("nope:step", "there is no module nope, seen from"),
         ("my_model.inner:step", "there is no module my_model.inner, seen from"),
-        ("my_model:trian_step", "my_model.py has no trian_step"),
+        ("my_model:trian_step", "my_model.py has no trian_step (did you mean train_step?)"),
+        ("my_modle:step", "(did you mean my_model?)"),
     ],
 )
 def test_a_factory_that_is_not_there_is_found_before_anything_is_imported(

@@ -37,7 +37,9 @@ def test_a_folder_that_is_none_is_a_usage_error(recorded, folder):
     """A mistyped --perf-baselines is exit 4 before anything is measured."""
     result = recorded.run(f"--perf-baselines={folder}")
     assert result.ret == 4
-    result.stderr.fnmatch_lines([f"*--perf-baselines={folder}: no such folder*"])
+    result.stderr.fnmatch_lines(
+        [f"*--perf-baselines={folder}: no such folder; to record *: mkdir -p *{folder}"]
+    )
     assert recorded.measured == []
 
 

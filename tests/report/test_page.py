@@ -83,6 +83,20 @@ def test_the_verdict_is_first():
     assert page(run_document(passed=False)).startswith("**Performance failed:** nothing was meas")
 
 
+def test_a_waiver_is_listed_once_with_its_case_and_what_it_did():
+    """Under the waivers, also one whose case was not measured; other notices are below."""
+    used, unused = (
+        WaiverDocument(case=case, metric="m", expires="e", effect=effect, text="m up to 2")
+        for case, effect in (("a[x]", "WAIVED"), ("b[y]", ""))
+    )
+    notices = ["a[x]: waived: m up to 2", "b[y]: waiver not used: m up to 2", "a[x]: a remark"]
+    text = page(run_of(SAME, waivers=[used, unused], notices=notices))
+    waivers, below = text.split("<summary>waivers</summary>")[1].split("<summary>notices</summary>")
+    assert waivers.count("m up to 2") == 2 and "a[x]: waived" in waivers
+    assert "a remark" in below and "m up to 2" not in below
+    assert "c: because" in page(run_of(SAME, notices=[]))
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_no_known_markup_is_taken(text):
     """Neither within a line nor at its beginning."""
