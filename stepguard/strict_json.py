@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import msgspec
 
 LARGEST = 1e60  # of a number: its square, or a product of a few, is still one
+EXAMPLE = "not a date like 2026-12-31"
 Content = TypeVar("Content")
 
 
@@ -40,6 +41,9 @@ def parse(text: str, kind: type[Content], schema: int) -> Content:
         if raw["schema"] != schema:
             raise OtherSchema(f"schema {raw['schema']!r}, this version of stepguard reads {schema}")
         return msgspec.convert(raw, kind, strict=True)
+    except msgspec.ValidationError as error:
+        # msgspec's word for a date has no example, which is what its reader needs.
+        raise ValueError(str(error).replace("Invalid RFC3339 encoded date", EXAMPLE)) from None
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except OverflowError as error:  # of an integer that a float cannot hold

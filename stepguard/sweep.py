@@ -123,4 +123,11 @@ def flattened(metrics: dict[str, float], evidence: Evidence) -> dict[str, float]
 
 def parse(raw: dict[str, Any]) -> Sweep:
     """Return the declaration. Raises ValueError for what is none."""
-    return msgspec.convert(raw, Sweep, strict=True)
+    try:
+        return msgspec.convert(raw, Sweep, strict=True)
+    except msgspec.ValidationError as error:
+        text, _, at = str(error).partition(" - at ")
+        kind = {"": Sweep, "`$.report`": Report, "`$.report.plot`": Plot}.get(at)
+        if "unknown field" not in text or kind is None:
+            raise
+        raise ValueError(f"{error}; possible: {', '.join(kind.__struct_fields__)}") from None

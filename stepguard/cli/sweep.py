@@ -137,10 +137,10 @@ def _report(folder: Path, content: SweepFile) -> int:
     report.write_csv(content, folder / "rows.csv")
     written = [ROWS, "rows.csv"]
     if content.sweep.report.plot:
-        if report.write_plot(content, folder / "rows.svg"):
-            written.append("rows.svg")
+        if problem := report.write_plot(content, folder / "rows.svg"):
+            say(f"no chart: {problem}")
         else:
-            say("no chart: pip install matplotlib, then the same command draws it")
+            written.append("rows.svg")
     say(f"in {folder}: {', '.join(written)}")
     fine = (MEASURED, Reason.OUT_OF_MEMORY.name)
     failed = [row for row in content.rows if row.status not in fine]

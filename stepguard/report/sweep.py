@@ -3,7 +3,7 @@
 import csv
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,20 +96,23 @@ def write_csv(content: SweepFile, path: Path) -> None:
             writer.writerow([*parameters, row.status, row.message, *values])
 
 
-def write_plot(content: SweepFile, path: Path) -> bool:
-    """Draw the chart that the sweep asks for; tell whether there is matplotlib to draw it with.
+def write_plot(content: SweepFile, path: Path) -> str:
+    """Draw the chart that the sweep asks for; return why there is none, or nothing.
 
     A row that was not measured is a cross on the axis.
     """
+    plot = content.sweep.report.plot
+    assert plot is not None
+    path.unlink(missing_ok=True)  # it may be of other rows
+    if not any(_known(content.rows, column) for column in plot.y):
+        return "no row has a value of it"
     try:
         import matplotlib
     except ImportError:
-        return False
+        return "pip install matplotlib, then the same command draws it"
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    plot = content.sweep.report.plot
-    assert plot is not None
     figure, panels = pyplot.subplots(
         1, len(plot.y), figsize=(6 * len(plot.y), 4), squeeze=False, layout="constrained"
     )
@@ -124,7 +127,11 @@ def write_plot(content: SweepFile, path: Path) -> bool:
     figure.suptitle(f"{content.sweep.workload}, {content.machine}{cross}")
     figure.savefig(path)
     pyplot.close(figure)
-    return True
+    return ""
+
+
+def _known(rows: Sequence[Row], column: str) -> list[Row]:
+    return [row for row in rows if row.status == MEASURED and column in row.values]
 
 
 def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
@@ -135,7 +142,7 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
     unit = METRICS[column.partition(":")[0]].unit
     unit, of_unit = ("MiB", 2.0**20) if unit == "B" else (unit, 1.0)
     for number, (label, rows) in enumerate(_lines(content, x).items()):
-        known = [row for row in rows if row.status == MEASURED and column in row.values]
+        known = _known(rows, column)
         at = [row.parameters[x] for row in known]
         values = [row.values[column] / of_unit for row in known]
         (drawn,) = axes.plot(at, values, _STYLES[number // 10 % 4], marker="o", label=label)
@@ -149,6 +156,10 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
         axes.set_xscale("log", base=2)
         if len({row.values.get(column) for row in content.rows}) > 1:
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            low, high = axes.get_ylim()
+            if high < 20 * low:  # one or two powers of ten are no scale to read a value from
+                axes.yaxis.set_minor_formatter("{x:g}")
         axes.set_xticks(numbers, [str(n) for n in numbers], fontsize="x-small")
     return crosses
 

@@ -3,12 +3,15 @@
 import csv
 import json
 import re
+import tomllib
 from dataclasses import replace
 
 import pytest
 
 import stepguard.measure.suite
 from stepguard.evidence import Fault
+from stepguard.report.sweep import write_plot
+from stepguard.sweep import MEASURED, SCHEMA, Row, SweepFile, parse
 
 DECLARED = """
 workload = "factories:linear"
@@ -132,7 +135,8 @@ def test_rows_of_something_else_are_not_mixed_in(shell, measured):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("[grid]", "[gird]", "unknown field `gird`"),
+        ("[grid]", "[gird]", "unknown field `gird`; possible: workload, grid, parameters, "),
+        ("plot = {", "plt = {", "`plt` - at `$.report`; possible: columns, plot"),
         ("n = [16, 32, 64]", "n = []", "a value for each"),
         ("n = [16, 32, 64]", "n = [16, 16]", "grid.n: a value is there twice"),
         ("n = [16, 32, 64]", "k = [16]", "k: it is in grid and in parameters"),
@@ -176,6 +180,29 @@ def test_a_chart_without_a_cross_explains_none(shell, measured):
     shell("sweep", "grid.toml")
     drawn = (shell.path / ".stepguard/sweeps/grid/rows.svg").read_text()
     assert "<!-- factories:linear, " in drawn and "no value" not in drawn
+
+
+def test_rows_without_a_value_make_no_chart(shell, measured):
+    """Axes without a figure say nothing, and those of rows that were dropped say what is not so."""
+    pytest.importorskip("matplotlib")
+    assert "rows.svg" in shell("sweep", "grid.toml").out
+    measured.faults = dict.fromkeys((16, 32, 64), Fault("RAISED", "planted", "", "launch 1"))
+    done = shell("sweep", "grid.toml", "--anew")
+    assert "no chart: no row has a value of it" in done.out and "rows.svg" not in done.out
+    assert not (shell.path / ".stepguard/sweeps/grid/rows.svg").exists()
+
+
+def test_an_axis_within_a_power_of_ten_can_be_read(tmp_path):
+    """Its smaller ticks have numbers, too: one label is no scale."""
+    pytest.importorskip("matplotlib")
+    sweep = parse(tomllib.loads(DECLARED))
+    cases = [values for values, _ in sweep.cases() if values["kind"] == "a"]
+    figures = zip(cases, (47.0, 68.0, 115.0), strict=True)
+    rows = [Row(values, MEASURED, "", {"step_ms": ms}) for values, ms in figures]
+    drawn = tmp_path / "rows.svg"
+    assert write_plot(SweepFile(SCHEMA, sweep, "f" * 40, [], "CPU", rows), drawn) == ""
+    text = drawn.read_text()
+    assert all(f"<!-- {tick} -->" in text for tick in (50, 60, 70, 100))
 
 
 def test_without_matplotlib_the_figures_are_there(shell, measured, monkeypatch):
