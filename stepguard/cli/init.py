@@ -273,8 +273,8 @@ def _commit(root: Path, paths: list[Path]) -> str:
     dirty = set(current(root, root / "baselines").dirty)
     names = [os.path.relpath(path, root) for path in paths if path.exists()]
     top = (git(root, "rev-parse", "--show-toplevel") or "").rstrip("\n")
-    ours = {os.path.relpath(root / name, top) for name in names}
-    if others := sorted(dirty - ours):
+    ours = {name: os.path.relpath(root / name, top) for name in names}
+    if others := sorted(dirty - {*ours.values()}):
         return f"there are {uncommitted(others)}"
     if not dirty:
         return ""
@@ -284,7 +284,8 @@ def _commit(root: Path, paths: list[Path]) -> str:
         if done is None or done.returncode != 0:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines() if done else []
             return f"git {arguments[0]} failed ({last[-1] if last else 'no answer'}); do: {typed}"
-    say(f"committed {', '.join(names)}: a recording names its commit")
+    new = [name for name in names if ours[name] in dirty]
+    say(f"committed {', '.join(new)}: a recording names its commit")
     return ""
 
 
@@ -298,7 +299,9 @@ def _record(root: Path, python: str, test: str) -> int:
         say(f"  {python} -m pip install {clone}", "then init again")
     if status:
         return 1
-    say("", "Commit the recording, so that everybody is compared with it:")
-    say("  git add baselines && git commit -m 'The first recording'")
+    say("")
+    if git(root, "status", "--porcelain", "--", "baselines") != "":
+        say("Commit the recording, so that everybody is compared with it:")
+        say("  git add baselines && git commit -m 'The first recording'")
     say("From now on:", f"  {python} -m pytest {test}")
     return 0
