@@ -47,6 +47,8 @@ def main() -> int:
     parser.add_argument("--svg", type=Path, help="draw a step of s0")
     parser.add_argument("--out", required=True, type=Path)
     options = parser.parse_args()
+    if options.svg and (options.cpu or "s0" not in options.only):
+        parser.error("--svg draws kernels of s0 on a GPU: leave out --cpu and --only, or --svg")
     found: dict[str, Any] = {"command": "python -m studies.public_profiles.measure"}
     for name in options.only:
         print(f"\n== {name}", flush=True)
