@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import accumulate
 
-from stepguard.document import CaseState, ResultDocument, RunDocument, State
+from stepguard.document import ResultDocument, RunDocument, State
 from stepguard.report import table
 from stepguard.report.repeated import Told
-from stepguard.text import first, markdown, printable_lines
+from stepguard.text import first, listed, markdown, printable_lines
 from stepguard.verdict import Status
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
@@ -136,8 +136,12 @@ def _details(result: ResultDocument, steps: bool, told: Told) -> str:
 
 def _unmeasured(found: RunDocument) -> Iterator[str]:
     for state in NOT_MEASURED:
-        cases = [one for one in found.cases if one.state is state]
-        yield from _cut([_why(one) for one in cases], state.value, folded=f"{len(cases)} ")
+        by_why: dict[str, list[str]] = {}
+        for one in found.cases:
+            if one.state is state:
+                by_why.setdefault(one.why, []).append(one.case or one.test)
+        lines = [_why(cases, why) for why, cases in by_why.items()]
+        yield from _cut(lines, state.value, folded=f"{sum(map(len, by_why.values()))} ")
 
 
 def _waivers(found: RunDocument) -> list[str]:
@@ -156,9 +160,9 @@ def _bullets(lines: list[str]) -> list[str]:
     return [f"* {markdown(line)}" for line in lines]
 
 
-def _why(one: CaseState) -> str:
-    why = f": {markdown(one.why)}" if one.why else ""
-    return f"* {markdown(one.case or one.test)}{why}"
+def _why(cases: list[str], why: str) -> str:
+    """Return the cases and what they have in common."""
+    return f"* {markdown(listed(cases, LISTED))}" + (f": {markdown(why)}" if why else "")
 
 
 def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str]:

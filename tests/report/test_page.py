@@ -83,6 +83,16 @@ def test_the_verdict_is_first():
     assert page(run_document(passed=False)).startswith("**Performance failed:** nothing was meas")
 
 
+def test_cases_with_one_reason_are_one_line():
+    """What -k leaves out is dozens of cases, each for the same reason."""
+    cases = [
+        CaseState(state=State.DESELECTED, case=f"case[{name}]", why=why)
+        for name, why in (("a", "by -k"), ("b", "by -m"), ("c", "by -k"))
+    ]
+    text = page(replace(run_document(SAME), cases=cases))
+    assert "<summary>3 deselected</summary>\n\n* case[a], case[c]: by -k\n* case[b]: by -m" in text
+
+
 def test_a_waiver_is_listed_once_with_its_case_and_what_it_did():
     """Under the waivers, also one whose case was not measured; other notices are below."""
     used, unused = (
@@ -142,9 +152,11 @@ def test_a_page_is_never_too_long(limit, of):
 
 def test_lists_are_cut():
     """A hundred cases that were left out are a list of LISTED, and how many more there are."""
-    left = [CaseState(state=State.LEFT_OUT, case=f"c[{n}]") for n in range(100)]
+    left = [CaseState(state=State.LEFT_OUT, case=f"c[{n}]", why=f"w{n}") for n in range(100)]
     text = page(run_document(SAME, cases=left))
     assert text.count("\n* c[") == LISTED and f"* and {100 - LISTED} more" in text
+    text = page(run_document(SAME, cases=[replace(one, why="by -k") for one in left]))
+    assert text.count("c[") == LISTED and f"c[49] and {100 - LISTED} more: by -k" in text
 
 
 def test_many_arguments_are_counted():
