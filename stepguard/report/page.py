@@ -27,17 +27,16 @@ def page(
     the evidence, and ``refused`` is why a run that passes by its own word does not.
 
     In this order: the verdict, baselines that the tree changes, the problems of the run, the table,
-    a folded part for each case that has more to say, what was not measured, waivers, notices, and
+    a folded part for each case that has more to say, what was not measured, notices, and
     what was measured where.
     """
     parts = [_verdict(found, passed=found.passed and not refused), *([refused] if refused else [])]
     parts += [*_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
     told = Told()
     parts += [_details(one, steps, told) for one in worst_first(found) if _speaks(one)]
-    waivers = _waivers(found)
-    notices = [one for one in found.notices if one not in waivers]
-    parts += [*_unmeasured(found), *_cut(_bullets(waivers), "waivers", folded="")]
-    parts += [*_cut(_bullets(notices), "notices", folded=""), _facts(found)]
+    # What each waiver did is among the notices.
+    notices = _cut(_bullets(found.notices), "notices", folded="")
+    parts += [*_unmeasured(found), *notices, _facts(found)]
     return "\n\n".join(_that_fit(parts, limit_bytes)) + "\n"
 
 
@@ -142,18 +141,6 @@ def _unmeasured(found: RunDocument) -> Iterator[str]:
                 by_why.setdefault(one.why, []).append(one.case or one.test)
         lines = [_why(cases, why) for why, cases in by_why.items()]
         yield from _cut(lines, state.value, folded=f"{sum(map(len, by_why.values()))} ")
-
-
-def _waivers(found: RunDocument) -> list[str]:
-    """Return the notice of each waiver, which has its case and what it did; without one, its text
-    if it was asked.
-    """
-    told = []
-    for one in found.waivers:
-        front = f"{one.case}: "
-        notices = [text for text in found.notices if text.startswith(front) and one.text in text]
-        told += notices or ([front + one.text] if one.effect else [])
-    return list(dict.fromkeys(told))
 
 
 def _bullets(lines: list[str]) -> list[str]:
