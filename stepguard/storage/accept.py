@@ -23,7 +23,7 @@ from stepguard.metrics import JUDGED_TIME, METRICS, format_value
 from stepguard.recording import Recording
 from stepguard.sentences import message
 from stepguard.storage.baselines import load_for, machine_of, save
-from stepguard.storage.json_file import FileError
+from stepguard.storage.json_file import FileError, one_at_a_time
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.worker.interpreter import as_typed
 
@@ -62,6 +62,7 @@ def recording_of(evidence: Evidence) -> Recording:
     return stored(evidence)
 
 
+@one_at_a_time
 def accept(
     path: Path,
     evidence: Evidence,

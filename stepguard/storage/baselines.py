@@ -15,7 +15,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge.recorded_profile import restored
 from stepguard.metrics import METRICS
 from stepguard.recording import Recording
-from stepguard.storage.json_file import FileError, read, restore
+from stepguard.storage.json_file import FileError, one_at_a_time, read, restore
 from stepguard.storage.json_file import save as save_json
 from stepguard.worker.interpreter import as_typed
 
@@ -141,6 +141,7 @@ def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
             yield f"by_rank of {name!r} has {len(counts)} counts for {ranks} ranks"
 
 
+@one_at_a_time
 def remove(path: Path, case_id: str) -> None:
     """Remove a case from a baseline file. Raises FileError, and leaves it, where that fails."""
     if content := load(path):

@@ -8,7 +8,7 @@ from pathlib import Path
 from stepguard.git.revision import CALIBRATION
 from stepguard.judge.ab.calibration import SCHEMA, CalibratedCase, CalibrationFile
 from stepguard.storage.baselines import refuse_other_machine
-from stepguard.storage.json_file import read, save
+from stepguard.storage.json_file import one_at_a_time, read, save
 from stepguard.worker.interpreter import as_typed
 
 
@@ -39,6 +39,7 @@ def check_all(baselines: Path) -> None:
         load(path)
 
 
+@one_at_a_time
 def put(path: Path, machine: str, case_id: str, entry: CalibratedCase) -> None:
     """Write a case's calibration into its file; those of other cases stay as they are.
 

@@ -4,6 +4,8 @@ What a document has to be is in stepguard/strict_json.py.
 """
 
 import contextlib
+import fcntl
+import functools
 import json
 import os
 import shlex
@@ -11,7 +13,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -23,6 +25,8 @@ from stepguard.worker.lifeline import interrupts_deferred
 MAX_BYTES = 64 << 20  # a baseline file has some hundred KiB
 LINE_WIDTH = 100
 Content = TypeVar("Content")
+Arguments = ParamSpec("Arguments")
+Done = TypeVar("Done")
 Check = Callable[[Content], Iterable[str]]  # yields what is wrong with a content of sound types
 
 
@@ -117,6 +121,28 @@ def restore(path: Path, typed: str = "") -> str:
     if git(path.parent, "ls-files", "--", path.name):
         return f"restore it with: git checkout -- {name}"
     return f"git does not have it, put it aside with: mv {name} {name}.old"
+
+
+def one_at_a_time(
+    update: Callable[Concatenate[Path, Arguments], Done],
+) -> Callable[Concatenate[Path, Arguments], Done]:
+    """Make what reads a file, changes its content and saves it wait for others that do: the last
+    one would write what it read before the first one saved. Its first argument is the file, or
+    its folder.
+    """
+
+    @functools.wraps(update)
+    def alone(path: Path, /, *arguments: Arguments.args, **keywords: Arguments.kwargs) -> Done:
+        with contextlib.ExitStack() as stack:
+            # The folder, which is there before its files.
+            with contextlib.suppress(OSError):  # some file systems lock none
+                folder = next(one for one in (path, *path.parents) if one.is_dir())
+                handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(os.close, handle)
+                fcntl.flock(handle, fcntl.LOCK_EX)
+            return update(path, *arguments, **keywords)
+
+    return alone
 
 
 def save(

@@ -8,7 +8,7 @@ import msgspec
 
 from stepguard.judge.waivers import problem_of
 from stepguard.storage.baselines import WAIVERS, files, load
-from stepguard.storage.json_file import FileError, read, save
+from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 from stepguard.text import meant
 from stepguard.waiver import Waiver
 
@@ -69,6 +69,7 @@ def _recorded(folder: Path) -> set[str]:
     return {case_id for content in contents if content for case_id in content.cases}
 
 
+@one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
     """Remove the case's waiver of a metric, or all of its waivers where that is empty, from the
     folder's file; one that is left empty stays.
@@ -84,6 +85,7 @@ def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
     return path
 
 
+@one_at_a_time
 def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] = ()) -> Path:
     """Write the waiver into the folder's file, in place of an older one of the same metric.
 

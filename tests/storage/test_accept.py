@@ -3,6 +3,7 @@
 import difflib
 import errno
 import os
+import threading
 from dataclasses import replace
 
 import pytest
@@ -27,6 +28,7 @@ from stepguard.metrics import BETWEEN_STEPS, METRICS
 from stepguard.recording import OPERATORS
 from stepguard.sentences import note
 from stepguard.site import Site
+from stepguard.storage import accept as acceptance
 from stepguard.storage.accept import Accepted, Action, Refused, accept, recording_of
 from stepguard.storage.baselines import load, save
 from stepguard.storage.json_file import FileError
@@ -484,3 +486,22 @@ def test_a_part_that_did_not_move_is_no_line_of_the_diff(path):
 def test_recording_of_does_not_judge():
     """A sound measurement is a recording whatever the baseline would say of it."""
     assert recording_of(run(1, (999.0,) * 3)).times_ms["step_ms"] == [999.0] * 3
+
+
+def test_two_runs_record_at_once(path, monkeypatch):
+    """Two runs of a checkout record into one file at the same moment, on two GPUs say: the second
+    one waits, and does not write what it read before the first one saved.
+    """
+    accept(path, run(1), "")
+    other = threading.Thread(target=accept, args=(path, run(2, case_id="other"), ""))
+
+    def save_slowly(*content):
+        if threading.current_thread() is not other:
+            other.start()
+            other.join(timeout=0.5)
+        save(*content)
+
+    monkeypatch.setattr(acceptance, "save", save_slowly)
+    accept(path, run(3, case_id="first"), "")
+    other.join()
+    assert set(load(path).cases) == {CASE_ID, "first", "other"}
