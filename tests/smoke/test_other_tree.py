@@ -58,6 +58,25 @@ def compiled(*, device):
     return Work(compile=True)
 
 
+def composed(*, device):
+    own = torch.library.Library("own", "DEF")
+    own.define("products(Tensor x) -> Tensor")
+    own.impl("products", products, "CompositeImplicitAutograd")
+    work = Work()
+    x = work.x.requires_grad_()
+    compiled = torch.compile(lambda: torch.ops.own.products(x).sum())
+    work.run = lambda: compiled().backward()
+    work.own = own  # whose operators end with it
+    return work
+
+
+def products(x):
+    y = x
+    for _ in range(PRODUCTS):
+        y = (y @ x).relu() + 1
+    return y
+
+
 def late(*, module, device):
     return Work(late=module)
 
@@ -163,6 +182,19 @@ def test_the_compiler_works_in_the_tree(run, monkeypatch):
     assert not found.faults and products(found) == 2, found.faults
     assert found.counts.values["unique_graphs"] == 1
     assert found.counts.values["generated_kernels"] >= 1
+
+
+def test_the_compiler_knows_no_operator_of_the_other_tree(run, monkeypatch):
+    """Of a graph with an operator of the workload's own it keeps nothing in the cache that both
+    trees share: each runs what its own code is composed of, forward and backward.
+    """
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")
+    shorten_launches(monkeypatch, compiler=True)
+    found = [run("composed", old=old) for old in (True, False)]
+    assert not any(one.faults for one in found), [one.faults for one in found]
+    # A product has two in its backward. By the other one's trace both would call six.
+    called = [one.counts.detail["compiled_operator_calls_per_step"] for one in found]
+    assert [one["aten::mm"] + one["aten::addmm"] for one in called] == [3 * 2, 3 * 3]
 
 
 @pytest.mark.parametrize("old", [True, False], ids=["from the old", "from HEAD"])

@@ -1,0 +1,65 @@
+"""Which graphs the compiler may not keep: those whose key does not hold all of their code."""
+
+import sys
+
+import pytest
+import torch
+import torch._inductor
+from torch._functorch._aot_autograd import autograd_cache
+
+from stepguard.worker.traced_anew import trace_own_operators_anew
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """torch is as it was, afterwards."""
+    monkeypatch.setattr(autograd_cache, "check_cacheable", autograd_cache.check_cacheable)
+    with torch._functorch.config.patch(enable_autograd_cache=True):
+        yield
+
+
+def graph_of(operator, part=None):
+    """A graph that calls an operator, and a part, a graph that it does not name."""
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(operator, (graph.placeholder("x"),)))
+    found = torch.fx.GraphModule({}, graph)
+    if part is not None:
+        found.add_module("part", part)
+    return found
+
+
+@pytest.mark.parametrize("overload", [False, True])
+@pytest.mark.parametrize("inside", [False, True])
+def test_an_own_operator_is_not_kept(overload, inside):
+    """Neither where the graph calls it, nor where a part of it does, a checkpointed one say."""
+    with torch.library._scoped_library("prims", "FRAGMENT") as library:
+        trace_own_operators_anew()
+        library.define("later(Tensor x) -> Tensor")
+        operator = torch.ops.prims.later
+        graph = graph_of(operator.default if overload else operator)
+        if inside:
+            graph = graph_of(torch.ops.aten.relu.default, graph)
+        with pytest.raises(autograd_cache.BypassAOTAutogradCache, match="prims::later"):
+            autograd_cache.check_cacheable(graph)
+
+
+@pytest.mark.parametrize("operator", [torch.ops.aten.relu, torch.ops.aten.add.Tensor, torch.relu])
+def test_what_is_torchs_own_is_kept(operator):
+    """The model's graphs are found on disk as before."""
+    trace_own_operators_anew()
+    autograd_cache.check_cacheable(graph_of(operator))
+
+
+def test_a_torch_that_cannot_be_asked_keeps_nothing(monkeypatch):
+    """What is private to it may go at any time."""
+    monkeypatch.delattr(autograd_cache, "check_cacheable")
+    trace_own_operators_anew()
+    assert not torch._functorch.config.enable_autograd_cache
+
+
+def test_a_launch_without_the_compiler_imports_none(monkeypatch):
+    """It would take a second, and compile nothing."""
+    monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
+    before = autograd_cache.check_cacheable
+    trace_own_operators_anew()
+    assert autograd_cache.check_cacheable is before
