@@ -47,8 +47,8 @@ def check(
         if forbidden and (found := strays(sources, own, forbidden, neutral)):
             text = (
                 f"{_came(found, f'another tree than {spec.root}')}; take that tree off PYTHONPATH, "
-                "and uninstall it if it is installed in editable mode "
-                "(python -m pip list --editable)"
+                "uninstall it if it is installed in editable mode (python -m pip list --editable), "
+                "and load a library by its path in the tree that loads it"
             )
         elif found := copies(sources, package, top.resolve()):
             text = (

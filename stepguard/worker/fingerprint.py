@@ -62,12 +62,13 @@ def _version(package: str) -> str:
 
 
 def sources(package: str) -> dict[str, str]:
-    """Return, by module name, the file that it was loaded from, links followed.
+    """Return, by module name, the file that it was loaded from, links followed; so of every other
+    library, whoever loaded it (torch.ops.load_library, ctypes).
 
     What is installed with this Python is left out, except of ``package``, unless it is a link or a
     path that leads elsewhere: an editable install shows where its source is. A module without a
     file (built in, a namespace, or torch.ops, which names one that does not exist) has no code of
-    its own; code that was run but not imported is not seen.
+    its own; Python code that was run but not imported is not seen.
     """
     known = sysconfig.get_paths()
     folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
@@ -85,4 +86,15 @@ def sources(package: str) -> dict[str, str]:
             own = name.partition(".")[0] == package
             if (own or not path.startswith(installed)) and os.path.isfile(path):
                 found[name] = path
-    return found
+    modules = {*found.values()}
+    libraries = (path for path in _libraries() if not path.startswith(installed))
+    return found | {f"library {path}": path for path in libraries if path not in modules}
+
+
+def _libraries() -> list[str]:
+    """Return the files that this process runs machine code of, but Python's own."""
+    own = tuple(f"{os.path.realpath(one)}/" for one in (sys.prefix, sys.base_prefix))
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
+        fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    mapped = {one[5] for one in fields if len(one) == 6 and "x" in one[1]}
+    return sorted(path for path in mapped if not path.startswith(own) and os.path.isfile(path))

@@ -1,5 +1,7 @@
 """Whose a module is: trees that lie in each other, the engine, what belongs to nobody."""
 
+import ctypes
+import shutil
 import sys
 import types
 from dataclasses import replace
@@ -116,6 +118,21 @@ def test_what_a_rank_reports(tmp_path, monkeypatch):
     assert found == {"planted_plain": str(source), "planted_link": str(source)}
     assert sources("x")["stepguard.launch.engine"] == engine.__file__
     assert not {"json", "pytest", "sys"} & set(sources("x"))
+
+
+def test_a_library_that_no_module_is_told(tmp_path):
+    """Of its place in the tree is seen whose it is; those of Python and of torch are not told."""
+    library = tmp_path / "build" / "own kernels.so"
+    library.parent.mkdir()
+    libm = next(path for path in sources("x").values() if "/libm.so" in path)
+    shutil.copy(libm, library)
+    assert f"library {library}" not in sources("x")
+    handle = ctypes.CDLL(str(library))
+    assert sources("x")[f"library {library}"] == str(library), handle
+    torch = [path for path in sources("x").values() if "/torch/lib/" in path]
+    assert not torch and strays(sources("x"), [], [tmp_path], []) == [
+        (f"library {library}", str(library))
+    ]
 
 
 def test_the_import_path(tmp_path):
