@@ -25,7 +25,7 @@ from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.stored.waivers import sentences
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import Store, pairs_beside, read_comparisons
+from stepguard.storage.runs import COMPARISON, EVIDENCE, Store, pairs_beside, read_comparisons
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.verdict import Status, Verdict
 
@@ -42,7 +42,8 @@ def _judge(options: argparse.Namespace) -> int:
     verdicts = []
     waivers = load_waivers(options.baselines, today())
     pairs_alone = _pairs_alone(options)
-    wanted = [] if pairs_alone else wanted_evidence(options)
+    nothing_else = pairs_alone and not any(Path(options.evidence).rglob(EVIDENCE))
+    wanted = [] if nothing_else else wanted_evidence(options)
     # A new case has no baseline yet, but may have a waiver.
     known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
     for case_id in unknown(options.baselines, waivers, known):
@@ -64,13 +65,14 @@ def _judge(options: argparse.Namespace) -> int:
 
 
 def _pairs_alone(options: argparse.Namespace) -> list[Comparison]:
-    """Return the comparisons below the folder that --evidence names, where a run judged beside
-    another revision and left no other evidence.
+    """Return the comparisons below the folder that --evidence names which are beside no evidence:
+    those of runs that judged beside another revision.
     """
-    folder = Path(options.evidence or "")
-    if not options.evidence or not folder.is_dir() or any(folder.rglob("evidence.json")):
+    if not options.evidence:
         return []
-    found = read_comparisons(folder)
+    paths = sorted(Path(options.evidence).rglob(COMPARISON))
+    alone = (path for path in paths if not path.with_name(EVIDENCE).exists())
+    found = (one for path in alone for one in read_comparisons(path))
     return [one for one in found if one.head.case_id in (options.case or [one.head.case_id])]
 
 

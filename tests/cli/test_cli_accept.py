@@ -276,6 +276,19 @@ def test_judge_says_that_it_applies_no_declarations(shell):
     assert f"({base[:12]}), Perf-Expect of its commits is not applied\n" in done.out
 
 
+def test_judge_leaves_out_no_pairs_beside_other_evidence(shell):
+    """A night's artifact has two runs, the second one beside an anchor: what that found is told,
+    and not only what the first one left.
+    """
+    shell.record(shell.made("a"))
+    shell.keep_comparison(shell.made("a", counters={"graph_breaks": 2}), shell.made("a"))
+    for case in ((), ("linear[a]",)):
+        done = shell("judge", *case, "--evidence", ".stepguard/runs", "--json", "-")
+        assert done.status == 1
+        verdicts = json.loads(done.out.splitlines()[-1])
+        assert [verdict["status"] for verdict in verdicts] == ["same", "CHANGED"]
+
+
 def test_judge_prints_text(shell):
     """In a pipe as on a terminal, with --json as without."""
     shell.record(shell.made("a"))
