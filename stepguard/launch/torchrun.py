@@ -110,6 +110,7 @@ def launch_environment(
 ) -> dict[str, str]:
     """Return the environment of a launch's processes on one node."""
     env = {key: value for key, value in environment.items() if not key.startswith("PYTEST_")}
+    tree = hashlib.sha256(str(spec.root).encode()).hexdigest()[:16]
     env |= {
         "STEPGUARD_TOKEN": token,
         "STEPGUARD_RUN_DIR": str(spec.folder),
@@ -124,11 +125,11 @@ def launch_environment(
             scratch / "engine", spec.root, env.get("PYTHONPATH", ""), spec.forbidden
         ),
         "PYTHONUNBUFFERED": "1",
+        # torch keeps built extensions by name alone, and who waits while another process builds one
+        # of that name loads it: that of another tree, or of another checkout.
+        "TORCH_EXTENSIONS_DIR": str(spec.cache / "extensions" / tree),
         **engine.caches(spec.cache),
     }
-    if spec.forbidden:  # torch keeps built extensions by name alone: another tree's would be loaded
-        own = hashlib.sha256(str(spec.root).encode()).hexdigest()[:16]
-        env["TORCH_EXTENSIONS_DIR"] = str(spec.cache / "extensions" / own)
     if spec.world_size > 1 or spec.one_of_several:
         # As torchrun does where a node has several ranks; a rank alone must not differ.
         env.setdefault("OMP_NUM_THREADS", "1")

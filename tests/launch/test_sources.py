@@ -13,7 +13,7 @@ from git_repositories import repository
 from stepguard.launch import engine
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.sources import check, strays, tree_of_root
-from stepguard.launch.torchrun import LaunchSpec
+from stepguard.launch.torchrun import LaunchSpec, launch_environment
 from stepguard.worker.fingerprint import sources
 
 HEAD = Path("/h")
@@ -133,6 +133,19 @@ def test_a_library_that_no_module_is_told(tmp_path):
     assert not torch and strays(sources("x"), [], [tmp_path], []) == [
         (f"library {library}", str(library))
     ]
+
+
+def test_extensions_are_built_for_one_tree(spec, tmp_path):
+    """Neither beside another revision nor alone does a launch load what another checkout builds
+    under the same name in the user's cache.
+    """
+    alone = replace(spec, forbidden=())
+    found = []
+    for number, one in enumerate([spec, alone, replace(alone, root=tmp_path / "other")]):
+        (scratch := tmp_path / str(number)).mkdir()
+        found.append(launch_environment(one, "token", scratch, {"TORCH_EXTENSIONS_DIR": "/mine"}))
+    first, again, another = (Path(one["TORCH_EXTENSIONS_DIR"]) for one in found)
+    assert first == again != another and first.is_relative_to(spec.cache)
 
 
 def test_the_import_path(tmp_path):
