@@ -14,7 +14,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from stepguard.storage.json_file import FileError, contents, replace_file
 from stepguard.worker.interpreter import as_typed
 
 KEPT_RUNS = 20
+STAMP = "%Y%m%dT%H%M%S.%fZ"
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
 Kept = TypeVar("Kept")
@@ -67,8 +68,7 @@ class Store:
         Raises FileError when the folder cannot be made.
         """
         # Names sort by time; the process id separates two runs that begin together.
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-        fresh = self.runs / f"{stamp}-{os.getpid()}"
+        fresh = self.runs / f"{self._stamp()}-{os.getpid()}"
         try:
             fresh.mkdir(parents=True)
             keep_out_of_git(self.folder)
@@ -80,6 +80,17 @@ class Store:
                 f"{self.folder.parent} writable or free some space"
             ) from None
         return fresh
+
+    def _stamp(self) -> str:
+        """Return the time, or a moment after the newest run where the clock went back since: that
+        run would stay the newest, and be what is accepted.
+        """
+        now = datetime.now(UTC)
+        for newest in self._runs()[-1:]:
+            with contextlib.suppress(ValueError):  # a folder that somebody made
+                then = datetime.strptime(newest.name.partition("-")[0], STAMP).replace(tzinfo=UTC)
+                now = max(now, then + timedelta(microseconds=1))
+        return now.strftime(STAMP)
 
     def keep(self, run: Path, slug: str, evidence: Evidence) -> Path:
         """Write a case's evidence into its run, whole or not at all.

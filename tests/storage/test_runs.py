@@ -104,6 +104,19 @@ def test_runs_sort_by_time(store):
     assert names == sorted(names) and len(set(names)) == 5
 
 
+def test_a_run_is_the_newest_although_the_clock_went_back(store):
+    """Neither is an older run's evidence accepted for it, nor is its folder removed as the oldest:
+    names of runs that began by the right clock sort before it.
+    """
+    for number in range(KEPT_RUNS):
+        old = a_run(store, f"29991231T235959.{number:06d}Z-9")
+        store.keep(old, "a", evidence(date="before"))
+    for date in ("now", "later"):
+        path = store.keep(store.new_run(), "a", evidence(date=date))
+        assert store.last_run() == [path] and store.is_newest(path), date
+    assert len(list(store.runs.iterdir())) == KEPT_RUNS
+
+
 def test_the_last_sound_run_times_the_progress_line(store):
     """One that failed says nothing of how long a case takes, nor one of other parameters."""
     case, faults = Case("a", "m:f", {"n": 1}), (Fault("RAISED", "x"),)
