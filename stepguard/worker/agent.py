@@ -55,7 +55,7 @@ def main() -> None:
 
         session.preload("STEPGUARD_SHARED")
         try_widest_instructions()
-        traced_anew.trace_own_operators_anew()
+        traced_anew.trace_own_code_anew()
         if os.environ.pop("STEPGUARD_STANDBY", ""):
             Path(scratch, STANDBY).touch()
             if not sys.stdin.buffer.read(1):

@@ -7,7 +7,7 @@ import torch
 import torch._inductor
 from torch._functorch._aot_autograd import autograd_cache
 
-from stepguard.worker.traced_anew import trace_own_operators_anew
+from stepguard.worker.traced_anew import trace_own_code_anew
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def graph_of(operator, part=None):
 def test_an_own_operator_is_not_kept(overload, inside):
     """Neither where the graph calls it, nor where a part of it does, a checkpointed one say."""
     with torch.library._scoped_library("prims", "FRAGMENT") as library:
-        trace_own_operators_anew()
+        trace_own_code_anew()
         library.define("later(Tensor x) -> Tensor")
         operator = torch.ops.prims.later
         graph = graph_of(operator.default if overload else operator)
@@ -43,17 +43,34 @@ def test_an_own_operator_is_not_kept(overload, inside):
             autograd_cache.check_cacheable(graph)
 
 
+class Own(torch.Tensor):
+    """A class of tensors of the workload's own."""
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_an_own_class_of_tensors_is_not_kept(several):
+    """What it does when an operator is called on it is in the trace."""
+    trace_own_code_anew()
+    graph, tensor = graph_of(torch.relu), torch.ones(1).as_subclass(Own)
+    placeholder = next(iter(graph.graph.nodes))
+    placeholder.meta["example_value"] = torch.nn.Parameter(torch.ones(1))
+    autograd_cache.check_cacheable(graph)
+    placeholder.meta["example_value"] = (1, tensor) if several else tensor
+    with pytest.raises(autograd_cache.BypassAOTAutogradCache, match="Own"):
+        autograd_cache.check_cacheable(graph)
+
+
 @pytest.mark.parametrize("operator", [torch.ops.aten.relu, torch.ops.aten.add.Tensor, torch.relu])
 def test_what_is_torchs_own_is_kept(operator):
     """The model's graphs are found on disk as before."""
-    trace_own_operators_anew()
+    trace_own_code_anew()
     autograd_cache.check_cacheable(graph_of(operator))
 
 
 def test_a_torch_that_cannot_be_asked_keeps_nothing(monkeypatch):
     """What is private to it may go at any time."""
     monkeypatch.delattr(autograd_cache, "check_cacheable")
-    trace_own_operators_anew()
+    trace_own_code_anew()
     assert not torch._functorch.config.enable_autograd_cache
 
 
@@ -61,5 +78,5 @@ def test_a_launch_without_the_compiler_imports_none(monkeypatch):
     """It would take a second, and compile nothing."""
     monkeypatch.delitem(sys.modules, "torch._inductor", raising=False)
     before = autograd_cache.check_cacheable
-    trace_own_operators_anew()
+    trace_own_code_anew()
     assert autograd_cache.check_cacheable is before
