@@ -51,11 +51,10 @@ def main() -> None:
         # What an import makes stays: to look for garbage meanwhile takes a sixth of its time.
         gc.disable()
         # Here, since it imports torch, for all ranks at once.
-        from stepguard.worker import ranks, session, traced_anew
+        from stepguard.worker import ranks, session
 
         session.preload("STEPGUARD_SHARED")
         try_widest_instructions()
-        traced_anew.trace_own_code_anew()
         if os.environ.pop("STEPGUARD_STANDBY", ""):
             Path(scratch, STANDBY).touch()
             if not sys.stdin.buffer.read(1):

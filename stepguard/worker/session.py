@@ -43,6 +43,7 @@ from stepguard.worker.fingerprint import fingerprint, read_once, sources
 from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory import record_memory
 from stepguard.worker.profilers.traces import record_trace
+from stepguard.worker.traced_anew import trace_own_code_anew
 from stepguard.worker.variants import VARIANTS, alternate
 
 REQUIRED = ("step", "tokens_per_step")
@@ -80,6 +81,7 @@ class Session:
 
     def __init__(self, note: Note) -> None:
         self._frozen, self._read_once = gc.get_freeze_count(), read_once()
+        trace_own_code_anew()  # before the workload is imported, and not in an agent that forks
         preload("STEPGUARD_PRELOAD")
         self.note = note
         self.phases = Phases(note.phase)
