@@ -25,12 +25,17 @@ def trace_own_code_anew() -> None:
         cache: Any = importlib.import_module("torch._functorch._aot_autograd.autograd_cache")
         check, bypass = cache.check_cacheable, cache.BypassAOTAutogradCache
         known = {*map(_without_overload, torch._C._dispatch_get_all_op_names())}
+        kernels = {*torch.library._impls}
     except (ImportError, AttributeError):
         torch._functorch.config.enable_autograd_cache = False
         return
 
     def check_own_code(graph: Any) -> None:
         check(graph)
+        # Of an operator of torch's own, "aten/gelu.out/AutogradCPU": any graph may come to it.
+        for kernel in torch.library._impls - kernels:
+            if (name := _without_overload("::".join(kernel.split("/")[:2]))) in known:
+                raise bypass(f"another kernel of {name} is the workload's own")
         # Those of checkpointed parts, for one, are in graphs of their own.
         parts = [part for part in graph.modules() if isinstance(part, torch.fx.GraphModule)]
         for node in (node for part in parts for node in part.graph.nodes):

@@ -43,6 +43,17 @@ def test_an_own_operator_is_not_kept(overload, inside):
             autograd_cache.check_cacheable(graph)
 
 
+def test_a_graph_beside_an_own_kernel_is_not_kept():
+    """Which graphs it comes to is not known: any may be differentiated into that operator."""
+    trace_own_code_anew()
+    graph = graph_of(torch.relu)
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("erfinv.out", lambda x, out: out, "AutogradCPU")
+        with pytest.raises(autograd_cache.BypassAOTAutogradCache, match="kernel of aten::erfinv"):
+            autograd_cache.check_cacheable(graph)
+    autograd_cache.check_cacheable(graph)
+
+
 class Own(torch.Tensor):
     """A class of tensors of the workload's own."""
 
