@@ -32,10 +32,10 @@ from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCP
 from stepguard.worker.count.locate import raised_at
 from stepguard.worker.device import out_of_memory
 from stepguard.worker.endings import Ending, Endings
-from stepguard.worker.from_source import import_from_source
 from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.position import Note
-from stepguard.worker.session import BadWorkload, Session
+from stepguard.worker.session import Session
+from stepguard.worker.workload import BadWorkload, import_from_source
 
 MONITOR_INTERVAL_S = 0.1
 JOIN_LIMIT_S = 900  # for the other nodes

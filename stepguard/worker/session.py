@@ -16,14 +16,10 @@ An exception ends the launch.
 
 import contextlib
 import gc
-import hashlib
 import importlib
-import inspect
 import json
 import os
 import shlex
-import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter, perf_counter_ns
@@ -31,10 +27,15 @@ from typing import Any
 
 import torch.distributed as dist
 
-from stepguard.text import meant
 from stepguard.worker import device
 from stepguard.worker.channel import Channel
 from stepguard.worker.clock import Clock
+from stepguard.worker.compile_caches import (
+    has_compiler,
+    keep_headers,
+    take_kept_headers,
+    trace_own_code_anew,
+)
 from stepguard.worker.count import compiler
 from stepguard.worker.count.counters import count
 from stepguard.worker.count.placement import Placement
@@ -43,14 +44,8 @@ from stepguard.worker.fingerprint import fingerprint, read_once, sources
 from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory import record_memory
 from stepguard.worker.profilers.traces import record_trace
-from stepguard.worker.traced_anew import trace_own_code_anew
 from stepguard.worker.variants import VARIANTS, alternate
-
-REQUIRED = ("step", "tokens_per_step")
-
-
-class BadWorkload(Exception):
-    """Raised for a factory that is none, cannot be called so, or did not return a workload."""
+from stepguard.worker.workload import BadWorkload, build
 
 
 class MachineSamples:
@@ -113,13 +108,13 @@ class Session:
             self.note.command("idle")
         if dist.is_initialized():  # in order, so that no rank is left waiting for another
             dist.destroy_process_group()
-        if _has_compiler():
+        if has_compiler():
             keep_headers()
 
     def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
         """Build the workload; return what it says of itself, and what this rank runs on."""
         device.select(self.device)  # not before: a launch on standby must not hold a GPU context
-        if _has_compiler():
+        if has_compiler():
             take_kept_headers()
         self.package = factory.partition(":")[0].partition(".")[0]
         # A GPU's tensors say themselves where they are.
@@ -220,49 +215,6 @@ class Session:
         return {}
 
 
-def build(factory: str, params: dict[str, Any], device: str) -> Any:
-    """Call ``package.module:function`` with the case's parameters and the rank's device.
-
-    Raises BadWorkload, in one line, for anything that is wrong with the name, the parameters or the
-    result; ValueError from the factory itself (an impossible value) passes through.
-    """
-    function = _function_of(factory)
-    signature = inspect.signature(function)
-    try:
-        signature.bind(device=device, **params)
-    except TypeError as error:
-        if not _takes_device(signature):
-            told = "with which every factory is called"
-            raise BadWorkload(f"{factory} has no parameter 'device', {told}") from None
-        possible = [n for n in signature.parameters if n != "device"]
-        unknown = {name: meant(name, possible) for name in params if name not in possible}
-        # Python names the one that is missing first, though it may be the misspelt one.
-        misspelt = [f"no parameter {name!r}{hint}" for name, hint in unknown.items() if hint]
-        why, its = ", ".join(misspelt) or error, ", ".join(possible) or "none but device"
-        raise BadWorkload(f"{factory}: {why}; its parameters: {its}") from None
-    workload = function(device=device, **params)
-    missing = [name for name in REQUIRED if not hasattr(workload, name)]
-    if missing or not callable(workload.step):
-        kind = f"a {type(workload).__name__}" if workload is not None else "None"
-        raise BadWorkload(f"{factory} returned {kind} without {' and '.join(missing) or 'step()'}")
-    try:
-        tokens = int(workload.tokens_per_step)
-    except (TypeError, ValueError, OverflowError):
-        tokens = 0
-    if tokens < 1:
-        shown = f"{workload.tokens_per_step!r:.80}"
-        raise BadWorkload(f"{factory}: tokens_per_step is {shown}, not a positive number")
-    return workload
-
-
-def _takes_device(signature: inspect.Signature) -> bool:
-    try:
-        signature.bind_partial(device="")
-    except TypeError:
-        return False
-    return True
-
-
 def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None:
     """Raise BadWorkload where a workload changed variables that torch had read ``then``: without
     the engine it would run with other settings than it is measured with.
@@ -278,37 +230,6 @@ def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None
         )
 
 
-def _function_of(factory: str) -> Callable[..., Any]:
-    """Import a factory. Raises BadWorkload for a module or a function that is not there."""
-    module_name, _, function_name = factory.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A module that is missing elsewhere is the workload's own failure, and has a traceback.
-        if error.name and f"{module_name}.".startswith(f"{error.name}."):
-            told = f"no module {error.name!r} for {factory!r} in {os.getcwd()}"
-            raise BadWorkload(told + _where_else(error.name)) from None
-        raise
-    function: Callable[..., Any] | None = getattr(module, function_name, None)
-    if not callable(function):
-        public = {name: value for name, value in vars(module).items() if name[0] != "_"}
-        own = [n for n, v in public.items() if getattr(v, "__module__", "") == module_name]
-        known = ", ".join(n for n in own if inspect.isfunction(public[n])) or "none"
-        raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has: {known}")
-    return function
-
-
-def _where_else(name: str) -> str:
-    """Return how a module is found that lies in a folder of the working directory, as in ``src``:
-    what pytest's own setting adds to its path, no rank has.
-    """
-    for inner in sorted(Path().glob(f"*/{name}")) + sorted(Path().glob(f"*/{name}.py")):
-        if inner.suffix == ".py" or inner.is_dir():
-            folder = shlex.quote(str(inner.parent))
-            return f"; it is in {folder}: begin the command with: env PYTHONPATH={folder}"
-    return ""
-
-
 def preload(variable: str) -> None:
     """Import the modules that an environment variable lists, while nobody waits for them: the next
     launch starts early. Whatever fails here fails again in ``prepare``, where it is reported.
@@ -316,55 +237,6 @@ def preload(variable: str) -> None:
     for name in os.environ.get(variable, "").split():
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-
-
-def _has_compiler() -> bool:
-    """Tell whether the compiler is imported, as the agent does it: a rank without it compiles
-    nothing, and would take a second to ask it for its folders.
-    """
-    return "torch._inductor" in sys.modules
-
-
-def _headers() -> tuple[Path, Path]:
-    """Return the folders of precompiled headers: torch's own, and where they outlast the launch."""
-    # torch wants them beside TMPDIR's files, which end with the launch, and not in its cache.
-    folder = importlib.import_module("torch._inductor.runtime.cache_dir_utils").default_cache_dir()
-    own = Path(folder, "precompiled_headers")
-    return own, Path(os.environ["TORCHINDUCTOR_CACHE_DIR"], own.name)
-
-
-def take_kept_headers() -> None:
-    """Give torch the headers that earlier launches precompiled: on a CPU one takes it 5 s."""
-    with contextlib.suppress(Exception):  # what is private to torch saves seconds, or does not
-        own, kept = _headers()
-        own.mkdir(parents=True, exist_ok=True)
-        for path in kept.glob("*.h.*"):
-            if path.suffix != _checksum(path):
-                path.unlink()  # a disk that was full, a machine that fell: it is made anew
-                continue
-            with contextlib.suppress(FileExistsError):  # another rank was here
-                (own / path.stem).symlink_to(path)
-
-
-def keep_headers() -> None:
-    """Keep the headers that this launch precompiled, whole ones only, with their checksum in their
-    names: a launch may be killed while one is written, and with half of it nothing compiles any
-    more.
-    """
-    with contextlib.suppress(Exception):
-        own, kept = _headers()
-        made = [path for path in own.glob("*.h.gch") if not path.is_symlink()]
-        for path in (one for gch in made for one in (gch.with_suffix(""), gch)):
-            kept.mkdir(parents=True, exist_ok=True)
-            part = kept / f"{os.getpid()}.part"
-            shutil.copyfile(path, part)
-            part.replace(kept / f"{path.name}{_checksum(path)}")
-
-
-def _checksum(path: Path) -> str:
-    """Return the suffix that a file's content has: ".1c291ca30a1b2c3d"; 150 MB take 0.1 s."""
-    with path.open("rb") as file:
-        return f".{hashlib.file_digest(file, 'sha256').hexdigest()[:16]}"
 
 
 def join_process_group(backend: str) -> None:

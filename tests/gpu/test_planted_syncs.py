@@ -18,7 +18,7 @@ DRIVER = """
 import json, torch
 from stepguard.worker.count.counters import count
 from stepguard.worker.count.tally import RankStep
-from stepguard.worker.session import build
+from stepguard.worker.workload import build
 from stepguard.worker.position import Phases
 
 phases = Phases()

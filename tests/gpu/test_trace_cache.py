@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STEP = """
 import json, sys, torch, torch._inductor
-from stepguard.worker.traced_anew import trace_own_code_anew
+from stepguard.worker.compile_caches import trace_own_code_anew
 trace_own_code_anew()
 from torch._dynamo.utils import counters
 from model.workloads import train_step

@@ -6,7 +6,7 @@ import sys
 import factories
 import pytest
 
-from stepguard.worker.session import BadWorkload, build
+from stepguard.worker.workload import BadWorkload, build
 
 
 def test_a_workload_is_what_the_factory_returns():

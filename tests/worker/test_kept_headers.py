@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.worker.session import keep_headers, take_kept_headers
+from stepguard.worker.compile_caches import keep_headers, take_kept_headers
 
 
 @pytest.fixture

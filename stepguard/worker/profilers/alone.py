@@ -16,7 +16,8 @@ import torch
 from stepguard.case import Scalar
 from stepguard.worker import device
 from stepguard.worker.clock import Step
-from stepguard.worker.session import BadWorkload, build, join_process_group
+from stepguard.worker.session import join_process_group
+from stepguard.worker.workload import BadWorkload, build
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

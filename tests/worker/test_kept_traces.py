@@ -7,7 +7,7 @@ import torch
 import torch._inductor
 from torch._functorch._aot_autograd import autograd_cache
 
-from stepguard.worker.traced_anew import trace_own_code_anew
+from stepguard.worker.compile_caches import trace_own_code_anew
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,138 @@
+"""The workload of a case: its factory is found, imported from the tree's sources, and called."""
+
+import importlib
+import inspect
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
+from pathlib import Path
+from typing import Any
+
+from stepguard.text import meant
+
+REQUIRED = ("step", "tokens_per_step")
+_INSTALLED = {"site-packages", "dist-packages"}  # large, and nobody edits it
+_ENGINE = Path(__file__).resolve().parents[1]  # in this project's own tree: measures, and is not
+
+
+class BadWorkload(Exception):
+    """Raised for a factory that is none, cannot be called so, or did not return a workload."""
+
+
+def build(factory: str, params: dict[str, Any], device: str) -> Any:
+    """Call ``package.module:function`` with the case's parameters and the rank's device.
+
+    Raises BadWorkload, in one line, for anything that is wrong with the name, the parameters or the
+    result; ValueError from the factory itself (an impossible value) passes through.
+    """
+    function = _function_of(factory)
+    signature = inspect.signature(function)
+    try:
+        signature.bind(device=device, **params)
+    except TypeError as error:
+        if not _takes_device(signature):
+            told = "with which every factory is called"
+            raise BadWorkload(f"{factory} has no parameter 'device', {told}") from None
+        possible = [n for n in signature.parameters if n != "device"]
+        unknown = {name: meant(name, possible) for name in params if name not in possible}
+        # Python names the one that is missing first, though it may be the misspelt one.
+        misspelt = [f"no parameter {name!r}{hint}" for name, hint in unknown.items() if hint]
+        why, its = ", ".join(misspelt) or error, ", ".join(possible) or "none but device"
+        raise BadWorkload(f"{factory}: {why}; its parameters: {its}") from None
+    workload = function(device=device, **params)
+    missing = [name for name in REQUIRED if not hasattr(workload, name)]
+    if missing or not callable(workload.step):
+        kind = f"a {type(workload).__name__}" if workload is not None else "None"
+        raise BadWorkload(f"{factory} returned {kind} without {' and '.join(missing) or 'step()'}")
+    try:
+        tokens = int(workload.tokens_per_step)
+    except (TypeError, ValueError, OverflowError):
+        tokens = 0
+    if tokens < 1:
+        shown = f"{workload.tokens_per_step!r:.80}"
+        raise BadWorkload(f"{factory}: tokens_per_step is {shown}, not a positive number")
+    return workload
+
+
+def _takes_device(signature: inspect.Signature) -> bool:
+    try:
+        signature.bind_partial(device="")
+    except TypeError:
+        return False
+    return True
+
+
+def _function_of(factory: str) -> Callable[..., Any]:
+    """Import a factory. Raises BadWorkload for a module or a function that is not there."""
+    module_name, _, function_name = factory.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A module that is missing elsewhere is the workload's own failure, and has a traceback.
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            told = f"no module {error.name!r} for {factory!r} in {os.getcwd()}"
+            raise BadWorkload(told + _where_else(error.name)) from None
+        raise
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if not callable(function):
+        public = {name: value for name, value in vars(module).items() if name[0] != "_"}
+        own = [n for n, v in public.items() if getattr(v, "__module__", "") == module_name]
+        known = ", ".join(n for n in own if inspect.isfunction(public[n])) or "none"
+        raise BadWorkload(f"{module_name} has no factory {function_name!r}; it has: {known}")
+    return function
+
+
+def _where_else(name: str) -> str:
+    """Return how a module is found that lies in a folder of the working directory, as in ``src``:
+    what pytest's own setting adds to its path, no rank has.
+    """
+    for inner in sorted(Path().glob(f"*/{name}")) + sorted(Path().glob(f"*/{name}.py")):
+        if inner.suffix == ".py" or inner.is_dir():
+            folder = shlex.quote(str(inner.parent))
+            return f"; it is in {folder}: begin the command with: env PYTHONPATH={folder}"
+    return ""
+
+
+class _FromSource(SourceFileLoader):
+    """Loads a module without bytecode."""
+
+    def path_stats(self, path: Any) -> Any:
+        """Say that nothing is known of a source: then none is read or written."""
+        raise OSError
+
+
+def import_from_source(folder: Path) -> None:
+    """Have this process import from its source what lies in the folder's repository, or in the
+    folder where there is none, and is not installed there.
+
+    Python believes bytecode that names its source's size and the second that it was written: those
+    of an older one where a tool has restored both (``cp -p``, ``rsync -t``, a cache of CI). Of some
+    it does not even look at the source. Then what runs is not what the commit says.
+    """
+    folder = folder.resolve()
+    top = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), folder)
+    finder = FileFinder.path_hook(
+        (ExtensionFileLoader, EXTENSION_SUFFIXES),
+        (_FromSource, SOURCE_SUFFIXES),
+        (SourcelessFileLoader, BYTECODE_SUFFIXES),  # its file is the source, as git sees it
+    )
+
+    def of_the_tree(path: str) -> Any:
+        where = Path(path).resolve()
+        installed = where.is_relative_to(_ENGINE) or _INSTALLED & {*where.parts}
+        if installed or not where.is_relative_to(top):
+            raise ImportError(path)  # which asks the next hook
+        return finder(path)
+
+    sys.path_hooks.insert(0, of_the_tree)
+    sys.path_importer_cache.clear()
