@@ -19,7 +19,7 @@ from stepguard.case import Case
 from stepguard.comparison import Comparison, LaunchPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab.calibration import DecisionRule, RuleFor
-from stepguard.judge.ab.decision import wants_another_pair
+from stepguard.judge.ab.decision import LEAST_GLANCED, wants_another_pair
 from stepguard.judge.ab.earlier import EarlierPairs, pooled
 from stepguard.judge.ab.identical import unlike
 from stepguard.judge.ab.pairs import out_of_line
@@ -217,11 +217,10 @@ class _PairRun:
         return pair.launches
 
     def _start_following(self, number: int) -> None:
-        """Start the pairs behind ``number``: ranks of the next one, agents of a second. Where no
-        time is judged, or the step is the same, there will hardly be another one; then it is the
-        next case's first launch.
+        """Start the pairs behind ``number``: ranks of the next one, agents of a second; or, where
+        there will hardly be another one, the next case's first launch.
         """
-        if JUDGED_TIME not in judged(self.case) or not unlike(self.comparison()):
+        if self._hardly_another():
             self.sides[HEAD].start_ahead(COUNTING)
             return
         most = MOST_PAIRS - self.earlier.pairs + len(self.again)
@@ -230,6 +229,14 @@ class _PairRun:
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
         for launch in self._next():
             launch.group.release()
+
+    def _hardly_another(self) -> bool:
+        """Tell whether the pair that begins is likely the last one: no time is judged, the step is
+        the same, or it is the one after which most cases of a CPU end.
+        """
+        found = self.comparison()
+        ends = found.glance and found.pairs == LEAST_GLANCED - 1
+        return JUDGED_TIME not in judged(self.case) or not unlike(found) or ends
 
     def _next(self) -> list[RunningLaunch]:
         return self.following[0].launches if self.following else []

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from builders import evidence
-from comparisons import comparison_of
+from comparisons import alike, comparison_of
 
 from stepguard.case import Case
 from stepguard.identity import StepIdentity
@@ -36,18 +36,33 @@ def counted(identity):
 )
 def test_a_step_that_is_the_same_starts_no_further_pair(monkeypatch, identity, started):
     """But the next case's first launch; what else differs, or is not known, will need pairs."""
+    case = Case("x", "a:b", gates=("step_ms",))
+    assert started_beside(monkeypatch, case, 1, counted(identity)) == started
+
+
+@pytest.mark.parametrize("measured", [0, 1, 2])
+def test_the_pair_that_ends_most_cases_of_a_cpu_starts_none_behind_it(monkeypatch, measured):
+    """Two are enough where they show no slowdown; where they did, the third has another ready."""
+    found = replace(alike([0.0] * measured), glance=True)
+    case = Case("x", "a:b", device="cpu", gates=("graph_breaks",))
+    started = {0: [2], 1: ["counting launch"], 2: [4]}[measured]
+    assert started_beside(monkeypatch, case, measured + 1, found) == started
+
+
+def started_beside(monkeypatch, case, number, found):
+    """Return what is started while pair ``number`` is built: pairs, or the next case's launch."""
 
     def pair(number, *rest, **options):
         made.append(number)
         return SimpleNamespace(launches=[])
 
-    made, case = [], Case("x", "a:b", gates=("step_ms",))
+    made = []
     monkeypatch.setattr(ab, "Pair", pair)
     head = SimpleNamespace(start_ahead=made.append)
     run = ab._PairRun(case, [head], "main", ab.PairsWanted(60.0))
-    monkeypatch.setattr(run, "comparison", lambda: counted(identity))
-    run._start_following(1)
-    assert made == started
+    monkeypatch.setattr(run, "comparison", lambda: found)
+    run._start_following(number)
+    return made
 
 
 @pytest.mark.parametrize(
