@@ -23,7 +23,7 @@ from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import Store, read_evidence
+from stepguard.storage.runs import EVIDENCE, Store, read_evidence
 from stepguard.storage.waivers import today
 from stepguard.text import printable
 from stepguard.verdict import Verdict
@@ -142,7 +142,7 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
     store = Store(options.root)
     if options.evidence:
         path = Path(options.evidence)
-        paths = sorted(path.rglob("evidence.json")) if path.is_dir() else [path]
+        paths = sorted(path.rglob(EVIDENCE)) if path.is_dir() else [path]
         source = str(path)
     else:
         # A named case's newest, of whatever run: the last run may have measured other cases only.

@@ -22,7 +22,7 @@ from stepguard.text import meant
 
 REQUIRED = ("step", "tokens_per_step")
 _INSTALLED = {"site-packages", "dist-packages"}  # large, and nobody edits it
-_ENGINE = Path(__file__).resolve().parents[1]  # in this project's own tree: measures, and is not
+_ENGINE = Path(__file__).resolve().parents[1]  # in this project's tree, too: not measured
 
 
 class BadWorkload(Exception):
