@@ -20,6 +20,11 @@ class LaunchPair:
     head: Launch
     base: Launch
 
+    @property
+    def log_ratio(self) -> float:
+        """Return ``log(head / base)`` of the step time."""
+        return math.log(self.head.step_ms) - math.log(self.base.step_ms)
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -44,6 +49,7 @@ class Comparison:
     glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
     files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
     earlier: int = 0  # pairs, the first ones, that an earlier run of these commits measured
+    check: LaunchPair | None = None  # a fresh one beside those, where they alone decide
     spent: tuple[int, ...] = ()  # pairs at which such a run was judged since its time was up
     decided: bool = False  # that run said SLOWER or FASTER by them
     not_pooled: str = ""  # why pairs of an earlier run of these commits do not count
@@ -71,7 +77,7 @@ class Comparison:
     def log_ratios(self) -> list[float]:
         """Return ``log(head / base)`` of the step time, a value a pair."""
         both = zip(self.head.launches, self.base.launches, strict=False)
-        return [math.log(head.step_ms) - math.log(base.step_ms) for head, base in both]
+        return [LaunchPair(*launches).log_ratio for launches in both]
 
 
 def judged(case: Case) -> tuple[str, ...]:

@@ -249,6 +249,8 @@ def _over(found: PairsFinding) -> str:
     again = f" ({found.again} more were disturbed and do not count)" if found.again else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
     earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
+    if found.check_pct is not None:
+        earlier += f", with which a fresh one agrees ({found.check_pct:+.2f} %)"
     # Of a file that cannot be read nobody knows whether it is of this code.
     if found.not_pooled:
         earlier += f" (pairs of another run do not count: {found.not_pooled})"

@@ -171,6 +171,7 @@ class PairsFinding:
     most: int = 0  # pairs that the plan allows, where it was not followed to its end
     again: int = 0  # pairs whose blocks were out of line, measured again
     earlier: int = 0  # of the pairs, that an earlier run of these commits measured
+    check_pct: float | None = None  # of a fresh one beside those, where they alone decide
     not_pooled: str = ""  # why pairs of such a run do not count
     not_enough: str = ""  # why one pair was not enough for `same`
 

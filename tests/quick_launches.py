@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from stepguard.case import Case
+from stepguard.comparison import LaunchPair
 from stepguard.evidence import Block, Launch
 from stepguard.launch import diagnosis, group, supervisor, torchrun
 from stepguard.launch.torchrun import LaunchSpec
@@ -120,12 +121,10 @@ def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> Non
     """Let pairs beyond ``real`` be copies of those, for tests of what follows from many pairs."""
     measure, start_following = ab._PairRun._pair, ab._PairRun._start_following
 
-    def pair(run: ab._PairRun, number: int) -> None:
+    def pair(run: ab._PairRun, number: int) -> tuple[LaunchPair, bool]:
         if number <= real:
-            measure(run, number)
-            return
-        for side in run.sides:
-            side.launches.append(replace(side.launches[-real], index=number))
+            return measure(run, number)
+        return LaunchPair(*(side.launches[-real] for side in run.sides)), False
 
     def following(run: ab._PairRun, number: int) -> None:
         if number < real:
@@ -144,9 +143,8 @@ def invented(number: int) -> Launch:
 def invent_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all pairs be of equal steps that nobody ran, for tests of what comes of a comparison."""
 
-    def pair(run: ab._PairRun, number: int) -> None:
-        for side in run.sides:
-            side.launches.append(invented(number))
+    def pair(run: ab._PairRun, number: int) -> tuple[LaunchPair, bool]:
+        return LaunchPair(invented(number), invented(number)), False
 
     monkeypatch.setattr(ab._PairRun, "_pair", pair)
     monkeypatch.setattr(ab, "Pair", lambda *_: SimpleNamespace(launches=[]))

@@ -20,7 +20,7 @@ from stepguard.comparison import Comparison, LaunchPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab.calibration import DecisionRule, RuleFor
 from stepguard.judge.ab.decision import LEAST_GLANCED, wants_another_pair
-from stepguard.judge.ab.earlier import EarlierPairs, pooled
+from stepguard.judge.ab.earlier import EarlierPairs, contradicts, pooled
 from stepguard.judge.ab.identical import unlike
 from stepguard.judge.ab.pairs import out_of_line
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS
@@ -106,6 +106,8 @@ class _PairRun:
         self.aside: LaunchPair | None = None  # one that waits for the next
         self.following: list[Pair] = []  # they import: the next one, and of a second the agents
         self.earlier = EarlierPairs()
+        self.checking = False
+        self.check: LaunchPair | None = None
         # Every second pair has another order; a retry goes on with it.
         self.first = 1 + max((one.pairs for one in wanted.earlier), default=0)
 
@@ -114,7 +116,8 @@ class _PairRun:
         try:
             self._count()
             self._go_on()
-            for number in range(self.first, self.first + MOST_PAIRS + MOST_AGAIN):
+            first = self._check_earlier()
+            for number in range(first, first + MOST_PAIRS + MOST_AGAIN):
                 counted = len(self.sides[HEAD].launches)
                 # Where steps are asked for, an earlier run may not have timed all of them.
                 if counted == MOST_PAIRS or self.earlier.decided and not self.timing.steps:
@@ -125,7 +128,7 @@ class _PairRun:
                 if number > self.first and took_s > self.wanted.budget_s:
                     self.out_of_time = True
                     return
-                self._pair(number)
+                self._take(*self._pair(number))
                 self.wanted.keep(self.comparison())
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
@@ -141,6 +144,29 @@ class _PairRun:
         self.again, self.out_of_time = [*found.again], found.out_of_time
         self.together = self.together and found.together
 
+    def _check_earlier(self) -> int:
+        """Measure a fresh pair where nothing but earlier ones say that the step passes; begin anew
+        with it if they do not agree. Return the number of the next pair.
+        """
+        found = self.comparison()
+        more = self.timing.steps and self.wanted.wants_another(found)
+        if more or not self.earlier.passes:
+            return self.first
+        self.checking = True
+        pair, afresh = self._pair(self.first)
+        self.checking = False
+        why = contradicts(pair, found)
+        if not why:
+            self.check = pair
+            return self.first + 1
+        self.earlier = EarlierPairs(refused=why)
+        for workers in self.sides:
+            workers.launches.clear()
+        self.again, self.out_of_time = [], False
+        self._take(pair, afresh)
+        self.wanted.keep(self.comparison())
+        return self.first + 1
+
     def _count(self) -> None:
         # Counts do not mind a busy host: the next launches import meanwhile.
         launches = [RunningLaunch(side, COUNTING, self.timing.warmup) for side in self.sides]
@@ -151,7 +177,10 @@ class _PairRun:
             launch.count()
             launch.leave()
 
-    def _pair(self, number: int) -> None:
+    def _pair(self, number: int) -> tuple[LaunchPair, bool]:
+        """Measure a pair; return it, and whether a block of it has seconds in which something was
+        compiled that the cache did not have.
+        """
         order = ORDERS[(number - 1) % 2]
         if self.together:
             try:
@@ -166,8 +195,7 @@ class _PairRun:
         # Not steady is no fault here: alternation takes the drift out, and a step that keeps
         # compiling is counted.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
-        afresh = any(launch.timed_a_compiler for launch in both)
-        self._take(LaunchPair(head, base), afresh)
+        return LaunchPair(head, base), any(launch.timed_a_compiler for launch in both)
 
     def _far(self) -> bool:
         """Tell whether the next pair reaches far: the first ones of those whose series count."""
@@ -175,9 +203,9 @@ class _PairRun:
         return len(self.sides[HEAD].launches) < judged + FAR_PAIRS
 
     def _take(self, pair: LaunchPair, afresh: bool = False) -> None:
-        """Count a pair. One waits for the next if a block of it has seconds in which something was
-        compiled ``afresh``, which one side alone does, or on a GPU if its blocks are out of line:
-        if that is so, too, it was no accident and both count; else the first is only kept.
+        """Count a pair. One waits for the next if it compiled ``afresh`` in a timed block, which
+        one side alone does, or on a GPU if its blocks are out of line: if that is so, too, it was
+        no accident and both count; else the first is only kept.
         """
         prior, aside = self.comparison().prior, self.aside
         odd = afresh or is_gpu(self.case.device) and out_of_line(pair.head, pair.base, prior)
@@ -232,11 +260,12 @@ class _PairRun:
 
     def _hardly_another(self) -> bool:
         """Tell whether the pair that begins is likely the last one: no time is judged, the step is
-        the same, or it is the one after which most cases of a CPU end.
+        the same, earlier pairs are checked, or most cases of a CPU end after it.
         """
         found = self.comparison()
         ends = found.glance and found.pairs == LEAST_GLANCED - 1
-        return JUDGED_TIME not in judged(self.case) or not unlike(found) or ends
+        untimed = JUDGED_TIME not in judged(self.case)
+        return untimed or not unlike(found) or ends or self.checking
 
     def _next(self) -> list[RunningLaunch]:
         return self.following[0].launches if self.following else []
@@ -278,6 +307,7 @@ class _PairRun:
             files=self.wanted.files,
             again=tuple(self.again),
             earlier=self.earlier.pairs,
+            check=self.check,
             spent=self.earlier.spent,
             decided=self.earlier.status in (Status.SLOWER, Status.FASTER),
             not_pooled=self.wanted.not_pooled or self.earlier.refused,

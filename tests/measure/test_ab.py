@@ -561,19 +561,63 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
 # a run that is repeated
 
 
-def test_a_retry_of_what_is_decided_measures_no_pair(world, measure):
-    """It counts, and says again what the pairs of the run before say; a pair that imported
-    meanwhile runs nothing.
+def test_a_retry_of_what_passed_takes_a_fresh_pair(world, measure):
+    """It counts, measures one pair beside those of the run before, and says again what they say;
+    none imports for a pair behind it.
     """
     world.step_ms = {"head": 250.0, "base": 250.0}
     before = measure(4, GPU)
     assert judge_ab(before).status is Status.SAME
     world.events.clear()
+    world.groups.clear()
     again = measure(24, GPU, earlier=(before,))
     assert again.head.launches == before.head.launches and again.earlier == 4
-    assert {what for label, what in world.events if label.startswith("pair")} <= {"start", "close"}
-    assert judge_ab(again).status is Status.SAME
+    assert again.check and again.check.head not in again.head.launches
+    assert {label for label in world.groups if "pair" in label} == {"pair 5 head", "pair 5 base"}
+    verdict = judge_ab(again)
+    time = next(one for one in verdict.metrics if one.metric == "step_ms")
+    assert verdict.status is Status.SAME and time.pairs.check_pct == 0.0
     assert ("counting launch head", "count") in world.events
+
+
+@pytest.mark.parametrize(("slower_pct", "agrees"), [(0.3, True), (0.7, False), (-5.0, True)])
+def test_a_fresh_pair_that_is_slower_begins_anew(world, measure, slower_pct, agrees):
+    """What no fingerprint names has changed since then: the earlier pairs do not count, and the
+    fresh one is the first of the whole plan. A faster one hides no slowdown.
+    """
+    world.step_ms = {"head": 250.0, "base": 250.0}
+    before = measure(4, GPU)
+    world.step_ms["head"] *= 1 + slower_pct / 100
+    kept = []
+    again = measure(6, GPU, earlier=(before,), keep=kept.append)
+    if agrees:
+        assert (again.earlier, again.pairs, again.not_pooled) == (4, 4, "")
+        return
+    assert (again.earlier, again.pairs, again.check) == (0, 6, None)
+    assert [one.pairs for one in kept] == [1, 2, 3, 4, 5, 6]
+    assert again.not_pooled == "HEAD is +0.70 % in a fresh pair and was +0.00 % in those"
+    assert judge_ab(again).status is Status.SLOWER
+
+
+def test_a_fresh_pair_without_time_for_more_is_no_pass(world, measure):
+    """It contradicts what passed, and the budget is spent: undecided."""
+    world.step_ms = {"head": 250.0, "base": 250.0}
+    before = measure(4, GPU)
+    world.step_ms["head"] = 260.0
+    again = measure(6, GPU, earlier=(before,), budget_s=0.0)
+    assert again.pairs == 1 and again.out_of_time
+    assert judge_ab(again).status is Status.INCONCLUSIVE
+
+
+def test_a_retry_of_what_was_slower_measures_no_pair(world, measure):
+    """It stays so: a pair that imported meanwhile runs nothing."""
+    before = measure(6, GPU)
+    assert judge_ab(before).status is Status.SLOWER
+    world.events.clear()
+    again = measure(24, GPU, earlier=(before,))
+    assert again.head.launches == before.head.launches and again.check is None
+    assert {what for label, what in world.events if label.startswith("pair")} <= {"start", "close"}
+    assert judge_ab(again).status is Status.SLOWER
 
 
 def test_a_retry_of_a_change_that_four_pairs_decided(world, measure):

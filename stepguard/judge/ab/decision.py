@@ -141,6 +141,7 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
         most,
         len(comparison.again),
         comparison.earlier,
+        100 * math.expm1(comparison.check.log_ratio) if comparison.check else None,
         comparison.not_pooled,
         "" if moved else not_enough(comparison),
     )

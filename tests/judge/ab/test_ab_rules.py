@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from stepguard import Case
 from stepguard.ab_margins import Margins, Prior
-from stepguard.comparison import Comparison, from_json, judged
+from stepguard.comparison import Comparison, LaunchPair, from_json, judged
 from stepguard.evidence import Counts, Fault, to_json
 from stepguard.judge.ab.decision import (
     FALSE_DISCOVERIES,
@@ -710,6 +710,9 @@ def test_the_report_says_which_pairs_are_of_an_earlier_run():
     text = told_block(judge_ab(both), "e.json", Commands())
     assert "over 6 pairs, 4 of them of an earlier run of this code (pairs of another run " in text
     assert "do not count: x.json was changed after it was written), pair sd" in text
+    fresh = LaunchPair(both.head.launches[0], both.base.launches[0])
+    text = told_block(judge_ab(replace(both, not_pooled="", check=fresh)), "e.json", Commands())
+    assert "of an earlier run of this code, with which a fresh one agrees (+2." in text
 
 
 # JSON

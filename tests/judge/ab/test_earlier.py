@@ -8,10 +8,10 @@ from builders import evidence
 from comparisons import alike, comparison_of
 
 from stepguard.ab_margins import MARGINS, Margins, Prior
-from stepguard.comparison import from_json
+from stepguard.comparison import LaunchPair, from_json
 from stepguard.evidence import Fault, to_json
 from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.ab.earlier import pooled
+from stepguard.judge.ab.earlier import contradicts, pooled
 from stepguard.judge.ab.pairs import bounds, decide
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS, may_decide
 from stepguard.verdict import Status
@@ -151,6 +151,48 @@ def test_an_analysis_is_made_once():
 def test_no_pair_is_measured_that_can_decide_nothing(pairs, spent, final):
     """Once the plan's last analysis is spent a retry ends with the pairs that there are."""
     assert decide([0.012, -0.004] * (pairs // 2), spent=spent).final is final
+
+
+def a_pair(log_ratio_pct):
+    """One pair of this log-ratio."""
+    found = compared([log_ratio_pct])
+    return LaunchPair(found.head.launches[0], found.base.launches[0])
+
+
+def same_by_chance(draw, sd_pct):
+    """Pairs of unchanged code that said `same`."""
+    ratios = [sd_pct * draw.standard_normal() for _ in range(4)]
+    while not decide([one / 100 for one in ratios]).final:
+        ratios.append(sd_pct * draw.standard_normal())
+    said = decide([one / 100 for one in ratios]).status
+    return compared(ratios) if said is Status.SAME else same_by_chance(draw, sd_pct)
+
+
+@pytest.mark.parametrize(
+    ("slower_pct", "least", "most"), [(0.0, 0.0, 0.06), (0.5, 0.45, 1.0), (1.0, 0.98, 1.0)]
+)
+def test_what_changed_between_two_runs_shows_in_a_fresh_pair(slower_pct, least, most):
+    """By simulation: 1 % ends what passed in 98 of 100 retries, 0.5 % in half, nothing in a few."""
+    draw = np.random.default_rng(20261124)
+    found = [
+        bool(contradicts(a_pair(slower_pct + 0.2 * draw.standard_normal()), before))
+        for before in (same_by_chance(draw, 0.2) for _ in range(300))
+    ]
+    assert least <= sum(found) / len(found) <= most
+
+
+def test_a_fresh_pair_without_times_contradicts():
+    """What was not timed agrees with nothing."""
+    pair = a_pair(0.0)
+    assert contradicts(pair, compared(QUIET)) == ""
+    empty = replace(pair, head=replace(pair.head, blocks=()))
+    assert "no times" in contradicts(empty, compared(QUIET))
+
+
+def test_the_fresh_pair_is_kept_with_the_run():
+    """It comes back from the file as it was."""
+    before = compared(QUIET, earlier=4, check=a_pair(0.1))
+    assert from_json(to_json(before), "x") == before
 
 
 def stubborn(draw, true_pct, sd_pct, wanted, again):
