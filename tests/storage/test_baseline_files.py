@@ -435,14 +435,18 @@ def test_a_ctrl_c_while_a_file_is_written_leaves_no_other_beside_it(path, monkey
     """It comes when the file is whole: no temporary one stays in the folder."""
     module = tempfile if where == "mkstemp" else os
     real = getattr(module, where)
+    heeded = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted(*arguments, **options):
         signal.raise_signal(signal.SIGINT)
         return real(*arguments, **options)
 
     monkeypatch.setattr(module, where, interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        save(path, baseline_file(cases={}))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            save(path, baseline_file(cases={}))
+    finally:
+        signal.signal(signal.SIGINT, heeded)
     assert [one.name for one in path.parent.iterdir()] == [path.name]
     assert load(path) == baseline_file(cases={})
 
