@@ -1,8 +1,22 @@
-"""Settings of all tests: which come first, and what the compiler may leave out."""
+"""Settings of all tests: which come first, what the compiler may leave out, which examples a
+property is tried on.
+"""
 
+import sys
 from collections.abc import Iterator
 
 import pytest
+from builders import PROPERTY
+from hypothesis import settings
+
+# The same examples in every run, in any order and beside whatever else: else a run fails by chance,
+# and the next one does not show it. Hypothesis also draws constants of the modules that are loaded,
+# which depends on the tests that the same process has run before.
+settings.register_profile("repeatable", PROPERTY)
+settings.load_profile("repeatable")
+drawing = sys.modules.get("hypothesis.internal.conjecture.providers")
+if hasattr(drawing, "_get_local_constants"):  # which is private, and not in older versions
+    drawing._get_local_constants = lambda: drawing._local_constants
 
 # They start processes, or compile; in this order, since a file is run by one worker.
 SLOW = ("workflows", "smoke", "faults", "studies", "worker", "model", "tests")
