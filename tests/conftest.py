@@ -4,10 +4,13 @@ property is tried on.
 
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
 
 import pytest
 from builders import PROPERTY
 from hypothesis import settings
+
+import stepguard.storage.waivers
 
 # The same examples in every run, in any order and beside whatever else: else a run fails by chance,
 # and the next one does not show it. Hypothesis also draws constants of the modules that are loaded,
@@ -20,6 +23,17 @@ if hasattr(drawing, "_get_local_constants"):  # which is private, and not in old
 
 # They start processes, or compile; in this order, since a file is run by one worker.
 SLOW = ("workflows", "smoke", "faults", "studies", "worker", "model", "tests")
+
+
+class OneDay(datetime):
+    """A clock that stands: waivers end by the day, and a test may run into the next one."""
+
+    stands_at = datetime.now(UTC)
+
+    @classmethod
+    def now(cls, tz=None):
+        """Return when the tests began."""
+        return cls.stands_at.astimezone(tz)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,4 +55,5 @@ def environment() -> Iterator[None]:
         monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
         # In CI, too, a run within a test is strict only if the test says so.
         monkeypatch.delenv("CI", raising=False)
+        monkeypatch.setattr(stepguard.storage.waivers, "datetime", OneDay)
         yield
