@@ -22,7 +22,8 @@ esac
 def project(tmp_path):
     """The Makefile and its scripts, and an interpreter that only shows what pytest is given."""
     shutil.copy(ROOT / "Makefile", tmp_path)
-    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    ignored = shutil.ignore_patterns("__pycache__")  # another process may be writing there
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts", ignore=ignored)
     (tmp_path / "pytest").mkdir()
     (tmp_path / "pytest" / "__init__.py").touch()  # before the one that is installed
     (tmp_path / "pytest" / "__main__.py").write_text(PYTEST)

@@ -21,7 +21,8 @@ from studies.planted_causes.faults import CLOCK, FAULTS, NOTHING, slower_clock
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_can_be_planted(name, tmp_path):
     """The model is not what it was; a tree where the text is gone or there already is refused."""
-    shutil.copytree(ROOT / "model", tmp_path / "model", ignore=shutil.ignore_patterns("data"))
+    ignored = shutil.ignore_patterns("data", "__pycache__")  # which another process may be writing
+    shutil.copytree(ROOT / "model", tmp_path / "model", ignore=ignored)
     (tmp_path / "model/data").mkdir()
     shutil.copy(ROOT / "model/data/loader.py", tmp_path / "model/data")
     fault = FAULTS[name]
