@@ -134,7 +134,7 @@ def test_a_setting_that_comes_too_late_is_refused(
 def test_an_import_that_hangs_is_shown(tmp_path, monkeypatch):
     """No rank is there yet: the agent's own stack says where it hangs."""
     (tmp_path / "torch.py").write_text(
-        "import pathlib, time\npathlib.Path('hangs').touch()\ntime.sleep(3600)\n"
+        "import pathlib, time\n\npathlib.Path('hangs').touch(), time.sleep(3600)\n"
     )
     with WorkerGroup(launch_spec(tmp_path)) as group:
         until = time.monotonic() + BUSY_LIMIT_S
