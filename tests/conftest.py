@@ -53,7 +53,8 @@ def environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
         monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
-        # In CI, too, a run within a test is strict only if the test says so.
-        monkeypatch.delenv("CI", raising=False)
+        # In CI, too, a run within a test is strict, and annotates, only if the test says so.
+        for name in ("CI", "GITHUB_ACTIONS"):
+            monkeypatch.delenv(name, raising=False)
         monkeypatch.setattr(stepguard.storage.waivers, "datetime", OneDay)
         yield

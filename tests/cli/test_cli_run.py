@@ -71,7 +71,8 @@ def test_on_a_terminal(tmp_path):
         "import time\n\nfrom factories import linear  # noqa: F401\n\ntime.sleep(1.5)\n"
     )
     command = [*RUN, "slow:linear", "--device", "cpu"]
-    process = subprocess.Popen(command, cwd=tmp_path, env=ENV, stdout=theirs, stderr=theirs)
+    env = ENV | {"TERM": "xterm"}  # which CI may lack
+    process = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=theirs, stderr=theirs)
     os.close(theirs)
     shown = b""
     with contextlib.suppress(OSError):  # how Linux says that the other side is closed
