@@ -203,11 +203,13 @@ def hub(origin, tmp_path, api):
     return GitHub(origin, tmp_path, url, replaced=replaced, looks=LOOKS, fit=FIT)
 
 
-def pull_request(hub, repository="OWNER/REPO", head="slow", merged="merged"):
-    """The run that a pull request starts, at GitHub's merge of it."""
-    sha = {name: git(hub.repository, "rev-parse", name) for name in ("main", head, merged)}
+def pull_request(hub, repository="OWNER/REPO", head="slow", merged="merged", base="main"):
+    """The run that a pull request starts, at GitHub's merge of it. ``base`` is what its event says
+    main was: GitHub does not update it when main moves, and merges with main as it is.
+    """
+    sha = {name: git(hub.repository, "rev-parse", name) for name in (base, head, merged)}
     head = {"ref": head, "sha": sha[head], "repo": {"full_name": repository}}
-    base = {"ref": "main", "sha": sha["main"]}
+    base = {"ref": "main", "sha": sha[base]}
     pull = {"number": 7, "head": head, "base": base}
     return hub.event("pull_request", sha[merged], "refs/pull/7/merge", pull_request=pull)
 
@@ -283,6 +285,26 @@ def test_a_commit_that_declares_its_sync(hub, api):
     assert (measure.result, gate.result) == ("success", "success"), measure.log + gate.log
     assert "read on purpose" in measure.summary
     assert "declared: step[tiny] sync_candidates_per_step, " in gate.log
+
+
+def test_what_main_gained_meanwhile_hides_no_loss(hub):
+    """A sync that main lost since the pull request was opened, and that comes back with it, is red:
+    the commit that judges is that of the merge, not the one that the event names.
+    """
+    jobs = hub.run(CALLER, pull_request(hub, base="slow"), at="merged")
+    measure, gate = jobs["perf / measure"], jobs["perf / gate"]
+    assert (measure.result, gate.result) == ("failure", "failure"), measure.log + gate.log
+    assert "step[tiny]: CHANGED" in gate.log and "1 CHANGED" in measure.summary
+
+
+def test_what_is_merged_into_another_branch_is_not_green(hub):
+    """A pull request on a slow branch: its green would stay when it is retargeted to main."""
+    stacked, onto = git(hub.repository, "rev-parse", "slow^{tree}"), ["-p", "slow", "-p", "merged"]
+    merge = git(hub.repository, "commit-tree", stacked, *onto, "-m", "Merge pull request 7")
+    git(hub.repository, "branch", "--force", "stacked", merge)
+    jobs = hub.run(CALLER, pull_request(hub, merged="stacked", base="slow"), at="merged")
+    assert jobs["perf / gate"].result == "failure", jobs["perf / gate"].log
+    assert "::error::It goes into a commit that main does not have" in jobs["perf / gate"].log
 
 
 def test_a_commit_of_main(hub, memory):
