@@ -157,10 +157,11 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
     if option.perf_against == "HEAD":
         text = "--perf-against=HEAD judges the tree against itself, which is always the same"
         yield Problem(ProblemCode.OTHER_BASELINE, text)
-    elif (rev := option.perf_against) and not is_typed("--perf-against", config):
-        text = f"--perf-against={rev} comes from settings or PYTEST_ADDOPTS, and may be a commit "
-        text += "of this branch, as slow as HEAD: what judges is said by the command"
-        yield Problem(ProblemCode.OTHER_BASELINE, text)
+    for name, rev in (("--perf-against", option.perf_against), ("--perf-base", option.perf_base)):
+        if rev and not is_typed(name, config):
+            text = f"{name}={rev} comes from settings or PYTEST_ADDOPTS, and may be a commit of "
+            text += "this branch, or of a slower level: what judges is said by the command"
+            yield Problem(ProblemCode.OTHER_BASELINE, text)
     if option.perf_select and not is_typed("--perf-select", config):
         text = f"--perf-select={option.perf_select} comes from settings or PYTEST_ADDOPTS: a "
         text += "selection that is meant is said by the command"

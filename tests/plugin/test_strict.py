@@ -827,6 +827,20 @@ def test_what_judges_is_said_by_the_command(project, monkeypatch, setting):
     assert project.run("--perf-strict", "--perf-against=HEAD~1").ret == 0
 
 
+@pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
+def test_whose_baselines_judge_is_said_by_the_command(project, monkeypatch, setting):
+    """Those of an earlier commit, left in the settings, are of a level that is gone."""
+    if setting == "addopts":
+        project.pytester.makeini("[pytest]\naddopts = --perf-base=HEAD~1\n")
+    else:
+        monkeypatch.setenv(setting, "--perf-base=HEAD~1")
+    project.commit()
+    result = project.run("--perf-strict")
+    assert result.ret == 4 and project.measured == []
+    result.stderr.fnmatch_lines(["*--perf-base=HEAD~1 *settings or PYTEST_ADDOPTS*"])
+    assert project.run("--perf-strict", "--perf-base=main").ret == 0
+
+
 def test_a_failure_of_git_is_known_where_sigchld_is_ignored(project):
     """A supervisor left it so: git that cannot say what changed did not say that nothing did."""
     project.commit()
