@@ -13,10 +13,11 @@ import fcntl
 import os
 import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
@@ -219,12 +220,20 @@ def _check_out(named: Named, path: Path) -> None:
 
 
 def _check_complete(named: Named, path: Path) -> None:
-    """Raise TreeError if the caller's tree has what this one lacks: submodules, git-lfs files.
+    """Raise TreeError if the caller's tree has what this one lacks: submodules, git-lfs files, and
+    what an absolute link has the caller's file for.
 
     Without them it could be other work, quietly. Where both trees lack them, they are alike.
     """
     listed = _files(path, "--stage")
-    modules = [line.partition("\t")[2] for line in listed if line.startswith("160000 ")]
+    modules = _of_mode("160000", listed)
+    if back := [name for name in _of_mode("120000", listed) if _leads_back(path / name, named.top)]:
+        place = os.path.realpath((named.top / back[0]).parent)
+        target = os.path.relpath(os.path.realpath(os.readlink(path / back[0])), place)
+        raise TreeError(
+            f"{named.shown} has links that lead into this tree: {', '.join(back[:3])}; "
+            f"so that each tree has its own: ln -sfn {shlex.quote(target)} {shlex.quote(back[0])}"
+        )
     filled = [name for name in modules if any((named.top / name).glob("*"))]
     if filled:
         raise TreeError(
@@ -238,6 +247,18 @@ def _check_complete(named: Named, path: Path) -> None:
             f"{named.shown} has git-lfs files whose content is not here: {', '.join(empty[:3])}; "
             f"git lfs install && git lfs fetch origin {named.commit}"
         )
+
+
+def _of_mode(mode: str, listed: Sequence[str]) -> list[str]:
+    return [line.partition("\t")[2] for line in listed if line.startswith(f"{mode} ")]
+
+
+def _leads_back(link: Path, top: Path) -> bool:
+    """Tell whether a link of another revision's tree ends in the tree at ``top``."""
+    if not link.is_symlink():  # a file that holds the path: core.symlinks=false
+        return False
+    target, own = os.readlink(link), os.path.realpath(top)
+    return os.path.isabs(target) and Path(os.path.realpath(target)).is_relative_to(own)
 
 
 def _files(path: Path, *arguments: str) -> list[str]:

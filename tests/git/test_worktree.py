@@ -473,6 +473,26 @@ def test_submodules(root, tmp_path):
         assert list((tree.root / "third").iterdir()) == []
 
 
+def test_a_link_that_leads_back(root):
+    """By an absolute link the other tree would read this one's file, whatever it was there: it is
+    refused. What lies elsewhere is one file for both, and a relative link is its own's.
+    """
+    (root / "third").mkdir()
+    (root / "third" / "settings").symlink_to(root / "data.txt")
+    commit(root, "a link")
+    message = fails(root, "HEAD")
+    assert "links that lead into this tree: third/settings; " in message
+    assert message.endswith("ln -sfn ../data.txt third/settings")
+    assert left(root) == []
+    (root / "third" / "settings").unlink()
+    (root / "third" / "settings").symlink_to("../data.txt")
+    (root / "third" / "shell").symlink_to("/bin/sh")
+    (root / "third" / "gone").symlink_to("nowhere")
+    commit(root, "links that do not")
+    with tree_of(root, "HEAD") as tree:
+        assert (tree.root / "third" / "settings").is_symlink()
+
+
 @pytest.mark.parametrize("variable", ["", "GIT_LITERAL_PATHSPECS"])
 def test_git_lfs(root, monkeypatch, variable):
     """A large file whose content is here and there only a pointer is refused; alike is allowed.
