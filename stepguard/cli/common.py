@@ -4,7 +4,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -134,8 +134,11 @@ def verdict_of_run(
     return final(found, evidence, waivers, today())
 
 
-def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
+def wanted_evidence(
+    options: argparse.Namespace, judged: Collection[str] = ()
+) -> list[tuple[Path, Evidence]]:
     """Return the evidence that the options name, by file: a case may have some of several machines.
+    Those that are ``judged`` by something else need not have any.
 
     Raises ValueError when there is none, or a case is unknown, FileError for a file that is none.
     """
@@ -151,7 +154,7 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
         if paths and not options.case and not store.is_newest(paths[0]):
             say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
     found = [(path, read_evidence(path)) for path in paths]
-    known = {evidence.case_id for _, evidence in found}
+    known = {*judged, *(evidence.case_id for _, evidence in found)}
     unknown = [case_id for case_id in options.case if case_id not in known]
     against, folder = ("", store.runs) if options.evidence else store.last_against()
     # Before the other errors: they would send the reader looking for evidence that never was.
@@ -161,7 +164,7 @@ def wanted_evidence(options: argparse.Namespace) -> list[tuple[Path, Evidence]]:
             f"measure: {as_typed('pytest perf_tests')}; what it said: "
             + as_typed(f"stepguard judge --evidence {shlex.quote(os.path.relpath(folder))}")
         )
-    if not found:
+    if not known:
         here = f"nothing is kept; measure: {as_typed('pytest perf_tests')}"
         there = "no evidence.json is below it"
         raise ValueError(f"{source}: {there if options.evidence else here}")

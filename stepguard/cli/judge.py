@@ -42,8 +42,7 @@ def _judge(options: argparse.Namespace) -> int:
     verdicts = []
     waivers = load_waivers(options.baselines, today())
     pairs_alone = _pairs_alone(options)
-    nothing_else = pairs_alone and not any(Path(options.evidence).rglob(EVIDENCE))
-    wanted = [] if nothing_else else wanted_evidence(options)
+    wanted = wanted_evidence(options, {found.head.case_id for found in pairs_alone})
     # A new case has no baseline yet, but may have a waiver.
     known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
     for case_id in unknown(options.baselines, waivers, known):

@@ -289,6 +289,19 @@ def test_judge_leaves_out_no_pairs_beside_other_evidence(shell):
         assert [verdict["status"] for verdict in verdicts] == ["same", "CHANGED"]
 
 
+def test_judge_judges_all_that_it_is_asked_for(shell):
+    """A case of pairs alone beside one that has evidence is; one that has neither is no pass."""
+    pairs = shell.keep_comparison(shell.made("a"), shell.made("a"))
+    folder, from_there = str(pairs.parents[1]), ("--evidence", str(pairs.parents[1]))
+    assert shell("judge", "linear[a]", *from_there).status == 0
+    done = shell("judge", "linear[a]", "linear[c]", *from_there)
+    assert done.status == 1
+    assert f"no evidence of 'linear[c]' in {folder}; it has: linear[a]\n" in done.err
+    shell.record(shell.made("b"))
+    done = shell("judge", "linear[a]", "linear[b]", "--evidence", ".stepguard/runs")
+    assert done.status == 0 and {"linear[a]:", "linear[b]:"} <= {*done.out.split()}, done.err
+
+
 def test_judge_prints_text(shell):
     """In a pipe as on a terminal, with --json as without."""
     shell.record(shell.made("a"))
