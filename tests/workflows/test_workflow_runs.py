@@ -307,6 +307,19 @@ def test_what_is_merged_into_another_branch_is_not_green(hub):
     assert "::error::It goes into a commit that main does not have" in jobs["perf / gate"].log
 
 
+def test_a_merge_group(hub):
+    """Judged beside the commit that the queue puts it on, which main need not have yet."""
+    sha = {name: git(hub.repository, "rev-parse", name) for name in ("slow", "merged", "main")}
+    again = git(hub.repository, "commit-tree", "merged^{tree}", "-p", "merged", "-m", "again")
+    git(hub.repository, "branch", "--force", "queued", again)
+    for group, base, result in ((again, "merged", "success"), (sha["merged"], "main", "failure")):
+        queued = {"base_sha": sha[base], "head_sha": group}
+        started = hub.event("merge_group", group, "refs/heads/queue/main", merge_group=queued)
+        jobs = hub.run(CALLER, started, at="main")
+        results = {name: job.result for name, job in jobs.items()}
+        assert results == {"perf / measure": result, "perf / gate": result}, jobs
+
+
 def test_a_commit_of_main(hub, memory):
     """Green, and what it compiled is kept for others."""
     for note in memory.iterdir():
