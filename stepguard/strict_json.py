@@ -6,8 +6,9 @@ understand turns green by accident. Time and memory are linear in its size. No I
 
 import json
 import math
+import re
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
 
@@ -40,14 +41,33 @@ def parse(text: str, kind: type[Content], schema: int) -> Content:
         # Before the fields: another schema has others.
         if raw["schema"] != schema:
             raise OtherSchema(f"schema {raw['schema']!r}, this version of stepguard reads {schema}")
-        return msgspec.convert(raw, kind, strict=True)
-    except msgspec.ValidationError as error:
-        # msgspec's word for a date has no example, which is what its reader needs.
-        raise ValueError(str(error).replace("Invalid RFC3339 encoded date", EXAMPLE)) from None
+        return converted(raw, kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except OverflowError as error:  # of an integer that a float cannot hold
         raise ValueError(str(error)) from None
+
+
+def converted(raw: Any, kind: type[Content]) -> Content:
+    """Return plain data as a ``kind``. Raises ValueError in words for whoever edited it."""
+    try:
+        return msgspec.convert(raw, kind, strict=True)
+    except msgspec.ValidationError as error:
+        text, _, at = str(error).partition(" - at ")
+        found: Any = _struct(kind) if "unknown field" in text else None
+        for name in re.findall(r"\.(\w+)", at) if found else ():
+            found = _struct({one.name: one.type for one in msgspec.structs.fields(found)}[name])
+        possible = f"; possible: {', '.join(found.__struct_fields__)}" if found else ""
+        # msgspec's word for a date has no example, which is what its reader needs.
+        text = str(error).replace("Invalid RFC3339 encoded date", EXAMPLE)
+        raise ValueError(f"{text}{possible}") from None
+
+
+def _struct(kind: Any) -> Any:
+    """Return the Struct that a type is, or holds as list[Waiver] and Plot | None do; else None."""
+    if hasattr(kind, "__struct_fields__"):
+        return kind
+    return next(filter(None, map(_struct, get_args(kind))), None)
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

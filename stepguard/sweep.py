@@ -23,6 +23,7 @@ from stepguard.case import Case, Scalar
 from stepguard.device import GPU, is_gpu
 from stepguard.evidence import Evidence
 from stepguard.metrics import METRICS
+from stepguard.strict_json import converted
 
 SCHEMA = 1
 MEASURED = "measured"
@@ -123,11 +124,4 @@ def flattened(metrics: dict[str, float], evidence: Evidence) -> dict[str, float]
 
 def parse(raw: dict[str, Any]) -> Sweep:
     """Return the declaration. Raises ValueError for what is none."""
-    try:
-        return msgspec.convert(raw, Sweep, strict=True)
-    except msgspec.ValidationError as error:
-        text, _, at = str(error).partition(" - at ")
-        kind = {"": Sweep, "`$.report`": Report, "`$.report.plot`": Plot}.get(at)
-        if "unknown field" not in text or kind is None:
-            raise
-        raise ValueError(f"{error}; possible: {', '.join(kind.__struct_fields__)}") from None
+    return converted(raw, Sweep)

@@ -55,7 +55,7 @@ def read_declaration(path: Path) -> Sweep:
         return parse(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except ValueError as error:  # TOMLDecodeError and ValidationError are some
+    except ValueError as error:  # TOMLDecodeError is one
         raise UsageError(f"{path}: {error}") from None
 
 
