@@ -23,7 +23,7 @@ from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import EVIDENCE, Store, read_evidence
+from stepguard.storage.runs import Store, kept_files, read_evidence
 from stepguard.storage.waivers import today
 from stepguard.text import printable
 from stepguard.verdict import Verdict
@@ -134,25 +134,28 @@ def verdict_of_run(
     return final(found, evidence, waivers, today())
 
 
+def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:
+    """Return the files of evidence that the options name, and the comparisons beside none."""
+    if options.evidence:
+        return kept_files(Path(options.evidence))
+    store = Store(options.root)
+    # A named case's newest, of whatever run: the last run may have measured other cases only.
+    return list(store.newest().values()) if options.case else store.last_run(), []
+
+
 def wanted_evidence(
-    options: argparse.Namespace, judged: Collection[str] = ()
+    options: argparse.Namespace, paths: Sequence[Path], judged: Collection[str] = ()
 ) -> list[tuple[Path, Evidence]]:
-    """Return the evidence that the options name, by file: a case may have some of several machines.
-    Those that are ``judged`` by something else need not have any.
+    """Return the evidence in these files of named_files() that is of the cases in the options, by
+    file: a case may have some of several machines. Those that are ``judged`` by something else need
+    not have any.
 
     Raises ValueError when there is none, or a case is unknown, FileError for a file that is none.
     """
     store = Store(options.root)
-    if options.evidence:
-        path = Path(options.evidence)
-        paths = sorted(path.rglob(EVIDENCE)) if path.is_dir() else [path]
-        source = str(path)
-    else:
-        # A named case's newest, of whatever run: the last run may have measured other cases only.
-        paths = list(store.newest().values()) if options.case else store.last_run()
-        source = str(store.runs)
-        if paths and not options.case and not store.is_newest(paths[0]):
-            say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
+    source = str(Path(options.evidence) if options.evidence else store.runs)
+    if not options.evidence and paths and not options.case and not store.is_newest(paths[0]):
+        say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
     found = [(path, read_evidence(path)) for path in paths]
     known = {*judged, *(evidence.case_id for _, evidence in found)}
     unknown = [case_id for case_id in options.case if case_id not in known]

@@ -12,6 +12,7 @@ from stepguard.cli.common import (
     add_json,
     add_parser,
     complain,
+    named_files,
     put_json,
     refuse_target,
     say,
@@ -19,13 +20,12 @@ from stepguard.cli.common import (
     verdict_of_run,
     wanted_evidence,
 )
-from stepguard.comparison import Comparison
 from stepguard.expectation import KEY
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.stored.waivers import sentences
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import COMPARISON, EVIDENCE, Store, pairs_beside, read_comparisons
+from stepguard.storage.runs import Store, pairs_beside, read_comparisons
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.verdict import Status, Verdict
 
@@ -41,8 +41,10 @@ def _judge(options: argparse.Namespace) -> int:
     refuse_target(options.json)
     verdicts = []
     waivers = load_waivers(options.baselines, today())
-    pairs_alone = _pairs_alone(options)
-    wanted = wanted_evidence(options, {found.head.case_id for found in pairs_alone})
+    paths, alone = named_files(options)
+    read = (one for path in alone for one in read_comparisons(path))
+    pairs_alone = [one for one in read if not options.case or one.head.case_id in options.case]
+    wanted = wanted_evidence(options, paths, {found.head.case_id for found in pairs_alone})
     # A new case has no baseline yet, but may have a waiver.
     known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
     for case_id in unknown(options.baselines, waivers, known):
@@ -61,18 +63,6 @@ def _judge(options: argparse.Namespace) -> int:
     _say(verdicts)
     put_json([verdict_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
-
-
-def _pairs_alone(options: argparse.Namespace) -> list[Comparison]:
-    """Return the comparisons below the folder that --evidence names which are beside no evidence:
-    those of runs that judged beside another revision.
-    """
-    if not options.evidence:
-        return []
-    paths = sorted(Path(options.evidence).rglob(COMPARISON))
-    alone = (path for path in paths if not path.with_name(EVIDENCE).exists())
-    found = (one for path in alone for one in read_comparisons(path))
-    return [one for one in found if one.head.case_id in (options.case or [one.head.case_id])]
 
 
 def _say(verdicts: list[Verdict]) -> None:

@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -219,6 +220,18 @@ def evidence_files(run: Path) -> list[Path]:
     return sorted(run.glob(f"*/{EVIDENCE}"))
 
 
+def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
+    """Return the evidence below a folder, and the comparisons that are beside none: those of runs
+    that judged beside another revision. A file is taken for evidence.
+    """
+    if not source.is_dir():
+        return [source], []
+    kept = sorted(one for one in source.rglob("*.json") if one.name in (EVIDENCE, COMPARISON))
+    evidence = [path for path in kept if path.name == EVIDENCE]
+    measured = {path.parent for path in evidence}
+    return evidence, [path for path in kept if path.parent not in measured]
+
+
 def _readable(folder: Path) -> Iterator[Comparison]:
     # One by one, so that a file which cannot be read does not hide those behind it.
     for path in sorted(folder.rglob(COMPARISON)):
@@ -255,9 +268,8 @@ def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparis
 
     Raises FileError where there is neither, or a file cannot be read.
     """
-    kept = [path for name in (EVIDENCE, COMPARISON) for path in source.rglob(name)]
     # Names of runs sort by time.
-    for folder in sorted({path.parent for path in kept}, reverse=True):
+    for folder in sorted((path.parent for path in chain(*kept_files(source))), reverse=True):
         path = folder / EVIDENCE
         evidence, pairs = read_evidence(path) if path.is_file() else None, pairs_beside(path)
         head = evidence or (pairs.head if pairs else None)

@@ -14,6 +14,7 @@ from stepguard.cli.common import (
     add_parser,
     complain,
     folder_option,
+    named_files,
     say,
     verdict_today,
     wanted_evidence,
@@ -42,7 +43,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 def _accept(options: argparse.Namespace) -> int:
     refused = 0
-    for path, evidence in wanted_evidence(options):
+    for path, evidence in wanted_evidence(options, named_files(options)[0]):
         try:
             # In the loop: one case that is refused does not stop the others.
             _refuse_older(path, evidence, options)
