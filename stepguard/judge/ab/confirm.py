@@ -99,17 +99,23 @@ def confirmed(
 
 def _as_before(verdict: Verdict, comparison: Comparison, commit: str) -> Verdict:
     """Return a verdict that passes, SLOWER where the pairs of an earlier run say so."""
-    its = decision(comparison)
-    if its is None or problem(comparison) is not None:  # the earlier pairs are none of this machine
+    # Where they have a problem, the earlier pairs are none of this machine.
+    its = _by_pairs(comparison) if problem(comparison) is None else None
+    if its is None or its.status is not Status.SLOWER:
         return verdict
-    if its.status is not Status.SLOWER and of_pairs(comparison) is None:
-        return verdict
-    its = replace(its, status=Status.SLOWER)
     how = Confirmed(Confirmation.CONFIRMED, commit, pairs_finding(comparison, its))
     judged = (
         _slower(one, comparison, its, how) if _is_same_time(one) else one for one in verdict.metrics
     )
     return verdict.with_metrics(tuple(judged))
+
+
+def _by_pairs(comparison: Comparison) -> Decision | None:
+    """Return the pairs' decision; SLOWER where steps are slower within launches and the other
+    tree's are not: a mean may hide it, no machine does.
+    """
+    found = decision(comparison)
+    return replace(found, status=Status.SLOWER) if found and of_pairs(comparison) else found
 
 
 def _not_the_machine(
@@ -137,12 +143,9 @@ def _judged(
     not_machine: tuple[Confirmation, int] | None,
 ) -> MetricVerdict:
     """Judge a time that the screen says has moved, by the pairs."""
-    by_pairs = decision(comparison)
+    by_pairs = _by_pairs(comparison)
     if by_pairs is None:
         return replace(found, confirmed=Confirmed(Confirmation.NOT_JUDGED))
-    if of_pairs(comparison):
-        # Slower within launches, where the other tree is not: a mean may hide it, no machine does.
-        by_pairs = replace(by_pairs, status=Status.SLOWER)
     outcome, missed = _outcome(found, by_pairs), 0
     if outcome is Confirmation.MACHINE and not_machine:
         outcome, missed = not_machine
