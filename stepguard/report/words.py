@@ -222,20 +222,23 @@ def change(found: MetricVerdict, digits: int = 2) -> str:
 
 
 def evidence_lines(verdict: Verdict) -> list[str]:
-    """Return what the verdict rests on, a line each, of any width."""
+    """Return what the verdict rests on, a line each, of any width; the cause before what follows
+    from it, as that no waiver applies.
+    """
     lines, moved = [], _moved(verdict)
     for above, metric in zip([None, *moved], moved, strict=False):
         lines += _metric_lines(metric, above, bool(verdict.against))
     lines += [f"  {text}" for text in why.lines(verdict)]
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
+    lines += [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
     lines += [f"  {text}" for text in sentences(verdict)]
     lines += [f"  commit: {one.sentence}" for one in verdict.expectations]
     if verdict.against and not verdict.whole:
         lines.append(f"  compared with {verdict.against}, measured in pairs with it")
     if verdict.recordings:
         lines.append(f"  compared with {counted(verdict.recordings, 'recording')}")
-    return lines + [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
+    return lines
 
 
 def _metric_lines(found: MetricVerdict, above: MetricVerdict | None, in_pairs: bool) -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,6 +24,7 @@ from stepguard.report import documents, table, terminal, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
+from stepguard.waiver import Waiver, WaiverEffect, WaiverOutcome
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)
@@ -291,6 +293,18 @@ def test_a_traceback_stands_in_the_block():
     """The detail of a fault is shown whole, each line marked."""
     verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "ValueError: x"}, "a\nb\n")
     assert "  | a\n  | b\n" in words.block(verdict, "x", Commands())
+
+
+def test_a_traceback_comes_before_waivers_that_do_not_apply():
+    """The cause first: that a waiver covers no crash follows from it."""
+    waiver = Waiver(
+        case="c", metric="step_ms", limit_pct=5.0, reason="r", expires=date(2030, 1, 1), who="A"
+    )
+    outcome = WaiverOutcome(waiver, WaiverEffect.NOT_APPLIED)
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "x"}, "a\n", waivers=(outcome,))
+    cause, applied = words.evidence_lines(verdict)
+    assert cause == "  | a"
+    assert applied.startswith("  waiver not applied, the case is BROKEN: ")
 
 
 @pytest.mark.parametrize(
