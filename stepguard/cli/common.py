@@ -28,7 +28,7 @@ from stepguard.storage.waivers import today
 from stepguard.text import printable
 from stepguard.verdict import Verdict
 from stepguard.waiver import Waiver
-from stepguard.worker.interpreter import as_typed
+from stepguard.worker.interpreter import as_typed, interpreter
 
 STDOUT = "-"  # in place of a file's path: the last line that is printed
 
@@ -91,11 +91,11 @@ def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
     command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
 
 
-def folder_option(options: argparse.Namespace) -> str:
-    """Return the option that names this command's folder of baselines to another command."""
+def commands_of(options: argparse.Namespace) -> Commands:
+    """Return commands as they are typed here, about this command's folder of baselines."""
     usual = baseline.usual(options.root)
     named = "" if options.baselines == usual else str(options.baselines)
-    return Commands(baselines=named).in_folder()
+    return Commands(Path.cwd(), interpreter(Path.cwd()), named)
 
 
 def add_json(command: argparse.ArgumentParser) -> None:

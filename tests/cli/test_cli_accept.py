@@ -207,6 +207,19 @@ def test_a_new_level_needs_a_reason(shell):
     ]
 
 
+def test_a_waiver_of_what_is_now_the_level_is_stale(shell):
+    """It would excuse the next rise: who accepts is told, with the command that removes it."""
+    shell.record(shell.made("a"))
+    worse = shell.made("a", counters={"graph_breaks": 1}, date="2030-01-02T00:00:00+00:00")
+    shell.keep(worse)
+    given = ("--value", "2", "--reason", "r s t", "--days", "3", "--who", "A")
+    assert shell("waive", "linear[a]", "graph_breaks", *given).status == 0
+    done = shell("accept", "--reason", "it is meant")
+    assert "linear[a]: waiver stale, graph_breaks is same (remove it: " in done.out
+    assert "python -m stepguard waive 'linear[a]' graph_breaks --remove)" in done.out
+    assert "stale" not in shell("accept", "linear[a]", "--baselines", "other").out
+
+
 def test_a_new_level_in_another_folder(shell):
     """The command that is shown is of that folder."""
     shell.keep(shell.made("a"))

@@ -12,8 +12,8 @@ from typing import Any
 from stepguard.cli.common import (
     add_evidence,
     add_parser,
+    commands_of,
     complain,
-    folder_option,
     named_files,
     say,
     verdict_today,
@@ -23,15 +23,16 @@ from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.git.revision import current
 from stepguard.judge.acceptance import has_words, moved_together
+from stepguard.judge.waivers import waive
 from stepguard.metrics import JUDGED_TIME
-from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
+from stepguard.report.stored.waivers import sentences
 from stepguard.storage import baselines as baseline
 from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store, evidence_files, read_evidence
+from stepguard.storage.waivers import load_waivers, today
 from stepguard.text import printable
-from stepguard.worker.interpreter import as_typed
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -42,7 +43,8 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _accept(options: argparse.Namespace) -> int:
-    refused = 0
+    refused, commands = 0, commands_of(options)
+    waivers = load_waivers(options.baselines, today())
     for path, evidence in wanted_evidence(options, named_files(options)[0]):
         try:
             # In the loop: one case that is refused does not stop the others.
@@ -50,8 +52,11 @@ def _accept(options: argparse.Namespace) -> int:
             _refuse_foreign(path, evidence, options)
             _refuse_together(path, evidence, options)
             target = baseline.path_of(options.baselines, evidence)
-            done = accept(target, evidence, options.reason, where=folder_option(options))
-            say(accepted_line(done, Commands(Path.cwd())), *moves(done))
+            done = accept(target, evidence, options.reason, where=commands.in_folder())
+            say(accepted_line(done, commands), *moves(done))
+            # By the new level, whose figures may be what a waiver was for.
+            verdict = waive(verdict_today(evidence, options.baselines), evidence, waivers, today())
+            say(*(f"{evidence.case_id}: {text}" for text in sentences(verdict, commands)))
         except FileError as error:
             complain(error)
             refused += 1
@@ -102,5 +107,7 @@ def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace
     this = evidence.commit, evidence.command
     run = [one for one in beside if (one.commit, one.command) == this]
     verdicts = [verdict_today(one, options.baselines) for one in run]
-    if problem := moved_together(verdicts, as_typed(f"stepguard accept{folder_option(options)}")):
+    commands = commands_of(options)
+    again = commands.called(f"stepguard accept{commands.in_folder()}")
+    if problem := moved_together(verdicts, again):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
