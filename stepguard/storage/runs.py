@@ -29,6 +29,7 @@ from stepguard.storage.json_file import FileError, contents, replace_file
 from stepguard.worker.interpreter import as_typed
 
 KEPT_RUNS = 20
+KEPT_EXTENSIONS = 4  # of this tree, and of other revisions', whose trees no later run has
 STAMP = "%Y%m%dT%H%M%S.%fZ"
 EVIDENCE = "evidence.json"
 COMPARISON = "comparison.json"
@@ -55,6 +56,13 @@ def cache_of(folder: Path) -> Path:
     return Path(own) / "stepguard" / hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]
 
 
+def _used_at(extensions: Path) -> float:
+    """Return when a tree's extensions were used last: torch locks each by a file in its folder."""
+    with contextlib.suppress(OSError):  # another run removes it
+        return max(path.stat().st_mtime for path in (extensions, *extensions.iterdir()))
+    return 0.0
+
+
 class Store:
     """The runs of one checkout."""
 
@@ -64,7 +72,8 @@ class Store:
         self.runs = self.folder / "runs"
 
     def new_run(self) -> Path:
-        """Make a folder for a run that begins, and remove the oldest beyond KEPT_RUNS.
+        """Make a folder for a run that begins, and remove the oldest beyond KEPT_RUNS, with the
+        extensions that were used last before KEPT_EXTENSIONS others.
 
         Raises FileError when the folder cannot be made.
         """
@@ -73,7 +82,8 @@ class Store:
         try:
             fresh.mkdir(parents=True)
             keep_out_of_git(self.folder)
-            for old in self._runs()[:-KEPT_RUNS]:
+            extensions = sorted(self.cache.glob("extensions/*"), key=_used_at)
+            for old in (*self._runs()[:-KEPT_RUNS], *extensions[:-KEPT_EXTENSIONS]):
                 shutil.rmtree(old, ignore_errors=True)
         except OSError as error:
             raise FileError(

@@ -171,6 +171,22 @@ def test_evidence_does_not_dirty_the_tree(tmp_path):
     assert (tmp_path / ".stepguard" / ".gitignore").read_text() == "*\n"
 
 
+def test_extensions_of_trees_that_are_gone_are_removed(tmp_path):
+    """Every checkout of another revision has a folder of its own, which no later run uses; this
+    tree's is older, but its extension was loaded last.
+    """
+    store = Store(tmp_path)
+    for number in range(8):
+        built = store.cache / "extensions" / f"tree{number}" / "gelu"
+        built.mkdir(parents=True)
+        for path in (built, built.parent):
+            os.utime(path, (number, number))
+    os.utime(store.cache / "extensions" / "tree0" / "gelu", (99, 99))
+    store.new_run()
+    left = sorted(path.name for path in (store.cache / "extensions").iterdir())
+    assert left == ["tree0", "tree5", "tree6", "tree7"]
+
+
 @pytest.mark.parametrize(
     ("name", "inside"),
     [("plain-1.0_a", True), ("my models", False), ("modèles", False), ("a'b", False)],
