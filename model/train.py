@@ -30,14 +30,12 @@ from model.checkpoint import CheckpointError, Checkpoints, load
 from model.config import SIZES
 from model.data.shards import STDLIB_SHARD
 from model.gpt import ATTENTION_BACKENDS
-from model.settings import PRECISIONS, possible_devices
+from model.settings import PRECISIONS, USUAL, possible_devices
 from model.training import LOG, Options, Run, TrainingError, read_log
 
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "cpu": {"size": "nano", "batch": 8, "seq": 128, "precision": "fp32", "compile": False}
-    | {"micro_steps": 1, "steps": 600, "lr": 3e-3, "warm_up_steps": 50},
-    "cuda": {"size": "124m", "batch": 64, "seq": 1024, "precision": "bf16", "compile": True}
-    | {"micro_steps": 2, "steps": 2000, "lr": 6e-4, "warm_up_steps": 200},
+    "cpu": USUAL["cpu"] | {"micro_steps": 1, "steps": 600, "lr": 3e-3, "warm_up_steps": 50},
+    "cuda": USUAL["cuda"] | {"micro_steps": 2, "steps": 2000, "lr": 6e-4, "warm_up_steps": 200},
 }
 # Data sheets, dense half precision, TFLOP/s.
 PEAK_TFLOPS = {"NVIDIA H100 80GB HBM3": 989.0, "NVIDIA H200": 989.0}

@@ -30,7 +30,7 @@ from model.data.shards import STDLIB_SHARD, Tokens
 from model.ddp import DdpSettings
 from model.gpt import GPT, attention_context
 from model.phases import OnPhase, phase
-from model.settings import Settings, check_int, check_number
+from model.settings import Settings, check_int, check_number, settings_of
 
 
 class Workload:
@@ -230,11 +230,11 @@ def make_optimizer(model: nn.Module, *, lr: float, weight_decay: float) -> torch
 
 def forward(
     *,
-    size: str = "124m",
-    batch: int = 64,
-    seq: int = 1024,
-    precision: str = "bf16",
-    compile: bool = True,
+    size: str | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    precision: str | None = None,
+    compile: bool | None = None,
     attention: str = "default",
     seed: int = 1337,
     device: str = "cuda",
@@ -242,18 +242,20 @@ def forward(
     """A forward pass with the loss, without gradients, in evaluation mode.
 
     Raises:
-        ValueError: an impossible parameter; see ``model.settings.Settings`` for their meaning.
+        ValueError: an impossible parameter; see ``model.settings.Settings`` for their meaning,
+            and ``USUAL`` there for what is None.
     """
-    return _Forward(Settings(size, batch, seq, precision, compile, attention, seed, device))
+    settings = settings_of(size, batch, seq, precision, compile, attention, seed, device)
+    return _Forward(settings)
 
 
 def forward_backward(
     *,
-    size: str = "124m",
-    batch: int = 64,
-    seq: int = 1024,
-    precision: str = "bf16",
-    compile: bool = True,
+    size: str | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    precision: str | None = None,
+    compile: bool | None = None,
     attention: str = "default",
     seed: int = 1337,
     device: str = "cuda",
@@ -263,18 +265,20 @@ def forward_backward(
     In fp16 the loss is not scaled: the kernels are the same, and nobody uses the gradients.
 
     Raises:
-        ValueError: an impossible parameter; see ``model.settings.Settings`` for their meaning.
+        ValueError: an impossible parameter; see ``model.settings.Settings`` for their meaning,
+            and ``USUAL`` there for what is None.
     """
-    return _ForwardBackward(Settings(size, batch, seq, precision, compile, attention, seed, device))
+    settings = settings_of(size, batch, seq, precision, compile, attention, seed, device)
+    return _ForwardBackward(settings)
 
 
 def train_step(
     *,
-    size: str = "124m",
-    batch: int = 64,
-    seq: int = 1024,
-    precision: str = "bf16",
-    compile: bool = True,
+    size: str | None = None,
+    batch: int | None = None,
+    seq: int | None = None,
+    precision: str | None = None,
+    compile: bool | None = None,
     attention: str = "default",
     seed: int = 1337,
     device: str = "cuda",
@@ -300,9 +304,10 @@ def train_step(
             rank they are checked and have no effect.
 
     Raises:
-        ValueError: an impossible parameter; see ``model.settings.Settings`` for the others.
+        ValueError: an impossible parameter; see ``model.settings.Settings`` for the others,
+            and ``USUAL`` there for what is None.
     """
-    settings = Settings(size, batch, seq, precision, compile, attention, seed, device)
+    settings = settings_of(size, batch, seq, precision, compile, attention, seed, device)
     check_int("micro_steps", micro_steps)
     check_number("grad_clip", grad_clip)
     check_number("lr", lr, zero=True)
@@ -315,7 +320,7 @@ def train_step(
         compile_before_wrap,
         optimize_ddp,
     )
-    ddp.check(compile)
+    ddp.check(settings.compile)
     return TrainStep(
         settings,
         ddp,

@@ -365,6 +365,14 @@ def test_an_impossible_training_parameter_is_refused(change: dict[str, object]):
         train_step(**SMALL, **change)
 
 
+def test_what_is_left_out_is_what_the_device_can_do():
+    """A step without parameters takes a CPU a fraction of a second, where 124m takes minutes."""
+    workload = train_step(device="cpu", micro_steps=1)
+    assert workload.tokens_per_step == 8 * 128
+    assert len(workload.model.h) == SIZES["nano"].n_layer
+    assert train_step(device="cpu", micro_steps=1, seq=64).tokens_per_step == 8 * 64
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_cuda_without_a_gpu_is_refused():
     """Nothing runs on the CPU that was asked for on a GPU."""
