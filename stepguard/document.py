@@ -10,16 +10,16 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 
+from stepguard.case import Scalar
 from stepguard.explanation import Kind
+from stepguard.recording import Text
 from stepguard.site import Site
 from stepguard.verdict import Outcome, Reason, Status, notable, word_of
 
 SCHEMA = 2
 MOST_CAUSES = 40  # of an explanation
 
-Text = Annotated[str, msgspec.Meta(min_length=1)]
 Line = Annotated[int, msgspec.Meta(ge=0)]  # from 1; 0 where it is not known
-Scalar = str | int | float | bool | None
 
 
 class State(Enum):

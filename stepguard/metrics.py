@@ -21,6 +21,8 @@ ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds eve
 PEAK = "peak_allocated_bytes"
 COLLECTIVES = "collectives_per_step"
 BETWEEN_STEPS = "allocated_bytes_between_steps"
+OPERATORS = "operator_calls_per_step"
+OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
 Kind = Literal["time", "counter", "difference", "information"]
 Role = Literal["work", "cost", ""]
 
@@ -78,8 +80,7 @@ _GPU, _SEVERAL, _EXACT = Scope.GPU, Scope.SEVERAL_RANKS, Scope.EXACT_MEMORY
 _TABLE = (
     _time("step_ms", "ms"),
     _work("flops_per_step", "FLOP", parts=True),
-    _work("operator_calls_per_step", "calls", parts=True),
-    _work("compiled_operator_calls_per_step", "calls", parts=True),
+    *(_work(name, "calls", parts=True) for name in OPERATOR_METRICS),
     _work("tokens_per_step", "tokens"),
     _cost("host_syncs_per_step", "syncs", _GPU),
     _cost("sync_candidates_per_step", "calls", Scope.CPU),

@@ -9,9 +9,8 @@ from typing import Annotated
 
 import msgspec
 
+from stepguard.metrics import OPERATORS
 from stepguard.site import Site
-
-OPERATORS = "operator_calls_per_step"
 
 # Of a step: from a nanosecond to 30 years.
 Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from stepguard.ab_margins import Margins
-from stepguard.metrics import format_value
+from stepguard.metrics import JUDGED_TIME, format_value
 from stepguard.text import counted, listed
 from stepguard.verdict import (
     Confirmation,
@@ -208,7 +208,7 @@ def _cards(facts: Facts) -> str:
 
 
 _FIGURES = {
-    "step_ms": _cards,
+    JUDGED_TIME: _cards,
     "rank_skew_pct": _straggler,
     "scaling_efficiency_pct": _alone,
 }

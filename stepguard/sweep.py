@@ -22,7 +22,7 @@ import msgspec
 from stepguard.case import Case, Scalar
 from stepguard.device import GPU, is_gpu
 from stepguard.evidence import Evidence
-from stepguard.metrics import METRICS
+from stepguard.metrics import JUDGED_TIME, METRICS, PEAK
 from stepguard.strict_json import converted
 
 SCHEMA = 1
@@ -39,7 +39,7 @@ class Plot(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Describe what is shown of the rows."""
 
-    columns: tuple[str, ...] = ("step_ms", "tokens_per_s", "peak_allocated_bytes")
+    columns: tuple[str, ...] = (JUDGED_TIME, "tokens_per_s", PEAK)
     plot: Plot | None = None
 
 
@@ -117,7 +117,7 @@ def flattened(metrics: dict[str, float], evidence: Evidence) -> dict[str, float]
         f"{name}:{part}": float(value)
         for name, found in evidence.counted.detail.items()
         for part, value in found.items()
-        if name == "peak_allocated_bytes" or METRICS[name].parts
+        if name == PEAK or METRICS[name].parts
     }
     return metrics | parts
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from stepguard.ab_margins import Margins
 from stepguard.expectation import ExpectationOutcome
 from stepguard.explanation import Explanation
-from stepguard.metrics import BETWEEN_STEPS
+from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK
 from stepguard.site import Site
 from stepguard.waiver import WaiverOutcome
 
@@ -238,9 +238,9 @@ _CAUSES = (
     "sync_candidates_per_step",
     "graph_breaks",
     "recompiles",
-    "collectives_per_step",
+    COLLECTIVES,
     "leaked_bytes_per_step",
-    "operator_calls_per_step",
+    OPERATORS,
     BETWEEN_STEPS,
     "pageable_copies_per_step",
     "copies_per_step",
@@ -254,7 +254,7 @@ _CAUSES = (
     "launches_per_step",
     "flops_per_step",
     "tokens_per_step",
-    "peak_allocated_bytes",
+    PEAK,
 )
 
 
@@ -263,9 +263,9 @@ def cause_first(found: MetricVerdict) -> tuple[float, float, bool]:
     the others follow from. A time comes before any counter.
     """
     cause: float = _CAUSES.index(found.metric) if found.metric in _CAUSES else -1
-    if found.metric == "collectives_per_step" and found.old == found.new:
+    if found.metric == COLLECTIVES and found.old == found.new:
         cause = _CAUSES.index("collective_bytes_per_step")  # as many, of other sizes
-    if found.metric == "operator_calls_per_step" and all(site.phase for site in found.sites):
+    if found.metric == OPERATORS and all(site.phase for site in found.sites):
         cause = _CAUSES.index(BETWEEN_STEPS) + 0.5
     return found.rank, cause, found.place is None
 

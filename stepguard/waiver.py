@@ -7,8 +7,9 @@ from typing import Annotated
 
 import msgspec
 
+from stepguard.recording import Count, Text
+
 MAX_PCT = 50
-Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Waiver(
@@ -21,7 +22,7 @@ class Waiver(
     # A time: at most so many percent slower. A difference: so many points of a step above the last.
     limit_pct: Annotated[float, msgspec.Meta(gt=0, le=MAX_PCT)] | None = None
     # A counter: the most it may be; one of work has to be exactly this.
-    value: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] | None = None
+    value: Count | None = None
     reason: Text
     expires: date  # the last day on which it applies
     who: Text

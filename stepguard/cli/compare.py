@@ -22,6 +22,7 @@ from stepguard.cli.profilers.trace import read_ranks
 from stepguard.document import RunDocument
 from stepguard.judge.recorded_profile import restored
 from stepguard.judge.summary import summarise
+from stepguard.metrics import JUDGED_TIME
 from stepguard.recording import Recording
 from stepguard.report.compare import TRACE, Side, observations, tables
 from stepguard.storage import baselines as baseline
@@ -154,7 +155,7 @@ def _of_recordings(
     return Side(
         environment={"machine": machine} | software,
         cases={name: one.values() for name, one in found.items()},
-        launches_ms={name: tuple(one.times_ms.get("step_ms", ())) for name, one in found.items()},
+        launches_ms={name: tuple(one.times_ms.get(JUDGED_TIME, ())) for name, one in found.items()},
         declared=cases,
         profiles={
             name: restored(one.profile)

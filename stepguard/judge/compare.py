@@ -12,8 +12,16 @@ from dataclasses import replace
 import msgspec
 
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
-from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, JUDGED_TIME, METRICS, PEAK
-from stepguard.recording import OPERATORS, Recording
+from stepguard.metrics import (
+    BETWEEN_STEPS,
+    COLLECTIVES,
+    JUDGED_TIME,
+    METRICS,
+    OPERATOR_METRICS,
+    OPERATORS,
+    PEAK,
+)
+from stepguard.recording import Recording
 from stepguard.site import Site, added, merge
 from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
 
@@ -43,7 +51,6 @@ _COLLECTIVE = re.compile(r"^_?c10d")
 _UNTYPED = "aten._to_copy.default"
 _CAST = re.compile(r"(?<=_to_copy)\[\w+\]")  # the type that it makes
 VIEWS_PCT = 2.0  # of the calls: more of them is work for the host; of launches it is as much
-_CALLS = (OPERATORS, "compiled_operator_calls_per_step")
 
 
 def compare(
@@ -137,7 +144,11 @@ def _compare_count(metric: str, now: Recording, past: Sequence[Recording]) -> Me
     if found.reason is Reason.EQUAL and moved and METRICS[metric].parts:
         # As many operators, but other ones: an improvement would hide what was added beside it.
         found = replace(found, status=Status.CHANGED, reason=Reason.WORK_MOVED)
-    if found.reason is Reason.WORK_MOVED and metric in _CALLS and _computes_as_much(moved, old):
+    if (
+        found.reason is Reason.WORK_MOVED
+        and metric in OPERATOR_METRICS
+        and _computes_as_much(moved, old)
+    ):
         found = replace(found, status=Status.SAME, reason=Reason.WITHIN_LIMIT)
     # After the parts: what falls on one rank must not hide other parts that another one has.
     found = _compare_ranks(metric, now, past, found)

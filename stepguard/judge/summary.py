@@ -11,8 +11,8 @@ from stepguard.evidence import Evidence, Launch
 from stepguard.judge.noise_limits import paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.series import lasting_ms, of_launches
-from stepguard.metrics import JUDGED_TIME, METRICS
-from stepguard.recording import OPERATORS, RecordedDifference, Recording, lines_of
+from stepguard.metrics import JUDGED_TIME, METRICS, OPERATORS
+from stepguard.recording import RecordedDifference, Recording, lines_of
 
 
 def summarise(evidence: Evidence) -> Recording:

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from stepguard.document import MetricDocument, VerdictDocument
-from stepguard.metrics import METRICS, format_value, unit_behind
+from stepguard.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 # Counters that moved and pass, since a time says what they are worth or a commit declares them.
@@ -48,13 +48,13 @@ def rows(verdicts: Sequence[AnyVerdict]) -> list[Row]:
 
 def _cells(verdict: AnyVerdict) -> tuple[str, ...]:
     found = {metric.metric: metric for metric in verdict.metrics}
-    step = found.get("step_ms")
+    step = found.get(JUDGED_TIME)
     gated = step is not None and step.gated
-    peak = found.get("peak_allocated_bytes")
+    peak = found.get(PEAK)
     return (
         verdict.case_id,
         _value(step),
-        format_value("step_ms", step.old) if gated and step and step.old else "",
+        format_value(JUDGED_TIME, step.old) if gated and step and step.old else "",
         f"{step.change_pct:+.2f}" if gated and step and step.change_pct is not None else "",
         f"{step.limit_pct:.2f}" if gated and step and step.limit_pct is not None else "",
         _value(found.get("tokens_per_s")),

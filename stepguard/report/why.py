@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, SideDocument, filled
 from stepguard.explanation import Cause, Explanation, Kind, Side
-from stepguard.recording import OPERATORS
+from stepguard.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
 from stepguard.report.trace.causes import how, named, sentence
 from stepguard.report.trace.explanation import refused_because
 from stepguard.report.trace.page import is_generic
@@ -26,7 +26,7 @@ _WAITS = (
     "host_syncs_per_step",
     "pageable_copies_per_step",
     "device_allocations_per_step",
-    "collectives_per_step",
+    COLLECTIVES,
 )
 _BETWEEN = (Kind.IDLE, Kind.COPIES, Kind.COMMUNICATION)  # kernels; a wait says why
 _NO_WORK = (Kind.CLOCK, Kind.OVERLAP, Kind.MOVED)
@@ -41,7 +41,7 @@ _OPERATOR = re.compile(
 def culprit(verdict: Verdict) -> MetricVerdict | Cause | None:
     """Return what explains the time that decided a verdict, if that is known."""
     time = verdict.worst
-    if time is None or verdict.whole or time.metric != "step_ms" or not time.old or not time.new:
+    if time is None or verdict.whole or time.metric != JUDGED_TIME or not time.old or not time.new:
         return None
     if time.reason is Reason.KERNELS_MOVED and time.status is Status.SAME:
         return _main_cause(verdict, 0.0)

@@ -10,12 +10,13 @@ from stepguard.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
     METRICS,
+    OPERATOR_METRICS,
+    OPERATORS,
     PEAK,
     format_bytes,
     format_value,
     unit_behind,
 )
-from stepguard.recording import OPERATORS
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
@@ -24,7 +25,6 @@ from stepguard.site import Site
 from stepguard.text import counted, first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
-OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
 HELD = "parameters, optimizer state or inputs"
 PLACES_SHOWN = 5  # of operators and of bytes
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step

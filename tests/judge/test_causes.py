@@ -10,8 +10,7 @@ from stepguard.evidence import Counts
 from stepguard.judge.compare import compare
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
-from stepguard.metrics import BETWEEN_STEPS, METRICS, PEAK
-from stepguard.recording import OPERATORS
+from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS, PEAK
 from stepguard.report.words import evidence_lines, headline, operator_move
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, cause_first

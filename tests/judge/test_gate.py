@@ -19,8 +19,8 @@ from run_documents import COMMIT, measured, run_document
 from stepguard.document import CaseState, End, Problem, ProblemCode, State
 from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, expected, gate
-from stepguard.metrics import default_gates
-from stepguard.recording import OPERATORS, RecordedDifference
+from stepguard.metrics import OPERATORS, default_gates
+from stepguard.recording import RecordedDifference
 from stepguard.verdict import Status
 from stepguard.waiver import Waiver
 

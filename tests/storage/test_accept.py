@@ -24,8 +24,7 @@ from builders import (
 from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
-from stepguard.metrics import BETWEEN_STEPS, METRICS
-from stepguard.recording import OPERATORS
+from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS
 from stepguard.sentences import note
 from stepguard.site import Site
 from stepguard.storage import accept as acceptance

@@ -25,6 +25,7 @@ from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.metrics import JUDGED_TIME
+from stepguard.recording import Text
 from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status
 
@@ -36,7 +37,6 @@ NOT_CALIBRATED = "not calibrated"
 WIDEST_PCT = LEVEL_LIMIT_PCT
 
 Seconds = Annotated[float, msgspec.Meta(gt=0)]
-Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class CalibratedCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

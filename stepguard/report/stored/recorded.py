@@ -7,8 +7,8 @@ from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Counts
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
-from stepguard.metrics import METRICS, format_value
-from stepguard.recording import OPERATORS, Recording
+from stepguard.metrics import JUDGED_TIME, METRICS, OPERATORS, format_value
+from stepguard.recording import Recording
 from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens, operator_move
@@ -91,7 +91,7 @@ def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
     for case_id, entry in cases.items():
         recordings = entry.epochs[-1].recordings
         level, newest = str(len(entry.epochs)), recordings[-1]
-        count, times = str(len(recordings)), _figure(newest, "step_ms")
+        count, times = str(len(recordings)), _figure(newest, JUDGED_TIME)
         rows.append((case_id, level, count, newest.date[:10], times))
     yield from (f"  {text}" for text in aligned([LISTED, *rows], left=(0,)))
 
@@ -112,9 +112,9 @@ def lines(entry: Entry) -> Iterator[str]:
 
 
 def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
-    times = recording.times_ms.get("step_ms", [])
+    times = recording.times_ms.get(JUDGED_TIME, [])
     # The first: a level may creep by steps that are each within the limit.
-    first = epoch.recordings[0].times_ms.get("step_ms", [])
+    first = epoch.recordings[0].times_ms.get(JUDGED_TIME, [])
     change = geometric_mean(times) / geometric_mean(first) - 1 if times and first else None
     return (
         recording.date[:10],
@@ -122,7 +122,7 @@ def _row(recording: Recording, epoch: Epoch) -> tuple[str, ...]:
         recording.device_uuid.removeprefix("GPU-")[:8],
         recording.software.get("torch", ""),
         str(len(times) or ""),
-        _figure(recording, "step_ms"),
+        _figure(recording, JUDGED_TIME),
         _figure(recording, "step_ms_median"),
         "" if change is None else f"{100 * change:+.2f} %",
     )
