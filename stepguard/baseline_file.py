@@ -35,9 +35,19 @@ class Entry(
     gates: list[str] = []  # where they are fewer than what is recorded; else empty
 
     @property
+    def level(self) -> Epoch:
+        """Return the last epoch, the only one that is compared with."""
+        return self.epochs[-1]
+
+    @property
+    def newest(self) -> Recording:
+        """Return the newest recording of the level."""
+        return self.level.recordings[-1]
+
+    @property
     def required_gates(self) -> frozenset[str]:
         """Return the metrics that the case has to gate, so that it guards what it did."""
-        newest = self.epochs[-1].recordings[-1]
+        newest = self.newest
         found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
         return frozenset(self.gates or found)
 

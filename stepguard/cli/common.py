@@ -126,7 +126,7 @@ def verdict_of_run(
         return waive(judge_ab(pairs), pairs.head, waivers, today())
     entry = _entry_today(evidence, folder)
     found = waive(judge(evidence, entry), evidence, waivers, today())
-    recordings = comparable(entry.epochs[-1], evidence) if entry and evidence.fingerprint else []
+    recordings = comparable(entry.level, evidence) if entry and evidence.fingerprint else []
     # Another commit in place of the recording's own, or of a level since, excuses nothing.
     own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]
     if pairs is not None and (to_confirm(found) or own and may_ask(found, [pairs])):

@@ -118,10 +118,10 @@ def _of_baseline(path: Path, card: str) -> Side:
     assert content is not None, "it was read before"
     newest: dict[str, Recording] = {}
     for name, entry in content.cases.items():
-        of_card = [one for one in entry.epochs[-1].recordings if one.device_uuid.startswith(card)]
+        of_card = [one for one in entry.level.recordings if one.device_uuid.startswith(card)]
         newest |= {name: of_card[-1]} if of_card else {}
     if not newest:
-        epochs = (entry.epochs[-1] for entry in content.cases.values())
+        epochs = (entry.level for entry in content.cases.values())
         cards = sorted({one.device_uuid for epoch in epochs for one in epoch.recordings})
         raise FileError(
             f"{path}: no recording of {card} at a newest level, but of {', '.join(cards)}"

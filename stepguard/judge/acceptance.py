@@ -92,7 +92,7 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     """
     if JUDGED_TIME not in evidence.gates:
         return ""
-    recordings = comparable(entry.epochs[-1], evidence) if entry else []
+    recordings = comparable(entry.level, evidence) if entry else []
     now = [launch.step_ms for launch in evidence.launches]
     past = [one.times_ms[JUDGED_TIME] for one in recordings if one.times_ms.get(JUDGED_TIME)]
     spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)

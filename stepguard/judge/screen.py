@@ -59,9 +59,9 @@ def _past(
     if entry.case != evidence.case:
         return [], Reason.OTHER_PARAMETERS, {"changes": _changes(entry.case, evidence.case)}
     # The last epoch alone: an older level is what an accepted change left behind.
-    past = comparable(entry.epochs[-1], evidence)
+    past = comparable(entry.level, evidence)
     if not past:
-        newest = entry.epochs[-1].recordings[-1].software
+        newest = entry.newest.software
         return [], Reason.OTHER_SOFTWARE, {"changes": _changes(newest, evidence.software_key())}
     # The case's parameters are equal, so the workload itself was changed; times of other work say
     # nothing.
@@ -104,7 +104,7 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     # Counters want none: they are exact, and a further launch is not counted.
     if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
         return False
-    found = screen_of(summarise(evidence), comparable(entry.epochs[-1], evidence))
+    found = screen_of(summarise(evidence), comparable(entry.level, evidence))
     return found is not None and (found.close or found.noisy)
 
 

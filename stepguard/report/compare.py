@@ -83,7 +83,7 @@ def _profiled(sides: Sequence[Side]) -> list[str]:
 
 
 def _table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield from aligned([[title, *labels], *rows], left=(0,))
+    yield from aligned([[title, *labels], *rows])
 
 
 def _rows(columns: Sequence[Mapping[str, str]], names: Sequence[str] = ()) -> list[list[str]]:

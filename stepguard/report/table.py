@@ -122,7 +122,9 @@ def _stacked(row: Row, width: int) -> Iterator[str]:
         yield f"  {line}"
 
 
-def aligned(rows: Sequence[Sequence[str]], left: Collection[int], gap: int = 2) -> Iterator[str]:
+def aligned(
+    rows: Sequence[Sequence[str]], left: Collection[int] = (0,), gap: int = 2
+) -> Iterator[str]:
     """Yield a table, its header first: the columns ``left`` to the left, others to the right,
     ``gap`` blanks between them. A cell without text is "-"; a column without any is left out.
     Headings may have several lines.

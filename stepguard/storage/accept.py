@@ -135,7 +135,7 @@ def _place(
         epoch = Epoch(reason=why, recordings=[recording])
         return Action.FIRST_RECORDING, 1, [epoch]
     _refuse_doubtful(recording, entry, verdict)
-    last = entry.epochs[-1]
+    last = entry.level
     known = comparable(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
     # The times are still those of the level that other cards and days tell of.

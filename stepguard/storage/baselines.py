@@ -109,7 +109,7 @@ def _problems_of_entry(entry: Entry) -> Iterator[str]:
         return
     ranks = entry.case.get("world_size", 1)
     # Older recordings may lack it: they are from before ranks were kept apart.
-    if ranks != 1 and entry.epochs[-1].recordings[-1].by_rank is msgspec.UNSET:
+    if ranks != 1 and entry.newest.by_rank is msgspec.UNSET:
         yield (
             "the newest recording lacks by_rank, without which a rank hides behind the busiest one"
         )

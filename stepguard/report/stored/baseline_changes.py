@@ -71,7 +71,7 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
     """Return how a case's baseline differs: its level, and what the level rests on."""
     if old is None or new is None:
         return f"{_level(old)} -> {_level(new)}"
-    was, now = old.epochs[-1], new.epochs[-1]
+    was, now = old.level, new.level
     counted = (
         ("levels", str(len(old.epochs)), str(len(new.epochs))),
         ("recordings", str(len(was.recordings)), str(len(now.recordings))),
@@ -111,7 +111,7 @@ def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
 
 def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
     """Return the judged figures that differ, the first FIGURES of them, as name, old and new."""
-    was, now = (entry.epochs[-1].recordings[-1].values() for entry in (old, new))
+    was, now = (entry.newest.values() for entry in (old, new))
     names = [name for name in GATEABLE if was.get(name) != now.get(name)]
     shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
     rest = len(names) - len(shown)
@@ -122,7 +122,7 @@ def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
     """Yield what differs in the parts of a count, and in what its ranks counted: they are judged,
     too.
     """
-    was, now = (entry.epochs[-1].recordings[-1] for entry in (old, new))
+    was, now = (entry.newest for entry in (old, new))
     ranks = was.unlike_ranks(), now.unlike_ranks()
     for name, row in METRICS.items():
         yield f"{name} of ranks", str(ranks[0].get(name, NONE)), str(ranks[1].get(name, NONE))
@@ -139,6 +139,6 @@ def _level(entry: Entry | None) -> str:
     """Return the first figures of a baseline that is new or gone."""
     if entry is None:
         return NONE
-    values = entry.epochs[-1].recordings[-1].values()
+    values = entry.newest.values()
     names = [name for name in GATEABLE if name in values][:2]
     return "recorded, " + ", ".join(f"{name} {format_value(name, values[name])}" for name in names)

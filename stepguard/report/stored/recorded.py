@@ -89,11 +89,10 @@ def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
     """Yield a table of cases' baselines: which level it is, and its newest recording."""
     rows = []
     for case_id, entry in cases.items():
-        recordings = entry.epochs[-1].recordings
-        level, newest = str(len(entry.epochs)), recordings[-1]
-        count, times = str(len(recordings)), _figure(newest, JUDGED_TIME)
-        rows.append((case_id, level, count, newest.date[:10], times))
-    yield from (f"  {text}" for text in aligned([LISTED, *rows], left=(0,)))
+        level, count = str(len(entry.epochs)), str(len(entry.level.recordings))
+        times = _figure(entry.newest, JUDGED_TIME)
+        rows.append((case_id, level, count, entry.newest.date[:10], times))
+    yield from (f"  {text}" for text in aligned([LISTED, *rows]))
 
 
 def lines(entry: Entry) -> Iterator[str]:
@@ -102,7 +101,7 @@ def lines(entry: Entry) -> Iterator[str]:
         yield f"  level {number}: {epoch.reason}"
         rows = [COLUMNS, *(_row(recording, epoch) for recording in epoch.recordings)]
         yield from (f"  {text}" for text in aligned(rows, left=range(4)))
-    newest = entry.epochs[-1].recordings[-1]
+    newest = entry.newest
     yield "  counted in the newest:"
     width = max((len(name) for name in newest.counters), default=0)
     for name in (name for name in METRICS if name in newest.counters):

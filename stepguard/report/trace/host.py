@@ -26,7 +26,7 @@ def host_page(ranks: Sequence[HostSummary], top: int) -> Iterator[str]:
     if one.phases:
         yield ""
         rows = [(row.path, _ms(row.us), _pct(row.us, step)) for row in one.phases]
-        yield from aligned([("phase", "[ms]", "[% of the step]"), *rows], left=(0,))
+        yield from aligned([("phase", "[ms]", "[% of the step]"), *rows])
     yield ""
     yield from aligned(
         [

@@ -17,7 +17,7 @@ def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> I
         yield f"{name.replace('_', ' ')}: {_mib(allocator[name])} MiB"
     yield ""
     rows = [(path or "(outside all)", _mib(peak)) for path, peak in found.peaks]
-    yield from aligned([("peak by phase", "[MiB]"), *rows], left=(0,))
+    yield from aligned([("peak by phase", "[MiB]"), *rows])
     yield ""
     header = ("what holds the peak", "line", "phase", "[MiB]", "blocks", "largest")
     body = [(BEFORE, "", "", _mib(found.before), "", "")]

@@ -78,7 +78,7 @@ def _beside(ranks: Sequence[Summary]) -> Iterator[str]:
         values = [getattr(one.profile.parts, key) for key in ("step_us", *dict(_PARTS).values())]
         overlap = "" if one.overlap_share is None else f"{100 * one.overlap_share:.1f} %"
         body.append((f"rank {one.rank}", *(_ms(mean(series)) for series in values), overlap))
-    yield from aligned([header, *body], left=(0,))
+    yield from aligned([header, *body])
     yield "overlap: of communication, the part with compute beside it"
 
 
@@ -171,7 +171,7 @@ def _communication(one: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]
         )
         for row in exchanges[:8]
     ]
-    yield from aligned([header, *body], left=(0,))
+    yield from aligned([header, *body])
 
 
 def _classes(one: Summary) -> Iterator[str]:
@@ -181,7 +181,7 @@ def _classes(one: Summary) -> Iterator[str]:
         (row.name, _ms(row.us), f"{100 * row.share:.1f}", f"{row.calls:,.1f}".removesuffix(".0"))
         for row in one.classes
     ]
-    yield from aligned([header, *body], left=(0,))
+    yield from aligned([header, *body])
 
 
 def _kernels(one: Summary, top: int) -> Iterator[str]:
@@ -251,7 +251,7 @@ def _phases(one: Summary) -> Iterator[str]:
         )
         for row in one.phases
     ]
-    yield from aligned([header, *body], left=(0,))
+    yield from aligned([header, *body])
 
 
 def _calls(one: Summary, top: int) -> Iterator[str]:
@@ -266,7 +266,7 @@ def _calls(one: Summary, top: int) -> Iterator[str]:
         )
         for row in one.calls[:top]
     ]
-    yield from aligned([header, *body], left=(0,))
+    yield from aligned([header, *body])
     queue = one.queue
     yield ""
     yield (

@@ -17,7 +17,7 @@ def stats_page(tables: Sequence[StatsTable], classes: Classes, top: int) -> Iter
         header = ("name", "calls", "[ms]", "[%]", "each [us]")
         rows = sorted(table.rows, key=lambda row: -row.total_us)
         body = [_row(row.name, row.calls, row.total_us, total) for row in rows[:top]]
-        yield from aligned([header, *body], left=(0,))
+        yield from aligned([header, *body])
         if table.kind == Stats.KERNELS:
             yield from _classes(table, classes, total)
         yield ""
@@ -31,7 +31,7 @@ def _classes(table: StatsTable, classes: Classes, total: float) -> Iterator[str]
         calls[kind] += row.calls
     yield ""
     body = [_row(kind, calls[kind], figure, total) for kind, figure in us.most_common()]
-    yield from aligned([("class", "calls", "[ms]", "[%]", "each [us]"), *body], left=(0,))
+    yield from aligned([("class", "calls", "[ms]", "[%]", "each [us]"), *body])
 
 
 def _row(name: str, calls: int, us: float, total: float) -> tuple[str, ...]:
@@ -56,7 +56,7 @@ def ncu_page(rows: Sequence[NcuRow], top: int) -> Iterator[str]:
         )
         for row in ordered[:top]
     ]
-    yield from aligned([header, *body], left=(0,))
+    yield from aligned([header, *body])
     yield "% of what the GPU can sustain: compute, memory, DRAM, tensor cores; occupancy;"
     yield "% of hits in L2; % of threads active in a warp; registers; bytes a block"
 
