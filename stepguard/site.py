@@ -9,6 +9,9 @@ from collections.abc import Iterable
 import msgspec
 from msgspec.structs import replace
 
+from stepguard.profile import grouped
+from stepguard.text import cut
+
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One place and what happens there, so often per step (in all, for the compiler's), or so many
@@ -34,8 +37,7 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not self.file:
             return f"{self.what}{f', {self.phase}' if self.phase else ''}"
         source = self.text.partition("  #")[0]  # a comment would read as part of the sentence
-        shown = source if len(source) <= 60 else f"{source[:57]}..."
-        where = f"{shown or self.what} in {self.function} ({self.place})"
+        where = f"{cut(source, 60) or self.what} in {self.function} ({self.place})"
         return f"{where}, {self.phase}" if self.phase else where
 
     def described(self) -> str:
@@ -50,16 +52,13 @@ class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
     """Return equal sites as one: counts added, phases joined, the first line kept."""
-    groups: dict[tuple[str, str, str, str], list[Site]] = {}
-    for site in sites:
-        groups.setdefault(site.key, []).append(site)
     return tuple(
         replace(
             alike[0],
             count=sum(site.count for site in alike),
             phase=", ".join(dict.fromkeys(site.phase for site in alike if site.phase)),
         )
-        for alike in groups.values()
+        for alike in grouped(sites, lambda site: site.key).values()
     )
 
 

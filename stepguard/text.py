@@ -56,6 +56,16 @@ def meant(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(close)}?)" if close else ""
 
 
+def cut(text: str, width: int) -> str:
+    """Return a text that fits so many columns: less its end where it is longer."""
+    return text if len(text) <= width else f"{text[: width - 3].rstrip()}..."
+
+
+def end_of(text: str, width: int) -> str:
+    """Return a text that fits so many columns: less its begin where it is longer."""
+    return text if len(text) <= width else f"...{text[3 - width :]}"
+
+
 def shortened(case_id: str, width: int) -> str:
     """Cut an id to so many columns, in its middle: cases differ at the end."""
     if len(case_id) <= width:

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 
 from stepguard.document import ResultDocument, RunDocument, State
+from stepguard.profile import grouped
 from stepguard.report import table
 from stepguard.report.repeated import Told
 from stepguard.text import first, listed, markdown, printable_lines
@@ -135,12 +136,10 @@ def _details(result: ResultDocument, steps: bool, told: Told) -> str:
 
 def _unmeasured(found: RunDocument) -> Iterator[str]:
     for state in NOT_MEASURED:
-        by_why: dict[str, list[str]] = {}
-        for one in found.cases:
-            if one.state is state:
-                by_why.setdefault(one.why, []).append(one.case or one.test)
-        lines = [_why(cases, why) for why, cases in by_why.items()]
-        yield from _cut(lines, state.value, folded=f"{sum(map(len, by_why.values()))} ")
+        its = [one for one in found.cases if one.state is state]
+        by_why = grouped(its, lambda one: one.why)
+        lines = [_why([one.case or one.test for one in by_why[why]], why) for why in by_why]
+        yield from _cut(lines, state.value, folded=f"{len(its)} ")
 
 
 def _bullets(lines: list[str]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from stepguard.case import Scalar
 from stepguard.metrics import METRICS, format_value
+from stepguard.profile import grouped
 from stepguard.report.table import LOG_WIDTH, aligned
 from stepguard.sweep import MEASURED, Row, SweepFile
 from stepguard.verdict import Reason
@@ -166,9 +167,5 @@ def _draw(axes: Any, content: SweepFile, x: str, column: str) -> int:
 
 def _lines(content: SweepFile, x: str) -> dict[str, list[Row]]:
     """Return the rows by those of the other parameters that have several values."""
-    found: dict[str, list[Row]] = {}
     varied = [name for name, values in content.sweep.grid.items() if len(values) > 1 and name != x]
-    for row in content.rows:
-        label = named({name: row.parameters[name] for name in varied})
-        found.setdefault(label, []).append(row)
-    return found
+    return grouped(content.rows, lambda row: named({name: row.parameters[name] for name in varied}))

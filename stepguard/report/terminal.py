@@ -7,6 +7,7 @@ from stepguard.comparison import gates_times
 from stepguard.device import is_gpu
 from stepguard.document import Problem
 from stepguard.measure.suite import Result
+from stepguard.profile import grouped
 from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.text import listed
@@ -78,11 +79,8 @@ def _headline(run: Run, result: Result, width: int) -> Iterator[tuple[str, Marku
 
 def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
     """Yield a line for the cases that have the same problem."""
-    cases: dict[str, list[str]] = {}
-    for problem in problems:
-        cases.setdefault(problem.text, []).append(problem.case)
-    for text, ids in cases.items():
-        shown = listed(ids, 3)
+    for text, alike in grouped(problems, lambda problem: problem.text).items():
+        shown = listed([problem.case for problem in alike], 3)
         yield f"{shown}: {text}" if shown else text, {"red": True}
 
 

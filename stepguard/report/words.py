@@ -22,7 +22,7 @@ from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
 from stepguard.sentences import TREE_CHANGED, message, note, parts, pattern_text
 from stepguard.site import Site
-from stepguard.text import counted, first, listed, printable, shortened
+from stepguard.text import counted, cut, first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
 HELD = "parameters, optimizer state or inputs"
@@ -52,7 +52,7 @@ def headline(verdict: Verdict, width: int = 0) -> str:
     if not width:
         return printable(tries[0])
     fits = (printable(line) for line in tries if len(printable(line)) <= width)
-    return next(fits, _cut(tries[-1], width))
+    return next(fits, cut(printable(tries[-1]), width))
 
 
 def _causes(verdict: Verdict) -> list[str]:
@@ -339,8 +339,3 @@ def block(
     # A headline is one line; a message of several is said whole.
     full = [] if head.endswith(text) else [f"  {line}" for line in text.splitlines()]
     return "\n".join(map(printable, [head, *full, *evidence_lines(verdict), *steps]))
-
-
-def _cut(text: str, width: int) -> str:
-    shown = printable(text)
-    return shown if len(shown) <= width else shown[: width - 3].rstrip() + "..."

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 
 from stepguard.report.table import aligned
+from stepguard.text import end_of
 from stepguard.trace.host_side.memory import MemoryTable
 
 BEFORE = "before the step"
@@ -23,9 +24,9 @@ def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> I
     body = [(BEFORE, "", "", _mib(found.before), "", "")]
     body += [
         (
-            _end(one.operator.removeprefix(_AUTOGRAD), 20),
-            _end(_place(one.source), 22),
-            _end(one.phase.replace(MICRO_STEP, ""), 10),
+            end_of(one.operator.removeprefix(_AUTOGRAD), 20),
+            end_of(_place(one.source), 22),
+            end_of(one.phase.replace(MICRO_STEP, ""), 10),
             _mib(one.bytes),
             str(one.blocks),
             _mib(one.largest),
@@ -44,10 +45,6 @@ def _place(source: str) -> str:
     """Return model/gpt.py:57 of "model/gpt.py(57): forward"."""
     file, _, line = source.partition("): ")[0].rpartition("(")
     return f"{file}:{line}" if file else source
-
-
-def _end(text: str, width: int) -> str:
-    return text if len(text) <= width else f"...{text[3 - width :]}"
 
 
 def _mib(size: int) -> str:

@@ -10,6 +10,7 @@ from stepguard.explain.roofs import ClassRoof
 from stepguard.profile import IdleRow, Series, mean
 from stepguard.report.table import aligned
 from stepguard.roofline import Peaks
+from stepguard.text import cut, end_of
 from stepguard.trace.collectives import Exchange
 from stepguard.trace.summary import Summary
 
@@ -139,15 +140,8 @@ def _idle(one: Summary) -> Iterator[str]:
 def _where(row: IdleRow) -> str:
     """Return the call and its place, of which the end says more than the begin."""
     if not row.call or not row.place:
-        return _cut(row.call or row.place)
-    width = 42 - len(row.call)
-    place = row.place if len(row.place) <= width else f"...{row.place[3 - width :]}"
-    return f"{row.call} in {place}"
-
-
-def _cut(text: str, width: int = 46) -> str:
-    """Return a text that fits."""
-    return text if len(text) <= width else f"{text[: width - 3]}..."
+        return cut(row.call or row.place, 46)
+    return f"{row.call} in {end_of(row.place, 42 - len(row.call))}"
 
 
 def _communication(one: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]:
@@ -195,7 +189,7 @@ def _kernels(one: Summary, top: int) -> Iterator[str]:
     body = [
         (
             short(row.name, 28 if products else 36),
-            _cut(row.phase.rpartition("/")[2], 10),
+            cut(row.phase.rpartition("/")[2], 10),
             _ms(mean(row.us)),
             f"{stdev(row.us) / 1e3:.3f}" if len(row.us) > 1 else "",
             f"{mean(row.calls):g}",
@@ -244,7 +238,7 @@ def _phases(one: Summary) -> Iterator[str]:
     header = ("phase", "host [ms]", "GPU busy [ms]", "GPU, begin to end [ms]")
     body = [
         (
-            _cut(row.path, 34) or "(outside all)",
+            cut(row.path, 34) or "(outside all)",
             _ms(row.host_us) if row.path else "",
             _ms(row.gpu_us),
             _ms(row.gpu_span_us) if row.path else "",
