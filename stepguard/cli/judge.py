@@ -25,7 +25,7 @@ from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
 from stepguard.report.stored.waivers import sentences
 from stepguard.storage import baselines as baseline
-from stepguard.storage.runs import Store, pairs_beside, read_comparisons
+from stepguard.storage.runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.verdict import Status, Verdict
 
@@ -42,7 +42,7 @@ def _judge(options: argparse.Namespace) -> int:
     verdicts = []
     waivers = load_waivers(options.baselines, today())
     paths, alone = named_files(options)
-    read = (one for path in alone for one in read_comparisons(path))
+    read = map(read_comparison, alone)
     pairs_alone = [one for one in read if not options.case or one.head.case_id in options.case]
     wanted = wanted_evidence(options, paths, {found.head.case_id for found in pairs_alone})
     # A new case has no baseline yet, but may have a waiver.

@@ -1,6 +1,5 @@
 """Measured peaks, one file a card in the user's cache: they are the machine's, not a project's."""
 
-import os
 import re
 from pathlib import Path
 
@@ -8,13 +7,13 @@ import msgspec
 
 from stepguard.roofline import Peaks
 from stepguard.storage.json_file import FileError, replace_file
+from stepguard.storage.runs import user_cache
 from stepguard.worker.interpreter import as_typed
 
 
 def folder() -> Path:
     """Return where they are kept."""
-    own = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own) / "stepguard" / "peaks"
+    return user_cache() / "peaks"
 
 
 def save(peaks: Peaks) -> Path:

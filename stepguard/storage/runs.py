@@ -44,6 +44,11 @@ def root_of(folder: Path) -> Path:
     return folder
 
 
+def user_cache() -> Path:
+    """Return the folder of what is kept for a user, in whatever checkout."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "stepguard")
+
+
 def cache_of(folder: Path) -> Path:
     """Return where a checkout's compile caches are: in ``folder``, where a compiler can be given
     that path; else in the user's own cache, by a digest of it.
@@ -52,8 +57,7 @@ def cache_of(folder: Path) -> Path:
     # The compiler's command line is not quoted: at a blank, for one, it would fall apart.
     if re.fullmatch(r"[\w./+@,-]+", str(inside), re.ASCII):
         return inside
-    own = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own) / "stepguard" / hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]
+    return user_cache() / hashlib.sha256(os.fsencode(inside)).hexdigest()[:16]
 
 
 def _used_at(extensions: Path) -> float:
@@ -208,7 +212,7 @@ def _wall_s(folder: Path, case: Case, pairs: bool) -> float | None:
     """Return how long a case took; None for a run that says nothing of it."""
     try:
         if pairs:
-            both = _read(folder / COMPARISON, comparison_from_json)
+            both = read_comparison(folder / COMPARISON)
             sides = [both.head, both.base]
         else:
             sides = [read_evidence(folder / EVIDENCE)]
@@ -243,10 +247,9 @@ def kept_files(source: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _readable(folder: Path) -> Iterator[Comparison]:
-    # One by one, so that a file which cannot be read does not hide those behind it.
     for path in sorted(folder.rglob(COMPARISON)):
         with contextlib.suppress(FileError):
-            yield from read_comparisons(path)
+            yield read_comparison(path)
 
 
 def read_evidence(path: Path) -> Evidence:
@@ -254,13 +257,9 @@ def read_evidence(path: Path) -> Evidence:
     return _read(path, from_json)
 
 
-def read_comparisons(source: Path) -> Iterator[Comparison]:
-    """Yield the comparison that a file holds, or those of all such files below a folder.
-
-    Raises FileError for one that cannot be read.
-    """
-    for path in sorted(source.rglob(COMPARISON)) if source.is_dir() else [source]:
-        yield _read(path, comparison_from_json)
+def read_comparison(path: Path) -> Comparison:
+    """Return the comparison that a file holds. Raises FileError for anything else."""
+    return _read(path, comparison_from_json)
 
 
 def pairs_beside(evidence: Path) -> Comparison | None:
@@ -269,7 +268,7 @@ def pairs_beside(evidence: Path) -> Comparison | None:
     Raises FileError for a file that cannot be read.
     """
     beside = evidence.with_name(COMPARISON)
-    return next(read_comparisons(beside)) if beside.is_file() else None
+    return read_comparison(beside) if beside.is_file() else None
 
 
 def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparison | None]:

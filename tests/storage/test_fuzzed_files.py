@@ -51,7 +51,7 @@ from stepguard.storage import baselines, calibrations
 from stepguard.storage.accept import accept
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import read_comparisons, read_evidence
+from stepguard.storage.runs import read_comparison, read_evidence
 from stepguard.storage.waivers import WAIVERS, WaiverFile, load_waivers
 from stepguard.waiver import Waiver
 
@@ -215,7 +215,7 @@ def test_fuzzed_comparisons(tmp_path):
     def fuzz(text):
         path = tmp_path / "comparison.json"
         path.write_text(text)
-        if (read := read_or_refused(lambda path: [*read_comparisons(path)], path)) is REFUSED:
+        if (read := read_or_refused(read_comparison, path)) is REFUSED:
             return
         (found,) = read
         shown(found.head, judge_ab(found), found)

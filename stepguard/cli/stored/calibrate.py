@@ -17,7 +17,7 @@ from stepguard.report.stored import calibration as report
 from stepguard.storage import baselines as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError
-from stepguard.storage.runs import Store, read_comparisons
+from stepguard.storage.runs import COMPARISON, Store, read_comparison
 from stepguard.worker.interpreter import as_typed
 
 
@@ -47,7 +47,8 @@ def _comparisons_with_itself(
     """
     store = Store(options.root)
     source = Path(options.evidence) if options.evidence else store.runs
-    kept = read_comparisons(source) if options.evidence else store.comparisons()
+    files = sorted(source.rglob(COMPARISON)) if source.is_dir() else [source]
+    kept = map(read_comparison, files) if options.evidence else store.comparisons()
     found: dict[tuple[str, Path], list[Comparison]] = {}
     for one in sorted(kept, key=lambda one: one.head.date):
         if usable(one):
