@@ -350,6 +350,11 @@ class Verdict:
         moved = (Reason.MACHINE_MOVED, Reason.MACHINE_TOO_FAR)
         return any(m.gated and m.reason in moved for m in self.metrics)
 
+    @property
+    def moved(self) -> list[MetricVerdict]:
+        """Return the gated metrics that are not `same`."""
+        return [m for m in self.metrics if m.gated and m.status is not Status.SAME]
+
     def gated(self, outcome: Outcome) -> list[MetricVerdict]:
         """Return the gated metrics that have this outcome and are not waived."""
         gated = (m for m in self.metrics if m.gated and not m.waived_until)

@@ -87,13 +87,6 @@ def _named(*fields: str, numbered: bool = False) -> _Key:
     return key
 
 
-def _worked(row: KernelRow) -> tuple[object, ...] | None:
-    """Return the key of a product's kernel: one that stays on its multiprocessors has the same
-    launch shape whatever it multiplies.
-    """
-    return row.key if row.work.flops else None
-
-
 def _attends(row: KernelRow) -> bool:
     """Tell whether a kernel is attention or one of its steps: a product for each head, a softmax
     that is not the loss's.
@@ -104,7 +97,8 @@ def _attends(row: KernelRow) -> bool:
 
 _PASSES: tuple[tuple[How, _Key], ...] = (
     (How.SAME, _named("grid", "block", "phase", "calls", numbered=True)),
-    (How.SAME, _worked),
+    # A product's kernel that stays on its multiprocessors has one shape whatever it multiplies.
+    (How.SAME, lambda row: row.key if row.work.flops else None),
     (How.SAME, _named("grid", "block", "phase")),
     (How.RENAMED, _named("grid", "block", "phase", numbered=True)),
     (How.SHAPE, _named("phase", "calls", numbered=True)),

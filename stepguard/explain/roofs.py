@@ -28,7 +28,8 @@ def class_roofs(profile: Profile, peaks: Peaks) -> list[ClassRoof]:
 
 def _roof(kind: str, rows: Sequence[KernelRow], peaks: Peaks) -> ClassRoof | None:
     """Return the mean position of a class, weighted by time."""
-    known = [(row, where) for row in rows if (where := row_position(row, peaks))]
+    launched = ((row, mean(row.us) / mean(row.calls)) for row in rows if mean(row.calls))
+    known = [(row, at) for row, us in launched if (at := position(row.work, us, peaks))]
     us = sum(mean(row.us) for row, _ in known)
     if not us:
         return None
@@ -40,9 +41,3 @@ def _roof(kind: str, rows: Sequence[KernelRow], peaks: Peaks) -> ClassRoof | Non
     ]
     whole = sum(mean(row.us) for row in rows)
     return ClassRoof(kind, us, whole, flops / us / 1e6, moved / us / 1e3, Position(*shares))
-
-
-def row_position(row: KernelRow, peaks: Peaks) -> Position | None:
-    """Return the position of a row's launches, None where it is not known."""
-    calls = mean(row.calls)
-    return position(row.work, mean(row.us) / calls, peaks) if calls else None

@@ -137,18 +137,15 @@ def _details(result: ResultDocument, steps: bool, told: Told) -> str:
 def _unmeasured(found: RunDocument) -> Iterator[str]:
     for state in NOT_MEASURED:
         its = [one for one in found.cases if one.state is state]
-        by_why = grouped(its, lambda one: one.why)
-        lines = [_why([one.case or one.test for one in by_why[why]], why) for why in by_why]
+        lines = []
+        for why, alike in grouped(its, lambda one: one.why).items():
+            shown = markdown(listed([one.case or one.test for one in alike], LISTED))
+            lines.append(f"* {shown}" + (f": {markdown(why)}" if why else ""))
         yield from _cut(lines, state.value, folded=f"{len(its)} ")
 
 
 def _bullets(lines: list[str]) -> list[str]:
     return [f"* {markdown(line)}" for line in lines]
-
-
-def _why(cases: list[str], why: str) -> str:
-    """Return the cases and what they have in common."""
-    return f"* {markdown(listed(cases, LISTED))}" + (f": {markdown(why)}" if why else "")
 
 
 def _cut(lines: list[str], name: str, folded: str | None = None) -> Iterator[str]:

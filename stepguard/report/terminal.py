@@ -11,7 +11,7 @@ from stepguard.profile import grouped
 from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.text import listed
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.verdict import Reason, Status
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
 
@@ -48,9 +48,7 @@ def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
     for reason, count in sorted(run.skipped.items(), key=lambda item: -item[1]):
         yield f"{count} skipped: {reason}", {}
     for result in run.results:
-        beside = [*_allowed(result), *_moved_places(result.verdict), *_not_alone(result)]
-        beside += _beside(result.verdict)
-        yield from ((line, {}) for line in beside)
+        yield from ((line, {}) for line in _beside(result))
     for notice in run.notices:
         yield notice, {}
     yield from _problems(run.problems)
@@ -84,33 +82,23 @@ def _problems(problems: Sequence[Problem]) -> Iterator[tuple[str, Markup]]:
         yield f"{shown}: {text}" if shown else text, {"red": True}
 
 
-def _beside(verdict: Verdict) -> Iterator[str]:
-    """Yield what a `same` against another revision rests on: how slow the case may be. A notice
-    says that itself.
-    """
-    if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
-        lines = words.times(verdict) or ["counters alone, its times are not gated"]
-        yield from (f"{verdict.case_id} against {verdict.against}: {line}" for line in lines)
-
-
-def _not_alone(result: Result) -> Iterator[str]:
-    """Yield why there is no scaling efficiency, where one was to be had."""
-    if problem := result.evidence.one_rank_problem:
-        yield f"{result.case.id}: no scaling efficiency, one rank alone failed: {problem}"
-
-
-def _allowed(result: Result) -> Iterator[str]:
-    """Yield deliberate syncs with their reasons, on every run: a reader judges them."""
+def _beside(result: Result) -> Iterator[str]:
+    """Yield what a reader judges beside the table."""
+    case_id, verdict = result.case.id, result.verdict
+    # Deliberate syncs with their reasons, on every run.
     for site in (s for sites in result.evidence.counted.sites.values() for s in sites):
         if site.allowed:
-            yield f"allowed in {result.case.id}: {site.count} x {site.described()}: {site.allowed}"
-
-
-def _moved_places(verdict: Verdict) -> Iterator[str]:
-    """Yield places that are new although a counter is equal: one thing was put for another."""
+            yield f"allowed in {case_id}: {site.count} x {site.described()}: {site.allowed}"
+    # Places that are new although a counter is equal: one thing was put for another.
     for metric in verdict.metrics:
         for site in metric.sites if metric.reason is Reason.EQUAL else ():
-            yield f"moved in {verdict.case_id}: {metric.metric} is equal, now at {site.location()}"
+            yield f"moved in {case_id}: {metric.metric} is equal, now at {site.location()}"
+    if problem := result.evidence.one_rank_problem:
+        yield f"{case_id}: no scaling efficiency, one rank alone failed: {problem}"
+    # What a `same` against another revision rests on: how slow it may be. A notice says it itself.
+    if verdict.against and verdict.status is Status.SAME and not verdict.has_notice:
+        lines = words.times(verdict) or ["counters alone, its times are not gated"]
+        yield from (f"{case_id} against {verdict.against}: {line}" for line in lines)
 
 
 def colour(status: Status | None) -> Markup:

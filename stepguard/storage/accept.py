@@ -84,7 +84,9 @@ def accept(
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
     verdict = judge(evidence, entry)
-    if machine_moved and not _of_a_known_card(verdict):
+    # Where a time moved on a card that was recorded, one more recording would be as far from the
+    # others, and widen their limit: it needs a reason, and is a level of its own.
+    if machine_moved and not any(one.facts.get("own_card") for one in verdict.moved):
         verdict = same_code(verdict, evidence.commit)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
@@ -100,18 +102,8 @@ def accept(
         cases = content.cases | {evidence.case_id: fresh}
         save(path, msgspec.structs.replace(content, cases=cases))
     opened = action is Action.EPOCH_OPENED
-    moved = tuple(m for m in verdict.metrics if m.gated and m.status is not Status.SAME)
+    moved = tuple(verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
-
-
-def _of_a_known_card(verdict: Verdict) -> bool:
-    """Tell whether a time moved on a card that was recorded: as one more recording it would be as
-    far from the others, and widen their limit. It needs a reason, and is a level of its own.
-    """
-    return any(
-        one.gated and one.status is not Status.SAME and one.facts.get("own_card")
-        for one in verdict.metrics
-    )
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
@@ -167,7 +159,7 @@ def _refuse_doubtful(recording: Recording, entry: Entry, verdict: Verdict) -> No
     if (recording.date, recording.commit, recording.device_uuid) in known:
         raise Refused(f"{verdict.case_id}: this evidence ({recording.date}) is already recorded")
     # By metric: beside one that is SLOWER or CHANGED the case's verdict does not show it.
-    undecided = [m.metric for m in verdict.metrics if m.gated and m.status is Status.INCONCLUSIVE]
+    undecided = [m.metric for m in verdict.moved if m.status is Status.INCONCLUSIVE]
     if undecided:
         what = f"{undecided[0]} is {Status.INCONCLUSIVE.value}"
         raise Refused(f"{verdict.case_id}: not recorded, {what}: measure again")
@@ -177,11 +169,9 @@ def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
     """Tell whether nothing that the epoch knows moved, and a metric came that it does not know:
     none of its recordings, since the newest may lack what an older one had at another value.
     """
-    moved = [m for m in verdict.metrics if m.gated and m.status is not Status.SAME]
     known = {name for recording in epoch.recordings for name in recording.values()}
-    return {m.reason for m in moved} == {Reason.METRIC_NOT_RECORDED} and not known.intersection(
-        m.metric for m in moved
-    )
+    new = {m.reason for m in verdict.moved} == {Reason.METRIC_NOT_RECORDED}
+    return new and not known.intersection(m.metric for m in verdict.moved)
 
 
 def _moved(verdict: Verdict) -> str:

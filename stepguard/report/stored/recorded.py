@@ -14,7 +14,7 @@ from stepguard.report.table import aligned, figure
 from stepguard.report.words import change, happens, operator_move
 from stepguard.storage.accept import Accepted, Action
 from stepguard.text import first
-from stepguard.verdict import MetricVerdict, cause_first
+from stepguard.verdict import cause_first
 
 MOVES = 9  # lines; with the one above them ten
 PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
@@ -76,13 +76,12 @@ def moves(done: Accepted) -> list[str]:
         wasted = [change(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
         return [f"  accepted as it is: {', '.join(wasted)}"] if wasted else []
     moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
-    lines = [f"  {change(metric)}{_put_for_another(metric)}" for metric in moved]
+    lines = [
+        # Which parts moved, where their sum did not.
+        f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
+        for m in moved
+    ]
     return first(lines, MOVES if len(lines) <= MOVES else MOVES - 1, "  ")
-
-
-def _put_for_another(metric: MetricVerdict) -> str:
-    """Return which parts moved where their sum did not."""
-    return f": {operator_move(metric)}" if metric.old == metric.new and metric.moved else ""
 
 
 def listing(cases: Mapping[str, Entry]) -> Iterator[str]:
