@@ -10,7 +10,7 @@ python -m stepguard compare a.json b.json --trace a.gz --trace b.gz
 import argparse
 import json
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -44,16 +44,10 @@ def add_command(commands: Any, root: Path) -> None:
     compare.set_defaults(call=_compare, root=root)
 
 
-@dataclass(frozen=True)
-class _File:
-    path: Path
-    card: str  # the beginning of a UUID; "" for the newest recording of any
-
-
-def _file(text: str) -> _File:
-    """Return a path and a card of "PATH:GPU-84398e68"."""
+def _file(text: str) -> tuple[Path, str]:
+    """Return the path of "PATH:GPU-84398e68" and its card, the beginning of a UUID; "" for any."""
     path, colon, card = text.rpartition(":GPU-")
-    return _File(Path(path), f"GPU-{card}") if colon else _File(Path(text), "")
+    return (Path(path), f"GPU-{card}") if colon else (Path(text), "")
 
 
 def _compare(options: argparse.Namespace) -> int:
@@ -63,7 +57,7 @@ def _compare(options: argparse.Namespace) -> int:
     if traces and len(traces) != len(files):
         raise UsageError(f"--trace: {len(traces)} traces for {len(files)} files; one for each")
     sides = [
-        replace(_side(one), label=label) for one, label in zip(files, _labels(files), strict=True)
+        replace(_side(*one), label=label) for one, label in zip(files, _labels(files), strict=True)
     ]
     if traces:
         sides = [_traced(side, path) for side, path in zip(sides, traces, strict=True)]
@@ -75,21 +69,20 @@ def _compare(options: argparse.Namespace) -> int:
     return 0
 
 
-def _labels(files: list[_File]) -> list[str]:
+def _labels(files: list[tuple[Path, str]]) -> list[str]:
     """Return the shortest names that tell the files apart."""
-    for parts in range(1, max(len(one.path.parts) for one in files) + 1):
+    for parts in range(1, max(len(path.parts) for path, _ in files) + 1):
         labels = [
-            " ".join(filter(None, ("/".join(one.path.with_suffix("").parts[-parts:]), one.card)))
-            for one in files
+            " ".join(filter(None, ("/".join(path.with_suffix("").parts[-parts:]), card)))
+            for path, card in files
         ]
         if len(set(labels)) == len(labels):
             return labels
     raise UsageError("compare: a file is there twice")
 
 
-def _side(file: _File) -> Side:
+def _side(path: Path, card: str) -> Side:
     """Read a file of any of the three kinds. Raises FileError, naming it, for what is none."""
-    path = file.path
     data = contents(path, "give a file that can be")
     if data is None:
         raise FileError(f"{path}: No such file or directory")
@@ -99,7 +92,7 @@ def _side(file: _File) -> Side:
         which = "a baseline file, what --perf-json wrote, or an evidence.json"
         raise FileError(f"{path}: no JSON ({error}); give {which}") from None
     keys = set(raw) if isinstance(raw, dict) else set()
-    if file.card and keys & {"case_id", "results"}:
+    if card and keys & {"case_id", "results"}:
         raise FileError(f"{path}: only a baseline file has recordings of several cards")
     if "case_id" in keys:
         one = read_evidence(path)
@@ -109,7 +102,7 @@ def _side(file: _File) -> Side:
         return replace(side, profiles={one.case_id: profile} if profile else {})
     if "results" in keys:
         return _of_document(load_document(path))
-    return _of_baseline(path, file.card)
+    return _of_baseline(path, card)
 
 
 def _of_baseline(path: Path, card: str) -> Side:

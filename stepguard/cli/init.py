@@ -22,8 +22,8 @@ from typing import Any
 
 from stepguard.case import Case, Scalar
 from stepguard.cli.common import UsageError, say
-from stepguard.cli.workload import missing, parse_params
-from stepguard.device import CPU, DEVICES, GPU
+from stepguard.cli.workload import add_parameters, missing, parameters
+from stepguard.device import CPU, GPU
 from stepguard.git.revision import current, git, no_commit, run_git
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.sentences import uncommitted
@@ -121,9 +121,7 @@ def add_command(commands: Any, root: Path) -> None:
     text = "guard a factory in this project: writes a test, measures once and records"
     command = commands.add_parser("init", help=text)
     command.add_argument("factory", nargs="?", metavar="FACTORY", help="package.module:function")
-    text = "the factory's parameters"
-    command.add_argument("params", nargs="*", default=[], metavar="key=value", help=text)
-    command.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
+    add_parameters(command)
     command.add_argument("--name", help="of the case (default: the device)")
     command.add_argument("--ci", action="store_true", help=f"write {WORKFLOW}, too")
     command.set_defaults(call=_init, root=root)
@@ -133,8 +131,7 @@ def _init(options: argparse.Namespace) -> int:
     root, python = options.root, interpreter(Path.cwd())
     if options.factory is None:
         return _without_factory(root, python)
-    params = parse_params(options.params)
-    device = str(params.pop("device", None) or options.device or (GPU if visible_gpus() else CPU))
+    params, device = parameters(options)
     name, launches = options.name or device, 1 if device == CPU else 3
     case = Case(name, options.factory, params, device=device, launches=launches)
     if problem := missing(options.factory, root):

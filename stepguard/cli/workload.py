@@ -28,10 +28,22 @@ def add_workload(command: argparse.ArgumentParser) -> None:
     """Add the options that choose a workload, and on what it runs."""
     text = "package.module:function, or the id of a case that has a baseline"
     command.add_argument("factory", metavar="CASE", help=text)
+    add_parameters(command)
+    command.add_argument("--gpus", type=int, metavar="N", help="ranks (1, or the case's)")
+
+
+def add_parameters(command: argparse.ArgumentParser) -> None:
+    """Add the factory's parameters, and the device, to the options."""
     text = "the factory's parameters"
     command.add_argument("params", nargs="*", default=[], metavar="key=value", help=text)
     command.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
-    command.add_argument("--gpus", type=int, metavar="N", help="ranks (1, or the case's)")
+
+
+def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
+    """Return the parameters, and the device that is among them, an option, or what there is."""
+    params = parse_params(options.params)
+    device = params.pop("device", None) or options.device
+    return params, str(device or (GPU if visible_gpus() else CPU))
 
 
 def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Case:
@@ -39,8 +51,7 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
 
     Raises UsageError for one that cannot be.
     """
-    params = parse_params(options.params)
-    device = str(params.pop("device", None) or options.device or "")
+    params, device = parameters(options)
     if options.gpus is not None and options.gpus < 1:
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     try:
@@ -49,7 +60,6 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
             ranks = options.gpus or case.world_size
             case = replace(case, params={**case.params, **params}, world_size=ranks, gates=())
         else:
-            device = device or (GPU if visible_gpus() else CPU)
             case = Case("run", options.factory, params, device, options.gpus or 1)
         # On a CPU times are not gated, so that one launch is enough for the counters.
         usual = 3 if is_gpu(case.device) else 1
@@ -63,7 +73,6 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
 
 def _recorded(case_id: str, device: str, root: Path) -> Case:
     """Return a case of the baseline files by its id; of several machines' the one for this."""
-    device = device or (GPU if visible_gpus() else CPU)
     found, known = {}, set()
     for path in baseline.files(baseline.usual(root)):
         content = baseline.load(path)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepguard.profile import grouped
 from stepguard.trace.calls import DTYPE_BYTES
 from stepguard.trace.classes import COMMUNICATION
 from stepguard.trace.columns import NONE, Floats
@@ -49,10 +50,8 @@ def exchanges(ranks: Sequence[Analysis]) -> list[Exchange]:
     used = series if together else series[:1]
     start = np.stack([one.start_us for one in used])
     end = np.stack([one.end_us for one in used])
-    members: dict[tuple[str, int, int], list[int]] = {}
-    for i, key in enumerate(series[0].keys):
-        members.setdefault(key, []).append(i)
-    steps = ranks[0].windows.steps
+    keys, steps = series[0].keys, ranks[0].windows.steps
+    members = grouped(range(len(keys)), lambda i: keys[i])
     rows = [_exchange(key, start[:, rows], end[:, rows], steps) for key, rows in members.items()]
     return sorted(rows, key=lambda row: -row.us * row.calls)
 

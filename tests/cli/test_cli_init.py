@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from _pytest.config.findpaths import locate_config
 
-from stepguard.cli import init
+from stepguard.cli import init, workload
 from stepguard.cli.main import main
 from stepguard.cli.workload import missing
 
@@ -54,7 +54,8 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
     made = Project(tmp_path)
-    monkeypatch.setattr(init, "visible_gpus", lambda: made.gpus)
+    for module in (init, workload):
+        monkeypatch.setattr(module, "visible_gpus", lambda: made.gpus)
     monkeypatch.setattr(init, "_record", lambda *told: made.measured.append(told[-1]) or 0)
     return made
 

@@ -51,7 +51,7 @@ def test_a_step_that_waits():
 def row(name="k", **figures):
     """A launch under ncu."""
     nothing = dict.fromkeys(NcuRow.__dataclass_fields__)
-    return NcuRow(**(nothing | {"name": name, "grid": "", "block": ""} | figures))
+    return NcuRow(**(nothing | {"name": name} | figures))
 
 
 @pytest.mark.parametrize(

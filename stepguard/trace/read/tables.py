@@ -46,8 +46,6 @@ class NcuRow:
     """One launch of a kernel under ncu. Throughputs are % of what the GPU can sustain."""
 
     name: str
-    grid: str
-    block: str
     us: float | None
     occupancy_pct: float | None  # achieved: active warps / the most that fit
     compute_pct: float | None
@@ -182,8 +180,7 @@ def _ncu_row(cells: dict[str, str], units: dict[str, str]) -> NcuRow:
             _metric(cells, units, (name,)) for name in ("thread_inst_executed", "inst_executed")
         )
         figures["threads_per_warp"] = threads / warps if threads and warps else None
-    where = cells.get("Grid Size", ""), cells.get("Block Size", "")
-    return NcuRow(cells["Kernel Name"], *where, *figures.values())
+    return NcuRow(cells["Kernel Name"], *figures.values())
 
 
 def _metric(cells: dict[str, str], units: dict[str, str], names: tuple[str, ...]) -> float | None:
