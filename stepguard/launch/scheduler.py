@@ -8,6 +8,7 @@ all nodes share. Before anything is measured every node is asked to describe its
 
 import contextlib
 import os
+import random
 import secrets
 import shlex
 import socket
@@ -29,6 +30,8 @@ from stepguard.launch.torchrun import LaunchSpec, spawn
 SURVEY_LIMIT_S = 120.0
 END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
 MARK = "stepguard-node "  # before what a node prints of itself
+PORTS = range(29400, 1 << 16)  # from torchrun's own on
+KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # for who asks for any
 ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
 # How many processes there are, and which one this is: where a process is started on each node.
 SIZE_AND_RANK = (
@@ -289,9 +292,6 @@ class SharedLaunch:
 
 def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[bytes]":
     """Start the launcher on a launch, under launch/supervisor.py, which ends it if we die."""
-    # Every node has to know the port before node 0 listens on it: it can only be free for now.
-    with socket.create_server(("", 0)) as probe:
-        port = probe.getsockname()[1]
     theirs = os.environ.get("PYTHONPATH", "")
     shared = SharedLaunch(
         spec=replace(spec, standby=False),  # that is the supervisor's to heed
@@ -299,7 +299,7 @@ def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[byte
         address=os.environ.get(ADDRESS, ""),
         host=socket.gethostname(),
         scratch=scratch,
-        port=port,
+        port=free_port(),
         steering={name: value for name, value in os.environ.items() if steers(name)},
         python_path=theirs,
     )
@@ -314,6 +314,18 @@ def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[byte
     supervisor = [*engine.command("stepguard.launch.supervisor"), *spec.launcher]
     command = [*supervisor, *on_each_node("run", shared.write())]
     return spawn(command, spec, environment, spec.folder / "launcher.log")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on. Every node has to know it seconds before node 0 does:
+    until then the kernel must give it to no other process either, which asks for any port.
+    """
+    low, high = map(int, KERNELS_PORTS.read_text().split())
+    others = [port for port in PORTS if not low <= port <= high]
+    for port in (*random.sample(others, len(others)), 0):
+        with contextlib.suppress(OSError), socket.create_server(("", port)) as probe:
+            return int(probe.getsockname()[1])
+    raise LauncherError("no TCP port is free here, for node 0 to listen on: ss -tlnp names who has")
 
 
 def launcher_token(token: str) -> str:

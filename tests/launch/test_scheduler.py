@@ -1,5 +1,6 @@
 """A launcher's nodes: which one a process is on, and on which nodes nothing can be measured."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -184,6 +185,23 @@ def test_a_launcher_that_does_not_end_is_ended(tmp_path, monkeypatch):
     with pytest.raises(LauncherError, match="has not ended after 0 s: does the job have"):
         describe_nodes(f'sh -c "{script}"', tmp_path)
     assert asked.read_text() == "asked\n"
+
+
+def test_a_port_is_free_and_nobody_is_given_it(tmp_path, monkeypatch):
+    """Another process that asks the kernel for any port does not get the one that node 0 will
+    listen on. Where the kernel gives all of them, it is one of those.
+    """
+    low, high = map(int, module.KERNELS_PORTS.read_text().split())
+    found = {module.free_port() for _ in range(20)}
+    assert len(found) > 1 and not any(low <= port <= high for port in found)
+    free = found.pop()
+    with socket.create_server(("", 0)) as taken:
+        monkeypatch.setattr(module, "PORTS", [taken.getsockname()[1], free])
+        monkeypatch.setattr(module, "KERNELS_PORTS", tmp_path / "range")
+        (tmp_path / "range").write_text("1\t2\n")
+        assert {module.free_port() for _ in range(5)} == {free}
+    (tmp_path / "range").write_text("1\t65535\n")
+    assert module.free_port() > 0
 
 
 def test_a_launch_is_told_to_all_nodes(tmp_path):
