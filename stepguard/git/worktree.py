@@ -280,4 +280,7 @@ def _is_pointer(path: Path) -> bool:
 
 def keep_out_of_git(folder: Path) -> None:
     """Make git ignore a folder that is there: what is kept in it must not dirty the tree."""
-    (folder / ".gitignore").write_text("*\n")
+    path, text = folder / ".gitignore", "*\n"
+    # Written again it would be empty for a moment, and another run's tree dirty.
+    if not path.is_file() or path.read_bytes() != text.encode():
+        path.write_text(text)

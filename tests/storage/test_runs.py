@@ -187,6 +187,19 @@ def test_extensions_of_trees_that_are_gone_are_removed(tmp_path):
     assert left == ["tree0", "tree5", "tree6", "tree7"]
 
 
+def test_a_run_that_begins_does_not_dirty_anothers_tree(tmp_path):
+    """The file is not written again, which would leave it empty for a moment; half a one is."""
+    store = Store(tmp_path)
+    store.new_run()
+    path = tmp_path / ".stepguard" / ".gitignore"
+    os.utime(path, (1_600_000_000, 1_600_000_000))
+    store.new_run()
+    assert path.stat().st_mtime == 1_600_000_000
+    path.write_text("")
+    store.new_run()
+    assert path.read_text() == "*\n"
+
+
 @pytest.mark.parametrize(
     ("name", "inside"),
     [("plain-1.0_a", True), ("my models", False), ("modèles", False), ("a'b", False)],
