@@ -124,6 +124,16 @@ _TABLE = (
 )
 METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
 GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information")
+# A good step has none of these: a first recording of one that has takes them for its level.
+WASTE = (
+    "host_syncs_per_step",
+    "sync_candidates_per_step",
+    "pageable_copies_per_step",
+    "device_allocations_per_step",
+    "graph_breaks",
+    "recompiles",
+    "leaked_bytes_per_step",
+)
 # The only one of its kind: what costs time moves the mean, and at half the noise of the median.
 JUDGED_TIME = "step_ms"
 

@@ -19,7 +19,7 @@ from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_recor
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.judge.summary import stored
-from stepguard.metrics import JUDGED_TIME, METRICS, format_value
+from stepguard.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.recording import Recording
 from stepguard.sentences import message
 from stepguard.storage.baselines import load_for, machine_of, save
@@ -214,8 +214,8 @@ def _drift(evidence: Evidence, known: list[Recording]) -> str:
 def _other_software(recording: Recording, last: Epoch) -> str:
     """Return what the first recording under new software would change unseen.
 
-    Versions cannot be compared exactly, but a build that does other work or is slower by more than
-    the limit is not the level that the epoch was opened for.
+    Versions cannot be compared exactly, but a build that does other work, that waits or leaks where
+    none did, or is slower by more than the limit is not the level that the epoch was opened for.
     """
     # The first, not the newest: small steps of many upgrades would else add up.
     older = last.recordings[0]
@@ -226,6 +226,12 @@ def _other_software(recording: Recording, last: Epoch) -> str:
         moves.append(f"flops_per_step {100 * (flops / old_flops - 1):+.2f} %")
     elif old_ranks != ranks:
         moves.append(f"flops_per_step by rank {old_ranks} -> {ranks}")
+    wasted = ((name, older.counters.get(name), recording.counters.get(name)) for name in WASTE)
+    moves += [
+        f"{name} {format_value(name, old)} -> {format_value(name, new)}"
+        for name, old, new in wasted
+        if old is not None and new is not None and new > old
+    ]
     old_ms, ms = (r.times_ms.get(JUDGED_TIME) for r in (older, recording))
     if old_ms and ms and (change := 100 * (fmean(ms) / fmean(old_ms) - 1)) > LEVEL_LIMIT_PCT:
         moves.append(f"{JUDGED_TIME} {change:+.2f} %")

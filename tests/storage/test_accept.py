@@ -24,7 +24,8 @@ from builders import (
 from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
-from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS
+from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
+from stepguard.report.stored.recorded import moves
 from stepguard.sentences import note
 from stepguard.site import Site
 from stepguard.storage import accept as acceptance
@@ -159,6 +160,30 @@ def test_slower_under_other_software_needs_a_reason(path):
         refused(path, slower, none, match=match)
     done = accept(path, slower, "torch 2.12 is slower here")
     assert done == Accepted(CASE_ID, Action.EPOCH_OPENED, path, 2, "torch 2.12 is slower here")
+
+
+@pytest.mark.parametrize("metric", WASTE)
+def test_waste_that_comes_with_other_software_needs_a_reason(path, metric):
+    """Versions call other operators, but it is the code that waits for the GPU, or leaks: beside an
+    upgrade a sync would else be the level, and nothing would say so. Less of it needs none.
+    """
+    kind = evidence if METRICS[metric].exists("cuda", 1) else cpu_evidence
+    first = with_counts(kind(date="run 1"), **{metric: 1024})
+    accept(path, first, "")
+    newer = replace(first.fingerprint, torch="2.99.0")
+    more, less = (
+        replace(with_counts(first, **{metric: count}), date="run 2", fingerprint=newer)
+        for count in (2048, 0)
+    )
+    rise = f"{metric} 1,024.* -> 2,048"
+    refused(path, more, match=f"against the recordings of other software: {rise}")
+    before = path.read_bytes()
+    assert accept(path, less, "").action is Action.FIRST_OF_SOFTWARE
+    path.write_bytes(before)
+    done = accept(path, more, "so it is")
+    (line,) = moves(done)
+    assert done.action is Action.EPOCH_OPENED
+    assert line.startswith("  accepted as it is: ") and f" {metric} 2,048" in line
 
 
 def test_upgrades_do_not_add_up(path):

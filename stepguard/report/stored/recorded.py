@@ -7,7 +7,7 @@ from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Counts
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
-from stepguard.metrics import JUDGED_TIME, METRICS, OPERATORS, format_value
+from stepguard.metrics import JUDGED_TIME, METRICS, OPERATORS, WASTE, format_value
 from stepguard.recording import Recording
 from stepguard.report.commands import Commands
 from stepguard.report.table import aligned, figure
@@ -18,16 +18,6 @@ from stepguard.verdict import cause_first
 
 MOVES = 9  # lines; with the one above them ten
 PARTS = 8  # a counter with more kinds of parts shows its sum alone; the evidence has them all
-# A good step has none of these, and the first recording of one that has takes them for its level.
-WASTE = (
-    "host_syncs_per_step",
-    "sync_candidates_per_step",
-    "pageable_copies_per_step",
-    "device_allocations_per_step",
-    "graph_breaks",
-    "recompiles",
-    "leaked_bytes_per_step",
-)
 LISTED = ("case", "level", "recordings", "newest", "step [ms]")
 COLUMNS = (
     "recorded",
@@ -70,12 +60,12 @@ def accepted_line(done: Accepted, commands: Commands) -> str:
 
 def moves(done: Accepted) -> list[str]:
     """Return old -> new of each metric whose level was changed, the cause first, in MOVES lines at
-    most; of a first recording what is accepted with it that a good step does not have.
+    most; of a level that nothing is compared with what is accepted that a good step does not have.
     """
-    if done.action is Action.FIRST_RECORDING:
+    moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
+    if not moved and done.action in (Action.FIRST_RECORDING, Action.EPOCH_OPENED):
         wasted = [change(metric) for metric in done.moved if metric.metric in WASTE and metric.new]
         return [f"  accepted as it is: {', '.join(wasted)}"] if wasted else []
-    moved = sorted((m for m in done.moved if m.old is not None), key=cause_first)
     lines = [
         # Which parts moved, where their sum did not.
         f"  {change(m)}" + (f": {operator_move(m)}" if m.old == m.new and m.moved else "")
