@@ -92,11 +92,13 @@ def current(root: Path, baselines: Path | None) -> Revision:
 
 
 def _unwatched(top: Path) -> list[str]:
-    """Return the files that git does not look at (assume-unchanged, skip-worktree) and that are
-    there: nobody knows what is in them. A sparse checkout has none of the latter.
+    """Return the files that git does not look at (assume-unchanged, skip-worktree): nobody knows
+    what is in them, or that they are gone. Those that a sparse checkout leaves out are no change.
     """
     listed = (git(top, "ls-files", "-v", "-z") or "").split("\0")
     marked = [line[2:] for line in listed if line[:1] == "S" or line[:1].islower()]
+    if not marked or (git(top, "config", "--bool", "core.sparseCheckout") or "").strip() != "true":
+        return marked
     return [path for path in marked if (top / path).exists()]
 
 

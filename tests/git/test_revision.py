@@ -237,13 +237,21 @@ def test_a_baseline_that_is_written_leaves_the_state(root):
 
 @pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
 def test_what_git_was_told_not_to_look_at_is_not_known_to_be_clean(root, flag):
-    """Marked files count as dirty while they are there; a sparse checkout has none of them."""
+    """Marked files count as dirty, also those that are gone: the tree lacks what the commit has."""
     git(root, "update-index", flag, "code.py")
     (root / "code.py").write_text("2\n")
     assert dirty(root) == ("code.py",)
-    if flag == "--skip-worktree":
-        (root / "code.py").unlink()
-        assert dirty(root) == ()
+    (root / "code.py").unlink()
+    assert git(root, "status", "--porcelain") == "" and dirty(root) == ("code.py",)
+    assert differing(root, git(root, "rev-parse", "HEAD"), root / "baselines") == ("code.py",)
+
+
+def test_what_a_sparse_checkout_leaves_out_is_no_change(root):
+    """Another revision's tree is as sparse. What is there all the same nobody looks at."""
+    git(root, "sparse-checkout", "set", "--no-cone", "/*", "!/code.py")
+    assert not (root / "code.py").exists() and dirty(root) == ()
+    (root / "code.py").write_text("2\n")
+    assert dirty(root) == ("code.py",)
 
 
 def test_a_monitor_that_sees_nothing_is_not_asked(root, tmp_path):
