@@ -10,6 +10,8 @@ from stepguard.git.revision import git
 
 # What somebody may have meant as the trailer, wherever it is in a message.
 _MEANT = re.compile(r"^\s*perf[-_ ]?expect\w*\b.*", re.IGNORECASE | re.MULTILINE)
+# As git revert writes it; with --reference the hash is a short one.
+_REVERTS = re.compile(r"^This reverts commit ([0-9a-f]{7,64})\b", re.MULTILINE)
 _TRAILERS = f"%(trailers:key={KEY},valueonly=true,unfold=true,separator=%x01)"
 _FORMAT = f"%H%x00%an%x00{_TRAILERS}%x00%B%x00%x02"
 _FIELDS = 5  # of a commit; the last one is empty
@@ -18,7 +20,8 @@ _FIELDS = 5  # of a commit; the last one is empty
 def expectations(
     root: Path, base: str, head: str, cases: Collection[str] | None = None
 ) -> list[Expectation]:
-    """Return what the commits of ``base..head`` expect, the newest first.
+    """Return what the commits of ``base..head`` expect, the newest first; not of one that another
+    commit of the range reverts, and which is not reverted itself.
 
     Raises TreeError, with the commit, the line and the right form, for a trailer that is malformed,
     of an unknown metric or of a case that is not among ``cases`` (None: any), for a line that was
@@ -28,7 +31,7 @@ def expectations(
     text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
     if text is None:
         raise TreeError(f"the commits {short(base)}..{short(head)} cannot be read for {KEY}")
-    found = []
+    found, reverted = [], list[str]()
     for entry in filter(str.strip, text.split("\x02")):
         # What separates values and commits here a message may hold as well, where nobody sees it.
         fields = entry.lstrip("\n").split("\x00")
@@ -38,7 +41,10 @@ def expectations(
         commit, author, values, message, _ = fields
         known = [value for value in values.split("\x01") if value.strip()]
         meant = [line.strip() for line in _MEANT.findall(message)]
-        found += [_parsed(value, commit, author, cases) for value in known]
+        declared = [_parsed(value, commit, author, cases) for value in known]
+        if not any(map(commit.startswith, reverted)):
+            found += declared
+            reverted += _REVERTS.findall(message)
         if len(meant) > len(known):
             # Of lines that say the same as a trailer the first is not the last paragraph, either.
             other = (line for line in meant if not any(v.split(":")[0] in line for v in known))

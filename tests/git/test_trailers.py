@@ -41,6 +41,20 @@ def test_trailers_of_the_range_are_read(root):
     assert read(root) == []
 
 
+def test_what_was_reverted_declares_nothing(root):
+    """What is slower at the end is something else; a revert of the revert brings it back."""
+    declares = commit(root, f"Slow\n\n{LINE}", slow="1\n")
+    git(root, "revert", "--no-edit", declares)
+    assert read(root) == []
+    reverts = git(root, "rev-parse", "HEAD")
+    again = commit(root, f"Slow in another way\n\n{LINE}")
+    assert [one.commit for one in read(root)] == [again]
+    git(root, "revert", "--no-edit", reverts)
+    assert [one.commit for one in read(root)] == [again, declares]
+    commit(root, f"Out\n\nThis reverts commit {again[:9]} (Slow in another way, 2026-11-24).")
+    assert [one.commit for one in read(root)] == [declares]
+
+
 @pytest.mark.parametrize(
     ("message", "why"),
     [
