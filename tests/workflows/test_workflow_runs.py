@@ -391,14 +391,15 @@ def test_new_baselines_are_proposed(hub):
     assert f"{words}"[:-1] in asked.read_text() and not list(hub.folder.rglob("planted"))
 
 
-@pytest.mark.parametrize("tagged", [True, False])
+@pytest.mark.parametrize("tagged", ["main~1", "main", ""])
 def test_a_night(hub, tagged):
     """Measured, and beside the newest tag; what is `same` would be proposed, but counters alone say
-    nothing new. Without a tag and with a young history the summary says that it compared nothing.
+    nothing new. Without a tag and with a young history, or where main is that tag, the summary says
+    that it compared nothing.
     """
     main = git(hub.repository, "rev-parse", "main")
     if tagged:
-        git(hub.repository, "tag", "v1", "main~1")
+        git(hub.repository, "tag", "v1", tagged)
     started = hub.event("schedule", main, "refs/heads/main")
     jobs = hub.run(BASELINES, started, at="main", inputs={})
     if tagged:
@@ -407,8 +408,10 @@ def test_a_night(hub, tagged):
     assert (measure.result, propose.result) == ("success", "success"), measure.log + propose.log
     assert "accept" not in measure.ran and "beside the anchor" in measure.ran
     assert "already hold what was measured" in propose.summary
-    if tagged:
+    if tagged == "main~1":
         assert "Beside v1:" in measure.summary and "1 same" in measure.summary
+    elif tagged:
+        assert "Main is v1, its newest tag, and was compared with nothing." in measure.summary
     else:
         assert "No tag and no commit of a month ago" in measure.summary
 
