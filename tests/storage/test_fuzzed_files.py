@@ -215,9 +215,8 @@ def test_fuzzed_comparisons(tmp_path):
     def fuzz(text):
         path = tmp_path / "comparison.json"
         path.write_text(text)
-        if (read := read_or_refused(read_comparison, path)) is REFUSED:
+        if (found := read_or_refused(read_comparison, path)) is REFUSED:
             return
-        (found,) = read
         shown(found.head, judge_ab(found), found)
         screened = judge(evidence((262.5,) * 3), BASELINE.cases[CASE_ID])
         confirmed(screened, found, "its commit", steps=range(3))
