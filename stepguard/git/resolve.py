@@ -165,6 +165,20 @@ def has_commit(root: Path, tip: str, commit: str) -> bool:
     return git(root, "merge-base", "--is-ancestor", commit, tip) is not None
 
 
+def left_behind(root: Path, rev: str, commit: str) -> str:
+    """Return a sentence where HEAD lacks commits of another revision, as a branch does whose main
+    went on; empty where it has them all, or nothing in common.
+    """
+    both = (git(root, "merge-base", "HEAD", commit) or "").strip()
+    if both in ("", commit):
+        return ""
+    shown = Named(rev, commit, root, "").shown
+    return (
+        f"{shown} has commits that HEAD lacks, and what they changed is compared as well; "
+        f"the last that both have: --perf-against={short(both)}"
+    )
+
+
 def _repository(root: Path) -> tuple[Path, str]:
     """Return the top of the repository, and ``root`` relative to it."""
     if shutil.which("git") is None:

@@ -18,7 +18,7 @@ import pytest
 from stepguard.case import Case
 from stepguard.document import CaseState, Problem, ProblemCode
 from stepguard.expectation import Expectation
-from stepguard.git.resolve import TreeError
+from stepguard.git.resolve import TreeError, left_behind
 from stepguard.git.revision import current
 from stepguard.git.trailers import expectations
 from stepguard.git.worktree import Tree, tree_of
@@ -232,6 +232,8 @@ class Session:
                     self._tree = self._stack.enter_context(tree_of(self._root, rev, notice))
                 except TreeError as error:
                     raise TreeError(f"--perf-against={rev}: {error}") from None
+                if lacks := left_behind(self._root, rev, self._tree.commit):
+                    notice(lacks)
                 cases = self._collection.cases if self._whole else None
                 expected = tuple(expectations(self._root, self._tree.commit, "HEAD", cases))
             self._suite = Suite(

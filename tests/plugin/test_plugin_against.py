@@ -40,6 +40,21 @@ def old(gate):
 # outcomes
 
 
+def test_what_head_lacks_of_the_other_revision_is_said(gate, h200):
+    """Main went on without it: what became slower there hides what did here."""
+    a_case(gate, h200)
+    both = gate.git("rev-parse", "HEAD").strip()
+    gate.git("switch", "-q", "-c", "main-now")
+    gate.git("commit", "-q", "--allow-empty", "-m", "meanwhile")
+    gate.git("switch", "-q", "--detach", both)
+    (gate.path / "new.py").write_text("")
+    gate.commit()
+    result = gate.run("--perf-against=main-now", passed=1)
+    why = "main-now (????????????) has commits that HEAD lacks, and what they changed is compared"
+    result.says(f"{why} as well; the last that both have: --perf-against={both[:12]}")
+    gate.run(OTHER, passed=1).stdout.no_fnmatch_line("*has commits that HEAD lacks*")
+
+
 def test_equal_trees_pass_without_a_baseline(gate, h200):
     """`same`, exit 0: no stored baseline has a say, and nothing is launched for one."""
     case = a_case(gate, h200)
