@@ -7,10 +7,10 @@ figures are taken once, by judge/summary.py.
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
@@ -21,7 +21,7 @@ from stepguard.metrics import METRICS
 from stepguard.profile import Parts, Profile
 from stepguard.recording import Count
 from stepguard.site import Site
-from stepguard.strict_json import OtherSchema, parse
+from stepguard.strict_json import Check, Content, OtherSchema, parse
 from stepguard.verdict import Reason
 
 SCHEMA = 2
@@ -32,7 +32,6 @@ EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
 OUTSIDE_AGREE_SHARE = 0.05
 OUTSIDE_AGREE_MS = 500.0
 Steps = Annotated[int, msgspec.Meta(le=10**9)]
-Document = TypeVar("Document")
 
 
 @dataclass(frozen=True)
@@ -253,25 +252,18 @@ def from_json(text: bytes, source: str) -> Evidence:
 
 
 def decode(
-    data: bytes,
-    kind: type[Document],
-    schema: int,
-    source: str,
-    check: Callable[[Document], Iterator[str]],
-) -> Document:
+    data: bytes, kind: type[Content], schema: int, source: str, check: Check[Content]
+) -> Content:
     """Read a document of that kind and schema in which ``check`` finds no problem. Raises
     ValueError naming ``source``.
     """
     name = kind.__name__.lower()
     try:
-        found = parse(data.decode(), kind, schema)
+        return parse(data.decode(), kind, schema, check)
     except OtherSchema as error:
         raise ValueError(f"{source}: {name} {error}") from None
     except ValueError as error:
         raise ValueError(f"{source}: no {name} that stepguard wrote: {error}") from None
-    for problem in check(found):
-        raise ValueError(f"{source}: no {name} that stepguard wrote: {problem}")
-    return found
 
 
 def problems(evidence: Evidence) -> Iterator[str]:

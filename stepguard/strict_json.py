@@ -7,7 +7,7 @@ understand turns green by accident. Time and memory are linear in its size. No I
 import json
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
@@ -15,17 +15,20 @@ import msgspec
 LARGEST = 1e60  # of a number: its square, or a product of a few, is still one
 EXAMPLE = "not a date like 2026-12-31"
 Content = TypeVar("Content")
+Check = Callable[[Content], Iterable[str]]  # yields what is wrong with a content of sound types
 
 
 class OtherSchema(ValueError):
     """A document of another version, which is not damaged."""
 
 
-def parse(text: str, kind: type[Content], schema: int) -> Content:
+def parse(
+    text: str, kind: type[Content], schema: int, check: Check[Content] | None = None
+) -> Content:
     """Return the document as a ``kind``.
 
     Raises ValueError when it is truncated, has NaN, a number beyond LARGEST, a key twice, a wrong,
-    missing or unknown field, and OtherSchema for another schema than ``schema``.
+    missing or unknown field, or what ``check`` yields; OtherSchema for another one than ``schema``.
     """
     try:
         raw = json.loads(
@@ -41,11 +44,15 @@ def parse(text: str, kind: type[Content], schema: int) -> Content:
         # Before the fields: another schema has others.
         if raw["schema"] != schema:
             raise OtherSchema(f"schema {raw['schema']!r}, this version of stepguard reads {schema}")
-        return converted(raw, kind)
+        found = converted(raw, kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     except OverflowError as error:  # of an integer that a float cannot hold
         raise ValueError(str(error)) from None
+    # Beyond types: which metrics there are, and what fits to what.
+    for problem in check(found) if check else ():
+        raise ValueError(problem)
+    return found
 
 
 def converted(raw: Any, kind: type[Content]) -> Content:

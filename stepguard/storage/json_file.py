@@ -11,14 +11,14 @@ import os
 import shlex
 import stat
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
 from stepguard.git.revision import git
-from stepguard.strict_json import OtherSchema, parse
+from stepguard.strict_json import Check, OtherSchema, parse
 from stepguard.worker.interpreter import as_typed
 from stepguard.worker.lifeline import interrupts_deferred
 
@@ -27,7 +27,6 @@ LINE_WIDTH = 100
 Content = TypeVar("Content")
 Arguments = ParamSpec("Arguments")
 Done = TypeVar("Done")
-Check = Callable[[Content], Iterable[str]]  # yields what is wrong with a content of sound types
 
 
 class FileError(Exception):
@@ -66,11 +65,7 @@ def _parsed(
     text = data.decode("utf-8")
     # Before JSON, whose error would name a column and not the merge.
     _refuse_conflict(path, text)
-    found = parse(text, kind, schema)
-    # Beyond types: which metrics there are, and what fits to what.
-    for problem in check(found) if check else ():
-        raise ValueError(problem)
-    return found
+    return parse(text, kind, schema, check)
 
 
 def contents(path: Path, remedy: str = "") -> bytes | None:
