@@ -180,6 +180,11 @@ def mean(series: Sequence[float]) -> float:
     return sum(series) / len(series) if series else 0.0
 
 
+def less(one: Series, other: Series) -> Series:
+    """Return the difference of two figures, step by step."""
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
 def added(rows: Sequence[Series]) -> Series:
     """Return the sum of several figures, step by step."""
     return tuple(map(sum, zip(*rows, strict=True)))

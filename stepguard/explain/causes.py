@@ -21,6 +21,7 @@ from stepguard.profile import (
     added,
     by_class,
     grouped,
+    less,
     mean,
     merged,
 )
@@ -151,7 +152,7 @@ def _kernel_terms(matches: Sequence[Match], pace: Pace) -> Iterator[tuple[Term, 
             Term(kind, steady[0], as_many, certain=True),
             replace(cause, kind=Kind.CALLS, after=between),
         )
-        slower = _less(steady[1], as_many)
+        slower = less(steady[1], as_many)
         yield (
             Term(kind, (0.0,) * len(steady[0]), slower, size=sides[1].us),
             replace(cause, kind=Kind.TIME, before=between),
@@ -176,7 +177,7 @@ def _other_terms(
     yield _part(Kind.COMMUNICATION, *exposed)
     yield _part(Kind.COPIES, one.exposed_copies_us, other.exposed_copies_us)
     sums = pace.sums(matches)
-    overlap = _less(one.compute_us, sums[0]), _less(other.compute_us, sums[1])
+    overlap = less(one.compute_us, sums[0]), less(other.compute_us, sums[1])
     yield _part(Kind.OVERLAP, *overlap, size=mean(one.compute_us))
     yield from _idle_terms(before, after)
 
@@ -187,10 +188,6 @@ def _part(kind: Kind, before: Series, after: Series, size: float = 0.0) -> tuple
     # The overlap is a difference of sums of kernels, and scatters as little as they do.
     usual = Usual.PACE if kind == Kind.OVERLAP else Usual.PART
     return Term(str(kind), before, after, usual, size=size), cause
-
-
-def _less(one: Series, other: Series) -> Series:
-    return tuple(a - b for a, b in zip(one, other, strict=True))
 
 
 def _idle_terms(before: Profile, after: Profile) -> Iterator[tuple[Term, Cause]]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from stepguard.explain.match import How, Match
 from stepguard.explain.scatter import Term, Usual
-from stepguard.profile import Series, added, grouped, mean
+from stepguard.profile import Series, added, grouped, less, mean
 
 Floats = NDArray[np.float64]
 FEWEST_ROWS = 5  # a median of fewer kernels may be one that changed
@@ -119,10 +119,8 @@ class Pace:
     def terms(self) -> Iterator[tuple[str, Term]]:
         """Yield what the pace of each class's kernels adds to the step."""
         for kind, mine in self._kinds.items():
-            before, after = (
-                tuple(x - y for x, y in zip(raw, self._steady_us(kind, side), strict=True))
-                for side, raw in enumerate(self.sums(mine))
-            )
+            sums = self.sums(mine)
+            before, after = (less(sums[i], self._steady_us(kind, i)) for i in (0, 1))
             yield kind, Term(kind, before, after, Usual.PACE, size=self.class_us(kind)[0])
 
     def _steady_us(self, kind: str, side: int) -> Series:

@@ -1,6 +1,6 @@
 """Machines side by side: performance, kernels, CUDA calls, environment, and what to make of it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Any
@@ -47,7 +47,7 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
     """Yield the environment, each case that all sides have, and what the traces say."""
     labels = [side.label for side in sides]
     yield from _table("environment", labels, _rows([side.environment for side in sides]))
-    for case in _common(sides):
+    for case in _common(side.cases for side in sides):
         values = [
             {name: format_value(name, side.cases[case][name]) for name in side.cases[case]}
             for side in sides
@@ -58,7 +58,7 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
             [f"{name} [{units[name]}]" if name in units else name, *row] for name, *row in rows
         ]
         yield from ("", *_table(case, labels, named))
-    for name in _profiled(sides):
+    for name in _common(side.profiles for side in sides):
         profiles = [side.profiles[name] for side in sides]
         columns = [by_class(profile) for profile in profiles]
         names = sorted({kind for one in columns for kind in one}, key=lambda n: -_most(columns, n))
@@ -78,10 +78,6 @@ def tables(sides: Sequence[Side]) -> Iterator[str]:
         yield from ("", *_table("CUDA calls [% of the host's time in them]", labels, rows))
 
 
-def _profiled(sides: Sequence[Side]) -> list[str]:
-    return [name for name in sides[0].profiles if all(name in side.profiles for side in sides)]
-
-
 def _table(title: str, labels: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield from aligned([[title, *labels], *rows])
 
@@ -97,15 +93,17 @@ def _most(shares: Sequence[Mapping[str, float]], name: str) -> float:
     return max(one.get(name, 0.0) for one in shares)
 
 
-def _common(sides: Sequence[Side]) -> list[str]:
-    return [case for case in sides[0].cases if all(case in side.cases for side in sides)]
+def _common(tables: Iterable[Mapping[str, object]]) -> list[str]:
+    """Return the names that all of the tables have."""
+    first, *others = tables
+    return [name for name in first if all(name in one for one in others)]
 
 
 def observations(sides: Sequence[Side]) -> Iterator[str]:
     """Yield what the figures say, a sentence each; every side is compared with the first."""
     first = sides[0]
     for other in sides[1:]:
-        for case in _common([first, other]):
+        for case in _common([first.cases, other.cases]):
             yield from _of_case(case, first, other)
         names = sorted(first.environment.keys() | other.environment.keys())
         moved = [n for n in names if first.environment.get(n) != other.environment.get(n)]
@@ -150,7 +148,7 @@ def _of_case(case: str, first: Side, other: Side) -> Iterator[str]:
 
 
 def _of_kernels(first: Side, other: Side) -> Iterator[str]:
-    for name in _profiled([first, other]):
+    for name in _common([first.profiles, other.profiles]):
         if first.declared.get(name) != other.declared.get(name):
             continue
         before, after = by_class(first.profiles[name]), by_class(other.profiles[name])

@@ -66,6 +66,7 @@ def _waive(options: argparse.Namespace) -> int:
         raise UsageError(
             f"--days {options.days}: 1 to {MAX_DAYS}; accept what is going to last longer"
         )
+    known = Store(options.root).measured_cases()
     sizes = {options.metric: (options.limit_pct, options.value)}
     for metric, (limit_pct, value) in (sizes if options.metric else _as_measured(options)).items():
         waiver = Waiver(
@@ -77,7 +78,6 @@ def _waive(options: argparse.Namespace) -> int:
             expires=today() + timedelta(days=options.days),
             who=options.who or (git(options.root, "config", "user.name") or "").strip(),
         )
-        known = Store(options.root).measured_cases()
         try:
             path = add_waiver(options.baselines, waiver, today(), known)
         except BadWaiver as error:

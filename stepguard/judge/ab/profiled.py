@@ -11,7 +11,7 @@ from stepguard.explanation import Explanation, Kind
 from stepguard.judge.ab.identical import IDLE_SHARE
 from stepguard.judge.recorded_profile import as_recorded, restored
 from stepguard.metrics import JUDGED_TIME
-from stepguard.profile import Parts, Profile, mean
+from stepguard.profile import Parts, Profile, less, mean
 from stepguard.recording import Recording
 from stepguard.verdict import MetricVerdict, Reason, Status, Straggler
 
@@ -104,8 +104,7 @@ def straggler(before: Sequence[Parts], after: Sequence[Parts]) -> Straggler | No
 
 def _own_us(parts: Parts) -> list[float]:
     """Return each step without the time in which the rank only exchanges, or waits to."""
-    exchange = parts.exposed_communication_us
-    return [step - waits for step, waits in zip(parts.step_us, exchange, strict=True)]
+    return list(less(parts.step_us, parts.exposed_communication_us))
 
 
 def _error(values: Sequence[float]) -> float:
