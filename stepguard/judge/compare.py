@@ -157,7 +157,7 @@ def _compare_count(metric: str, now: Recording, past: Sequence[Recording]) -> Me
     if metric == OPERATORS:
         sites = _moved_operators(moved, now, past[-1])
     elif metric == PEAK:
-        sites = _called_elsewhere(now, past[-1]) if new > old else ()
+        sites = _calls_at_other_lines(now, past[-1]) if new > old else ()
     elif metric == COLLECTIVES:
         sites = _moved_collectives(now, past[-1], new < old)
     else:
@@ -350,7 +350,7 @@ def _moved_collectives(now: Recording, past: Recording, fell: bool) -> tuple[Sit
     )
 
 
-def _called_elsewhere(now: Recording, past: Recording) -> tuple[Site, ...]:
+def _calls_at_other_lines(now: Recording, past: Recording) -> tuple[Site, ...]:
     """Return the lines that now call what another one did, which is still there: a cast that a loss
     made of its input, and now the line before it. A line that was only edited is none.
     """

@@ -104,8 +104,7 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
     if result is None:
         state = next((one for one in found.cases if one.case == name), None)
         why = f"{state.state.value}, {state.why}" if state and state.why else "not in the document"
-        told = any(one.case == name for one in found.problems)
-        if not told:
+        if all(one.case != name for one in found.problems):
             yield Problem(ProblemCode.CASE_MISSING, f"guarded, but not measured: {why}", name)
         return
     if result.parameters != entry.case:

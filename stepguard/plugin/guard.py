@@ -118,9 +118,9 @@ class Guard:
             text = "no case was collected in this process, so that nothing is guarded: run without "
             text += "-n (xdist), and let nothing end the run before its tests (pytest.exit)"
             self.missed.append(Problem(ProblemCode.NO_CASES, text))
-        told = {problem.case for problem in self._refused}
+        known = {problem.case for problem in self._refused}
         missing = missing_cases(states, self._files)
-        self.missed += [one for one in missing if one.case not in told]
+        self.missed += [one for one in missing if one.case not in known]
         self.missed += [one for result in results for one in self._changed(result)]
 
     def _changed(self, result: Result) -> Iterator[Problem]:

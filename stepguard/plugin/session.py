@@ -45,7 +45,7 @@ from stepguard.plugin.terminal import progress_line
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
-from stepguard.report.repeated import Told
+from stepguard.report.repeated import ReportedCauses
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
@@ -93,7 +93,7 @@ class Session:
         self._tree: Tree | None = None
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
-        self._told = Told()
+        self._reported = ReportedCauses()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -265,7 +265,7 @@ class Session:
         """Return everything about one result that did not pass."""
         path, verdict = self._commands.relative(result.evidence_path), result.verdict
         fails = verdict.outcome != "passed" and not verdict.recorded  # else nobody reads it
-        reference = self._told.reference(verdict) if fails else ""
+        reference = self._reported.reference(verdict) if fails else ""
         dirty = result.evidence.of_no_commit
         return words.block(verdict, path, self._commands, dirty, reference)
 

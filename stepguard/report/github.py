@@ -23,8 +23,8 @@ def error(title: str, text: str, file: str = "", line: int = 0) -> str:
     """Return a line for a log of GitHub Actions, which shows it at that place in the code."""
     place = {"file": file, "line": str(line) if line else ""}
     fields = {name: text for name, text in place.items() if file and text}
-    told = ",".join(f"{k}={_property(v)}" for k, v in (fields | {"title": title}).items())
-    return f"::error {told}::{_data(text)}"
+    properties = ",".join(f"{k}={_property(v)}" for k, v in (fields | {"title": title}).items())
+    return f"::error {properties}::{_data(text)}"
 
 
 def _data(text: str) -> str:
@@ -44,13 +44,13 @@ def annotations(found: RunDocument, problems: Sequence[Problem]) -> list[str]:
     # A verdict that fails stands at its cause, below.
     others = [one for one in problems if one.case or one.code is not ProblemCode.FAILED]
     tests = {one.case: (one.file, one.line) for one in found.cases}
-    told = [_of_problem(one, tests) for one in others]
+    lines = [_of_problem(one, tests) for one in others]
     failing = (one for one in worst_first(found) if one.verdict.outcome != "passed")
-    told += [_of_result(one, tests) for one in failing]
-    if len(told) > MOST:
-        more = f"and {len(told) - MOST + 1} more: see the summary"
-        told = [*told[: MOST - 1], error("stepguard", more)]
-    return told
+    lines += [_of_result(one, tests) for one in failing]
+    if len(lines) > MOST:
+        more = f"and {len(lines) - MOST + 1} more: see the summary"
+        lines = [*lines[: MOST - 1], error("stepguard", more)]
+    return lines
 
 
 def _of_problem(one: Problem, tests: Tests) -> str:

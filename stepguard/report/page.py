@@ -11,7 +11,7 @@ from itertools import accumulate
 from stepguard.document import ResultDocument, RunDocument, State
 from stepguard.profile import grouped
 from stepguard.report import table
-from stepguard.report.repeated import Told
+from stepguard.report.repeated import ReportedCauses
 from stepguard.text import first, listed, markdown, printable_lines
 from stepguard.verdict import Status
 
@@ -33,8 +33,8 @@ def page(
     """
     parts = [_verdict(found, passed=found.passed and not refused), *([refused] if refused else [])]
     parts += [*_base(found), *_problems(found), *_table(found, limit_bytes // 2)]
-    told = Told()
-    parts += [_details(one, steps, told) for one in worst_first(found) if _speaks(one)]
+    reported = ReportedCauses()
+    parts += [_details(one, steps, reported) for one in worst_first(found) if _speaks(one)]
     # What each waiver did is among the notices.
     notices = _cut(_bullets(found.notices), "notices", folded="")
     parts += [*_unmeasured(found), *notices, _facts(found)]
@@ -89,8 +89,8 @@ def _facts(found: RunDocument) -> str:
         "arguments": " ".join([*first(found.options.arguments, 10), found.options.environment]),
         "ended": found.end.value,
     }
-    told = (f"{name} `{_code(text)}`" for name, text in facts.items() if text.strip())
-    return ("Strict: " if found.strict else "Not strict: ") + ", ".join(told)
+    shown = (f"{name} `{_code(text)}`" for name, text in facts.items() if text.strip())
+    return ("Strict: " if found.strict else "Not strict: ") + ", ".join(shown)
 
 
 def _code(text: str) -> str:
@@ -122,9 +122,9 @@ def _speaks(result: ResultDocument) -> bool:
     return not silent or result.verdict.has_notice
 
 
-def _details(result: ResultDocument, steps: bool, told: Told) -> str:
-    """Return what a verdict rests on, where that is not ``told``, and what to do next, folded."""
-    reference, next_steps = told.reference(result.verdict), result.steps if steps else []
+def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> str:
+    """Return what a verdict rests on, unless it is ``reported``, and what to do next, folded."""
+    reference, next_steps = reported.reference(result.verdict), result.steps if steps else []
     lines = [reference, *next_steps[:1]] if reference else [*result.verdict.lines, *next_steps]
     body = printable_lines("\n".join(lines))
     # Longer than any in the text: a docstring in a traceback may contain a fence.

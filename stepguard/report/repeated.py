@@ -1,4 +1,4 @@
-"""Causes that several cases of a run have in common: told in full for the first of them alone."""
+"""Causes that several cases of a run share: a report has them in full for the first case alone."""
 
 from collections.abc import Hashable
 
@@ -7,15 +7,15 @@ from stepguard.report.table import AnyVerdict
 from stepguard.verdict import Status
 
 
-class Told:
-    """The causes that a report has told, each with the first case that has it."""
+class ReportedCauses:
+    """The causes that a report has by now, each with the first case that has it."""
 
     def __init__(self) -> None:
         self._first: dict[Hashable, str] = {}
 
     def reference(self, verdict: AnyVerdict) -> str:
-        """Return a line that refers to the case whose verdict was told before with the same cause;
-        empty where this one is the first, also when it is told again.
+        """Return a line that refers to the case whose verdict was reported with the same cause;
+        empty where this one is the first, also when it is reported again.
         """
         cause = _cause(verdict)
         first = self._first.setdefault(cause, verdict.case_id) if cause else verdict.case_id

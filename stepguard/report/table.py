@@ -111,9 +111,9 @@ def _stacked(row: Row, width: int) -> Iterator[str]:
     """Yield a row over several lines: case and verdict, then each figure under its heading."""
     case, *figures, verdict = row.cells
     yield f"{case}: {verdict}"
-    told = [f"{name} {text}" for name, text in zip(COLUMNS[1:-1], figures, strict=True) if text]
+    shown = [f"{name} {text}" for name, text in zip(COLUMNS[1:-1], figures, strict=True) if text]
     line = ""
-    for one in told:
+    for one in shown:
         if line and len(line) + len(one) + 2 > width - 3:
             yield f"  {line},"
             line = ""

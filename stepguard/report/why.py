@@ -122,8 +122,8 @@ def _where(cause: Cause) -> str:
     """Return the phase, and a line where the place is one; or the operator, which most kernels'
     names say already.
     """
-    told = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
-    place = cause.place if told else ""
+    is_needed = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
+    place = cause.place if is_needed else ""
     return ", ".join(filter(None, (cause.phase, place)))
 
 

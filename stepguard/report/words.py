@@ -25,7 +25,7 @@ from stepguard.site import Site
 from stepguard.text import counted, cut, first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
-HELD = "parameters, optimizer state or inputs"
+BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 PLACES_SHOWN = 5  # of operators and of bytes
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
@@ -99,8 +99,8 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
     if worst.place is None:
         # It was there before the steps whose lines are counted.
-        held = [f"{moved}: {HELD}"] if worst.metric == BETWEEN_STEPS else []
-        return [*held, moved, bare]
+        what = [f"{moved}: {BEFORE_THE_STEPS}"] if worst.metric == BETWEEN_STEPS else []
+        return [*what, moved, bare]
     short = _file(worst.place)
     return [f"{moved} {worst.place.place}", f"{bare} {worst.place.place}", f"{bare} {short}", bare]
 
@@ -330,7 +330,7 @@ def block(
     reference: str = "",
 ) -> str:
     """Return everything about one failure, as pytest prints it under FAILURES or ERRORS; what
-    another one has told already is a line of ``reference``.
+    another one says already is a line of ``reference``.
     """
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
     head, text = headline(verdict), message(verdict)

@@ -6,7 +6,7 @@ import pytest
 
 from stepguard.report.commands import Commands
 from stepguard.report.documents import verdict_document
-from stepguard.report.repeated import Told
+from stepguard.report.repeated import ReportedCauses
 from stepguard.report.words import block
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
@@ -55,10 +55,10 @@ PAIRS = {
 @pytest.mark.parametrize(("first", "second", "same"), PAIRS.values(), ids=PAIRS)
 def test_the_same_cause_is_told_once(first, second, same, form):
     """The second case refers to the first, which is told in full however often it is asked for."""
-    told = Told()
+    reported = ReportedCauses()
     first, second = form(first), form(second)
-    assert told.reference(first) == told.reference(first) == ""
-    assert told.reference(second) == ("the same cause as in a, above" if same else "")
+    assert reported.reference(first) == reported.reference(first) == ""
+    assert reported.reference(second) == ("the same cause as in a, above" if same else "")
 
 
 def test_a_block_that_refers_still_names_its_case():
