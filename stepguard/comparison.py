@@ -9,6 +9,7 @@ from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Launch, decode, problems
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.text import revision
 
 SCHEMA = 2
 
@@ -60,8 +61,7 @@ class Comparison:
     @property
     def named(self) -> str:
         """Return the other revision as a reader knows it: "main (4f2a91c0d3e7)"."""
-        full = self.base.commit
-        return full[:12] if full.startswith(self.against) else f"{self.against} ({full[:12]})"
+        return revision(self.against, self.base.commit)
 
     @property
     def same_commit(self) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from stepguard.metrics import GATEABLE
+from stepguard.text import short_hash
 
 KEY = "Perf-Expect"
 FORM = f"{KEY}: CASE METRIC: reason"
@@ -28,7 +29,7 @@ class Expectation:
     @property
     def described(self) -> str:
         """Return "step_ms, a1b2c3d4e5f6 by A. Author: a larger vocabulary"."""
-        return f"{self.metric}, {self.commit[:12]} by {self.author}: {self.reason}"
+        return f"{self.metric}, {short_hash(self.commit)} by {self.author}: {self.reason}"
 
 
 class ExpectationEffect(Enum):

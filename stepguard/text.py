@@ -50,6 +50,17 @@ def counted(count: int, what: str) -> str:
     return f"{count} {what}{'' if count == 1 else 's'}"
 
 
+def short_hash(commit: str) -> str:
+    """Return as much of a commit's hash as a reader needs."""
+    return commit[:12]
+
+
+def revision(asked: str, commit: str) -> str:
+    """Return a revision as a reader knows it, "main (4f2a91c0d3e7)"; a hash stands alone."""
+    short = short_hash(commit)
+    return short if commit.startswith(asked) else f"{asked} ({short})"
+
+
 def meant(name: str, known: Iterable[str]) -> str:
     """Return " (did you mean a or b?)" of the names that are like a mistyped one; empty without."""
     close = get_close_matches(name, list(known))

@@ -26,7 +26,7 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today
-from stepguard.text import counted
+from stepguard.text import counted, short_hash
 from stepguard.verdict import Reason
 from stepguard.worker.interpreter import as_typed
 
@@ -116,5 +116,5 @@ def _passed(found: RunDocument, guarded: int) -> str:
     words = ", ".join(f"{count} {status}" for status, count in statuses.items())
     return (
         f"the gate passes: {counted(guarded, 'case')}, all that the base has for {found.machine}, "
-        f"measured at {found.commit[:12]}: {words}"
+        f"measured at {short_hash(found.commit)}: {words}"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepguard.git.revision import complaint, git, run_git
-from stepguard.text import listed, meant
+from stepguard.text import listed, meant, revision, short_hash
 
 # Where the main branch is looked for, in this order.
 MAIN = (
@@ -34,9 +34,7 @@ class Named:
     @property
     def shown(self) -> str:
         """``main (4f2a91c0d3e7)``."""
-        return (
-            self.rev if self.commit.startswith(self.rev) else f"{self.rev} ({short(self.commit)})"
-        )
+        return revision(self.rev, self.commit)
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,6 @@ class Chosen:
     commit: str  # in full; empty if there is none
     how: str
     own: bool = False  # whether it is the recording's own, and not one in its place
-
-
-def short(commit: str) -> str:
-    """Return as much of a hash as a reader needs."""
-    return commit[:12]
 
 
 def resolve(root: Path, rev: str) -> Named:
@@ -110,13 +103,13 @@ def files_at(root: Path, commit: str, folder: Path) -> dict[str, str]:
         top, "ls-tree", "-r", "-z", "--name-only", "--full-tree", commit, "--", f"{below}/"
     )
     if listed is None:
-        raise TreeError(f"git cannot list {below} at {short(commit)}: git fsck")
+        raise TreeError(f"git cannot list {below} at {short_hash(commit)}: git fsck")
     found = {}
     for path in filter(None, listed.split("\0")):
         if path.endswith(".json"):
             text = git(top, "cat-file", "blob", f"{commit}:{path}")
             if text is None:
-                raise TreeError(f"git cannot read {path} at {short(commit)}: {DEEPEN}")
+                raise TreeError(f"git cannot read {path} at {short_hash(commit)}: {DEEPEN}")
             found[path.removeprefix(f"{below}/")] = text
     return found
 
@@ -138,19 +131,19 @@ def commit_for_confirmation(root: Path, recorded: str, rev: str = "") -> Chosen:
         why = "" if own else f"{_unusable(recorded)}, and "
         return Chosen("", f"{why}{error}")
     if own and has_commit(root, main.base, own):
-        return Chosen(own, f"the recording's own commit, {short(own)}", own=True)
-    why = f"the recording's commit {short(own)} is not on {main.name}"
+        return Chosen(own, f"the recording's own commit, {short_hash(own)}", own=True)
+    why = f"the recording's commit {short_hash(own)} is not on {main.name}"
     why = why if own else _unusable(recorded)
     if main.base == head:
         return Chosen("", f"{why}, and HEAD is a commit of {main.name}, with no other beside it")
-    how = f"{why}; in its place the merge base with {main.name}, {short(main.base)}"
+    how = f"{why}; in its place the merge base with {main.name}, {short_hash(main.base)}"
     return Chosen(main.base, how)
 
 
 def _unusable(recorded: str) -> str:
     if not recorded:
         return "the recording names no commit"
-    return f"the recording's commit {short(recorded)} is not in this repository"
+    return f"the recording's commit {short_hash(recorded)} is not in this repository"
 
 
 def known_commit(root: Path, text: str) -> str:

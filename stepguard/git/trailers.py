@@ -5,8 +5,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 from stepguard.expectation import FORM, KEY, Expectation, parse
-from stepguard.git.resolve import DEEPEN, TreeError, is_shallow, short
+from stepguard.git.resolve import DEEPEN, TreeError, is_shallow
 from stepguard.git.revision import git
+from stepguard.text import short_hash
 
 # What somebody may have meant as the trailer, wherever it is in a message.
 _MEANT = re.compile(r"^\s*perf[-_ ]?expect\w*\b.*", re.IGNORECASE | re.MULTILINE)
@@ -29,15 +30,17 @@ def expectations(
     clone commits of the base's own past may seem to be in it.
     """
     text = git(root, "log", f"--format={_FORMAT}", f"{base}..{head}", "--")
+    commits = f"{short_hash(base)}..{short_hash(head)}"
     if text is None:
-        raise TreeError(f"the commits {short(base)}..{short(head)} cannot be read for {KEY}")
+        raise TreeError(f"the commits {commits} cannot be read for {KEY}")
     found, reverted = [], list[str]()
     for entry in filter(str.strip, text.split("\x02")):
         # What separates values and commits here a message may hold as well, where nobody sees it.
         fields = entry.lstrip("\n").split("\x00")
         if len(fields) != _FIELDS or "\x01" in fields[3]:
-            named = f"a commit of {short(base)}..{short(head)}"
-            raise TreeError(f"{named} has control characters in its message: amend it")
+            raise TreeError(
+                f"a commit of {commits} has control characters in its message: amend it"
+            )
         commit, author, values, message, _ = fields
         known = [value for value in values.split("\x01") if value.strip()]
         meant = [line.strip() for line in _MEANT.findall(message)]
@@ -52,7 +55,7 @@ def expectations(
             why = "git takes it for no trailer: those are the last paragraph of a message"
             raise TreeError(_wrong(commit, line, why))
     if found and is_shallow(root):
-        named = f"commit {short(found[0].commit)} has the trailer {KEY}"
+        named = f"commit {short_hash(found[0].commit)} has the trailer {KEY}"
         raise TreeError(f"{named}, and a shallow clone cannot tell if it is of the range: {DEEPEN}")
     return found
 
@@ -71,6 +74,6 @@ def _parsed(value: str, commit: str, author: str, cases: Collection[str] | None)
 
 def _wrong(commit: str, line: str, why: str) -> str:
     return (
-        f"commit {short(commit)} says {line!r}: {why}. The form is {FORM!r}; "
+        f"commit {short_hash(commit)} says {line!r}: {why}. The form is {FORM!r}; "
         "amend the message (git commit --amend, git rebase -i)"
     )

@@ -22,8 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from stepguard.git.resolve import Named, TreeError, resolve, short
+from stepguard.git.resolve import Named, TreeError, resolve
 from stepguard.git.revision import GIT_LIMIT_S, complaint, run_git
+from stepguard.text import short_hash
 from stepguard.worker.lifeline import interrupts_deferred
 
 FOLDER = ".stepguard"  # of all that is kept in a checkout: trees, runs, caches
@@ -119,7 +120,7 @@ def _locked(file: TextIO) -> bool:
 
 def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
     """Choose a name for a tree; return its path and its lock, held until the file is closed."""
-    path = folder / f"{short(named.commit)}-{secrets.token_hex(4)}"
+    path = folder / f"{short_hash(named.commit)}-{secrets.token_hex(4)}"
     try:
         lock = path.with_suffix(".lock").open("x")
         lock.write(f"{named.shown}, process {os.getpid()}")

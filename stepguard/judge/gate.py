@@ -15,6 +15,7 @@ from stepguard.document import End, Problem, ProblemCode, ResultDocument, RunDoc
 from stepguard.expectation import Expectation
 from stepguard.judge.waivers import effect_of
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.text import revision, short_hash
 from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver, WaiverEffect
 
@@ -72,8 +73,8 @@ def gate(found: RunDocument, base: Base) -> list[Problem]:
 def _of_run(found: RunDocument, base: Base) -> Iterator[Problem]:
     yield from found.problems
     if found.commit != base.commit:
-        measured = found.commit[:12] or "no commit"
-        text = f"{measured} was measured, and not {base.commit[:12]}"
+        measured = short_hash(found.commit) or "no commit"
+        text = f"{measured} was measured, and not {short_hash(base.commit)}"
         yield Problem(ProblemCode.FOREIGN_COMMIT, text)
     if len(found.gpus) < base.gpus:
         text = f"{len(found.gpus)} GPUs measured, {base.gpus} should have"
@@ -87,7 +88,7 @@ def _of_run(found: RunDocument, base: Base) -> Iterator[Problem]:
         text = f"judged against {found.against}, which is itself, so always the same"
         yield Problem(ProblemCode.OTHER_BASELINE, text)
     elif found.against and found.base_commit != base.against:
-        text = f"judged against {found.against} ({found.base_commit[:12]}), which may be of the "
+        text = f"judged against {revision(found.against, found.base_commit)}, which may be of the "
         text += "branch itself: if it is the base, say so by gate --against COMMIT"
         yield Problem(ProblemCode.OTHER_BASELINE, text)
     if not found.strict:

@@ -93,13 +93,9 @@ class _Series:
         return replace(self, steps=self.steps[kept], block=self.block[kept], log=self.log[kept])
 
 
-def of_launches(launches: Sequence[Launch]) -> Pattern | None:
-    """Return what steps do within all launches of one tree, two at least."""
-    return _of_tree(tuple(launches))
-
-
 @lru_cache(maxsize=64)  # a verdict and its report ask a dozen times
-def _of_tree(launches: tuple[Launch, ...]) -> Pattern | None:
+def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
+    """Return what steps do within all launches of one tree, two at least."""
     series = [one for launch in launches if (one := _of_launch(launch))]
     if len(series) < 2 or len(series) < len(launches):
         return None

@@ -55,7 +55,7 @@ def summarise(evidence: Evidence) -> Recording:
     )
 
 
-def _times(launches: Sequence[Launch]) -> list[float]:
+def _times(launches: tuple[Launch, ...]) -> list[float]:
     """Return the step times of the launches, all or none: a mean over those that happen to have
     times would pass for the case's.
     """

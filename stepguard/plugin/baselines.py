@@ -19,7 +19,7 @@ from stepguard.storage import calibrations
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
-from stepguard.text import first
+from stepguard.text import first, revision
 from stepguard.waiver import Waiver
 
 
@@ -36,9 +36,10 @@ class BaseBranch:
         """Return what a reader has to know first; nothing if the tree changes no baseline."""
         if not self.changes:
             return []
+        judges = revision(self.name, self.commit)
         return [
-            f"judged by the baselines and waivers of {self.name} ({self.commit[:12]}), not by this "
-            "tree's, which differ; a person has to look at:",
+            f"judged by the baselines and waivers of {judges}, not by this tree's, which differ; "
+            "a person has to look at:",
             *first([f"  {line}" for line in self.changes], most, "  "),
         ]
 

@@ -12,7 +12,7 @@ from stepguard.document import ResultDocument, RunDocument, State
 from stepguard.profile import grouped
 from stepguard.report import table
 from stepguard.report.repeated import ReportedCauses
-from stepguard.text import first, listed, markdown, printable_lines
+from stepguard.text import first, listed, markdown, printable_lines, revision, short_hash
 from stepguard.verdict import Status
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
@@ -82,8 +82,8 @@ def _facts(found: RunDocument) -> str:
     states = Counter(one.state for one in found.cases)
     cases = ", ".join(f"{states[state]} {state.value}" for state in State if states[state])
     facts = {
-        "commit": found.commit[:12] + (" and changes" if found.dirty else ""),
-        "against": found.against and f"{found.against} ({found.base_commit[:12]})",
+        "commit": short_hash(found.commit) + (" and changes" if found.dirty else ""),
+        "against": found.against and revision(found.against, found.base_commit),
         "machine": ", ".join([found.machine, *(one.uuid for one in found.gpus)]),
         "cases": cases,
         "arguments": " ".join([*first(found.options.arguments, 10), found.options.environment]),

@@ -5,7 +5,8 @@ import os
 import pytest
 from git_repositories import commit, git, repository
 
-from stepguard.git.resolve import Chosen, commit_for_confirmation, short
+from stepguard.git.resolve import Chosen, commit_for_confirmation
+from stepguard.text import short_hash
 
 GONE = "0123456789abcdef0123456789abcdef01234567"
 ABSENT = f"the recording's commit {GONE[:12]} is not in this repository"
@@ -31,7 +32,7 @@ def clone(origin, tmp_path):
 def test_the_recordings_own_commit(clone):
     """As long as HEAD and the main branch have it: the hash in full, and in words."""
     own = git(clone, "rev-parse", "HEAD~1")
-    expected = Chosen(own, f"the recording's own commit, {short(own)}", own=True)
+    expected = Chosen(own, f"the recording's own commit, {short_hash(own)}", own=True)
     assert commit_for_confirmation(clone, own) == expected
     assert commit_for_confirmation(clone, own[:10]) == expected
 
@@ -42,7 +43,7 @@ def test_a_commit_that_was_squashed_away(origin, clone):
     commit(origin, "meanwhile", code="3\n")
     git(clone, "fetch", "-q")
     assert commit_for_confirmation(clone, GONE) == Chosen(
-        base, f"{ABSENT}; in its place the merge base with origin/HEAD, {short(base)}"
+        base, f"{ABSENT}; in its place the merge base with origin/HEAD, {short_hash(base)}"
     )
 
 
@@ -56,8 +57,8 @@ def test_a_commit_that_main_does_not_have_is_not_believed(origin, clone, where):
     commit(clone, "elsewhere", code="4\n")
     git(clone, "switch", "-q", "mine")
     recorded, base = git(clone, "rev-parse", where), git(origin, "rev-parse", "main")
-    why = f"the recording's commit {short(recorded)} is not on origin/HEAD"
-    expected = f"{why}; in its place the merge base with origin/HEAD, {short(base)}"
+    why = f"the recording's commit {short_hash(recorded)} is not on origin/HEAD"
+    expected = f"{why}; in its place the merge base with origin/HEAD, {short_hash(base)}"
     assert commit_for_confirmation(clone, recorded) == Chosen(base, expected)
 
 
@@ -107,7 +108,7 @@ def test_the_order_in_which_main_is_looked_for(clone, there, named):
         git(clone, "update-ref", f"refs/{kind}/{name}", base)
     found = commit_for_confirmation(clone, GONE)
     assert found == Chosen(
-        base, f"{ABSENT}; in its place the merge base with {named}, {short(base)}"
+        base, f"{ABSENT}; in its place the merge base with {named}, {short_hash(base)}"
     )
 
 

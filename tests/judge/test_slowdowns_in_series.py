@@ -354,7 +354,7 @@ def recorded(case, every=None):
             ]
             of_launch.append(block_of(ms, one["ran"]))
         made.append(Launch(index, tuple(of_launch), 1.0, 5.0, 110, "", 60.0))
-    return made
+    return tuple(made)
 
 
 @pytest.mark.parametrize("case", json.loads(RECORDED.read_text()))

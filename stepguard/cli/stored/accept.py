@@ -32,7 +32,7 @@ from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store, evidence_files, read_evidence
 from stepguard.storage.waivers import load_waivers, today
-from stepguard.text import printable
+from stepguard.text import printable, short_hash
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -75,8 +75,8 @@ def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -
     if head and evidence.commit != head:
         raise Refused(
             f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
-            f"{evidence.commit[:12] or 'none'}, HEAD is {head[:12]}; measure again, or, if it is "
-            f"that one you mean: --evidence {shlex.quote(os.path.relpath(path))}"
+            f"{short_hash(evidence.commit) or 'none'}, HEAD is {short_hash(head)}; measure again, "
+            f"or, if it is that one you mean: --evidence {shlex.quote(os.path.relpath(path))}"
         )
 
 
@@ -86,7 +86,7 @@ def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace)
     """
     if not options.evidence or path.resolve().is_relative_to(Store(options.root).runs.resolve()):
         return
-    front = f"{evidence.case_id}: not recorded, its commit {printable(evidence.commit)[:12]}"
+    front = f"{evidence.case_id}: not recorded, its commit {short_hash(printable(evidence.commit))}"
     commit = known_commit(options.root, evidence.commit)
     if not commit:
         raise Refused(f"{front} is not in this repository: git fetch origin")

@@ -12,7 +12,7 @@ from stepguard.recording import Recording
 from stepguard.report.stored.waivers import described
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.waivers import load_waivers, today
-from stepguard.text import listed
+from stepguard.text import listed, short_hash
 
 FIGURES = 4  # of an entry; the diff has them all
 NONE = "none"
@@ -75,7 +75,7 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
     counted = (
         ("levels", str(len(old.epochs)), str(len(new.epochs))),
         ("recordings", str(len(was.recordings)), str(len(now.recordings))),
-        ("commit", was.recordings[0].commit[:12], now.recordings[0].commit[:12]),
+        ("commit", *(short_hash(one.recordings[0].commit) for one in (was, now))),
         ("reason", repr(was.reason), repr(now.reason)),
         ("gates", *_apart(old.required_gates, new.required_gates)),
         ("extended", str(old.extended), str(new.extended)),

@@ -11,6 +11,7 @@ from stepguard.judge.ab.calibration import (
 from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS
 from stepguard.sentences import margins_text
+from stepguard.text import short_hash
 
 HALF = 24  # columns of the picture on either side of zero
 
@@ -20,7 +21,8 @@ def lines(pairs: PairPool, entry: CalibratedCase) -> Iterator[str]:
     noise, head, prior = pair_noise(pairs.ratios_pct), pairs.newest.head, entry.prior
     own = pairs.newest.case_margins
     device = head.fingerprint.device_name if head.fingerprint else ""
-    yield f"{head.case_id} on {device}: {noise.pairs} pairs of {head.commit[:12]} with itself"
+    commit = short_hash(head.commit)
+    yield f"{head.case_id} on {device}: {noise.pairs} pairs of {commit} with itself"
     yield from picture(pairs.ratios_pct)
     yield (
         f"pair sd          {noise.sd_pct:7.3f} %  "
