@@ -14,9 +14,7 @@ from stepguard.text import cut
 
 
 class Site(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One place and what happens there, so often per step (in all, for the compiler's), or so many
-    bytes.
-    """
+    """One place, and what happens there: so often a step (of the compiler's, in all), or bytes."""
 
     what: str  # ".item()", "graph break: ...", "recompile: ..."
     file: str = ""  # relative to the tree that was measured where it lies in it; empty if unknown
@@ -63,9 +61,7 @@ def merge(sites: Iterable[Site]) -> tuple[Site, ...]:
 
 
 def added(old: Iterable[Site], new: Iterable[Site]) -> tuple[Site, ...]:
-    """Return the sites of ``new`` that ``old`` has less often or not at all, with the difference as
-    count.
-    """
+    """Return the sites of ``new`` that ``old`` has less often; their count is the difference."""
     before = {site.key: site.count for site in merge(old)}
     return tuple(
         replace(site, count=site.count - before.get(site.key, 0))

@@ -111,9 +111,7 @@ class Wanted:
 
     @property
     def alone(self) -> bool:
-        """Tell whether the file holds this and no more: of an earlier call, which did not come to
-        its commit.
-        """
+        """Tell whether the file is as an earlier call left it, which did not come to its commit."""
         return self.path.is_file() and self.path.read_text() == self.text
 
 

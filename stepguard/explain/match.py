@@ -88,9 +88,7 @@ def _named(*fields: str, numbered: bool = False) -> _Key:
 
 
 def _attends(row: KernelRow) -> bool:
-    """Tell whether a kernel is attention or one of its steps: a product for each head, a softmax
-    that is not the loss's.
-    """
+    """Tell whether a kernel is attention, a product of each head, or a softmax but the loss's."""
     softmax = "softmax" in row.name and "log_softmax" not in row.name
     return row.kind == "attention" or row.operator in _BATCHED or softmax
 

@@ -118,9 +118,7 @@ def _state(top: Path, paths: Collection[str]) -> str:
 
 
 def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
-    """Return those of the files whose content is in no commit, be it since git ignores them, or
-    has a link alone.
-    """
+    """Return the files whose content is in no commit: git ignores them, or has a link alone."""
     if not paths:
         return []
     # A submodule's are in the commit that names it, as a whole: another one there is a change.

@@ -76,9 +76,7 @@ def _compared(metric: str, now: Recording, past: Sequence[Recording]) -> MetricV
 
 
 def screen_of(now: Recording, past: Sequence[Recording]) -> Screen | None:
-    """Compare the step time with the recordings that hold it; None if none does. Cards are told
-    apart by that of rank 0.
-    """
+    """Compare the step time with recordings that have it, by rank 0's card; None if none has."""
     by_card: dict[str, list[Sequence[float]]] = {}
     for recording in past:
         if times := recording.times_ms.get(JUDGED_TIME):

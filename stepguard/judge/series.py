@@ -73,9 +73,7 @@ class Pattern:
 
 @dataclass(frozen=True)
 class _Series:
-    """Timed steps of one launch: their numbers, which block each is of, and the log of the time;
-    of a pair: of the ratio.
-    """
+    """Timed steps of a launch: their numbers, their blocks, and the log of each time, or ratio."""
 
     steps: Numbers
     block: Numbers
@@ -161,9 +159,7 @@ def judged_within(comparison: Comparison, found: MetricVerdict) -> MetricVerdict
 
 
 def noticed(found: MetricVerdict) -> MetricVerdict:
-    """Return a metric's verdict; where it passes although steps are slower within launches, with
-    that as its reason.
-    """
+    """Return a metric's verdict; slower steps within launches are its reason where it passes."""
     if found.status is not Status.SAME or "pattern" not in found.facts:
         return found
     return replace(found, reason=REASONS[found.facts["pattern"]])
@@ -320,9 +316,7 @@ def _levelled(one: _Series) -> Numbers:
 
 
 def _best_phase(steps: Numbers, rest: Numbers) -> tuple[int, int]:
-    """Return the period and the phase whose steps, taken out, explain most; (0, 0) if none is due
-    LEAST_RETURNS times.
-    """
+    """Return the period and phase that explain most; (0, 0) if none returns LEAST_RETURNS times."""
     best, found = 0.0, (0, 0)
     for period in range(2, LONGEST_PERIOD + 1):
         phases = steps % period

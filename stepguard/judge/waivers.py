@@ -114,9 +114,7 @@ def largest_value(found: Found) -> float:
 
 
 def suggested_size(found: MetricVerdict) -> Size | None:
-    """Return the size that covers a failing metric as it is, or None where none can. A time gets
-    half a percent of room.
-    """
+    """Return the size that covers a failing metric, a time with room of 0.5 %; None if none can."""
     if found.status not in _WAIVABLE or found.new is None:
         return None
     if METRICS[found.metric].kind == "counter":

@@ -107,9 +107,7 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Fail a strict run whose session a hook left by pytest.exit(): of its status pytest asks
-    nobody.
-    """
+    """Fail a strict run whose session a hook left by pytest.exit(), whatever its status."""
     shows = any(getattr(config.option, name, 0) for name in _WITHOUT_SESSION)
     # An error that is on its way has a status of its own.
     if shows or not _guards(config) or _ENDED in config.stash or sys.exc_info()[0] is not None:

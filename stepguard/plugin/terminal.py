@@ -22,9 +22,7 @@ from stepguard.text import printable
 def progress_line(
     config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float], pairs: bool
 ) -> ProgressLine:
-    """Return the run's line on pytest's terminal; ``last_s`` is what its cases took before, alone
-    or in ``pairs``.
-    """
+    """Return the run's line on pytest's terminal; ``last_s``: what cases took, also in pairs."""
     display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
     devices = {case.id: case.device for case in cases}
     guess_s = PAIRS_GUESS_S if pairs else GUESS_S

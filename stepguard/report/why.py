@@ -119,9 +119,7 @@ def _run(place: str, site: Site) -> str:
 
 
 def _where(cause: Cause) -> str:
-    """Return the phase, and a line where the place is one; or the operator, which most kernels'
-    names say already.
-    """
+    """Return the phase and the place, unless that is an operator which the kernel's name says."""
     is_needed = cause.kind is Kind.IDLE or "." in cause.place or is_generic(cause.what)
     place = cause.place if is_needed else ""
     return ", ".join(filter(None, (cause.phase, place)))
@@ -159,9 +157,7 @@ def lines(verdict: Verdict) -> Iterator[str]:
 
 
 def line(cause: Cause) -> str:
-    """Return "+3.60 ms: triton_poi_fused_gelu_5 6.5 -> 10.1 ms a step (12 launches, each slower),
-    forward".
-    """
+    """Return "+3.60 ms: gelu_5 6.5 -> 10.1 ms a step (12 launches, each slower), forward"."""
     old, new = cause.before.us / 1e3, cause.after.us / 1e3
     makes = f" ({how(cause)})" if how(cause) else ""
     text = f"{cause.us / 1e3:+.2f} ms: {named(cause)} {old:.2f} -> {new:.2f} ms a step{makes}"

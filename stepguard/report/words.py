@@ -287,9 +287,7 @@ def users_frames(traceback: str) -> str:
 
 
 def happens(site: Site, unit: str = "") -> str:
-    """Return "2 x .item(): loss.item() in step (model/workloads.py:88), forward"; of bytes how many
-    were allocated there.
-    """
+    """Return "2 x .item(): loss.item() in step (model/workloads.py:88), forward"; or the bytes."""
     if unit == "B":
         return f"{format_bytes(site.count)} of {site.described()}"
     return (f"{site.count} x " if site.count > 1 else "") + site.described()

@@ -175,9 +175,7 @@ def _only_adds_metrics(verdict: Verdict, epoch: Epoch) -> bool:
 
 
 def _moved(verdict: Verdict) -> str:
-    """Return what makes it another level: not the screen's verdict, which a run ends without where
-    no pairs confirmed it.
-    """
+    """Return what makes it another level, in figures: the verdict of a run may be another one."""
     worst = verdict.worst
     if verdict.whole or worst is None:
         return message(verdict)

@@ -197,9 +197,7 @@ class Store:
         return next((found.against for found in _readable(run)), ""), run
 
     def last_wall_s(self, cases: Iterable[Case], pairs: bool = False) -> dict[str, float]:
-        """Return the seconds that each of these cases took the last time, alone or in ``pairs``,
-        for the progress line.
-        """
+        """Return the seconds that each of these cases took the last time, alone or in ``pairs``."""
         runs, found = [*reversed(self._runs())], {}
         for case in cases:
             walls_s = (_wall_s(run / case.slug, case, pairs) for run in runs)

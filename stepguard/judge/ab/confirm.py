@@ -223,9 +223,7 @@ def _excluded(found: MetricVerdict, by_pairs: Decision) -> bool:
 
 
 def same_code(verdict: Verdict, commit: str) -> Verdict:
-    """Return the verdict where the recording was made of this very code: nothing else can have
-    moved.
-    """
+    """Return the verdict where the recording is of this very code: only the machine can differ."""
     how = Confirmed(Confirmation.SAME_CODE, commit)
     return _with_times(verdict, lambda m: _by_machine(m, how))
 

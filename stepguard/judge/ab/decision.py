@@ -83,9 +83,7 @@ def problem(comparison: Comparison) -> Verdict | None:
 
 
 def decision(comparison: Comparison) -> Decision | None:
-    """Decide the step time by the pairs so far; None if it is not judged, or there is no pair, or
-    one without times.
-    """
+    """Decide the step time by the pairs so far; None if it is not judged, or no pair has times."""
     launches = (*comparison.head.launches, *comparison.base.launches)
     timed = comparison.pairs and all(launch.has_times() for launch in launches)
     if JUDGED_TIME not in comparison.head.gates or not timed:
@@ -327,9 +325,7 @@ def beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
 def _time(
     comparison: Comparison, found: Decision | None, now: Recording, base: Recording
 ) -> MetricVerdict:
-    """Compare the step time with the other tree's, as its pairs decide; shown where it is not
-    gated.
-    """
+    """Compare the step time with the other tree's, by the pairs; shown where it is not gated."""
     new, old = now.values()[JUDGED_TIME], base.values().get(JUDGED_TIME)
     margins = comparison.margins
     if found is None:

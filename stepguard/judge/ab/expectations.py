@@ -14,9 +14,7 @@ _EXPECTABLE = (Status.SLOWER, Status.CHANGED)
 
 
 def expect(verdict: Verdict, expectations: Sequence[Expectation]) -> Verdict:
-    """Return the verdict of an A/B comparison with the case's expectations applied, and what each
-    of them did.
-    """
+    """Return an A/B comparison's verdict with the case's expectations, and what each one did."""
     mine = [one for one in expectations if one.case == verdict.case_id]
     if not mine or not verdict.against:
         return verdict

@@ -116,9 +116,7 @@ def _odd(comparison: Comparison) -> str:
 
 
 def _ahead(launch: Launch) -> bool:
-    """Tell whether the host launches each block's first step well before the GPU is done with it,
-    on the slowest rank.
-    """
+    """Tell whether the slowest rank's host launches a step well before the GPU is done with it."""
     return all(
         block.enqueue_ms is not None and block.enqueue_ms <= HOST_SHARE * block.mean_ms
         for block in launch.blocks

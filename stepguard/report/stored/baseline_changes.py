@@ -119,9 +119,7 @@ def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
 
 
 def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
-    """Yield what differs in the parts of a count, and in what its ranks counted: they are judged,
-    too.
-    """
+    """Yield what differs in the parts of counts, and between ranks: these are judged, too."""
     was, now = (entry.newest for entry in (old, new))
     ranks = was.unlike_ranks(), now.unlike_ranks()
     for name, row in METRICS.items():

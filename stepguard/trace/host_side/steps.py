@@ -68,9 +68,7 @@ def read_steps(events: Iterable[Event], mark: str, steps: int) -> list[StepCalls
 
 @contextmanager
 def sound_events() -> Iterator[None]:
-    """Raise RuntimeError for what an event lacks, or has as another type: it shows where it is
-    used.
-    """
+    """Raise RuntimeError for what an event lacks, or has as another type."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
