@@ -16,10 +16,10 @@ from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import dedent, fill, indent
 
-from stepguard.cli import comment, compare, doctor, explain_code, gate, init, judge, run, sweep
+from stepguard.cli import comment, compare, doctor, explain_code, gate, init, run, sweep
 from stepguard.cli.common import UsageError, complain
 from stepguard.cli.profilers import analyze, memory, nsight, trace
-from stepguard.cli.stored import accept, baselines, calibrate, waive
+from stepguard.cli.stored import accept, baselines, calibrate, judge, waive
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
 from stepguard.launch.scheduler import LauncherError

@@ -165,10 +165,9 @@ def left_behind(root: Path, rev: str, commit: str) -> str:
     both = (git(root, "merge-base", "HEAD", commit) or "").strip()
     if both in ("", commit):
         return ""
-    shown = Named(rev, commit, root, "").shown
     return (
-        f"{shown} has commits that HEAD lacks, and what they changed is compared as well; "
-        f"the last that both have: --perf-against={short(both)}"
+        f"{revision(rev, commit)} has commits that HEAD lacks, and what they changed is compared as "
+        f"well; the last that both have: --perf-against={short_hash(both)}"
     )
 
 

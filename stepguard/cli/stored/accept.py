@@ -9,16 +9,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import (
-    add_evidence,
-    add_parser,
-    commands_of,
-    complain,
-    named_files,
-    say,
-    verdict_today,
-    wanted_evidence,
-)
+from stepguard.cli.common import add_parser, commands_of, complain, say
+from stepguard.cli.stored.evidence import add_evidence, named_files, verdict_today, wanted_evidence
 from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.git.revision import current

@@ -9,7 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import add_evidence, add_parser, complain, say
+from stepguard.cli.common import add_parser, complain, say
+from stepguard.cli.stored.evidence import add_evidence
 from stepguard.comparison import Comparison
 from stepguard.judge.ab.calibration import NotCalibrated, calibrated, pool
 from stepguard.metrics import JUDGED_TIME

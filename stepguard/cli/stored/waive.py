@@ -14,7 +14,8 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import UsageError, add_parser, say, verdict_of_run
+from stepguard.cli.common import UsageError, add_parser, say
+from stepguard.cli.stored.evidence import verdict_of_run
 from stepguard.git.revision import git
 from stepguard.judge.waivers import MAX_DAYS, Size, suggested_sizes
 from stepguard.report.stored.waivers import described

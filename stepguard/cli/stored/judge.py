@@ -8,18 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import (
-    add_evidence,
     add_json,
     add_parser,
     complain,
-    named_files,
     put_json,
     refuse_target,
     say,
     table_width,
-    verdict_of_run,
-    wanted_evidence,
 )
+from stepguard.cli.stored.evidence import add_evidence, named_files, verdict_of_run, wanted_evidence
 from stepguard.expectation import KEY
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
