@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from stepguard.cli.common import UsageError, say
-from stepguard.cli.profilers.trace import read_ranks
+from stepguard.cli.profilers.files import read_ranks
 from stepguard.document import RunDocument
 from stepguard.judge.recorded_profile import restored
 from stepguard.judge.summary import summarise

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from model.explicit import PARTS
 from stepguard.cli.main import main as stepguard
-from stepguard.cli.profilers.trace import analysed, read_files
+from stepguard.cli.profilers.files import analysed, read_files
 from stepguard.report.table import aligned
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.host_side.breakdown import host_summary

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.main import main as stepguard
-from stepguard.cli.profilers.trace import analysed, read_files
+from stepguard.cli.profilers.files import analysed, read_files
 from stepguard.explain.roofs import class_roofs
 from stepguard.profile import mean
 from stepguard.report.trace.timeline import timeline

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError
-from stepguard.cli.profilers.trace import read_ranks
+from stepguard.cli.profilers.files import read_ranks
 from stepguard.cli.workload import parse_params
 from stepguard.git.revision import current
 from stepguard.storage.json_file import FileError

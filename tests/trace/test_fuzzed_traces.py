@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from kineto import PEAKS, steps
 from mutated import FUZZ, FUZZED, mutated
 
-from stepguard.cli.profilers.trace import read_ranks
+from stepguard.cli.profilers.files import read_ranks
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
 from stepguard.profile import over_ranks

@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import say
-from stepguard.cli.profilers.trace import (
+from stepguard.cli.profilers.files import (
     analysed,
+    has_kernels,
     in_folders,
     named,
     on_cpu,
-    print_table,
     read_files,
-    show,
 )
+from stepguard.cli.profilers.trace import print_table, show
 from stepguard.explain.advice import Found, of_kernels, of_roofs, of_step
 from stepguard.explain.roofs import class_roofs
 from stepguard.report.trace.advice import recommendations
@@ -69,7 +69,7 @@ def _traces(paths: list[Path], top: int) -> Iterator[Found]:
     files = in_folders(paths)
     for kind in dict.fromkeys(path.suffix == ".sqlite" for path in files):
         traces = read_files([path for path in files if (path.suffix == ".sqlite") == kind])
-        if not any(len(trace.gpu.kind) for _, trace in traces.values()):
+        if not has_kernels(traces):
             say(*host_page(on_cpu(traces, usual_classes()), top))
             continue
         found = analysed(traces, usual_classes())

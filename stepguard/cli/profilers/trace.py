@@ -7,15 +7,22 @@ python -m stepguard trace new.json.gz --against old.json.gz
 import argparse
 import csv
 import re
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import stdev
 from typing import Any
 
 from stepguard.cli.common import UsageError, add_json, put_json, refuse_target, say
+from stepguard.cli.profilers.files import (
+    Ranks,
+    analysed,
+    has_kernels,
+    named,
+    on_cpu,
+    read_files,
+    read_ranks,
+)
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
 from stepguard.profile import mean, over_ranks
@@ -25,23 +32,12 @@ from stepguard.report.trace.page import page, roof_lines
 from stepguard.report.trace.tables import ncu_page, stats_page
 from stepguard.report.trace.timeline import timeline
 from stepguard.storage import peaks
-from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import Exchange, exchanges
-from stepguard.trace.columns import Trace
-from stepguard.trace.host_side.breakdown import HostSummary, host_summary
-from stepguard.trace.profiles import Analysis, analyse, profile
-from stepguard.trace.read.chrome import read_chrome
-from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.read.nsys import read_nsys
+from stepguard.trace.profiles import profile
 from stepguard.trace.read.tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
 from stepguard.worker.interpreter import as_typed
-
-_TRACES = (".json", ".json.gz", ".sqlite")
-_SQLITE = b"SQLite format 3\0"
-Files = dict[int, tuple[Path, Trace]]  # by rank
-Ranks = dict[int, tuple[Path, Analysis]]
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -72,7 +68,7 @@ def _trace(options: argparse.Namespace) -> int:
     if tables:
         return _tables(options, classes)
     traces = read_files(options.files)
-    if not any(len(trace.gpu.kind) for _, trace in traces.values()):
+    if not has_kernels(traces):
         if options.against or options.csv or options.svg:
             raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
         hosts = on_cpu(traces, classes, options.rank)
@@ -137,80 +133,6 @@ def _classes(path: Path | None, step: str | None) -> Classes:
         return found if step is None else replace(found, steps=(re.compile(step).pattern,))
     except re.error as error:
         raise UsageError(f"--step {step!r}: {error}") from None
-
-
-def read_ranks(files: list[Path], classes: Classes) -> Ranks:
-    """Return the analysed trace of each file by rank. Raises FileError that names the file."""
-    return analysed(read_files(files), classes)
-
-
-def read_files(files: list[Path]) -> Files:
-    """Return the trace of each file by rank: the file's own, or its place in the list.
-
-    Raises FileError that names the file.
-    """
-    found: Files = {}
-    for path in in_folders(files):
-        with named(path):
-            for trace in _traces(path):
-                own = trace.machine.rank
-                rank = len(found) if own is None else own
-                if rank in found:
-                    raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is")
-                found[rank] = path, trace
-    return found
-
-
-def analysed(traces: Files, classes: Classes) -> Ranks:
-    """Return the traces taken apart. Raises FileError that names the file."""
-    found: Ranks = {}
-    for rank, (path, trace) in traces.items():
-        with named(path):
-            found[rank] = path, analyse(trace, classes)
-    return found
-
-
-@contextmanager
-def named(path: Path) -> Iterator[None]:
-    """Name the file in what is wrong with it."""
-    try:
-        yield
-    except OSError as error:
-        # Only of a pipe, which cannot be read twice, there is no text.
-        raise FileError(f"{path}: {error.strerror or 'give a file, not a pipe'}") from None
-    except TraceError as error:
-        raise FileError(f"{path}: {error}") from None
-
-
-def on_cpu(traces: Files, classes: Classes, first: int | None = None) -> list[HostSummary]:
-    """Return where the host's time goes, which computes; the rank ``first`` comes first."""
-    ranks = []
-    for rank in sorted(traces, key=lambda rank: (rank != first, rank)):
-        path, trace = traces[rank]
-        with named(path):
-            ranks.append(host_summary(trace, classes, path.name, rank))
-    return ranks
-
-
-def in_folders(paths: list[Path]) -> list[Path]:
-    """Return the paths, and for a folder the traces in it. Raises FileError for one without."""
-    found: list[Path] = []
-    for path in paths:
-        inside = sorted(one for one in path.glob("*") if one.name.endswith(_TRACES))
-        if path.is_dir() and not inside:
-            raise FileError(f"{path}: no trace in it, that is no file {', '.join(_TRACES)}")
-        found += inside if path.is_dir() else [path]
-    return found
-
-
-def _traces(path: Path) -> list[Trace]:
-    """Return the traces in a file: one of torch.profiler, or one a process in an export of nsys."""
-    with path.open("rb") as file:
-        if file.read(len(_SQLITE)) != _SQLITE:
-            file.seek(0)
-            return [read_chrome(file)]
-    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        return read_nsys(connection)
 
 
 def _tables(options: argparse.Namespace, classes: Classes) -> int:
