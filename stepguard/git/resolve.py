@@ -166,8 +166,8 @@ def left_behind(root: Path, rev: str, commit: str) -> str:
     if both in ("", commit):
         return ""
     return (
-        f"{revision(rev, commit)} has commits that HEAD lacks, and what they changed is compared as "
-        f"well; the last that both have: --perf-against={short_hash(both)}"
+        f"{revision(rev, commit)} has commits that HEAD lacks, and what they changed is compared "
+        f"as well; the last that both have: --perf-against={short_hash(both)}"
     )
 
 

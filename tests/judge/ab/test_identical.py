@@ -5,6 +5,7 @@ Each planted difference is in one part of what is known of HEAD; all else is as 
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from comparisons import comparison_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard import Case
 from stepguard.ab_margins import Margins, Prior
 from stepguard.comparison import LaunchPair
 from stepguard.evidence import Counts
@@ -20,7 +22,10 @@ from stepguard.identity import StepIdentity
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.judge.ab.earlier import pooled
 from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, identical, unlike
+from stepguard.measure.suite import Result
 from stepguard.profile import Parts, Profile
+from stepguard.report.commands import Commands
+from stepguard.report.terminal import Run, lines
 from stepguard.report.words import times
 from stepguard.verdict import Reason, Status
 
@@ -77,7 +82,9 @@ def test_the_same_step_is_same_after_one_pair():
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.SAME, Reason.IDENTICAL_STEP)
     assert "the same kernels, generated code, operands and settings" in times(verdict)[0]
-    assert "over one pair" in times(verdict)[0]
+    result = Result(Case("x", "a:b"), found.head, verdict, Path("e.json"), Path("b.json"))
+    shown = [text for text, _ in lines(Run([result], Commands()))]
+    assert sum("over one pair" in text for text in shown) == 1
 
 
 @given(st.integers(0, 10**6))
