@@ -26,7 +26,7 @@ from stepguard.sentences import uncommitted
 from stepguard.text import first, printable
 from stepguard.worker.interpreter import as_typed
 
-NO_GATE = "the run is strict since CI=true; for one that is no gate add --perf-no-strict"
+NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
 SHOWN = 10  # lines of a refusal
 SELECT = "a selection that is meant is said: --perf-select=CASES"
 
