@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 
 from stepguard.case import from_dict
+from stepguard.device import is_gpu
 from stepguard.fingerprint import Fingerprint
 from stepguard.identity import StepIdentity
 from stepguard.metrics import METRICS
@@ -201,10 +202,20 @@ class Evidence:
     untracked: tuple[str, ...] = ()  # modules of the tree that it ran and git ignores
     schema: int = SCHEMA
 
+    @property
+    def on_gpu(self) -> bool:
+        """Tell whether the case runs on a GPU."""
+        return is_gpu(self.case["device"])
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of the case's ranks."""
+        return int(self.case["world_size"])
+
     def software_key(self) -> dict[str, str]:
         """Return the software that must be equal in recordings that this is compared with."""
         assert self.fingerprint is not None
-        return self.fingerprint.software_key(int(self.case["world_size"]))
+        return self.fingerprint.software_key(self.world_size)
 
     @property
     def counted(self) -> Counts:

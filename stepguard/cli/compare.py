@@ -33,12 +33,13 @@ from stepguard.text import listed
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.summary import summary
 
+WHICH = "a baseline file, what --perf-json wrote, or an evidence.json"
+
 
 def add_command(commands: Any, root: Path) -> None:
     compare = commands.add_parser("compare", help="machines side by side, from what they wrote")
-    which = "a baseline file, of it perhaps one card (FILE:GPU-84398e68), what --perf-json wrote, "
-    which += "or an evidence.json"
-    compare.add_argument("files", nargs="+", type=_file, metavar="FILE", help=which)
+    help_text = f"{WHICH}; of the first perhaps one card (FILE:GPU-84398e68)"
+    compare.add_argument("files", nargs="+", type=_file, metavar="FILE", help=help_text)
     of = "of torch.profiler, one for each FILE and in their order: kernels and CUDA calls"
     compare.add_argument("--trace", action="append", type=Path, metavar="TRACE", help=of)
     compare.set_defaults(call=_compare, root=root)
@@ -89,8 +90,7 @@ def _side(path: Path, card: str) -> Side:
     try:
         raw = json.loads(data)
     except (ValueError, RecursionError) as error:
-        which = "a baseline file, what --perf-json wrote, or an evidence.json"
-        raise FileError(f"{path}: no JSON ({error}); give {which}") from None
+        raise FileError(f"{path}: no JSON ({error}); give {WHICH}") from None
     keys = set(raw) if isinstance(raw, dict) else set()
     if card and keys & {"case_id", "results"}:
         raise FileError(f"{path}: only a baseline file has recordings of several cards")

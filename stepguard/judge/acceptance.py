@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 
 from stepguard.baseline_file import Entry
-from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.judge.noise_limits import (
     DIFFERENCE_LIMIT_PCT,
@@ -67,7 +66,7 @@ def _disturbed(evidence: Evidence) -> str:
 
 
 def _too_few(evidence: Evidence) -> str:
-    timed = is_gpu(evidence.case["device"]) and JUDGED_TIME in evidence.gates
+    timed = evidence.on_gpu and JUDGED_TIME in evidence.gates
     count = len(evidence.launches)
     if timed and count < MIN_TIMED_LAUNCHES:
         return f"{count} launch, a time needs {MIN_TIMED_LAUNCHES}; give the case more launches"

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Launch
 from stepguard.judge.noise_limits import paired
 from stepguard.judge.recorded_profile import recorded
@@ -24,7 +23,7 @@ def summarise(evidence: Evidence) -> Recording:
     times = _times(evidence.launches)
     # Several ranks that are alike have an empty table, which is not the same as none: the file's
     # reader refuses a newest recording of several ranks without one.
-    several = int(evidence.case["world_size"]) > 1 or counts.by_rank
+    several = evidence.world_size > 1 or counts.by_rank
     return Recording(
         date=evidence.date,
         commit=evidence.commit,
@@ -75,7 +74,7 @@ def stored(evidence: Evidence) -> Recording:
     assert evidence.fingerprint is not None
     found = summarise(evidence)
     times_ms = found.times_ms if JUDGED_TIME in evidence.gates else {}
-    information = found.information if is_gpu(evidence.case["device"]) else {}
+    information = found.information if evidence.on_gpu else {}
     profile = evidence.counted.profile
     return msgspec.structs.replace(
         found,
@@ -120,7 +119,7 @@ def _mfu(evidence: Evidence, step_ms: float) -> dict[str, float]:
     peak = evidence.fingerprint.peak_flops if evidence.fingerprint else None
     if not peak or not evidence.flops_per_step:
         return {}
-    achieved = evidence.flops_per_step / int(evidence.case["world_size"]) / step_ms * 1e3
+    achieved = evidence.flops_per_step / evidence.world_size / step_ms * 1e3
     return {"mfu_pct": 100 * achieved / peak}
 
 
@@ -130,7 +129,7 @@ def _scaling(evidence: Evidence, step_ms: float) -> dict[str, float]:
     if one is None or not tokens or not one.has_times():
         return {}
     # By tokens, not step times: one rank alone may have more or fewer of them in its step.
-    pace = evidence.tokens_per_step / int(evidence.case["world_size"]) / step_ms
+    pace = evidence.tokens_per_step / evidence.world_size / step_ms
     efficiency = 100 * pace / (tokens / one.step_ms)
     return {"one_rank_step_ms": one.step_ms, "scaling_efficiency_pct": efficiency}
 

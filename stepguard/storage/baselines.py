@@ -74,7 +74,7 @@ def load(path: Path) -> BaselineFile | None:
 
 def machine_of(evidence: Evidence) -> str:
     """Return the kind of machine that the evidence is from, as a baseline file names it."""
-    if not is_gpu(evidence.case["device"]):
+    if not evidence.on_gpu:
         return CPU_MACHINE
     return evidence.fingerprint.device_name if evidence.fingerprint else ""
 

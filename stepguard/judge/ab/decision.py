@@ -16,7 +16,6 @@ from typing import Any
 
 from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
-from stepguard.device import is_gpu
 from stepguard.evidence import Evidence
 from stepguard.explain.causes import explain
 from stepguard.explanation import Explanation
@@ -278,7 +277,7 @@ def _compared(comparison: Comparison) -> Verdict:
         for name in METRICS
         if name in values
     )
-    decided = found.status if found and is_gpu(comparison.head.case.get("device", "")) else None
+    decided = found.status if found and comparison.head.on_gpu else None
     metrics = tuple(beside_time(one, decided) for one in compared)
     p_value = _p_value(metrics, found)
     case_id, against = comparison.head.case_id, comparison.named

@@ -11,7 +11,6 @@ from dataclasses import replace
 from statistics import fmean, median
 
 from stepguard.comparison import Comparison
-from stepguard.device import is_gpu
 from stepguard.evidence import Counts, Launch
 from stepguard.judge.series import of_pairs
 from stepguard.profile import mean
@@ -40,7 +39,7 @@ def unlike(comparison: Comparison) -> str:
     Anything that is not known makes them unlike.
     """
     head, base = comparison.head, comparison.base
-    if not is_gpu(str(head.case.get("device", ""))):
+    if not head.on_gpu:
         return "there is no GPU"
     if comparison.files is None:
         return "it is not known which files differ"
@@ -83,7 +82,7 @@ def not_enough(comparison: Comparison) -> str:
     """Return why one pair was not enough on a GPU, "" where it never is: it is not known which
     files differ, or a commit is beside itself, of which all pairs are wanted.
     """
-    possible = comparison.files is not None and is_gpu(str(comparison.head.case.get("device", "")))
+    possible = comparison.files is not None and comparison.head.on_gpu
     if comparison.pairs < 2 or comparison.same_commit or not possible:
         return ""
     if why := unlike(comparison):
