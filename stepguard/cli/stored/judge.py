@@ -42,8 +42,9 @@ def _judge(options: argparse.Namespace) -> int:
     read = map(read_comparison, alone)
     pairs_alone = [one for one in read if not options.case or one.head.case_id in options.case]
     wanted = wanted_evidence(options, paths, {found.head.case_id for found in pairs_alone})
-    # A new case has no baseline yet, but may have a waiver.
-    known = {evidence.case_id for _, evidence in wanted} | Store(options.root).measured_cases()
+    # A new case has no baseline yet, but may have a waiver; to know all takes reading all runs.
+    known = Store(options.root).measured_cases() if waivers else set()
+    known |= {evidence.case_id for _, evidence in wanted}
     for case_id in unknown(options.baselines, waivers, known):
         where = options.baselines / baseline.WAIVERS
         complain(f"{where}: no baseline or kept run has {case_id!r}")
