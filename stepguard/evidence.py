@@ -265,9 +265,7 @@ def from_json(text: bytes, source: str) -> Evidence:
 def decode(
     data: bytes, kind: type[Content], schema: int, source: str, check: Check[Content]
 ) -> Content:
-    """Read a document of that kind and schema in which ``check`` finds no problem. Raises
-    ValueError naming ``source``.
-    """
+    """Read a document of that kind that ``check`` passes. Raises ValueError naming ``source``."""
     name = kind.__name__.lower()
     try:
         return parse(data.decode(), kind, schema, check)

@@ -90,9 +90,7 @@ def _with_its_error(part: Iterator[Finding]) -> Iterator[Finding]:
 
 
 def requirements() -> list[Requirement]:
-    """Return the packages that stepguard needs, as the source tree that it runs from declares them,
-    or else as its installation does.
-    """
+    """Return the packages needed, as the source tree, or else the installation, declares them."""
     declared = Path(__file__).resolve().parents[2] / "pyproject.toml"
     if declared.is_file():
         listed = tomllib.loads(declared.read_text())["project"]["dependencies"]

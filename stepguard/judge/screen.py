@@ -109,9 +109,7 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
 
 
 def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
-    """Return what differs between two cases, or two sets of versions, flattened: (key, old, new);
-    "unset" where one of them lacks it.
-    """
+    """Return what differs of cases or versions: (key, old, new), "unset" where one lacks it."""
     then, now = _flat(old), _flat(new)
     return tuple(
         (key, then.get(key, "unset"), now.get(key, "unset"))

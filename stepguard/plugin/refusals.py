@@ -173,9 +173,7 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
 
 
 def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Iterator[Problem]:
-    """Yield why the tree is not its commit's, baselines included; the run's own documents, which
-    are ``written``, may lie in it.
-    """
+    """Yield why the tree, baselines included, is not its commit's, but for the run's documents."""
     if why := no_commit(root):
         yield Problem(ProblemCode.NO_COMMIT, f"nobody could tell what was measured, {why}")
         return

@@ -50,9 +50,7 @@ def verdict_document(verdict: Verdict) -> VerdictDocument:
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
-    """Return one case: its parameters, every metric, the verdict, where the evidence is. Paths are
-    relative to the folder of the ``commands``.
-    """
+    """Return a case, its metrics and verdict; paths are relative to the folder of ``commands``."""
     evidence, path = result.evidence, commands.relative(result.evidence_path)
     launches = [one for one in evidence.launches if one.has_times()]
     return filled(

@@ -44,9 +44,7 @@ def table(content: SweepFile, width: int = 0) -> Iterator[str]:
 
 
 def _grouped(header: list[str], rows: list[list[str]], above: int) -> Iterator[str]:
-    """Yield the table; the first columns, as many as go ``above``, are in a line above each group
-    of rows that have them in common.
-    """
+    """Yield the table; the first ``above`` columns are a line above the rows that share them."""
     cells = [row[above:] for row in (header, *rows)]
     texts = list(aligned(cells, left=(len(cells[0]) - 1,)))
     first = len(texts) - len(rows)

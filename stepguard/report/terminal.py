@@ -31,9 +31,7 @@ class Run:
 
 
 def lines(run: Run, width: int = 0) -> Iterator[tuple[str, Markup]]:
-    """Yield the summary, a line at a time, each with its colour; table and headlines fit ``width``
-    columns, if that is not 0.
-    """
+    """Yield the summary, each line with its colour; table and headlines fit a ``width`` but 0."""
     verdicts = [result.verdict for result in run.results]
     yield from ((text, {"yellow": True}) for text in run.first)
     if verdicts:

@@ -57,9 +57,7 @@ def _key(waiver: Waiver) -> tuple[str, str]:
 
 
 def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> list[str]:
-    """Return the cases of the waivers that no baseline of the folder has and that are not
-    ``known`` otherwise: misspelt, or gone.
-    """
+    """Return cases of waivers that no baseline has and that are not ``known``: misspelt ones."""
     recorded = _recorded(folder) if waivers else set()
     return sorted({waiver.case for waiver in waivers} - recorded - set(known))
 

@@ -104,9 +104,7 @@ def _conditions(comparison: Comparison) -> tuple[dict[str, Any], dict[str, str],
 
 
 def _unlike(comparison: Comparison) -> str:
-    """Return why a comparison of a commit with itself says nothing of noise: it failed, or came
-    out as other code; empty if it does.
-    """
+    """Return why a comparison of a commit with itself says nothing of noise; empty if it does."""
     # As if time were up: a count of pairs between two interim analyses decides nothing else.
     verdict = judge_ab(replace(comparison, out_of_time=True))
     # Noise that the margins cannot decide is what a calibration is for.

@@ -240,9 +240,7 @@ def _unequal(comparison: Comparison, head: Recording, base: Recording) -> Verdic
 
 
 def _risen(comparison: Comparison) -> Verdict | None:
-    """Return CHANGED, if counters that are known of both moved although others are not decided; as
-    it is against a stored baseline.
-    """
+    """Return CHANGED, if counters known of both moved although others are not decided."""
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
     # A side that is BROKEN or UNFIT has no counts to trust.
     if any(one and one.status is not Status.INCONCLUSIVE for one in problems):

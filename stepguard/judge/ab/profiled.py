@@ -86,9 +86,7 @@ def with_alarm(metrics: tuple[MetricVerdict, ...]) -> tuple[MetricVerdict, ...]:
 
 
 def straggler(before: Sequence[Parts], after: Sequence[Parts]) -> Straggler | None:
-    """Return the one rank that got slower against itself by more than all others did, if any; of
-    the parts of each rank's steps.
-    """
+    """Return the one rank that got slower against itself by more than all others, if any."""
     old, new = ([_own_us(parts) for parts in side] for side in (before, after))
     if len(old) != len(new) or len(new) < 2:
         return None

@@ -27,9 +27,7 @@ _SHAPE = ("grid", "block", "registers per thread", "shared memory", "bytes")
 
 
 def identity_of(events: Iterable[Event], mark: str, steps: int) -> StepIdentity:
-    """Return the identity of the ``steps`` marked steps. Raises RuntimeError where the trace lacks
-    one, or an event is not as it should be.
-    """
+    """Return the identity of the marked steps. Raises RuntimeError for a trace that lacks one."""
     with sound_events():
         return _identity(list(events), mark, steps)
 

@@ -97,9 +97,7 @@ def _begin(event: Event) -> float:
 
 
 def records_of(events: Iterable[Event], categories: Collection[str]) -> dict[Any, Event]:
-    """Return the GPU's records of these categories, by the correlation with their call: they come
-    later, often after the step's mark has ended.
-    """
+    """Return the GPU's records of these categories, which come later, by the call's correlation."""
     return {
         e["args"]["correlation"]: e
         for e in events

@@ -191,9 +191,7 @@ class _Columns:
         return [names[str(row.name)] for row in rows], begins, lengths  # type: ignore[return-value]
 
     def _externals(self, args: list[Scalar]) -> list[int]:
-        """Return the column of external ids; keep the messages and the hashes of generated code
-        that are noted with them.
-        """
+        """Return the column of external ids; keep messages and hashes of code noted with them."""
         found = _numbers([a.external_old if a.external is None else a.external for a in args])
         noted = [at for at, one in enumerate(args) if one.collective is not None or one.code]
         for one, external in ((args[at], found[at]) for at in noted if found[at] != NONE):
