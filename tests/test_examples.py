@@ -13,7 +13,7 @@ def examples():
     """What a test of its own draws, without any setting but its number."""
     drawn = []
 
-    @settings(max_examples=500)
+    @settings(max_examples=200)
     @given(st.floats(0, 1), st.text(max_size=3))
     def draw(number, text):
         drawn.append((number, text))
@@ -28,7 +28,7 @@ def test_examples_are_the_same_again(tmp_path, monkeypatch):
     (tmp_path / "odd_numbers.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     assert importlib.import_module("odd_numbers").NUMBERS[0] == ODD
-    assert len(first) == 500 and examples() == first
+    assert len(first) == 200 and examples() == first
 
 
 def test_no_example_fails_for_its_time():
