@@ -10,18 +10,17 @@ from stepguard.storage.json_file import FileError, read
 from stepguard.verdict import Reason
 from stepguard.worker.interpreter import as_typed
 
-MEASURE = "pytest perf_tests --perf-json=PATH"
-
 
 def load_document(path: Path) -> RunDocument:
     """Return the document of a run.
 
     Raises FileError where there is none, and for anything that is not exactly such a document.
     """
-    remedy = f"make it anew: {as_typed(MEASURE)}"
-    found = read(path, RunDocument, SCHEMA, MEASURE, _problems, remedy)
+    measure = as_typed("pytest perf_tests --perf-json=PATH")
+    remedy = f"make it anew: {measure}"
+    found = read(path, RunDocument, SCHEMA, "pytest perf_tests --perf-json=PATH", _problems, remedy)
     if found is None:
-        raise FileError(f"{path}: no such document; make it with: {as_typed(MEASURE)}")
+        raise FileError(f"{path}: no such document; make it with: {measure}")
     return found
 
 
