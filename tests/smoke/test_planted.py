@@ -23,7 +23,7 @@ from stepguard import Case
 from stepguard.plugin import cases
 
 FORWARD, TRAIN = "model.workloads:forward", "model.workloads:train_step"
-TINY = {"size": "nano", "batch": 1, "seq": 16, "precision": "fp32"}
+TINY = {"size": "nano", "batch": 1, "seq": 16, "precision": "fp32", "compile": True}
 EAGER = TINY | {"compile": False, "micro_steps": 1}
 
 
