@@ -108,6 +108,7 @@ class _PairRun:
         self.earlier = EarlierPairs()
         self.checking = False
         self.check: LaunchPair | None = None
+        self.near = 0  # pairs that begin anew, and were measured as one that follows others
         # Every second pair has another order; a retry goes on with it.
         self.first = 1 + max((one.pairs for one in wanted.earlier), default=0)
 
@@ -159,7 +160,7 @@ class _PairRun:
         if not why:
             self.check = pair
             return self.first + 1
-        self.earlier = EarlierPairs(refused=why)
+        self.earlier, self.near = EarlierPairs(refused=why), 1
         for workers in self.sides:
             workers.launches.clear()
         self.again, self.out_of_time = [], False
@@ -200,7 +201,7 @@ class _PairRun:
     def _far(self) -> bool:
         """Tell whether the next pair reaches far: the first ones of those whose series count."""
         judged = max(self.earlier.spent, default=0)
-        return len(self.sides[HEAD].launches) < judged + FAR_PAIRS
+        return len(self.sides[HEAD].launches) < judged + self.near + FAR_PAIRS
 
     def _take(self, pair: LaunchPair, afresh: bool = False) -> None:
         """Count a pair. One waits for the next if it compiled ``afresh`` in a timed block, which

@@ -202,6 +202,9 @@ def test_a_port_is_free_and_nobody_is_given_it(tmp_path, monkeypatch):
         assert {module.free_port() for _ in range(5)} == {free}
     (tmp_path / "range").write_text("1\t65535\n")
     assert module.free_port() > 0
+    monkeypatch.setattr(module, "PORTS", [free, 40000])
+    (tmp_path / "range").unlink()  # as in some containers
+    assert {module.free_port() for _ in range(5)} == {free}
 
 
 def test_a_launch_is_told_to_all_nodes(tmp_path):

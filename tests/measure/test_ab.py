@@ -583,7 +583,8 @@ def test_a_retry_of_what_passed_takes_a_fresh_pair(world, measure):
 @pytest.mark.parametrize(("slower_pct", "agrees"), [(0.3, True), (0.7, False), (-5.0, True)])
 def test_a_fresh_pair_that_is_slower_begins_anew(world, measure, slower_pct, agrees):
     """What no fingerprint names has changed since then: the earlier pairs do not count, and the
-    fresh one is the first of the whole plan. A faster one hides no slowdown.
+    fresh one is the first of the whole plan. A faster one hides no slowdown. As in any comparison
+    two pairs reach far: the fresh one, which was to follow others, did not.
     """
     world.step_ms = {"head": 250.0, "base": 250.0}
     before = measure(4, GPU)
@@ -596,6 +597,8 @@ def test_a_fresh_pair_that_is_slower_begins_anew(world, measure, slower_pct, agr
     assert (again.earlier, again.pairs, again.check) == (0, 6, None)
     assert [one.pairs for one in kept] == [1, 2, 3, 4, 5, 6]
     assert again.not_pooled == "HEAD is +0.70 % in a fresh pair and was +0.00 % in those"
+    ends = [one.blocks[-1].timed_steps.stop for one in again.head.launches]
+    assert [end >= 44 for end in ends] == [False, True, True, False, False, False]
     assert judge_ab(again).status is Status.SLOWER
 
 

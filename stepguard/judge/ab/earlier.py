@@ -12,7 +12,7 @@ fingerprint. Where that one is slower than they are, they do not count.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import scipy  # as in pairs.py
 
@@ -82,12 +82,20 @@ def contradicts(fresh: LaunchPair, before: Comparison) -> str:
     """
     if not (fresh.head.has_times() and fresh.base.has_times()):
         return "a fresh pair has no times"
-    found = bounds(before.log_ratios(), before.prior)
-    reach = float(scipy.special.stdtrit(found.degrees, 1 - CHECK_LEVEL)) * found.sd
-    if fresh.log_ratio <= found.mean + reach * math.sqrt(1 + 1 / found.pairs):
+    if problem(before) is None and (found := problem(_with(fresh, before))):
+        return f"a fresh pair is {found.status.value}: {found.reason.name}"
+    known = bounds(before.log_ratios(), before.prior)
+    reach = float(scipy.special.stdtrit(known.degrees, 1 - CHECK_LEVEL)) * known.sd
+    if fresh.log_ratio <= known.mean + reach * math.sqrt(1 + 1 / known.pairs):
         return ""
-    now_pct, then_pct = (100 * math.expm1(one) for one in (fresh.log_ratio, found.mean))
+    now_pct, then_pct = (100 * math.expm1(one) for one in (fresh.log_ratio, known.mean))
     return f"HEAD is {now_pct:+.2f} % in a fresh pair and was {then_pct:+.2f} % in those"
+
+
+def _with(fresh: LaunchPair, before: Comparison) -> Comparison:
+    head = replace(before.head, launches=(*before.head.launches, fresh.head))
+    base = replace(before.base, launches=(*before.base.launches, fresh.base))
+    return replace(before, head=head, base=base)
 
 
 def says_slower(earlier: Sequence[Comparison]) -> bool:

@@ -189,6 +189,15 @@ def test_a_fresh_pair_without_times_contradicts():
     assert "no times" in contradicts(empty, compared(QUIET))
 
 
+def test_a_fresh_pair_whose_clocks_disagree_contradicts():
+    """What its events do not see may be what changed; beside it nothing is `same`."""
+    pair = a_pair(0.0)
+    blocks = tuple(replace(b, wall_ms=tuple(2 * ms for ms in b.wall_ms)) for b in pair.head.blocks)
+    unsound = replace(pair, head=replace(pair.head, blocks=blocks))
+    why = contradicts(unsound, compared(QUIET))
+    assert why == "a fresh pair is BROKEN: CLOCKS_DISAGREE"
+
+
 def test_the_fresh_pair_is_kept_with_the_run():
     """It comes back from the file as it was."""
     before = compared(QUIET, earlier=4, check=a_pair(0.1))
