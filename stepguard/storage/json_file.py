@@ -44,8 +44,8 @@ def read(
     """Return the file's content, or None where there is no file.
 
     Raises FileError when it has conflict markers, or is no document of that kind and schema, or
-    ``check`` finds a problem in it; ``renew`` are a module and its arguments, which make another
-    schema's anew. The ``remedy`` of all else is restore() without one.
+    ``check`` finds a problem in it; ``renew`` are a module and its arguments, which make it anew
+    once another schema's is removed. The ``remedy`` of all else is restore() without one.
     """
     data = contents(path, remedy)
     if data is None:
@@ -53,7 +53,9 @@ def read(
     try:
         return _parsed(path, data, kind, schema, check)
     except OtherSchema as error:  # restoring the file does not help then
-        raise FileError(f"{path}: {error}; make it anew: {as_typed(renew)}") from None
+        # Whatever makes it anew reads it first, and is refused as long as it is there.
+        anew = f"make it anew: rm {shlex.quote(str(path))} && {as_typed(renew)}"
+        raise FileError(f"{path}: {error}; {remedy or anew}") from None
     except ValueError as error:
         raise FileError(f"{path}: {error}; {remedy or restore(path)}") from None
 

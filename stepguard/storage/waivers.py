@@ -38,7 +38,7 @@ def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
     that is too long, without a limit or there twice. Cases are not looked up: see unknown().
     """
     path = folder / WAIVERS
-    content = read(path, WaiverFile, SCHEMA, "stepguard waive")
+    content = read(path, WaiverFile, SCHEMA, "stepguard waive CASE --reason '...' --days N")
     waivers = tuple(content.waivers) if content else ()
     seen: set[tuple[str, str]] = set()
     for index, waiver in enumerate(waivers):

@@ -145,8 +145,12 @@ def test_a_missing_field_is_refused(path, field):
 def test_another_schema_is_refused(path, schema):
     """With both schemas and the command that makes a file."""
     path.write_text(json.dumps(plain() | {"schema": schema}))
-    with pytest.raises(FileError, match="reads 2; make it anew: .*python.* -m stepguard calib"):
+    with pytest.raises(
+        FileError, match="reads 2; make it anew: .*python.* -m stepguard calib"
+    ) as e:
         calibrations.load(path)
+    # The command reads the file first: where it is still there, it says the same again.
+    assert f"anew: rm {path} && " in str(e.value)
 
 
 def test_another_machines_file_is_refused(path):
