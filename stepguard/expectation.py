@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from stepguard.metrics import GATEABLE
+from stepguard.metrics import GATEABLE, not_gateable
 from stepguard.text import short_hash
 
 KEY = "Perf-Expect"
@@ -63,6 +63,5 @@ def parse(value: str, commit: str, author: str) -> Expectation:
     if not found["reason"].isprintable() or not any(map(str.isalnum, found["reason"])):
         raise ValueError("its reason is no line of words")
     if found["metric"] not in GATEABLE:
-        known = ", ".join(GATEABLE)
-        raise ValueError(f"{found['metric']!r} is no metric that can be gated; there are: {known}")
+        raise ValueError(not_gateable(found["metric"]))
     return Expectation(found["case"], found["metric"], found["reason"], commit, author)

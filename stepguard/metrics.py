@@ -16,6 +16,7 @@ from functools import partial
 from typing import Literal
 
 from stepguard.device import is_gpu
+from stepguard.text import meant
 
 ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
 PEAK = "peak_allocated_bytes"
@@ -136,6 +137,12 @@ WASTE = (
 )
 # The only one of its kind: what costs time moves the mean, and at half the noise of the median.
 JUDGED_TIME = "step_ms"
+
+
+def not_gateable(metric: str) -> str:
+    """Return what is wrong with a metric's name that is none that a case can gate."""
+    hint = meant(metric, GATEABLE) or f"; there are: {', '.join(GATEABLE)}"
+    return f"{metric!r} is no metric that can be gated{hint}"
 
 
 def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:

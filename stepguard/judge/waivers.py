@@ -14,7 +14,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge.ab.confirm import settled
 from stepguard.judge.acceptance import has_words
 from stepguard.judge.soundness import measurement_problem
-from stepguard.metrics import GATEABLE, METRICS
+from stepguard.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.verdict import MetricVerdict, Status, Verdict
 from stepguard.waiver import MAX_PCT, Waiver, WaiverEffect, WaiverOutcome
 
@@ -143,8 +143,7 @@ def problem_of(waiver: Waiver, today: date) -> str:
     """Return what is wrong with a waiver, its case aside, or the empty string."""
     # People edit the file, so every rule is checked when it is read, not by the command alone.
     if waiver.metric not in GATEABLE:
-        known = ", ".join(GATEABLE)
-        return f"{waiver.metric!r} is no metric that can be gated; there are: {known}"
+        return not_gateable(waiver.metric)
     counts = METRICS[waiver.metric].kind == "counter"
     wanted, other = ("value", "limit_pct") if counts else ("limit_pct", "value")
     if getattr(waiver, wanted) is None or getattr(waiver, other) is not None:

@@ -328,8 +328,8 @@ def test_the_file_is_no_baseline(folder):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"metric": "step"}, "'step' is no metric that can be gated; there are: step_ms,"),
-        ({"metric": "mfu_pct"}, "no metric that can be gated"),
+        ({"metric": "step"}, "'step' is no metric that can be gated (did you mean step_ms?)"),
+        ({"metric": "mfu_pct"}, "'mfu_pct' is no metric that can be gated; there are: step_ms,"),
         ({"metric": "*"}, "no metric that can be gated"),
         ({"limit_pct": None}, "step_ms needs a limit_pct and no value: no waiver is unlimited"),
         ({"value": 3}, "needs a limit_pct and no value"),
