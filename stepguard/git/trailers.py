@@ -52,8 +52,7 @@ def expectations(
             # Of lines that say the same as a trailer the first is not the last paragraph, either.
             other = (line for line in meant if not any(v.split(":")[0] in line for v in known))
             line = next(other, meant[0])
-            why = "git takes it for no trailer: those are the last paragraph of a message"
-            raise TreeError(_wrong(commit, line, why))
+            raise TreeError(_wrong(commit, line, _no_trailer(line)))
     if found and is_shallow(root):
         named = f"commit {short_hash(found[0].commit)} has the trailer {KEY}"
         raise TreeError(f"{named}, and a shallow clone cannot tell if it is of the range: {DEEPEN}")
@@ -70,6 +69,16 @@ def _parsed(value: str, commit: str, author: str, cases: Collection[str] | None)
         there = ", ".join(sorted(cases)) or "none"
         raise TreeError(_wrong(commit, line, f"there is no case {found.case!r}; cases: {there}"))
     return found
+
+
+def _no_trailer(line: str) -> str:
+    """Return why git takes a line for no trailer of this key."""
+    if line.lower().startswith(f"{KEY.lower()}:"):
+        return (
+            "git takes it for no trailer: those are the last paragraph of a message, with nothing "
+            "else in it"
+        )
+    return f"its first word is not '{KEY}:'"
 
 
 def _wrong(commit: str, line: str, why: str) -> str:
