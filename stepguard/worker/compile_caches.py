@@ -3,8 +3,10 @@
 torch keeps on disk what AOTAutograd made of a graph, by a key that names an operator or a class of
 tensors, and not its code. What an operator is composed of is inlined into what is kept, and so are
 its backward and what a class does in ``__torch_dispatch__``: whoever edits these would measure what
-they were before, on both sides of a comparison whichever was compiled first. The kernels that
-follow from the trace are still found on disk, by their code.
+they were before, on both sides of a comparison whichever was compiled first. Nor does the key name
+all settings that a trace depends on: those that choose the kernel of an attention, and in an older
+torch the type of an autocast around what is compiled. The kernels that follow from the trace are
+still found on disk, by their code.
 """
 
 import contextlib
@@ -18,6 +20,10 @@ from typing import Any
 
 import torch
 
+from stepguard.worker.count.settings import flags
+
+AUTOCAST = ("cpu", "cuda")
+
 
 def has_compiler() -> bool:
     """Tell whether the compiler is imported, as the agent does it: a rank without it compiles
@@ -27,9 +33,10 @@ def has_compiler() -> bool:
 
 
 def trace_own_code_anew() -> None:
-    """Keep graphs with code of the workload's own out of the cache of traces; all graphs in a torch
-    that cannot be asked. Does nothing while the compiler is not imported. Call it before a workload
-    is imported: what torch knows by then are its own operators.
+    """Keep graphs with code of the workload's own out of the cache of traces, and those of other
+    settings apart; all graphs out of it in a torch that cannot be asked. Does nothing while the
+    compiler is not imported. Call it before a workload is imported: what torch knows by then are
+    its own operators.
     """
     if not has_compiler():
         return
@@ -38,6 +45,7 @@ def trace_own_code_anew() -> None:
         check, bypass = cache.check_cacheable, cache.BypassAOTAutogradCache
         known = {*map(_without_overload, torch._C._dispatch_get_all_op_names())}
         kernels = {*torch.library._impls}
+        _key_with_settings(cache.AOTAutogradCacheDetails)
     except (ImportError, AttributeError):
         torch._functorch.config.enable_autograd_cache = False
         return
@@ -56,6 +64,18 @@ def trace_own_code_anew() -> None:
                 raise bypass(f"{foreign or operator} is not torch's own, and its code in no key")
 
     cache.check_cacheable = check_own_code
+
+
+def _key_with_settings(details: Any) -> None:
+    """Have what a graph's key is made of, all attributes of ``details``, hold torch's settings."""
+    begin = details.__init__
+
+    def begin_with_settings(self: Any, *args: Any, **kwargs: Any) -> None:
+        begin(self, *args, **kwargs)
+        types = {one: torch.get_autocast_dtype(one) for one in AUTOCAST}
+        self.settings_around = str((flags(), types, [*map(torch.is_autocast_enabled, AUTOCAST)]))
+
+    details.__init__ = begin_with_settings
 
 
 def _operator(target: Any) -> str:

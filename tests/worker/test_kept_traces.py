@@ -5,7 +5,9 @@ import sys
 import pytest
 import torch
 import torch._inductor
+from torch._dynamo.utils import counters
 from torch._functorch._aot_autograd import autograd_cache
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from stepguard.worker.compile_caches import trace_own_code_anew
 
@@ -14,6 +16,8 @@ from stepguard.worker.compile_caches import trace_own_code_anew
 def restored(monkeypatch):
     """torch is as it was, afterwards."""
     monkeypatch.setattr(autograd_cache, "check_cacheable", autograd_cache.check_cacheable)
+    details = autograd_cache.AOTAutogradCacheDetails
+    monkeypatch.setattr(details, "__init__", details.__init__)
     with torch._functorch.config.patch(enable_autograd_cache=True):
         yield
 
@@ -76,6 +80,43 @@ def test_what_is_torchs_own_is_kept(operator):
     """The model's graphs are found on disk as before."""
     trace_own_code_anew()
     autograd_cache.check_cacheable(graph_of(operator))
+
+
+def attention_is_found():
+    """Whether the trace of a compiled attention is found on disk, and the types that it has."""
+    torch._dynamo.reset()
+    counters.clear()
+    query = torch.ones(1, 1, 4, 8)
+    attention = torch.compile(lambda x: torch.nn.functional.scaled_dot_product_attention(x, x, x))
+    with torch.no_grad():
+        dtype = attention(query).dtype
+    return counters["aot_autograd"]["autograd_cache_hit"] == 1, dtype
+
+
+def test_a_trace_of_other_settings_is_not_taken(tmp_path, monkeypatch):
+    """Neither where another kernel is chosen for an attention, nor under another autocast."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    trace_own_code_anew()
+    assert attention_is_found() == (False, torch.float32)
+    assert attention_is_found() == (True, torch.float32)
+    with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]):
+        assert not attention_is_found()[0]
+    for dtype in (torch.bfloat16, torch.float16):
+        with torch.autocast("cpu", dtype=dtype):
+            assert attention_is_found() == (False, dtype)
+    assert attention_is_found()[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_key_holds_the_type_of_an_autocast(dtype, monkeypatch):
+    """Also of a torch that does not put it there."""
+    details = autograd_cache.AOTAutogradCacheDetails
+    monkeypatch.setattr(details, "__init__", lambda self: None)
+    trace_own_code_anew()
+    usual = vars(details())
+    assert vars(details()) == usual
+    with torch.autocast("cpu", dtype=dtype):
+        assert vars(details()) != usual and str(dtype) in str(vars(details()))
 
 
 def test_a_torch_that_cannot_be_asked_keeps_nothing(monkeypatch):

@@ -32,6 +32,8 @@ _FLAGS = (
     "backends.cuda.mem_efficient_sdp_enabled",
     "backends.cuda.math_sdp_enabled",
     "backends.cuda.cudnn_sdp_enabled",
+    "backends.cuda.fp16_bf16_reduction_math_sdp_allowed",
+    "_C._get_sdp_priority_order",
     "backends.cudnn.enabled",
     "backends.cudnn.allow_tf32",
     "backends.cudnn.benchmark",
@@ -52,10 +54,15 @@ _FLAGS = (
 )
 
 
+def flags() -> dict[str, str | None]:
+    """Return torch's own settings by name; one that this torch lacks is None."""
+    return {name: _value(name) for name in _FLAGS}
+
+
 def settings() -> dict[str, Any]:
-    """Return all that is looked at, by name; a setting that this torch lacks is None."""
-    found: dict[str, Any] = {name: _value(name) for name in _FLAGS}
-    return found | {
+    """Return all that is looked at, by name."""
+    return {
+        **flags(),
         "threads": sorted(_own_threads()),
         "processes": sorted(_own_processes()),
         "environment": {
