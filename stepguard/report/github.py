@@ -15,7 +15,15 @@ MOST = 10  # annotations that GitHub shows of a step
 MARKER = "<!-- stepguard: one comment in a pull request -->"
 ARTIFACT = "perf-evidence"
 Tests = Mapping[str, tuple[str, int]]  # file and line of each case's test
-_ACCEPTABLE = (Status.SLOWER, Status.CHANGED, Status.FASTER, Status.NO_BASELINE)
+_WAIVE = "If it is meant: a waiver lets it pass until a day"
+# What a pull request does with a case until a maintainer accepts what main measured; the first
+# that the run has.
+_UNTIL_ACCEPTED = {
+    Status.SLOWER: _WAIVE,
+    Status.CHANGED: _WAIVE,
+    Status.NO_BASELINE: "No waiver passes a case without a recording: an owner merges it",
+    Status.FASTER: "To keep the gain: merge it",
+}
 _REFUSED = "The gate did not accept what the run says of itself, below; its log: {log}"
 
 
@@ -105,11 +113,12 @@ def _commands(found: RunDocument, run_id: str) -> str:
             "If it is meant: a commit of the pull request says so in its message, "
             f"`{FORM}`, and who approves it approves that.",
         ]
-    if not found.against and any(one.verdict.status in _ACCEPTABLE for one in found.results):
+    has = {one.verdict.status for one in found.results}
+    until = next((words for status, words in _UNTIL_ACCEPTED.items() if status in has), "")
+    if until and not found.against:
         lines += [
             "",
-            "If it is meant: a waiver lets it pass until a day, and after the merge a "
-            "maintainer accepts what the run of main has measured:",
+            f"{until}, and after the merge a maintainer accepts what the run of main has measured:",
             "",
             "```sh",
             f"gh run download RUN_OF_MAIN --name {ARTIFACT} --dir evidence",

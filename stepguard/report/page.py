@@ -130,7 +130,10 @@ def _details(result: ResultDocument, steps: bool, reported: ReportedCauses) -> s
     # Longer than any in the text: a docstring in a traceback may contain a fence.
     fence = "`" * (1 + max([2, *(len(run) for run in re.findall("`+", body))]))
     # As code, where neither "@" nor "#" is a link.
-    title = f"<details><summary><code>{markdown(result.verdict.headline)}</code></summary>"
+    headline = f"<code>{markdown(result.verdict.headline)}</code>"
+    if not body:
+        return headline
+    title = f"<details><summary>{headline}</summary>"
     return "\n".join([title, "", fence, body, fence, "</details>"])
 
 

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from builders import CASE_ID, PROPERTY, entry, evidence, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +12,7 @@ from run_documents import measured, run_document
 from stepguard.document import Problem, ProblemCode
 from stepguard.report.github import ARTIFACT, MARKER, MOST, annotations, comment, no_document
 from stepguard.site import Site
+from stepguard.verdict import Status
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)
@@ -90,6 +92,23 @@ def test_the_comment_has_the_verdict_and_commands_that_work():
     assert "python -m stepguard accept --evidence evidence/runs --reason" in text
     assert "accept --evidence" not in comment(run_document(SAME), "4711")
     assert SLOWER.steps and not any(step in text for step in SLOWER.steps)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "until"),
+    [
+        ([Status.SLOWER, Status.NO_BASELINE], "If it is meant: a waiver lets it pass"),
+        ([Status.CHANGED], "If it is meant: a waiver lets it pass"),
+        ([Status.NO_BASELINE, Status.FASTER], "No waiver passes a case without a recording"),
+        ([Status.FASTER], "To keep the gain: merge it"),
+    ],
+)
+def test_a_waiver_is_advised_where_one_passes_the_case(statuses, until):
+    """Nothing waives what was never recorded, and a gain needs no waiver."""
+    results = [replace(SAME, verdict=replace(SAME.verdict, status=one)) for one in statuses]
+    text = comment(run_document(*results), "1")
+    assert f"\n{until}" in text and text.count("accept --evidence") == 1
+    assert ("waiver lets" in text) == ("waiver lets" in until)
 
 
 def test_other_work_is_not_advised_to_be_declared():

@@ -167,6 +167,14 @@ def test_what_passes_and_says_nothing_is_a_row_alone():
     assert SLOWER.verdict.status is Status.SLOWER
 
 
+def test_a_headline_without_lines_is_not_folded():
+    """There is nothing below it: no empty block."""
+    alone = replace(SLOWER, verdict=replace(SLOWER.verdict, lines=[]), steps=[])
+    text = page(run_document(alone))
+    assert f"<code>{SLOWER.verdict.headline[:20]}" in text
+    assert "<details>" not in text and "```" not in text
+
+
 def test_a_cause_is_told_in_full_once():
     """The page's next case with it refers to the first one, and keeps its command."""
     broken = {"status": Status.BROKEN, "reason": "RAISED", "outcome": "error", "metrics": []}
