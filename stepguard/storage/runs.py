@@ -26,6 +26,7 @@ from stepguard.evidence import Evidence, from_json, to_json
 from stepguard.git.worktree import FOLDER, keep_out_of_git
 from stepguard.judge.summary import summarise
 from stepguard.storage.json_file import FileError, contents, replace_file
+from stepguard.text import meant
 from stepguard.worker.interpreter import as_typed
 
 KEPT_RUNS = 20
@@ -275,6 +276,7 @@ def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparis
 
     Raises FileError where there is neither, or a file cannot be read.
     """
+    seen = set[str]()
     # Names of runs sort by time.
     for folder in sorted((path.parent for path in chain(*kept_files(source))), reverse=True):
         path = folder / EVIDENCE
@@ -282,8 +284,10 @@ def last_measured(source: Path, case_id: str) -> tuple[Evidence | None, Comparis
         head = evidence or (pairs.head if pairs else None)
         if head is not None and head.case_id == case_id:
             return evidence, pairs
+        seen |= {head.case_id} if head is not None else set()
     raise FileError(
-        f"{source}: nothing was measured of {case_id}; measure: {as_typed('pytest perf_tests')}"
+        f"{source}: nothing was measured of {case_id}{meant(case_id, sorted(seen))}; "
+        f"measure: {as_typed('pytest perf_tests')}"
     )
 
 
