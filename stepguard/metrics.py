@@ -16,7 +16,6 @@ from functools import partial
 from typing import Literal
 
 from stepguard.device import is_gpu
-from stepguard.text import meant
 
 ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
 PEAK = "peak_allocated_bytes"
@@ -141,6 +140,9 @@ JUDGED_TIME = "step_ms"
 
 def not_gateable(metric: str) -> str:
     """Return what is wrong with a metric's name that is none that a case can gate."""
+    # A project without cases, whose plugins import this module, does not pay for it.
+    from stepguard.text import meant
+
     hint = meant(metric, GATEABLE) or f"; there are: {', '.join(GATEABLE)}"
     return f"{metric!r} is no metric that can be gated{hint}"
 
