@@ -820,14 +820,19 @@ def test_settings_that_only_show_something_are_no_pass(project, option):
     assert project.run("--perf-no-strict").ret == 0
 
 
+def leave_in(setting, option, project, monkeypatch):
+    """Give an option otherwise than by the command."""
+    if setting == "addopts":
+        settings(f"addopts = {option}")(project)
+    else:
+        monkeypatch.setenv(setting, option)
+    project.commit()
+
+
 @pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
 def test_what_judges_is_said_by_the_command(project, monkeypatch, setting):
     """An earlier commit of the branch, left in the settings, has the same slowdown."""
-    if setting == "addopts":
-        project.pytester.makeini("[pytest]\naddopts = --perf-against=HEAD~1\n")
-    else:
-        monkeypatch.setenv(setting, "--perf-against=HEAD~1")
-    project.commit()
+    leave_in(setting, "--perf-against=HEAD~1", project, monkeypatch)
     result = project.run("--perf-strict", "--perf-base=main")
     assert result.ret == 4 and project.paired == []
     result.stderr.fnmatch_lines(["*--perf-against=HEAD~1 *settings or PYTEST_ADDOPTS*"])
@@ -837,11 +842,7 @@ def test_what_judges_is_said_by_the_command(project, monkeypatch, setting):
 @pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
 def test_whose_baselines_judge_is_said_by_the_command(project, monkeypatch, setting):
     """Those of an earlier commit, left in the settings, are of a level that is gone."""
-    if setting == "addopts":
-        project.pytester.makeini("[pytest]\naddopts = --perf-base=HEAD~1\n")
-    else:
-        monkeypatch.setenv(setting, "--perf-base=HEAD~1")
-    project.commit()
+    leave_in(setting, "--perf-base=HEAD~1", project, monkeypatch)
     result = project.run("--perf-strict")
     assert result.ret == 4 and project.measured == []
     result.stderr.fnmatch_lines(["*--perf-base=HEAD~1 *settings or PYTEST_ADDOPTS*"])
