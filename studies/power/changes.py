@@ -140,6 +140,13 @@ FLASH = Change(
     "flash",
     needs_gpu=True,
 )
+_IMPORTED = "from model.config import GPTConfig\n"
+CUDNN_OFF = Change(  # of all settings the one that no source of the step names
+    ((GPT, _IMPORTED, _IMPORTED + "\ntorch.backends.cuda.enable_cudnn_sdp(False)\n"),),
+    SLOWER,
+    "cudnn|flash",
+    needs_gpu=True,
+)
 KEPT_GRADIENTS = Change(
     ((WORKLOADS, f"{_ZEROED}set_to_none=True)", f"{_ZEROED}set_to_none=False)"),), SLOWER
 )
@@ -162,6 +169,7 @@ CHANGES: dict[str, Change] = (
         "fused optimizer": _undone(FOREACH),
         "gelu twice in 6 layers": gelu_twice(6),
         "flash attention by name": FLASH,
+        "cudnn attention switched off": CUDNN_OFF,
         "optimizer of 5 more passes": optimizer_passes(5),
         "clones in 4 layers": clones(4),
         "one projection": _undone(projection_in_parts(4)),
