@@ -260,13 +260,15 @@ class _PairRun:
             launch.group.release()
 
     def _hardly_another(self) -> bool:
-        """Tell whether the pair that begins is likely the last one: no time is judged, the step is
-        the same, earlier pairs are checked, or most cases of a CPU end after it.
+        """Tell whether the pair that begins is likely the last one: no time is judged, it is the
+        first of a step that is the same, earlier pairs are checked, or most cases of a CPU end
+        after it.
         """
         found = self.comparison()
         ends = found.glance and found.pairs == LEAST_GLANCED - 1
         untimed = JUDGED_TIME not in judged(self.case)
-        return untimed or not unlike(found) or ends or self.checking
+        alone = not found.pairs and not unlike(found)
+        return untimed or alone or ends or self.checking
 
     def _next(self) -> list[RunningLaunch]:
         return self.following[0].launches if self.following else []

@@ -108,7 +108,7 @@ def test_one_case(bench):
     assert re.search(
         r"^mean difference +-?0\.000 %  95 %: -0\.013 to \+0\.013 %", done.out, re.MULTILINE
     )
-    assert "smallest detectable slowdown 0.32 % within 24 pairs, 30.0 s each" in done.out
+    assert "smallest detectable slowdown 0.32 % within 24 pairs, 30.0 s each, with" in done.out
     assert "margins 0.2 and 0.5 %: they can decide at this noise" in done.out
     assert "written to baselines/calibration/h200x1.json: review it, and commit it" in done.out
 

@@ -40,6 +40,15 @@ def test_a_step_that_is_the_same_starts_no_further_pair(monkeypatch, identity, s
     assert started_beside(monkeypatch, case, 1, counted(identity)) == started
 
 
+def test_a_step_that_one_pair_did_not_decide_has_the_next_ones_ready(monkeypatch):
+    """Its pair was odd, or HEAD is compared with itself: then there are pairs as ever."""
+    same, one = counted(StepIdentity({"kernels": "a"})), alike([0.0])
+    head = replace(same.head, launches=one.head.launches)
+    base = replace(same.base, launches=one.base.launches)
+    case = Case("x", "a:b", gates=("step_ms",))
+    assert started_beside(monkeypatch, case, 2, replace(same, head=head, base=base)) == [3, 4]
+
+
 @pytest.mark.parametrize("measured", [0, 1, 2])
 def test_the_pair_that_ends_most_cases_of_a_cpu_starts_none_behind_it(monkeypatch, measured):
     """Two are enough where they show no slowdown; where they did, the third has another ready."""

@@ -35,7 +35,7 @@ def lines(pairs: PairPool, entry: CalibratedCase) -> Iterator[str]:
     smallest = smallest_detectable_pct(MOST_PAIRS, prior.sd_pct, margins, prior)
     yield (
         f"smallest detectable slowdown {smallest:.2f} % within {MOST_PAIRS} pairs, "
-        f"{entry.seconds_a_pair:.1f} s each"
+        f"{entry.seconds_a_pair:.1f} s each, with its share of the counting"
     )
     shown = margins_text(margins)
     if margins != own:
