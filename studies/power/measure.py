@@ -39,12 +39,14 @@ from studies.power.changes import CHANGES, wanted
 CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}
 # Of a verdict by the one pair of a step that did not change; of an end.
 SAME_S, END_S = 100.0, 20.0
+# Of a repeated verdict; its pairs are those of the first one, and at most a fresh one.
+AGAIN = ("command_s", "status", "failed", "first_line", "step_ms", "stages")
 # Of sizes: import and settling, and each tree's build. So many changes share a process and a base.
 SIZES_S, BUILD_S, TOGETHER = 20.0, 10.0, 3
 
 
-def planted(tree: Path, change: Change, case: str, cache: Path) -> str:
-    """Clone into ``tree`` and make the change there; return the base's revision."""
+def planted(tree: Path, change: Change, case: str, cache: Path, commit: bool = False) -> str:
+    """Clone into ``tree`` and make the change there, committed if asked; return the base."""
     clone_head(tree)
     share_cache(tree, cache)
     change.plant(tree)
@@ -52,9 +54,10 @@ def planted(tree: Path, change: Change, case: str, cache: Path) -> str:
         commit_all(tree, "Before the change")
         back = ["git", "checkout", "-q", "HEAD~1", "--", "model"]
         subprocess.run(back, cwd=tree, check=True)
-    if not change.declared:
+    if not (commit or change.declared):
         return "HEAD"
-    commit_all(tree, f"The change\n\nPerf-Expect: {case} {change.declared}: it is meant")
+    trailer = f"\n\nPerf-Expect: {case} {change.declared}: it is meant" if change.declared else ""
+    commit_all(tree, f"The change{trailer}")
     return "HEAD~1"
 
 
@@ -189,9 +192,12 @@ class Work:
         env = os.environ | ({"CUDA_VISIBLE_DEVICES": gpu} if gpu else {})
         while name := self._next():
             tree, case = self.folder / name.replace(" ", "-"), CASES[self.options.device]
-            base = planted(tree, CHANGES[name], case, self.cache)
+            base = planted(tree, CHANGES[name], case, self.cache, self.options.twice)
             found = verdict(tree, base, case, self.left_s() - END_S, env)
             found["right"] = as_expected(CHANGES[name], found)
+            if self.options.twice and "status" in found:
+                again = verdict(tree, base, case, self.left_s() - END_S, env)
+                found["again"] = {key: again[key] for key in AGAIN if key in again}
             self.results.take(name, found)
             print(self.results.row(name), flush=True)
             if wants_size(name, found):
@@ -254,6 +260,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--verdict-s", type=float, default=250.0, help=text)
     text = "of blocks of a change and of its base (%(default)s)"
     parser.add_argument("--size-s", type=float, default=45.0, help=text)
+    text = "repeat each verdict, of a commit: where pairs passed it, one fresh pair is enough"
+    parser.add_argument("--twice", action="store_true", help=text)
     parser.add_argument("--cache", type=Path, help="compile caches to share with other runs")
     parser.add_argument("--out", type=Path, help="(.stepguard/power.json)")
     options = parser.parse_args()
