@@ -172,6 +172,17 @@ def test_evidence_of_another_machine(bench, tmp_path):
         assert set(bench.cases()) == {"step[two]"}
 
 
+def test_a_comparison_that_is_there_twice(bench, tmp_path):
+    """A download beside its copy: three pairs are not six."""
+    path = bench.keep(ONE, QUIET[:3], root=tmp_path / "uploaded")
+    copy = tmp_path / "uploaded" / "copy" / path.name
+    copy.parent.mkdir()
+    copy.write_bytes(path.read_bytes())
+    done = bench("--evidence", str(tmp_path / "uploaded"))
+    assert done.status == 1
+    assert "3 pairs were measured, 6 are needed" in done.err
+
+
 REFUSED = {
     "a fault": (
         {"head": {"faults": (Fault("RAISED", "planted"),)}},

@@ -54,7 +54,9 @@ def _comparisons_with_itself(
     for one in sorted(kept, key=lambda one: one.head.date):
         if usable(one):
             path = calibrations.path_for(baseline.path_of(options.baselines, one.head))
-            found.setdefault((one.head.case_id, path), []).append(one)
+            its = found.setdefault((one.head.case_id, path), [])
+            if one not in its:  # a download may lie beside its copy
+                its.append(one)
     known = {case_id for case_id, _ in found}
     missing = [case_id for case_id in options.case if case_id not in known]
     if missing or not found:
