@@ -228,6 +228,7 @@ NOT_MEANT = {
     "nothing kept": (None, []),
     "another commit": ({"head": {"commit": "b" * 40}}, []),
     "a tree with changes": ({"head": {"dirty": ("work.py",)}}, []),
+    "a module that is in no commit": ({"head": {"untracked": ("local.py",)}}, []),
     "no time gated": ({"head": {"gates": ("flops_per_step",)}}, []),
     "a time of a CPU that only glances": ({"glance": True}, []),
     "kept without its timing": ({"timing": {}}, []),

@@ -65,7 +65,7 @@ def _comparisons_with_itself(
         measure = as_typed("pytest perf_tests --perf-against=HEAD --perf-budget=MIN")
         raise ValueError(
             f"{source}: no comparison{which} with itself{has}; measure, in a tree without changes "
-            f"and a case that gates {JUDGED_TIME}: {measure}"
+            f"or modules that git ignores, a case that gates {JUDGED_TIME}: {measure}"
         )
     return {key: found[key] for key in found if key[0] in (options.case or known)}
 
@@ -75,7 +75,9 @@ def usable(one: Comparison) -> bool:
     # Without what ran and its timing nobody could tell later whether the calibration still applies.
     known = one.head.fingerprint is not None and bool(one.timing)
     # A time that the case does not gate ends by no plan, after two pairs mostly.
-    return one.same_commit and known and JUDGED_TIME in one.head.gates and not one.glance
+    # A module that is in no commit ran on one side alone: that is other code.
+    itself = one.same_commit and not one.head.untracked
+    return itself and known and JUDGED_TIME in one.head.gates and not one.glance
 
 
 def _write(path: Path, comparisons: list[Comparison]) -> bool:
