@@ -4,6 +4,7 @@ Both the pytest plugin and the command line drive this; neither measures nor jud
 """
 
 import contextlib
+import os
 import shlex
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from stepguard.expectation import Expectation
 from stepguard.git.revision import Revision, current, differing, same_files
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
-from stepguard.judge.ab.calibration import RuleFor, decision_rule
+from stepguard.judge.ab.calibration import RuleFor, decision_rule, to_calibrate
 from stepguard.judge.ab.decision import (
     judge_ab,
     wants_another_pair,
@@ -224,8 +225,10 @@ class Suite:
         calibration = calibrations.load_for(calibrations.path_for(judges), machine)
         calibrated = calibration.cases.get(case.id) if calibration else None
         timing = PAIR_TIMINGS[case.device].as_dict()
-        again = as_typed("pytest perf_tests --perf-against=HEAD")
-        again += f", then {as_typed(f'stepguard calibrate {shlex.quote(case.id)}')}"
+        # Written into this tree's folder, also where another branch's judges.
+        usual = self.baselines.resolve() == (self.root / "baselines").resolve()
+        folder = "" if usual else os.path.relpath(self.baselines)
+        again = ", then ".join(map(as_typed, to_calibrate(case.id, folder)))
         return (
             path,
             content.cases.get(case.id) if content else None,

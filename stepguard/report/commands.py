@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepguard.expectation import KEY
+from stepguard.judge.ab.calibration import to_calibrate
 from stepguard.judge.ab.sequential_plan import may_decide_later
 from stepguard.judge.waivers import suggested_sizes
 from stepguard.verdict import Reason, Status, Verdict
@@ -145,9 +146,8 @@ def _decide(verdict: Verdict, commands: Commands) -> str:
     pairs = verdict.worst.pairs.decision.pairs if verdict.worst and verdict.worst.pairs else 0
     if may_decide_later(pairs, (pairs,)):
         return _WITH_MORE_PAIRS[verdict.reason]
-    measure = f"{commands.measure} --perf-against=HEAD"
-    learn = commands.called(f"stepguard calibrate{commands.in_folder()}")
-    return f"no further pair can decide; learn this machine's noise: {measure}, then {learn}"
+    both = map(commands.called, to_calibrate(verdict.case_id, commands.baselines))
+    return f"no further pair can decide; learn this machine's noise: {', then '.join(both)}"
 
 
 def _declarations(verdict: Verdict, first: str) -> Iterator[str]:

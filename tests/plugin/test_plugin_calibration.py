@@ -76,8 +76,19 @@ def test_a_stale_calibration_is_reported(gate, h200):
     assert result.ret == 0
     result.says(
         "*margins 0.2 and 0.5 % (calibration of 2030-01-01 ignored, *"
-        "pytest perf_tests --perf-against=HEAD, then "
-        "* -m stepguard calibrate 'linear[[]124m]'*"
+        "pytest perf_tests --perf-against=HEAD --perf-select='linear[[]124m]', then "
+        "* -m stepguard calibrate 'linear[[]124m]')*"
+    )
+
+
+def test_what_mends_a_stale_calibration_in_another_folder(gate, h200):
+    """Its commands are about that folder: in the usual one nothing would read what they write."""
+    a_case(gate, h200, sd_pct=1.0, software={"torch": "1.0"})
+    gate.git("mv", "baselines", "else where")
+    gate.run(OTHER, "--perf-baselines=else where").says(
+        "*(calibration of 2030-01-01 ignored, *pytest perf_tests --perf-baselines='else where' "
+        "--perf-against=HEAD --perf-select='linear[[]124m]', then "
+        "* -m stepguard calibrate 'linear[[]124m]' --baselines 'else where')*"
     )
 
 

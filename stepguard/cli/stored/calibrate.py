@@ -1,6 +1,6 @@
 """The command calibrate: learn this machine's own noise from kept comparisons of HEAD with itself.
 
-pytest perf_tests --perf-against=HEAD --perf-budget=60  # on a clean tree
+pytest perf_tests --perf-against=HEAD --perf-select=CASES  # on a clean tree
 python -m stepguard calibrate
 """
 

@@ -6,6 +6,7 @@ sequential plan, the matter margin is widened, never narrowed.
 """
 
 import math
+import shlex
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -196,6 +197,18 @@ class DecisionRule:
 
 # Whether a calibration applies is known once HEAD's side has sent what software it runs.
 RuleFor = Callable[[Evidence], DecisionRule]
+
+
+def to_calibrate(case_id: str, folder: str = "") -> tuple[str, str]:
+    """Return the commands that measure a case's noise and learn from it, as called() takes them;
+    ``folder`` is that of the baselines, where it is not the usual one.
+
+    They name the case: its share of a budget for all cases is too short for MIN_PAIRS.
+    """
+    case, typed = shlex.quote(case_id), shlex.quote(folder)
+    judged_by, of = (f" --perf-baselines={typed}", f" --baselines {typed}") if folder else ("", "")
+    measure = f"pytest perf_tests{judged_by} --perf-against=HEAD --perf-select={case}"
+    return measure, f"stepguard calibrate {case}{of}"
 
 
 def decision_rule(

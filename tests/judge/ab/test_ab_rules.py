@@ -691,6 +691,8 @@ def test_what_to_do_is_no_acceptance():
     for verdict in (*tried, *without_false_discoveries([slower, *others(10)])):
         step, *_ = next_steps(verdict, "e.json", Commands())
         assert "stepguard calibrate" in step and "more time" not in step, verdict.reason
+        # With all cases its share of the budget is less than a calibration needs.
+        assert f"--perf-against=HEAD --perf-select='{verdict.case_id}', then" in step
     foreign = judge_ab(turns((), head=fault("FOREIGN_PROCESS") | UNMEASURED))
     assert next_steps(foreign, "e.json", Commands())[0].endswith("-m stepguard doctor")
     assert next_steps(judge_ab(turns()), "e.json", Commands()) == []
