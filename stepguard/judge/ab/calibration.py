@@ -239,13 +239,13 @@ def decision_rule(
 
 
 def _stale(entry: CalibratedCase, evidence: Evidence, timing: Mapping[str, float]) -> str:
-    """Return what is not as it was then; empty if all is."""
+    """Return what is not as it was then, torch before what it brings along; empty if all is."""
     for prefix, then, now in (
         ("case.", entry.case, evidence.case),
         ("", entry.software, evidence.software_key()),
         ("timing.", entry.timing, timing),
     ):
-        for key in sorted(then.keys() | now.keys()):
+        for key in sorted(then.keys() | now.keys(), key=lambda key: (key != "torch", key)):
             if then.get(key) != now.get(key):
                 return f"{prefix}{key} was {then.get(key)!r} and is {now.get(key)!r}"
     return ""

@@ -369,6 +369,10 @@ STALE = {
     "software": (
         {"software": SOFTWARE | {"torch": "2.10.0"}}, {}, "torch was '2.10.0' and is '2.11.0'"
     ),
+    "software that torch brings along": (
+        {"software": SOFTWARE | {"torch": "2.10.0", "cudnn": "1", "cuda": "1"}}, {},
+        "ignored, torch was '2.10.0' and is '2.11.0'",
+    ),
     "software that is set": (
         {}, {"fingerprint": replace(FINGERPRINT, environment={"TORCHINDUCTOR_X": "1"})},
         "environment was None and is 'TORCHINDUCTOR_X=1'",
