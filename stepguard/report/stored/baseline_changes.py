@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from stepguard.baseline_file import Entry
 from stepguard.git.revision import CALIBRATION
-from stepguard.judge.ab.calibration import CalibratedCase
+from stepguard.judge.ab.calibration import CalibratedCase, widened
 from stepguard.metrics import GATEABLE, METRICS, format_value
 from stepguard.recording import Recording
 from stepguard.report.stored.waivers import described
@@ -61,10 +61,15 @@ def _lines(
 
 
 def _noise(old: CalibratedCase | None, new: CalibratedCase | None) -> str:
-    shown = (f"pair sd {one.sd_pct:.3f} %" if one else NONE for one in (old, new))
+    shown = (_judged_by(one) if one else NONE for one in (old, new))
     # What calibrate writes is of newer pairs; somebody's wish is not.
     edited = old and new and (old.date, old.commit) == (new.date, new.commit)
     return " -> ".join(shown) + (", with no newer pairs" if edited else "")
+
+
+def _judged_by(one: CalibratedCase) -> str:
+    """Return a noise, and what passes by it: of a case with the usual margins."""
+    return f"pair sd {one.sd_pct:.3f} % (matter margin {widened(one.prior).matter_pct:g} %)"
 
 
 def _entry(old: Entry | None, new: Entry | None) -> str:

@@ -135,15 +135,16 @@ def test_waivers_and_calibrations(folders):
     add_waiver(old, one, today())
     assert changes(old, new) == []
     calibrations.put(new / "calibration" / "h200x1.json", "NVIDIA H200", CASE_ID, NOISE)
-    assert changes(old, new) == [f"calibration/h200x1.json: {CASE_ID}: none -> pair sd 1.400 %"]
+    (line,) = changes(old, new)
+    assert line.endswith(f"{CASE_ID}: none -> pair sd 1.400 % (matter margin 1.81 %)")
 
 
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
-        ({"sd_pct": 3.0}, "3.000 %, with no newer pairs"),
-        ({"software": {"torch": "9"}}, "1.400 %, with no newer pairs"),
-        ({"sd_pct": 3.0, "date": "2026-11-21"}, "3.000 %"),
+        ({"sd_pct": 3.0}, "3.000 % (matter margin 3.89 %), with no newer pairs"),
+        ({"software": {"torch": "9"}}, "1.400 % (matter margin 1.81 %), with no newer pairs"),
+        ({"sd_pct": 3.0, "date": "2026-11-21"}, "3.000 % (matter margin 3.89 %)"),
     ],
 )
 def test_a_calibration_that_was_edited_by_hand(folders, edit, said):
@@ -152,7 +153,7 @@ def test_a_calibration_that_was_edited_by_hand(folders, edit, said):
         path, noise = folder / "calibration" / "h200x1.json", structs.replace(NOISE, **changed)
         calibrations.put(path, "NVIDIA H200", CASE_ID, noise)
     (line,) = changes(*folders)
-    assert line.endswith(f"{CASE_ID}: pair sd 1.400 % -> pair sd {said}")
+    assert line.endswith(f"{CASE_ID}: pair sd 1.400 % (matter margin 1.81 %) -> pair sd {said}")
 
 
 def test_a_file_that_cannot_be_trusted_is_an_error(folders):
