@@ -228,7 +228,7 @@ class Suite:
         # Written into this tree's folder, also where another branch's judges.
         usual = self.baselines.resolve() == (self.root / "baselines").resolve()
         folder = "" if usual else os.path.relpath(self.baselines)
-        again = ", then ".join(map(as_typed, to_calibrate(case.id, folder)))
+        again = to_calibrate(as_typed, case.id, folder)
         return (
             path,
             content.cases.get(case.id) if content else None,

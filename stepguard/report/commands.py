@@ -146,8 +146,8 @@ def _decide(verdict: Verdict, commands: Commands) -> str:
     pairs = verdict.worst.pairs.decision.pairs if verdict.worst and verdict.worst.pairs else 0
     if may_decide_later(pairs, (pairs,)):
         return _WITH_MORE_PAIRS[verdict.reason]
-    both = map(commands.called, to_calibrate(verdict.case_id, commands.baselines))
-    return f"no further pair can decide; learn this machine's noise: {', then '.join(both)}"
+    learn = to_calibrate(commands.called, verdict.case_id, commands.baselines)
+    return f"no further pair can decide; learn this machine's noise: {learn}"
 
 
 def _declarations(verdict: Verdict, first: str) -> Iterator[str]:

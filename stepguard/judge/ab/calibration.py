@@ -199,16 +199,16 @@ class DecisionRule:
 RuleFor = Callable[[Evidence], DecisionRule]
 
 
-def to_calibrate(case_id: str, folder: str = "") -> tuple[str, str]:
-    """Return the commands that measure a case's noise and learn from it, as called() takes them;
-    ``folder`` is that of the baselines, where it is not the usual one.
+def to_calibrate(called: Callable[[str], str], case_id: str, folder: str = "") -> str:
+    """Return the commands that measure a case's noise and learn from it, each as ``called`` has it
+    typed; ``folder`` is that of the baselines, where it is not the usual one.
 
     They name the case: its share of a budget for all cases is too short for MIN_PAIRS.
     """
     case, typed = shlex.quote(case_id), shlex.quote(folder)
     judged_by, of = (f" --perf-baselines={typed}", f" --baselines {typed}") if folder else ("", "")
-    measure = f"pytest perf_tests{judged_by} --perf-against=HEAD --perf-select={case}"
-    return measure, f"stepguard calibrate {case}{of}"
+    measure = called(f"pytest perf_tests{judged_by} --perf-against=HEAD --perf-select={case}")
+    return f"{measure}, then {called(f'stepguard calibrate {case}{of}')}"
 
 
 def decision_rule(
