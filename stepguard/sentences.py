@@ -255,7 +255,7 @@ def _over(found: PairsFinding) -> str:
     if found.not_pooled:
         earlier += f" (pairs of another run do not count: {found.not_pooled})"
     if found.not_enough:
-        how += f" (one pair was not enough: {found.not_enough})"
+        how += f" (fewer were not enough: {found.not_enough})"
     return (
         f"over {pairs}{most}{earlier}{again}{how}, pair sd {by.sd_pct:.2f} %; "
         f"{margins_text(margins)}{rule}"

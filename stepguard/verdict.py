@@ -173,7 +173,7 @@ class PairsFinding:
     earlier: int = 0  # of the pairs, that an earlier run of these commits measured
     check_pct: float | None = None  # of a fresh one beside those, where they alone decide
     not_pooled: str = ""  # why pairs of such a run do not count
-    not_enough: str = ""  # why one pair was not enough for `same`
+    not_enough: str = ""  # why no fewer pairs were enough for `same`
 
 
 @dataclass(frozen=True)

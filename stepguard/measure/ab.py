@@ -21,7 +21,7 @@ from stepguard.device import CPU, GPU, is_gpu
 from stepguard.judge.ab.calibration import DecisionRule, RuleFor
 from stepguard.judge.ab.decision import LEAST_GLANCED, wants_another_pair
 from stepguard.judge.ab.earlier import EarlierPairs, contradicts, pooled
-from stepguard.judge.ab.identical import unlike
+from stepguard.judge.ab.identical import enough, unlike
 from stepguard.judge.ab.pairs import out_of_line
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS
 from stepguard.measure.pair import (
@@ -61,7 +61,7 @@ class PairsWanted:
     wants_another: Callable[[Comparison], bool] = wants_another_pair
     rule_for: RuleFor | None = None  # None: the case's margins and the usual prior
     steps: range = range(0)  # of all that are timed, counted from the first; empty: any
-    # In which the trees differ: where it is known, a step that is the same is timed by one pair.
+    # In which the trees differ: where it is known, a step that is the same is timed by few pairs.
     files: tuple[str, ...] | None = None
     # Of these commits, newest first: a retry goes on from their pairs.
     earlier: tuple[Comparison, ...] = ()
@@ -260,15 +260,14 @@ class _PairRun:
             launch.group.release()
 
     def _hardly_another(self) -> bool:
-        """Tell whether the pair that begins is likely the last one: no time is judged, it is the
-        first of a step that is the same, earlier pairs are checked, or most cases of a CPU end
-        after it.
+        """Tell whether the pair that begins is likely the last one: no time is judged, it is enough
+        for a step that is the same, earlier pairs are checked, or most cases of a CPU end after it.
         """
         found = self.comparison()
         ends = found.glance and found.pairs == LEAST_GLANCED - 1
         untimed = JUDGED_TIME not in judged(self.case)
-        alone = not found.pairs and not unlike(found)
-        return untimed or alone or ends or self.checking
+        alike = found.pairs == enough(found) - 1 and not unlike(found)
+        return untimed or alike or ends or self.checking
 
     def _next(self) -> list[RunningLaunch]:
         return self.following[0].launches if self.following else []

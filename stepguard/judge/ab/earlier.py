@@ -65,8 +65,8 @@ class EarlierPairs:
 def pooled(earlier: Sequence[Comparison], now: Comparison) -> EarlierPairs:
     """Return what ``now``, of which no pair is measured yet, goes on from: of the earlier runs,
     newest first, the first that it can, since that holds the pairs of those before it. Of two that
-    ran at the same time neither does: one that says SLOWER goes before all others. The one pair of
-    a step that was the same is measured again, which costs as much as a check of it.
+    ran at the same time neither does: one that says SLOWER goes before all others. The few pairs of
+    a step that was the same are measured again: one of them costs as much as a check.
     """
     refused = [_unlike(one, now) for one in earlier]
     alike = [one for one, why in zip(earlier, refused, strict=True) if not why]

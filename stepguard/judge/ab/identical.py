@@ -1,9 +1,10 @@
 """The step that did not change: the same kernels need not be timed until pairs decide.
 
 Where every rank's step is known to be what the other tree's is, and the GPU bounds it, one pair is
-enough: it has to look as pairs of unchanged code look, step by step, or there are pairs as ever.
-What only the host does (a thread, a sleep, every n-th step, later on) is in no identity. It costs
-time only where the GPU waits for it, and then that pair has it as any pair would.
+enough, or as many as tell something at this noise: they have to look as pairs of unchanged code
+look, step by step, or there are pairs as ever. What only the host does (a thread, a sleep, every
+n-th step, later on) is in no identity. It costs time only where the GPU waits for it, and then
+these pairs have it as any pair would.
 """
 
 import math
@@ -21,7 +22,8 @@ from stepguard.profile import mean
 HOST_SHARE = 0.8
 # ... and then its GPU is idle: 1.0 and 1.2 % of these steps are gaps between queued kernels.
 IDLE_SHARE = 0.03
-PAIR_SDS = 2.0  # of pairs of one machine, that the sanity pair may be away from zero
+PAIR_SDS = 2.0  # of the mean of such pairs, that it may be away from zero
+MOST_ALIKE = 3  # pairs; the plan itself decides by four
 # The ratio of the last blocks above that of the first ones: in 73 pairs of train steps on H200s
 # (studies/judge_power) its sd was 0.45 %, the largest 0.96 %; in seven of `forward` 0.8 and 1.1 %.
 RISE_LIMIT = 0.02
@@ -73,22 +75,35 @@ def _unlike(head: Counts, base: Counts) -> str:
     return ""
 
 
+def enough(comparison: Comparison) -> int:
+    """Return how many pairs of a step that is the same say that nothing slowed it down: PAIR_SDS of
+    their mean are within the matter margin. 0 where more than MOST_ALIKE would be needed.
+    """
+    limit = PAIR_SDS * comparison.prior.sd_pct / 100
+    needed = math.ceil((limit / comparison.margins.matter) ** 2)
+    return needed if needed <= MOST_ALIKE else 0
+
+
 def identical(comparison: Comparison) -> bool:
-    """Tell whether one pair is all there is, of steps that are the same, and looks like it."""
-    return comparison.pairs == 1 and not unlike(comparison) and not _odd(comparison)
+    """Tell whether there are just enough pairs, of steps that are the same, and look like it."""
+    just = 0 < comparison.pairs == enough(comparison)
+    return just and not unlike(comparison) and not _odd(comparison)
 
 
 def not_enough(comparison: Comparison) -> str:
-    """Return why one pair was not enough on a GPU, "" where it never is: it is not known which
-    files differ, or a commit is beside itself, of which all pairs are wanted.
+    """Return why so few pairs were not enough on a GPU, "" where they never are: it is not known
+    which files differ, or a commit is beside itself, of which all pairs are wanted.
     """
+    few = enough(comparison)
     possible = comparison.files is not None and comparison.head.on_gpu
-    if comparison.pairs < 2 or comparison.same_commit or not possible:
+    if comparison.pairs <= max(1, few) or comparison.same_commit or not possible:
         return ""
     if why := unlike(comparison):
         return why
+    if not few:
+        return "a few pairs of this noise say nothing"
     head, base = (
-        replace(side, launches=side.launches[:1]) for side in (comparison.head, comparison.base)
+        replace(side, launches=side.launches[:few]) for side in (comparison.head, comparison.base)
     )
     return _odd(replace(comparison, head=head, base=base))
 
@@ -97,19 +112,18 @@ def _odd(comparison: Comparison) -> str:
     """Return what the pairs so far show that pairs of unchanged code hardly ever do."""
     if comparison.again:
         return "a pair before it was out of line"
-    head, base = comparison.head.launches[0], comparison.base.launches[0]
-    if not comparison.together or not (head.has_times() and base.has_times()):
+    pairs = list(zip(comparison.head.launches, comparison.base.launches, strict=False))
+    launches = [launch for pair in pairs for launch in pair]
+    if not comparison.together or not all(launch.has_times() for launch in launches):
         return "it was not measured in turns"
-    if any(not _ahead(launch) for launch in (head, base)):
+    if not all(map(_ahead, launches)):
         return "the host is hardly ahead of the GPU"
-    limit = PAIR_SDS * comparison.prior.sd_pct / 100
-    if limit > comparison.margins.matter:
-        return "one pair of this noise says nothing"
-    if not abs(comparison.log_ratios()[0]) <= limit:
+    limit = PAIR_SDS * comparison.prior.sd_pct / 100 / math.sqrt(len(pairs))
+    if not abs(fmean(comparison.log_ratios())) <= limit:
         return "the step time differs"
-    if not _rise(head, base) <= RISE_LIMIT:
+    if not all(_rise(*pair) <= RISE_LIMIT for pair in pairs):
         return "the last block is slower"
-    if not lopsided(head, base) <= TAIL_LIMIT:
+    if not all(lopsided(*pair) <= TAIL_LIMIT for pair in pairs):
         return "some steps are slower"
     return "steps get slower" if of_pairs(comparison, least=1) else ""
 
