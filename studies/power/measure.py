@@ -139,7 +139,7 @@ class Results:
         content = json.loads(options.out.read_text()) if options.out.exists() else {}
         self.changes: dict[str, dict[str, Any]] = content.get("changes", {})
         self._document, self._lock = Document(options.out, content), threading.Lock()
-        self._about = {
+        self.about = {
             "command": command_line(),
             "commit": current(ROOT, ROOT / "baselines").commit,
             "machine": machine(options.device, 1),
@@ -148,7 +148,7 @@ class Results:
     def take(self, name: str, found: dict[str, Any]) -> None:
         """Add figures of a change."""
         with self._lock:
-            self.changes[name] = self.changes.get(name, self._about) | found
+            self.changes[name] = self.changes.get(name, self.about) | found
             self._document.update(changes=self.changes)
 
     def row(self, name: str) -> str:
@@ -243,7 +243,8 @@ class Work:
             problem = "cut off" if ended else printed[-1000:]
             print(f"sizes of {', '.join(names)}: {problem}", flush=True)
             return
-        for name, size in zip(names, found, strict=True):
+        for name, measured in zip(names, found, strict=True):
+            size = measured | self.results.about  # may be of another card than the verdict
             known = self.results.changes[name] | {"size": size}
             self.results.take(name, {"size": size, "right": as_expected(CHANGES[name], known)})
             print(self.results.row(name), flush=True)
