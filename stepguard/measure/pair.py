@@ -125,16 +125,17 @@ class Pair:
         """Warm up, then run blocks in ``order``, all of them while ``nobody_imports``; ``far``: the
         second ones reach as far as launches beside a stored baseline do.
         """
-        self._ticker(f"pair {self._number}: wait until nobody imports")
-        began = time.monotonic()
-        self._wait(nobody_imports)
-        for launch in self.launches:
-            launch.group.grant(time.monotonic() - began)
         first, second = self.launches[order[0]], self.launches[order[1]]
         most = self._timing.steps.start // 2
         # The one whose block comes first warms up last, and goes on without being parked.
         second.warm_up(most=most)
         second.park()
+        # Imports of the next pairs may disturb that warm-up, and nothing that follows it.
+        self._ticker(f"pair {self._number}: wait until nobody imports")
+        began = time.monotonic()
+        self._wait(nobody_imports)
+        for launch in self.launches:
+            launch.group.grant(time.monotonic() - began)
         first.warm_up(windows=second.warmup.windows, most=most)
         blocks = _blocks(self._timing, self._number, far, first, second)
         for before, now in zip([order[0], *order], order, strict=False):
