@@ -6,10 +6,10 @@
 Each change of changes.py is made in a clone of this repository and judged there by `pytest
 perf_tests --perf-against=HEAD` of the core train step, nothing else: the run that a user would
 make. The machine's GPUs take changes by turns, in the order of the table, and then measure the true
-size of slowdowns (sizes.py). No verdict begins that could not end within --seconds; one that does
-not is cut off, and says so. Every result is in --out as soon as it is known, and what is there
-already is not measured again. On a CPU it only shows that the script works. The exit status is 1 if
-a verdict was not the expected one.
+size of slowdowns (sizes.py). No verdict begins that could not end within --seconds; what is left of
+them is its --perf-budget, and one that goes beyond it is cut off, and says so. Every result is in
+--out as soon as it is known, and what is there already is not measured again. On a CPU it only
+shows that the script works. The exit status is 1 if a verdict was not the expected one.
 """
 
 import argparse
@@ -37,8 +37,9 @@ from studies.power.change import FASTER, RED, SAME, SLOWER, Change
 from studies.power.changes import CHANGES, wanted
 
 CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}
-# Of a verdict by the one pair of a step that did not change; of an end.
-SAME_S, END_S = 100.0, 20.0
+# Of a verdict by the one pair of a step that did not change; of a pair that was begun in time; of
+# an end.
+SAME_S, PAIR_S, END_S = 100.0, 40.0, 20.0
 # Of a repeated verdict; its pairs are those of the first one, and at most a fresh one.
 AGAIN = ("command_s", "status", "failed", "first_line", "step_ms", "stages")
 # Of sizes: import and settling, and each tree's build. So many changes share a process and a base.
@@ -81,6 +82,7 @@ def verdict(
     document, began = tree / ".stepguard" / "power.json", time.monotonic()
     command = [sys.executable, "-m", "pytest", f"perf_tests/test_train_step.py::test_{case}", "-v"]
     command += [f"--perf-against={base}", f"--perf-json={document}"]
+    command += [f"--perf-budget={max(1.0, limit_s - PAIR_S) / 60:.2f}"]
     printed, ended = run_until(command, limit_s, cwd=tree, env=env)
     seconds = round(time.monotonic() - began, 1)
     stages = [line.strip() for line in printed.splitlines() if re.match(r"\s*[\d.]+ s  ", line)]
