@@ -2,9 +2,11 @@
 property is tried on.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from builders import PROPERTY
@@ -53,6 +55,9 @@ def environment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "1")
         monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+        # Nor what this machine's user configured: commits that are signed, say.
+        monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(Path(__file__).with_name("gitconfig")))
+        monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
         # In CI, too, a run within a test is strict, and annotates, only if the test says so.
         for name in ("CI", "GITHUB_ACTIONS"):
             monkeypatch.delenv(name, raising=False)

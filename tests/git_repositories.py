@@ -1,4 +1,4 @@
-"""Real git repositories for tests, made with no configuration of the user's."""
+"""Real git repositories for tests."""
 
 import os
 import subprocess
@@ -7,11 +7,14 @@ from pathlib import Path
 
 def git(root, *arguments, **env):
     """Run git in ``root`` with an identity; what it prints."""
-    env = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull} | env
-    name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    name = ["-c", "user.name=a", "-c", "user.email=a@b"]
     name += ["-c", "init.defaultBranch=main", "-c", "protocol.file.allow=always"]
     done = subprocess.run(
-        ["git", "-C", root, *name, *arguments], env=env, check=True, capture_output=True, text=True
+        ["git", "-C", root, *name, *arguments],
+        env=os.environ | env,
+        check=True,
+        capture_output=True,
+        text=True,
     )
     return done.stdout.strip()
 

@@ -1,7 +1,5 @@
 """Which commit a slowdown is judged against, with real repositories."""
 
-import os
-
 import pytest
 from git_repositories import commit, git, repository
 
@@ -13,10 +11,8 @@ ABSENT = f"the recording's commit {GONE[:12]} is not in this repository"
 
 
 @pytest.fixture
-def origin(tmp_path, monkeypatch):
+def origin(tmp_path):
     """A repository with one commit on main."""
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
     return repository(tmp_path / "origin", code="1\n")
 
 

@@ -99,6 +99,7 @@ def test_a_repository_of_somebody_else(root, monkeypatch):
     """What a container finds in a mounted clone is refused in git's own words, which have the
     command; git init would not mend it.
     """
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     said = no_commit(root)
     assert said.startswith(f"git refuses the repository of {root}: fatal: detected dubious")

@@ -32,13 +32,6 @@ with tree_of(Path(sys.argv[1]), sys.argv[2], print) as tree:
 """
 
 
-@pytest.fixture(autouse=True)
-def plain_git(monkeypatch):
-    """What this machine's user configured is not what is tested."""
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
-    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
-
-
 @pytest.fixture
 def root(tmp_path):
     """A repository at a path with spaces: code.py says 1, then 2; HEAD~1 is tagged "one"."""
@@ -396,6 +389,7 @@ def test_a_repository_without_a_commit(tmp_path):
 
 def test_a_repository_of_somebody_else(root, monkeypatch):
     """git's refusal of a repository with another owner is passed on, with its own remedy."""
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     message = fails(root, "one")
     assert "dubious ownership" in message and "git config --global --add safe.directory" in message

@@ -302,7 +302,6 @@ def gate(pytester, monkeypatch):
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
     monkeypatch.setattr(pytest_benchmark.plugin, "get_tag", lambda: "tag")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(pytester.path.parent))
     return made
 

@@ -167,8 +167,7 @@ def root(tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
-    """Short pairs, and no settings of the user's."""
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    """Short pairs."""
     shorten_launches(monkeypatch)
 
 
