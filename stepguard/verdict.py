@@ -63,7 +63,7 @@ class Reason(Enum):
     WORK_MOVED = "the step does other work"
     BEYOND_MARGIN = "beyond the margin, both revisions measured in pairs"
     WITHIN_MARGINS = "within the margins, both revisions measured in pairs"
-    IDENTICAL_STEP = "the step is the same, and a pair of both revisions shows no difference"
+    IDENTICAL_STEP = "the step is the same, and pairs of both revisions show no difference"
     UNDECIDED = "the pairs do not decide"
     NO_SLOWDOWN = "no slowdown seen, on a CPU"
     MAYBE_SLOWER = "slower in the mean, but not beyond doubt, on a CPU"
