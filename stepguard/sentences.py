@@ -2,7 +2,7 @@
 quote them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepguard.ab_margins import Margins
@@ -106,8 +106,13 @@ def _metric_missing(facts: Facts) -> str:
     return f"{facts['metric']} of {facts['whose']} is not known{why}"
 
 
+def changed(changes: Iterable[tuple[str, Any, Any]]) -> str:
+    """Return "batch 32 -> 64, seq 512 -> 1024"."""
+    return ", ".join(f"{key} {old} -> {new}" for key, old, new in changes)
+
+
 def _changes(facts: Facts) -> str:
-    return ", ".join(f"{key} {old} -> {new}" for key, old, new in facts["changes"])
+    return changed(facts["changes"])
 
 
 def _other_work(facts: Facts) -> str:

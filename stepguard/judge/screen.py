@@ -4,14 +4,14 @@ In order, and the first that applies decides: the measurement is not sound; ther
 compare with; what is there cannot be compared; then every metric on its own, the worst deciding.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.profiled import against_recordings, with_alarm
 from stepguard.judge.compare import compare, screen_of
+from stepguard.judge.conditions import changes
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.series import noticed
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
@@ -57,12 +57,12 @@ def _past(
     if entry is None:
         return [], Reason.NOT_RECORDED, {}
     if entry.case != evidence.case:
-        return [], Reason.OTHER_PARAMETERS, {"changes": _changes(entry.case, evidence.case)}
+        return [], Reason.OTHER_PARAMETERS, {"changes": changes(entry.case, evidence.case)}
     # The last epoch alone: an older level is what an accepted change left behind.
     past = comparable(entry.level, evidence)
     if not past:
         newest = entry.newest.software
-        return [], Reason.OTHER_SOFTWARE, {"changes": _changes(newest, evidence.software_key())}
+        return [], Reason.OTHER_SOFTWARE, {"changes": changes(newest, evidence.software_key())}
     # The case's parameters are equal, so the workload itself was changed; times of other work say
     # nothing.
     tokens = past[-1].tokens_per_step
@@ -106,26 +106,6 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
         return False
     found = screen_of(summarise(evidence), comparable(entry.level, evidence))
     return found is not None and (found.close or found.noisy)
-
-
-def _changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[tuple[str, Any, Any], ...]:
-    """Return what differs of cases or versions: (key, old, new), "unset" where one lacks it."""
-    then, now = _flat(old), _flat(new)
-    return tuple(
-        (key, then.get(key, "unset"), now.get(key, "unset"))
-        for key in sorted(then | now)
-        # A parameter that is None differs from one that is not there.
-        if (key in then, then.get(key)) != (key in now, now.get(key))
-    )
-
-
-def _flat(case: Mapping[str, Any]) -> dict[str, Any]:
-    params = case.get("params")
-    flat = {key: value for key, value in case.items() if key != "params"}
-    for key, value in params.items() if isinstance(params, Mapping) else ():
-        # A parameter may be called like a field of the case, "device" for one.
-        flat[f"params.{key}" if key in flat else key] = value
-    return flat
 
 
 def drifted(evidence: Evidence, past: Sequence[Recording]) -> tuple[str, float] | None:

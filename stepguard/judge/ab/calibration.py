@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import takewhile
+from itertools import chain, takewhile
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
@@ -24,10 +24,11 @@ from stepguard.evidence import Evidence
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS, MOST_PAIRS
+from stepguard.judge.conditions import changes
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.metrics import JUDGED_TIME
 from stepguard.recording import Text
-from stepguard.sentences import message, note
+from stepguard.sentences import changed, message, note
 from stepguard.verdict import Reason, Status
 
 SCHEMA = 2
@@ -99,9 +100,10 @@ def pool(comparisons: Sequence[Comparison]) -> PairPool:
     return PairPool(newest, tuple(ratios[-POOLED_PAIRS:]), seconds_a_pair)
 
 
-def _conditions(comparison: Comparison) -> tuple[dict[str, Any], dict[str, str], dict[str, float]]:
+def _conditions(comparison: Comparison) -> tuple[Any, ...]:
     """Return all that the noise of a case's pairs depends on."""
-    return comparison.head.case, comparison.head.software_key(), comparison.timing
+    head = comparison.head
+    return head.case, head.software_key(), comparison.timing, comparison.together
 
 
 def _unlike(comparison: Comparison) -> str:
@@ -239,16 +241,13 @@ def decision_rule(
 
 
 def _stale(entry: CalibratedCase, evidence: Evidence, timing: Mapping[str, float]) -> str:
-    """Return what is not as it was then, torch before what it brings along; empty if all is."""
-    for prefix, then, now in (
-        ("case.", entry.case, evidence.case),
-        ("", entry.software, evidence.software_key()),
-        ("timing.", entry.timing, timing),
-    ):
-        for key in sorted(then.keys() | now.keys(), key=lambda key: (key != "torch", key)):
-            if then.get(key) != now.get(key):
-                return f"{prefix}{key} was {then.get(key)!r} and is {now.get(key)!r}"
-    return ""
+    """Return the first thing that is not as it was then; empty if all is."""
+    known: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
+        (entry.case, evidence.case),
+        (entry.software, evidence.software_key()),
+        (entry.timing, timing),
+    ]
+    return changed(tuple(chain.from_iterable(changes(*one) for one in known))[:1])
 
 
 def prior_of(sd_pct: float, degrees: float) -> Prior:

@@ -11,21 +11,25 @@ fingerprint. Where that one is slower than they are, they do not count.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import chain
+from typing import Any
 
 import scipy  # as in pairs.py
 
 from stepguard.comparison import Comparison, LaunchPair
-from stepguard.evidence import Evidence, Launch
+from stepguard.evidence import Launch
 from stepguard.judge.ab.decision import by_plan, decision, problem
 from stepguard.judge.ab.identical import identical
 from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
+from stepguard.judge.conditions import changes
 from stepguard.judge.series import of_pairs
+from stepguard.sentences import changed
+from stepguard.text import listed
 from stepguard.verdict import Status
 
-DIFFERS = "{name} was {then} and is {now}"
 MACHINE = ("device_uuid", "device_name", "driver", "torch", "python", "cpu_threads")
 # At which a fresh pair is called slower than the earlier ones: 0.42 % above the mean of four pairs,
 # 0.35 % above that of 24, where they scatter as the prior says. To be wrong costs a comparison that
@@ -130,26 +134,26 @@ def _unlike(earlier: Comparison, now: Comparison) -> str:
                 return "its tree changed while it was measured"
             if loose := (*one.dirty, *one.untracked):
                 return f"its tree {when} files that are in no commit, {loose[0]}"
-        if differs := _differs(then, side):
-            return differs
-    for name in ("margins", "prior", "timing", "glance", "files"):
-        then, is_now = getattr(earlier, name), getattr(now, name)
-        if then != is_now:
-            return DIFFERS.format(name=name, then=then, now=is_now)
+            if one.fingerprint is None:
+                return "its machine is not known"
+    known = zip(_conditions(earlier), _conditions(now), strict=True)
+    if differs := tuple(chain.from_iterable(changes(*both) for both in known)):
+        return changed(differs[:1])
     if decision(earlier) is None or problem(earlier) is not None:
         return "it failed, or timed no pair"
     return ""
 
 
-def _differs(then: Evidence, now: Evidence) -> str:
-    known = [("case", then.case, now.case), ("gates", then.gates, now.gates)]
-    old, new = then.fingerprint, now.fingerprint
-    if old is None or new is None:
-        return "its machine is not known"
-    known += [(name, getattr(old, name), getattr(new, name)) for name in MACHINE]
-    # Of the environment what steers; other variables name folders, some a fresh one for each run.
-    known.append(("software", then.software_key(), now.software_key()))
-    for name, was, is_now in known:
-        if was != is_now:
-            return DIFFERS.format(name=name, then=was, now=is_now)
-    return ""
+def _conditions(one: Comparison) -> Iterator[Mapping[str, Any]]:
+    """Yield all that has to be equal for pairs to be of one comparison."""
+    for side in (one.head, one.base):
+        yield side.case
+        yield {"gates": listed(side.gates, len(side.gates))}
+        yield {name: getattr(side.fingerprint, name) for name in MACHINE}
+        # Of the environment what steers; other variables name folders, some a fresh one each run.
+        yield side.software_key()
+    yield asdict(one.margins)
+    yield asdict(one.prior)
+    yield one.timing
+    yield {"glance": one.glance}
+    yield {"files": "unknown" if one.files is None else listed(one.files, len(one.files))}

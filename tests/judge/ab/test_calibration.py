@@ -148,6 +148,7 @@ def test_the_newest_96_pairs_count():
 
 OTHER_CONDITIONS = {
     "timing": {"timing": TIMING | {"block_s": 4.0}},
+    "one after the other": {"together": False},
     "parameters": {"head": {"case": CASE | {"params": {"batch": 32}}}},
     "software": {"head": {"fingerprint": replace(FINGERPRINT, torch="1.0")}},
 }
@@ -155,7 +156,7 @@ OTHER_CONDITIONS = {
 
 @pytest.mark.parametrize("name", OTHER_CONDITIONS)
 def test_other_conditions_are_not_pooled(name):
-    """Noise of other software, parameters or timing says nothing of today's."""
+    """Noise of other software, parameters, timing or order says nothing of today's."""
     changes = dict(OTHER_CONDITIONS[name])
     older = kept(alike([5 * d for d in QUIET]))
     for side in changes.keys() & {"head"}:
@@ -367,23 +368,23 @@ def test_margins_are_never_narrower_and_decide(sd_pct, degrees, defaults):
 
 STALE = {
     "software": (
-        {"software": SOFTWARE | {"torch": "2.10.0"}}, {}, "torch was '2.10.0' and is '2.11.0'"
+        {"software": SOFTWARE | {"torch": "2.10.0"}}, {}, "torch 2.10.0 -> 2.11.0"
     ),
     "software that torch brings along": (
         {"software": SOFTWARE | {"torch": "2.10.0", "cudnn": "1", "cuda": "1"}}, {},
-        "ignored, torch was '2.10.0' and is '2.11.0'",
+        "ignored, torch 2.10.0 -> 2.11.0:",
     ),
     "software that is set": (
         {}, {"fingerprint": replace(FINGERPRINT, environment={"TORCHINDUCTOR_X": "1"})},
-        "environment was None and is 'TORCHINDUCTOR_X=1'",
+        "environment unset -> TORCHINDUCTOR_X=1",
     ),
     "parameters": (
-        {"case": CASE | {"params": {"batch": 32}}}, {}, "case.params was {'batch': 32} and is"
+        {"case": CASE | {"params": {"batch": 32}}}, {}, "batch 32 -> "
     ),
-    "workload": ({}, {"case": CASE | {"workload": "a:b"}}, "case.workload was"),
-    "world size": ({}, {"case": CASE | {"world_size": 2}}, "case.world_size was 1 and is 2"),
-    "block": ({"timing": TIMING | {"block_s": 4.0}}, {}, "timing.block_s was 4.0 and is 2.0"),
-    "warm-up": ({"timing": {"lead_s": 0.5, "block_s": 2.0}}, {}, "timing.warmup_min_s was None"),
+    "workload": ({}, {"case": CASE | {"workload": "a:b"}}, "-> a:b"),
+    "world size": ({}, {"case": CASE | {"world_size": 2}}, "world_size 1 -> 2"),
+    "block": ({"timing": TIMING | {"block_s": 4.0}}, {}, "block_s 4.0 -> 2.0"),
+    "warm-up": ({"timing": {"lead_s": 0.5, "block_s": 2.0}}, {}, "warmup_min_s unset -> "),
 }  # fmt: skip
 
 

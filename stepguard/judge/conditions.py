@@ -1,0 +1,28 @@
+"""What two measurements were made with, and in what that differs. Pure."""
+
+from collections.abc import Mapping
+from typing import Any
+
+Change = tuple[str, Any, Any]  # key, old, new
+
+
+def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:
+    """Return what differs of cases, versions or settings, "unset" where one lacks it; torch before
+    what it brings along.
+    """
+    then, now = _flat(old), _flat(new)
+    return tuple(
+        (key, then.get(key, "unset"), now.get(key, "unset"))
+        for key in sorted(then | now, key=lambda key: (key != "torch", key))
+        # A parameter that is None differs from one that is not there.
+        if (key in then, then.get(key)) != (key in now, now.get(key))
+    )
+
+
+def _flat(case: Mapping[str, Any]) -> dict[str, Any]:
+    params = case.get("params")
+    flat = {key: value for key, value in case.items() if key != "params"}
+    for key, value in params.items() if isinstance(params, Mapping) else ():
+        # A parameter may be called like a field of the case, "device" for one.
+        flat[f"params.{key}" if key in flat else key] = value
+    return flat
