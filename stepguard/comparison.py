@@ -20,6 +20,7 @@ class LaunchPair:
 
     head: Launch
     base: Launch
+    compiled: bool = False  # in a timed block, by one side, what later pairs take from the cache
 
     @property
     def log_ratio(self) -> float:

@@ -251,7 +251,9 @@ def _over(found: PairsFinding) -> str:
     how = "" if found.together else ", one launch after the other"
     rule = f" ({found.rule})" if found.rule else ""
     most = f" of {found.most} at most" if found.most else ""
-    again = f" ({found.again} more were disturbed and do not count)" if found.again else ""
+    with_again = found.with_again_pct
+    with_them = "" if with_again is None else f"; with them {with_again:+.2f} %"
+    again = f" ({found.again} more were disturbed and do not count{with_them})" * bool(found.again)
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
     earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
     if found.check_pct is not None:

@@ -169,7 +169,8 @@ class PairsFinding:
     rule: str  # where the margins and the expected noise come from
     together: bool  # both revisions alive, one of them parked; else one after the other
     most: int = 0  # pairs that the plan allows, where it was not followed to its end
-    again: int = 0  # pairs whose blocks were out of line, measured again
+    again: int = 0  # pairs that were disturbed, measured again
+    with_again_pct: float | None = None  # the change, if those whose blocks were out of line count
     earlier: int = 0  # of the pairs, that an earlier run of these commits measured
     check_pct: float | None = None  # of a fresh one beside those, where they alone decide
     not_pooled: str = ""  # why pairs of such a run do not count

@@ -124,7 +124,7 @@ def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> Non
     def pair(run: ab._PairRun, number: int) -> tuple[LaunchPair, bool]:
         if number <= real:
             return measure(run, number)
-        return LaunchPair(*(side.launches[-real] for side in run.sides)), False
+        return LaunchPair(*(side.launches[-real] for side in run.sides))
 
     def following(run: ab._PairRun, number: int) -> None:
         if number < real:
@@ -144,7 +144,7 @@ def invent_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all pairs be of equal steps that nobody ran, for tests of what comes of a comparison."""
 
     def pair(run: ab._PairRun, number: int) -> tuple[LaunchPair, bool]:
-        return LaunchPair(invented(number), invented(number)), False
+        return LaunchPair(invented(number), invented(number))
 
     monkeypatch.setattr(ab._PairRun, "_pair", pair)
     monkeypatch.setattr(ab, "Pair", lambda *_: SimpleNamespace(launches=[]))

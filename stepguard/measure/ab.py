@@ -129,7 +129,7 @@ class _PairRun:
                 if number > self.first and took_s > self.wanted.budget_s:
                     self.out_of_time = True
                     return
-                self._take(*self._pair(number))
+                self._take(self._pair(number))
                 self.wanted.keep(self.comparison())
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
@@ -154,7 +154,7 @@ class _PairRun:
         if more or not self.earlier.passes:
             return self.first
         self.checking = True
-        pair, afresh = self._pair(self.first)
+        pair = self._pair(self.first)
         self.checking = False
         why = contradicts(pair, found)
         if not why:
@@ -164,7 +164,7 @@ class _PairRun:
         for workers in self.sides:
             workers.launches.clear()
         self.again, self.out_of_time = [], False
-        self._take(pair, afresh)
+        self._take(pair)
         self.wanted.keep(self.comparison())
         return self.first + 1
 
@@ -178,10 +178,8 @@ class _PairRun:
             launch.count()
             launch.leave()
 
-    def _pair(self, number: int) -> tuple[LaunchPair, bool]:
-        """Measure a pair; return it, and whether a block of it has seconds in which something was
-        compiled that the cache did not have.
-        """
+    def _pair(self, number: int) -> LaunchPair:
+        """Measure a pair."""
         order = ORDERS[(number - 1) % 2]
         if self.together:
             try:
@@ -196,20 +194,20 @@ class _PairRun:
         # Not steady is no fault here: alternation takes the drift out, and a step that keeps
         # compiling is counted.
         head, base = (replace(launch.measured(number), steady="") for launch in both)
-        return LaunchPair(head, base), any(launch.timed_a_compiler for launch in both)
+        return LaunchPair(head, base, any(launch.timed_a_compiler for launch in both))
 
     def _far(self) -> bool:
         """Tell whether the next pair reaches far: the first ones of those whose series count."""
         judged = max(self.earlier.spent, default=0)
         return len(self.sides[HEAD].launches) < judged + self.near + FAR_PAIRS
 
-    def _take(self, pair: LaunchPair, afresh: bool = False) -> None:
-        """Count a pair. One waits for the next if it compiled ``afresh`` in a timed block, which
-        one side alone does, or on a GPU if its blocks are out of line: if that is so, too, it was
-        no accident and both count; else the first is only kept.
+    def _take(self, pair: LaunchPair) -> None:
+        """Count a pair. One waits for the next if it compiled in a timed block, which one side
+        alone does, or on a GPU if its blocks are out of line: if that is so, too, it was no
+        accident and both count; else the first is only kept.
         """
         prior, aside = self.comparison().prior, self.aside
-        odd = afresh or is_gpu(self.case.device) and out_of_line(pair.head, pair.base, prior)
+        odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base, prior)
         # Where steps are asked for, what is in one block alone is what is looked for.
         may_wait = odd and not self.timing.steps and len(self.again) < MOST_AGAIN
         if aside is None and may_wait:

@@ -717,6 +717,55 @@ def test_the_report_says_which_pairs_are_of_an_earlier_run():
     assert "of an earlier run of this code, with which a fresh one agrees (+2." in text
 
 
+# Pairs that others replaced
+
+
+def replaced(*pcts, compiled=False):
+    """Pairs out of line, of HEAD's so much longer."""
+    one = turns((0.0,))
+    base = one.base.launches[0]
+    slow = [
+        replace(base, blocks=evidence((250.0 * (1 + p / 100),)).launches[0].blocks) for p in pcts
+    ]
+    return tuple(LaunchPair(head, base, compiled) for head in slow)
+
+
+@pytest.mark.parametrize("pairs", [4, 6, 8])
+def test_what_disturbs_head_alone_is_no_pass(pairs):
+    """A thread that stalls HEAD now and then: each time the pair is replaced, and the quiet ones
+    alone would pass. Where it is slower with them all, there are more pairs, and no verdict.
+    """
+    quiet = turns((0.0,) * pairs)
+    assert decided(quiet) == (Status.SAME, Reason.WITHIN_MARGINS)
+    found = replace(quiet, again=replaced(10.0, 10.0, 10.0))
+    assert decided(found) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    assert wants_another_pair(found)
+    last = replace(found, out_of_time=True)
+    assert decided(last) == (Status.INCONCLUSIVE, Reason.UNDECIDED)
+    assert not wants_another_pair(last)
+    text = told_block(judge_ab(last), "e.json", Commands())
+    assert "(3 more were disturbed and do not count; with them +" in text
+
+
+def test_disturbances_of_both_sides_or_of_a_compiler_are_no_obstacle():
+    """Nor are those of the base, or one that makes less than the matter margin of all pairs; and
+    SLOWER stays what the other pairs say.
+    """
+    quiet = turns((0.0,) * 8)
+    for again in (
+        replaced(10.0, -10.0),
+        replaced(-10.0, -10.0),
+        replaced(4.0),
+        replaced(900.0, compiled=True),
+    ):
+        found = replace(quiet, again=again)
+        assert decided(found) == (Status.SAME, Reason.WITHIN_MARGINS)
+    slower = replace(turns(shifted(2.0)), again=replaced(-30.0))
+    assert judge_ab(slower).status is Status.SLOWER
+    faster = replace(turns(shifted(-2.0)), again=replaced(30.0, 30.0))
+    assert judge_ab(faster).status is Status.INCONCLUSIVE
+
+
 # JSON
 
 
