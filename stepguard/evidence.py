@@ -51,7 +51,7 @@ class Block:
     wall_ms: tuple[float, ...]  # by rank: synchronize to synchronize
     events_ms: tuple[float, ...]  # by rank: first to last event; equals wall_ms on a CPU
     step_ms: tuple[float, ...]  # single steps of the slowest rank
-    enqueue_ms: float | None = None  # host time for the first step, slowest rank; GPUs only
+    enqueue_ms: float | None = None  # host time for the first step, of the slowest host; GPUs only
     energy_j: float | None = None  # of all GPUs, between the two synchronizations
     sm_clock_mhz: float | None = None  # median of the samples taken during the block
     temperature_c: float | None = None

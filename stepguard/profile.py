@@ -125,6 +125,7 @@ def over_ranks(profiles: Sequence[Profile]) -> Profile:
             for name in sorted({name for one in profiles for name in one.calls})
         },
         lost_share=max(one.lost_share for one in profiles),
+        incomplete=max(one.incomplete for one in profiles),
     )
 
 

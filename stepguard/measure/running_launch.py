@@ -237,12 +237,14 @@ def block_steps(seconds: float, step_s: float) -> int:
 def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
     """Return one block for every rank's report; single steps are those of the slowest rank."""
     slowest = max(ranks, key=lambda rank: rank["wall_ms"])
+    enqueue_ms = [rank["enqueue_ms"] for rank in ranks]
     return Block(
         steps=steps,
         wall_ms=tuple(rank["wall_ms"] for rank in ranks),
         events_ms=tuple(rank["events_ms"] for rank in ranks),
         step_ms=tuple(slowest["step_ms"]),
-        enqueue_ms=slowest["enqueue_ms"],
+        # A rank whose host is late keeps all waiting.
+        enqueue_ms=None if None in enqueue_ms else max(enqueue_ms),
         ran=ran,
         outside_ms=ranks[0]["outside_ms"],
     )

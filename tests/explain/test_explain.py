@@ -441,3 +441,5 @@ def test_the_mean_over_ranks():
     assert [row.us for row in both.idle] == [one.idle[0].us, (300.0,) * 3]
     assert both.kernels[0].us == tuple(us / 2 for us in one.kernels[0].us)
     assert both.parts == one.parts
+    # A step that any rank left out is one that is not known whole.
+    assert over_ranks([one, replace(one, incomplete=3)]).incomplete == 3

@@ -205,3 +205,17 @@ def test_only_times_that_decide_nothing_are_taken_in_a_glance(device, gates, sho
     found, usual = protocol_of(case), PROTOCOLS[device]
     assert (found != usual) == short and found.blocks == usual.blocks
     assert found.block_s <= usual.block_s and found.warmup_cap_s <= usual.warmup_cap_s
+
+
+def test_the_slowest_host_of_all_ranks_counts():
+    """It may be another one than the slowest rank's, which ranks in lockstep leave to chance."""
+
+    def ranks(command, **rest):
+        [one] = answers(command, **rest)
+        return [one | {"wall_ms": one["wall_ms"] + 1, "events_ms": one["events_ms"] + 1}] + [
+            one | {"enqueue_ms": 90.0}
+        ]
+
+    launch = running(answer=ranks)
+    launch.timed_block(20, of=1)
+    assert launch.blocks[0].enqueue_ms == 90.0

@@ -13,6 +13,7 @@ from statistics import fmean, median
 
 from stepguard.comparison import Comparison
 from stepguard.evidence import Counts, Launch
+from stepguard.judge.ab.pairs import out_of_line
 from stepguard.judge.series import of_pairs
 from stepguard.profile import mean
 
@@ -23,7 +24,10 @@ HOST_SHARE = 0.8
 # ... and then its GPU is idle: 1.0 and 1.2 % of these steps are gaps between queued kernels.
 IDLE_SHARE = 0.03
 PAIR_SDS = 2.0  # of the mean of such pairs, that it may be away from zero
-MOST_ALIKE = 3  # pairs; the plan itself decides by four
+# ... and that the matter margin has to be. So at most 31 % of what is slower by that margin, and
+# shows in no identity, would pass; one pair is enough up to a sd of 0.2 %.
+MARGIN_SDS = 2.5
+MOST_ALIKE = 4  # pairs, as by margins that are as wide as their noise
 # The ratio of the last blocks above that of the first ones: in 73 pairs of train steps on H200s
 # (studies/judge_power) its sd was 0.45 %, the largest 0.96 %; in seven of `forward` 0.8 and 1.1 %.
 RISE_LIMIT = 0.02
@@ -62,9 +66,10 @@ def _unlike(head: Counts, base: Counts) -> str:
             return f"a step is not known whole: {identity.problem if identity else 'no trace'}"
         if profile is None or profile.incomplete or profile.lost_share:
             return "a profile is not whole"
-        idle = mean(profile.parts.idle_us) / mean(profile.parts.step_us)
-        if not 0 <= idle <= IDLE_SHARE:
-            return f"the GPU is idle for {100 * idle:.1f} % of a step"
+        for rank in counts.parts_by_rank or (profile.parts,):
+            idle = mean(rank.idle_us) / mean(rank.step_us)
+            if not 0 <= idle <= IDLE_SHARE:
+                return f"a GPU is idle for {100 * idle:.1f} % of a step"
         if counts.unstable:
             return f"{min(counts.unstable)} differs from step to step"
     assert head.identity is not None and base.identity is not None
@@ -76,11 +81,11 @@ def _unlike(head: Counts, base: Counts) -> str:
 
 
 def enough(comparison: Comparison) -> int:
-    """Return how many pairs of a step that is the same say that nothing slowed it down: PAIR_SDS of
-    their mean are within the matter margin. 0 where more than MOST_ALIKE would be needed.
+    """Return how many pairs of a step that is the same say that nothing slowed it down: MARGIN_SDS
+    of their mean are within the matter margin. 0 where more than MOST_ALIKE would be needed.
     """
-    limit = PAIR_SDS * comparison.prior.sd_pct / 100
-    needed = math.ceil((limit / comparison.margins.matter) ** 2)
+    ratio = MARGIN_SDS * comparison.prior.sd_pct / comparison.margins.matter_pct
+    needed = math.ceil(ratio**2 - 1e-9)
     return needed if needed <= MOST_ALIKE else 0
 
 
@@ -116,6 +121,8 @@ def _odd(comparison: Comparison) -> str:
     launches = [launch for pair in pairs for launch in pair]
     if not comparison.together or not all(launch.has_times() for launch in launches):
         return "it was not measured in turns"
+    if any(out_of_line(*pair, comparison.prior) for pair in pairs):
+        return "a pair is out of line"
     if not all(map(_ahead, launches)):
         return "the host is hardly ahead of the GPU"
     limit = PAIR_SDS * comparison.prior.sd_pct / 100 / math.sqrt(len(pairs))

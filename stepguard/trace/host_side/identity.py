@@ -18,6 +18,9 @@ from stepguard.trace.phases import LIBRARIES
 
 _TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")  # versions are software
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
+# What orders streams: one more wait takes away an overlap. Other calls (polls, queries) vary.
+_ORDERING = ("EventRecord", "StreamWaitEvent", "LaunchHostFunc")
+_ORDERS = tuple(f"{api}{call}" for api in ("cuda", "cu") for call in _ORDERING)
 # Operands; and of a kernel that the compiler made, which.
 _INPUTS: tuple[str, ...] = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 _INPUTS += ("kernel_hash", "kernel_kwargs", "num_warps", "num_stages", "kernel_backend")
@@ -64,7 +67,8 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
         launches = works(name)
         if operator:
             around[event["tid"]].append(event)
-        if not (launches or name in SYNC_CALLS) and (not operator or LIBRARIES.search(name)):
+        called = launches or name in SYNC_CALLS or name.startswith(_ORDERS)
+        if not called and (not operator or LIBRARIES.search(name)):
             continue  # polls vary, and so do the threads that poll
         thread = threads.setdefault(event["tid"], len(threads))
         if operator and name == "record_param_comms":

@@ -99,9 +99,11 @@ def test_what_runs_differently_shows(name, args, part):
     [
         lambda n, add: add.kernel(1000 * n + 70, 1000 * n + 95, 1000 * n + 97, "more"),
         lambda n, add: add.call("cudaStreamSynchronize", 1000 * n + 70, tid=99),
+        lambda n, add: add.call("cudaStreamWaitEvent", 1000 * n + 70),
+        lambda n, add: add.call("cudaEventRecordWithFlags", 1000 * n + 70),
         lambda n, add: add.event("cpu_op", "aten::add", 1000 * n + 70, 1, tid=99),
     ],
-    ids=["kernel", "sync in a thread", "operator in a thread"],
+    ids=["kernel", "sync in a thread", "wait of a stream", "event", "operator in a thread"],
 )
 def test_what_is_added_shows(change):
     """In whatever thread."""
