@@ -15,7 +15,7 @@ from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
 from stepguard.storage.accept import Action, Refused, accept
 from stepguard.storage.json_file import FileError, restore
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.verdict import Confirmation, Reason, Status, Verdict
 
 DEFAULT_REASON = "accepted with --perf-update"
 
@@ -43,6 +43,13 @@ class Recorder:
         first = self._new and verdict.reason is Reason.NOT_RECORDED
         more = self._append and verdict.status is Status.SAME
         if not (self._all or first or more):
+            return
+        if more and not self._all and _kernels_in_doubt(verdict):
+            # It passes; but the next runs would be compared with these kernels.
+            self.notices.append(
+                f"{case_id}: not recorded, its kernels take longer than the recorded ones, and no "
+                "pairs say that the step does not"
+            )
             return
         level = f"to make it the level: {self._commands.accept(case_id)} --reason '...'"
         if until := verdict.waived_until:
@@ -111,6 +118,15 @@ class Recorder:
     def _refuse(self, notice: str) -> None:
         self.notices.append(notice)
         self.refused.append(notice)
+
+
+def _kernels_in_doubt(verdict: Verdict) -> bool:
+    """Tell whether kernels take longer and no pairs say that the step is the same."""
+    return any(
+        one.reason is Reason.KERNELS_MOVED
+        and (one.confirmed is None or one.confirmed.outcome is not Confirmation.STEP_SAME)
+        for one in verdict.metrics
+    )
 
 
 def _unproven(verdict: Verdict) -> bool:

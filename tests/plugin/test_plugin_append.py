@@ -1,8 +1,12 @@
 """--perf-append: what is `same` becomes one more recording, and nothing else does."""
 
 import json
+from dataclasses import replace
 
 import pytest
+
+import stepguard.measure.suite
+from stepguard.verdict import Confirmation, Confirmed, Reason
 
 
 def recordings(gate, case):
@@ -46,6 +50,36 @@ def test_what_passes_beside_its_level_is_left_out(gate, h200, ms, options, why):
     result = gate.run("--perf-append", "--perf-strict", *options)
     assert result.ret == 0 and recordings(gate, case) == [1]
     result.says(f"{why}linear?124m?: step_ms *a new level needs a reason*", "*1 passed*")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "count"),
+    [
+        (None, 1),
+        (Confirmation.UNDECIDED, 1),
+        (Confirmation.NO_TREE, 1),
+        (Confirmation.STEP_SAME, 2),
+    ],
+)
+def test_kernels_in_doubt_are_no_reference(gate, h200, monkeypatch, outcome, count):
+    """Kernels that take longer fail nothing; but unless pairs say that the step is the same, the
+    next run is compared with those before.
+    """
+    case, real = gate.guarded(h200), stepguard.measure.suite.judge
+    gate.commit()
+
+    def moved(evidence, entry):
+        found = real(evidence, entry)
+        why = {"reason": Reason.KERNELS_MOVED, "confirmed": outcome and Confirmed(outcome)}
+        return found.with_metrics(
+            tuple(replace(m, **why) if m.metric == "step_ms" else m for m in found.metrics)
+        )
+
+    monkeypatch.setattr(stepguard.measure.suite, "judge", moved)
+    result = gate.run("--perf-append", "--perf-strict", "--perf-no-confirm")
+    assert result.ret == 0 and recordings(gate, case) == [count]
+    if count == 1:
+        result.says("*linear?124m?: not recorded, its kernels take longer *")
 
 
 def test_a_level_that_crept_takes_no_more(gate, h200):
