@@ -132,7 +132,7 @@ def _init(options: argparse.Namespace) -> int:
     params, device = parameters(options)
     name, launches = options.name or device, 1 if device == CPU else 3
     case = Case(name, options.factory, params, device=device, launches=launches)
-    if problem := missing(options.factory, root):
+    if problem := missing(options.factory, root, params):
         raise UsageError(problem)
     if device == GPU and not visible_gpus():
         raise UsageError(

@@ -5,11 +5,12 @@ model.workloads:train_step size=nano batch=4 seq=64 device=cpu
 """
 
 import argparse
+import ast
 import contextlib
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -20,7 +21,7 @@ from stepguard.cli.common import UsageError
 from stepguard.device import CPU, DEVICES, GPU, is_gpu
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.storage import baselines as baseline
-from stepguard.text import meant
+from stepguard.text import listed, meant
 from stepguard.worker.interpreter import as_typed
 
 
@@ -56,9 +57,19 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     try:
         if ":" not in options.factory:
-            case = _recorded(options.factory, device, options.root)
-            ranks = options.gpus or case.world_size
-            case = replace(case, params={**case.params, **params}, world_size=ranks, gates=())
+            known = _recorded(options.factory, options.root)
+            case = known.get(device) or next(iter(known.values()))
+            named = options.device or any(one.startswith("device=") for one in options.params)
+            if named and case.device != device:
+                factory = f"{case.workload} {' '.join(options.params)} --device {device}"
+                raise UsageError(
+                    f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
+                    f"name its factory instead, with all parameters: {factory}"
+                )
+            others = {**case.params, **params}, options.gpus or case.world_size
+            # With others it is another case, which is never recorded as this one.
+            name = case.name if others == (case.params, case.world_size) else "run"
+            case = replace(case, name=name, params=others[0], world_size=others[1], gates=())
         else:
             case = Case("run", options.factory, params, device, options.gpus or 1)
         # On a CPU times are not gated, so that one launch is enough for the counters.
@@ -66,13 +77,13 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
         case = replace(case, launches=usual if launches is None else launches)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    if problem := missing(case.workload, options.root):
+    if problem := missing(case.workload, options.root, case.params):
         raise UsageError(problem)
     return case
 
 
-def _recorded(case_id: str, device: str, root: Path) -> Case:
-    """Return a case of the baseline files by its id; of several machines' the one for this."""
+def _recorded(case_id: str, root: Path) -> dict[str, Case]:
+    """Return a case of the baseline files by its id, for each device that it is recorded for."""
     found, known = {}, set()
     for path in baseline.files(baseline.usual(root)):
         content = baseline.load(path)
@@ -86,7 +97,7 @@ def _recorded(case_id: str, device: str, root: Path) -> Case:
         factory = "a factory is package.module:function key=value"
         hint = hint or _with_colon(case_id, root)
         raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {cases}; {factory}")
-    return found.get(device) or next(iter(found.values()))
+    return found
 
 
 def _with_colon(name: str, root: Path) -> str:
@@ -118,10 +129,11 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
     return found
 
 
-def missing(workload: str, root: Path) -> str:
-    """Return what a rank that starts in ``root`` would not find of "package.module:function"; empty
-    where all is there, or where a compiled module does not tell. Nothing is imported, since torch
-    alone takes seconds. Raises ValueError for what is no such name.
+def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = None) -> str:
+    """Return what a rank that starts in ``root`` would not find of "package.module:function", or
+    which of ``params`` it would not take; empty where all is there, or where the source does not
+    tell. Nothing is imported, since torch alone takes seconds. Raises ValueError for what is no
+    such name.
     """
     Case("x", workload, device=CPU)
     module, _, function = workload.partition(":")
@@ -134,7 +146,31 @@ def missing(workload: str, root: Path) -> str:
         if function not in text:
             defined = re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
             return f"{spec.origin} has no {function}{meant(function, defined)}"
+        return _unfit(text, function, params) if params is not None else ""
     return ""
+
+
+def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
+    """Return which parameters a function that is defined in the source lacks, or does not take."""
+    with contextlib.suppress(SyntaxError):  # whoever imports it says so
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.FunctionDef) and node.name == function:
+                return "" if node.decorator_list else _unlike(node, params)
+    return ""
+
+
+def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
+    taken = node.args
+    names = [one.arg for one in (*taken.posonlyargs, *taken.args)]
+    needed = names[: len(names) - len(taken.defaults)]
+    kwonly = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
+    needed += [one.arg for one, default in kwonly if default is None]
+    names += [one.arg for one in taken.kwonlyargs]
+    wrong = [key for key in params if key not in names and taken.kwarg is None]
+    if wrong:
+        return f"{node.name} takes no {wrong[0]}{meant(wrong[0], names)}"
+    lacks = [name for name in needed if name not in params and name != "device"]
+    return f"{node.name} needs {listed(lacks, 3)}: add {lacks[0]}=..." if lacks else ""
 
 
 def _beside(module: str, root: Path) -> str:

@@ -13,7 +13,7 @@ from stepguard.cli import init, workload
 from stepguard.cli.main import main
 from stepguard.cli.workload import missing
 
-FACTORY = "import torch\n\n\ndef train_step(width, device):\n    ...\n"
+FACTORY = "import torch\n\n\ndef train_step(width, device, compile=True, name=''):\n    ...\n"
 AUTHOR = {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t"}
 AUTHOR |= {
     "GIT_COMMITTER_NAME": "t",
@@ -202,7 +202,7 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
     records the other case. A case whose line a formatter broke is there.
     """
     project.commit()
-    assert main(["init", "my_model:train_step", "wdith=64"]) == 0
+    assert main(["init", "my_model:train_step", "width=46"]) == 0
     before = project.test.read_text()
     assert project.init() == 1
     told = capsys.readouterr().err
@@ -214,6 +214,23 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
     project.commit()
     assert project.init() == 0 and len(project.measured) == 2
     assert "is there, and left as it is" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("params", "why"),
+    [
+        (["wdith=64"], "train_step takes no wdith (did you mean width?)"),
+        ([], "train_step needs width: add width=..."),
+    ],
+)
+def test_a_parameter_that_the_factory_does_not_take_is_refused_at_once(
+    project, capsys, params, why
+):
+    """Before anything is written, let alone committed."""
+    project.commit()
+    assert main(["init", "my_model:train_step", *params]) == 2
+    assert why in capsys.readouterr().err
+    assert not project.test.exists() and not project.measured
 
 
 def test_the_workflow_is_written_on_request(project):

@@ -41,7 +41,7 @@ def tools(shell, monkeypatch, tmp_path):
         (tmp_path / "bin" / name).write_text(FAKE)
         (tmp_path / "bin" / name).chmod(0o755)
     (tmp_path / "bin" / "ncu.csv").write_text(NCU)
-    (tmp_path / "w.py").write_text("def f():\n    pass\n")
+    (tmp_path / "w.py").write_text("def f(batch=1, *, device):\n    pass\n")
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setattr(nsight, "visible_gpus", lambda: [])
 
