@@ -21,6 +21,10 @@ Check = Callable[[Content], Iterable[str]]  # yields what is wrong with a conten
 class OtherSchema(ValueError):
     """A document of another version, which is not damaged."""
 
+    def __init__(self, found: Any, schema: int) -> None:
+        super().__init__(f"schema {found!r}, this version of stepguard reads {schema}")
+        self.newer = type(found) is int and found > schema
+
 
 def parse(
     text: str, kind: type[Content], schema: int, check: Check[Content] | None = None
@@ -43,7 +47,7 @@ def parse(
             raise ValueError("it has no schema")
         # Before the fields: another schema has others.
         if raw["schema"] != schema:
-            raise OtherSchema(f"schema {raw['schema']!r}, this version of stepguard reads {schema}")
+            raise OtherSchema(raw["schema"], schema)
         found = converted(raw, kind)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
