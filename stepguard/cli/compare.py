@@ -29,7 +29,7 @@ from stepguard.storage import baselines as baseline
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.runs import read_evidence
-from stepguard.text import listed
+from stepguard.text import listed, short_hash
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.summary import summary
 
@@ -129,7 +129,7 @@ def _of_document(document: RunDocument) -> Side:
         environment={
             "machine": document.machine,
             "driver": ", ".join(sorted(drivers)),
-            "commit": document.commit[:10],
+            "commit": short_hash(document.commit),
         },
         cases={one.case: one.metrics for one in document.results},
         launches_ms={one.case: [x.step_ms for x in one.launches] for one in document.results},
@@ -143,7 +143,7 @@ def _of_recordings(
     software: dict[str, str] = {}
     for one in found.values():
         software |= one.software | {"driver": one.driver}
-    commits = dict.fromkeys(one.commit[:10] for one in found.values())
+    commits = dict.fromkeys(short_hash(one.commit) for one in found.values())
     software["commit"] = ", ".join(commits)
     return Side(
         environment={"machine": machine} | software,

@@ -30,6 +30,7 @@ from stepguard.cli.common import add_parser, say
 from stepguard.cli.profilers.nsight import COMES_WITH
 from stepguard.device import GPU
 from stepguard.git.revision import current, no_commit
+from stepguard.git.worktree import FOLDER
 from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
 from stepguard.launch import engine
 from stepguard.launch.scheduler import LauncherError, describe_nodes, machine_id, unfit
@@ -38,7 +39,7 @@ from stepguard.sentences import uncommitted
 from stepguard.storage import baselines as baseline
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
-from stepguard.text import counted
+from stepguard.text import counted, short_hash
 from stepguard.worker.interpreter import as_typed, interpreter
 
 _PEAKS = "stepguard.worker.profilers.peaks"
@@ -54,6 +55,7 @@ TOOLS = {
     "nvcc": "the CUDA toolkit: https://developer.nvidia.com/cuda-downloads",
     **COMES_WITH,
 }
+LITTLE_BYTES = 100e6  # free: a choice, no measurement
 Finding = tuple[str, str]  # "ok", "note" or "ERROR", and a sentence
 
 
@@ -249,8 +251,14 @@ def _peaks(root: Path) -> Iterator[Finding]:
 
 
 def _tree(root: Path, baselines: Path) -> Iterator[Finding]:
+    free_bytes = shutil.disk_usage(root).free
+    if not os.access(root, os.W_OK):
+        yield "ERROR", f"{root} cannot be written: evidence is kept in {root / FOLDER}"
+    elif free_bytes < LITTLE_BYTES:
+        left = f"{free_bytes / 1e6:.0f} MB are free at {root}"
+        yield "ERROR", f"{left}: evidence and compile caches are kept in {root / FOLDER}"
     revision = current(root, baselines)
     if problem := no_commit(root) or uncommitted(revision.dirty):
         yield "note", f"nothing can be recorded: {problem}"
     else:
-        yield "ok", f"commit {revision.commit[:10]}, clean"
+        yield "ok", f"commit {short_hash(revision.commit)}, sources clean"

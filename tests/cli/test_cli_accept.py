@@ -344,7 +344,7 @@ def test_judge_with_several_evidences_of_a_case(shell):
         rows = [line.split()[-1] for line in done.out.splitlines() if line.startswith("linear[a] ")]
         assert sorted(rows) == sorted(expected), "a row each"
         for date in (again, later):
-            assert f"linear[a]: measured {date} on aaaaaaaaaa, cpu.json" in done.out
+            assert f"linear[a]: measured {date} on aaaaaaaaaaaa, cpu.json" in done.out
 
 
 def test_judge_with_evidence_of_several_machines(shell):

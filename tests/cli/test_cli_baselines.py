@@ -52,7 +52,9 @@ def test_prune_removes_a_case_and_nothing_else(recorded):
     assert recorded("baselines", "prune").status == 2
     assert recorded("baselines", "prune", "linear[c]").status == 1
     assert json.loads(path.read_text()) == before
-    assert recorded("baselines", "prune", "linear[a]").status == 0
+    done = recorded("baselines", "prune", "linear[a]")
+    assert done.status == 0 and "linear[a]: 1 recording removed from " in done.out
+    assert "; commit it, or " in done.out  # what brings the file back
     del before["cases"]["linear[a]"]
     assert json.loads(path.read_text()) == before
     recorded("baselines", "prune", "linear[b]")

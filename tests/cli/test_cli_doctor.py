@@ -222,7 +222,7 @@ def test_the_tree(machine):
     """A clean and a dirty one: said in a note, with what mends it."""
     (machine.shell.path / "a.py").write_text("")
     machine.shell.commit()
-    assert ", clean" in machine().out
+    assert "sources clean" in machine().out
     (machine.shell.path / "b.py").write_text("")
     assert "nothing can be recorded: uncommitted changes (b.py): commit them" in machine().out
 

@@ -15,7 +15,8 @@ from stepguard.baseline_file import Entry
 from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.report.stored import recorded
 from stepguard.storage import baselines as baseline
-from stepguard.text import meant, printable_document
+from stepguard.storage.json_file import restore
+from stepguard.text import counted, meant, printable_document
 from stepguard.worker.interpreter import as_typed
 
 
@@ -38,8 +39,9 @@ def _baselines(options: argparse.Namespace) -> int:
             say(path.name, *(recorded.listing(cases) if cases else ["no case"]))
         for case_id, entry in cases.items():
             if action == "prune":
+                count = counted(sum(len(one.recordings) for one in entry.epochs), "recording")
                 baseline.remove(path, case_id)
-                say(f"{case_id}: removed from {path}; commit it")
+                say(f"{case_id}: {count} removed from {path}; commit it, or {restore(path)}")
             elif action == "show" and not options.json:
                 say(f"{path.name}  {case_id}", *recorded.lines(entry))
     if options.json:

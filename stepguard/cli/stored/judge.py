@@ -24,6 +24,7 @@ from stepguard.report.stored.waivers import sentences
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waivers import load_waivers, today, unknown
+from stepguard.text import short_hash
 from stepguard.verdict import Status, Verdict
 
 
@@ -52,7 +53,7 @@ def _judge(options: argparse.Namespace) -> int:
         path = baseline.path_of(options.baselines, evidence)
         pairs = pairs_beside(kept)
         verdicts.append(verdict_of_run(evidence, pairs, options.baselines, waivers))
-        commit = evidence.commit[:10] or "no commit"
+        commit = short_hash(evidence.commit) or "no commit"
         say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
     for found in pairs_alone:
         verdicts.append(verdict_of_run(None, found, options.baselines, waivers))
