@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from stepguard.judge.waivers import problem_of
+from stepguard.metrics import METRICS
 from stepguard.storage.baselines import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 from stepguard.text import meant
@@ -67,6 +68,24 @@ def _recorded(folder: Path) -> set[str]:
     return {case_id for content in contents if content for case_id in content.cases}
 
 
+def _idle(folder: Path, waiver: Waiver) -> str:
+    """Return why a waiver of a counter lets nothing pass, whatever its case counts; else empty."""
+    contents = filter(None, map(load, files(folder)))
+    entries = [one.cases[waiver.case] for one in contents if waiver.case in one.cases]
+    if waiver.value is None or not entries:
+        return ""
+    newest = [one.newest for one in entries if waiver.metric in one.required_gates]
+    if not newest:
+        return f"it does not gate {waiver.metric}"
+    cost = METRICS[waiver.metric].role == "cost"
+    for one in newest:
+        ranks = one.unlike_ranks().get(waiver.metric) or [one.counters.get(waiver.metric, -1)]
+        if any(waiver.value > old or not cost and waiver.value != old for old in ranks):
+            return ""
+    known = newest[0].counters[waiver.metric]
+    return f"{waiver.metric} is {known} as recorded: a value of {waiver.value} lets nothing pass"
+
+
 @one_at_a_time
 def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
     """Remove the case's waiver of a metric, or all of its waivers where that is empty, from the
@@ -95,7 +114,7 @@ def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] =
     if not problem and unknown(folder, [waiver], known):
         hint = meant(waiver.case, _recorded(folder) | set(known))
         problem = f"no baseline and no run that is kept here has this case{hint}"
-    if problem:
+    if problem := problem or _idle(folder, waiver):
         raise BadWaiver(f"{waiver.case}: not waived, {problem}")
     others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]
     # Sorted, so that a diff shows the waiver that was written and no other one.

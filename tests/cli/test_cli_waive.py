@@ -161,6 +161,12 @@ def test_what_was_waived_at_once_is_removed_at_once(changed):
         (("linear[a]", "breaks", "--value", "2", *WHY), "'breaks' is no metric"),
         (("linear[a]", "graph_breaks", "--limit-pct", "2", *WHY), "needs a value"),
         (("linear[a]", "graph_breaks", "--value", "-2", *WHY), "a count is not negative"),
+        (
+            ("linear[a]", "operator_calls_per_step", "--value", "100", *WHY),
+            "operator_calls_per_step is 100 as recorded: a value of 100 lets nothing pass",
+        ),
+        (("linear[a]", "generated_kernels", "--value", "5", *WHY), "is 7 as recorded"),
+        (("linear[a]", "host_syncs_per_step", "--value", "5", *WHY), "does not gate host_syncs"),
         (("linear[a]", *SIZE, *WHY[:2], "--days", "91"), "1 to 90"),
         (("linear[a]", *SIZE, *WHY[:2], "--days", "0"), "1 to 90"),
         (("linear[a]", *SIZE, "--days", "9"), "--reason"),
