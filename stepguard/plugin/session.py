@@ -49,7 +49,7 @@ from stepguard.report.repeated import ReportedCauses
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
-from stepguard.text import listed, printable
+from stepguard.text import counted, listed, printable
 from stepguard.waiver import Waiver
 from stepguard.worker.interpreter import interpreter
 
@@ -291,6 +291,11 @@ class Session:
                     f"{case_id}: SLOWER taken back, not proven among all that this run tried"
                 )
             self.recorder.record_waiting([result.verdict for result in suite.results])
+        if exitstatus == pytest.ExitCode.INTERRUPTED and self._cases:
+            measured = {result.case.id for result in self._results()}
+            left = [case.id for case in self._cases if case.id not in measured]
+            what = f"{len(left)} of {counted(len(self._cases), 'case')} not measured"
+            self._notices.append(f"interrupted: {what}{': ' if left else ''}{listed(left, 3)}")
         # A list is no run; a strict one was refused.
         if self._option.collectonly and not self._refused:
             return True

@@ -224,7 +224,7 @@ def test_a_run_that_was_refused_leaves_a_document(mixed, options, text):
 
 
 def test_a_run_that_is_interrupted_leaves_a_document(mixed, monkeypatch):
-    """With what was measured by then."""
+    """With what was measured by then; and which cases were not is said."""
     measure = mixed.measure
 
     def interrupt(case, *arguments, **options):
@@ -236,6 +236,8 @@ def test_a_run_that_is_interrupted_leaves_a_document(mixed, monkeypatch):
     found = document(mixed)
     assert (found.end, found.passed) == (End.INTERRUPTED, False)
     assert [result.case for result in found.results] == ["linear[same]"]
+    (notice,) = (one for one in found.notices if "interrupted" in one)
+    assert notice.startswith("interrupted: ") and "cases not measured: linear[changed], " in notice
     assert became(found)["broken"] == (State.UNMEASURED, "the run ended before its turn")
 
 
