@@ -130,7 +130,8 @@ class _PairRun:
                     self.out_of_time = True
                     return
                 self._take(self._pair(number))
-                self.wanted.keep(self.comparison())
+                waits = (self.aside,) if self.aside else ()
+                self.wanted.keep(replace(self.comparison(), again=(*self.again, *waits)))
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
         finally:

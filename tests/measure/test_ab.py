@@ -655,6 +655,16 @@ def test_pairs_are_kept_one_by_one(world, measure):
     assert kept[-1].head.launches == found.head.launches
 
 
+def test_a_pair_that_waits_for_the_next_is_kept_too(world, measure):
+    """A run that is ended before that one leaves it: a retry is not to think that none was odd."""
+    world.step_ms = {"head": 250.0, "base": 250.0}
+    world.compiles, world.afresh = {"pair 1 base": 1000}, {"pair 1 base"}
+    kept = []
+    found = measure(2, GPU, keep=kept.append)
+    assert [(one.pairs, len(one.again)) for one in kept] == [(0, 1), (1, 1), (2, 1)]
+    assert kept[-1].again == found.again
+
+
 def test_a_retry_on_another_card_begins_anew(world, measure):
     """And says so."""
     before = measure(4, GPU)
