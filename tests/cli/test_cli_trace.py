@@ -62,6 +62,18 @@ def test_several_ranks(tmp_path, capsys):
     assert (status, err) == (2, "stepguard: --rank 2: the files have 0, 1\n")
 
 
+def test_a_rank_that_no_file_of_a_cpu_has(tmp_path, capsys):
+    """It is refused as that of a GPU is."""
+    trace = Kineto()
+    for number in range(3):
+        trace.step(number, 1000 * number, 1000 * number + 999)
+        trace.event("cpu_op", "aten::mm", 1000 * number + 5, 50)
+    (tmp_path / "a.json").write_bytes(trace.text())
+    assert run(capsys, tmp_path / "a.json", "--rank", 0)[0] == 0
+    status, _, err = run(capsys, tmp_path / "a.json", "--rank", 3)
+    assert (status, err) == (2, "stepguard: --rank 3: the files have 0\n")
+
+
 def test_everything_as_json_and_kernels_as_csv(tmp_path, capsys):
     """The same figures for programs; a row of the table has calls, time and scatter."""
     file = write(tmp_path / "a.json")

@@ -79,7 +79,7 @@ def in_folders(paths: list[Path]) -> list[Path]:
     for path in paths:
         inside = sorted(one for one in path.glob("*") if one.name.endswith(_TRACES))
         if path.is_dir() and not inside:
-            raise FileError(f"{path}: no trace in it, that is no file {', '.join(_TRACES)}")
+            raise FileError(f"{path}: no trace in it, looked for {', '.join(_TRACES)}")
         found += inside if path.is_dir() else [path]
     return found
 

@@ -71,6 +71,7 @@ def _trace(options: argparse.Namespace) -> int:
     if not has_kernels(traces):
         if options.against or options.csv or options.svg:
             raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
+        _refuse_rank(options, sorted(traces))
         hosts = on_cpu(traces, classes, options.rank)
         say(*host_page(hosts, options.top))
         put_json({"ranks": hosts}, options.json)
@@ -79,8 +80,7 @@ def _trace(options: argparse.Namespace) -> int:
     if options.against:
         return _explain(found, read_ranks(options.against, classes), options)
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
-    if options.rank is not None and options.rank not in found:
-        raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, order))}")
+    _refuse_rank(options, order)
     ranks, rows = show(found, order, options.top)
     put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
@@ -88,6 +88,11 @@ def _trace(options: argparse.Namespace) -> int:
     if options.svg:
         options.svg.write_text(timeline(found[order[0]][1], ranks[0].source))
     return 0
+
+
+def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
+    if options.rank is not None and options.rank not in ranks:
+        raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, ranks))}")
 
 
 def show(found: Ranks, order: list[int], top: int) -> tuple[list[Summary], list[Exchange]]:

@@ -9,7 +9,7 @@ from stepguard.trace.host_side.breakdown import HostSummary
 
 def host_page(ranks: Sequence[HostSummary], top: int) -> Iterator[str]:
     """Yield the lines: the steps of all ranks, then phases and operators of the first one."""
-    yield "No kernel of a GPU: times of the host, which computes. A profiled step is slower."
+    yield "No kernel of a GPU: these times are the host's. A profiled step is slower."
     yield ""
     header = ("rank", "step [ms]", "each step [ms]", "file")
     body = [

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.profile import Series
+from stepguard.text import listed
 from stepguard.trace.classes import Classes
 from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
 from stepguard.trace.phases import find_passes, pass_at
@@ -50,7 +51,9 @@ def host_summary(trace: Trace, classes: Classes, source: str, rank: int) -> Host
     """Return the figures of a trace without a GPU. Raises TraceError without a marked step."""
     steps = marked(trace, classes.steps)
     if not len(steps):
-        raise TraceError("it has neither a kernel of a GPU nor a marked step: call profiler.step()")
+        there = listed(sorted({trace.names[at] for at in trace.annotations.name}), 3)
+        has = f"its annotations are {there}" if there else "call profiler.step()"
+        raise TraceError(f"it has neither a kernel of a GPU nor a marked step; {has}")
     begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
     passes = find_passes(trace, classes)
     rows = trace.operators

@@ -38,10 +38,14 @@ def test_own_time_by_operator_and_phase():
 
 
 def test_a_file_without_steps_is_refused():
-    """Nothing can be said a step."""
+    """Nothing can be said a step. What could mark steps is named."""
     trace = Kineto()
     trace.event("cpu_op", "aten::mm", 0, 50)
-    with pytest.raises(TraceError, match="marked step"):
+    with pytest.raises(TraceError, match="marked step; call profiler"):
+        summary(trace)
+    for number in range(2):
+        trace.annotation("my step", 100 * number, 100 * number + 90)
+    with pytest.raises(TraceError, match="marked step; its annotations are my step$"):
         summary(trace)
 
 
