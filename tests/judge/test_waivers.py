@@ -429,9 +429,10 @@ def test_what_is_added_is_read_back(folder, drawn):
     for name, (size, days, reason, who) in drawn.items():
         much = {"value": size} if METRICS[name].kind == "counter" else {"limit_pct": 1 + size % 49}
         changes = {"expires": TODAY + timedelta(days), "reason": reason, "who": who}
-        wanted.append(waiver(name, **changes | much))
-        add_waiver(folder, waiver(name), TODAY)
-        add_waiver(folder, wanted[-1], TODAY)
+        # A case that no baseline has: of one that is recorded, what lets nothing pass is refused.
+        wanted.append(waiver(name, **changes | much | {"case": "kept[run]"}))
+        for one in (waiver(name, case="kept[run]"), wanted[-1]):
+            add_waiver(folder, one, TODAY, known={"kept[run]"})
     assert load_waivers(folder, TODAY) == tuple(sorted(wanted, key=lambda one: one.metric))
 
 
