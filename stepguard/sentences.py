@@ -251,9 +251,10 @@ def _over(found: PairsFinding) -> str:
     how = "" if found.together else ", one launch after the other"
     rule = f" ({found.rule})" if found.rule else ""
     most = f" of {found.most} at most" if found.most else ""
-    with_again = found.with_again_pct
-    with_them = "" if with_again is None else f"; with them {with_again:+.2f} %"
-    again = f" ({found.again} more were disturbed and do not count{with_them})" * bool(found.again)
+    all_pct = by.with_replaced_pct
+    with_them = "" if all_pct is None else f"; with them {all_pct:+.2f} %"
+    more = f"{found.again} more were disturbed and do not count{with_them}"
+    again = f" ({more})" if found.again else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
     earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
     if found.check_pct is not None:

@@ -158,6 +158,7 @@ class Decision:
     p_value: float  # that there is no slowdown at all; for all analyses
     smallest_detectable_pct: float  # by the whole plan at this standard deviation
     final: bool  # no further pair is wanted
+    with_replaced_pct: float | None = None  # the change, if pairs that others replaced count, too
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,6 @@ class PairsFinding:
     together: bool  # both revisions alive, one of them parked; else one after the other
     most: int = 0  # pairs that the plan allows, where it was not followed to its end
     again: int = 0  # pairs that were disturbed, measured again
-    with_again_pct: float | None = None  # the change, if those whose blocks were out of line count
     earlier: int = 0  # of the pairs, that an earlier run of these commits measured
     check_pct: float | None = None  # of a fresh one beside those, where they alone decide
     not_pooled: str = ""  # why pairs of such a run do not count

@@ -79,6 +79,15 @@ class Kineto:
         return analyse(self.read(), usual_classes())
 
 
+def host_steps(count):
+    """A trace of a CPU: so many marked steps of 900 us, with one product of 100 us in each."""
+    trace = Kineto()
+    for number in range(count):
+        trace.step(number, 1000 * number, 1000 * number + 900)
+        trace.event("cpu_op", "aten::mm", 1000 * number + 20, 100)
+    return trace
+
+
 def steps(count, us=1000.0, ahead=0.0):
     """A trace of ``count`` marked steps and one more that ends the last; the GPU runs one kernel
     all the time, ``ahead`` us after the host has launched it.

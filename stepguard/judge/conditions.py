@@ -1,9 +1,16 @@
 """What two measurements were made with, and in what that differs. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from stepguard.sentences import changed
+
 Change = tuple[str, Any, Any]  # key, old, new
+
+
+def first_change(known: Iterable[tuple[Mapping[str, Any], Mapping[str, Any]]]) -> str:
+    """Return the first thing that differs, as "batch 32 -> 64"; empty if all is equal."""
+    return next((changed(found[:1]) for both in known if (found := changes(*both))), "")
 
 
 def changes(old: Mapping[str, Any], new: Mapping[str, Any]) -> tuple[Change, ...]:

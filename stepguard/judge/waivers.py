@@ -100,6 +100,11 @@ def _covers(value: int, metric: str, old: float, new: float) -> bool:
     return new <= value
 
 
+def may_cover(value: int, metric: str, old: float) -> bool:
+    """Tell whether there is a count that fails beside ``old`` and that the value covers."""
+    return value != old if METRICS[metric].role == "work" else value > old
+
+
 def _failing_counts(found: Found) -> tuple[tuple[float, float], ...]:
     return found.failing_ranks or ((found.old or 0, found.new or 0),)
 

@@ -130,8 +130,7 @@ class _PairRun:
                     self.out_of_time = True
                     return
                 self._take(self._pair(number))
-                waits = (self.aside,) if self.aside else ()
-                self.wanted.keep(replace(self.comparison(), again=(*self.again, *waits)))
+                self._keep()
         except WorkersFailed as failed:
             failed.workers.faults.append(failed.fault)
         finally:
@@ -166,7 +165,7 @@ class _PairRun:
             workers.launches.clear()
         self.again, self.out_of_time = [], False
         self._take(pair)
-        self.wanted.keep(self.comparison())
+        self._keep()
         return self.first + 1
 
     def _count(self) -> None:
@@ -220,6 +219,11 @@ class _PairRun:
             self._count_pair(aside)
         self._count_pair(pair)
         self.aside = None
+
+    def _keep(self) -> None:
+        """Keep what there is; a pair that waits for the next one, too."""
+        waits = (self.aside,) if self.aside else ()
+        self.wanted.keep(replace(self.comparison(), again=(*self.again, *waits)))
 
     def _count_pair(self, pair: LaunchPair) -> None:
         index = len(self.sides[HEAD].launches) + 1

@@ -55,9 +55,8 @@ def read(
     except OtherSchema as error:  # restoring the file does not help then
         # Whatever makes it anew reads it first, and is refused as long as it is there.
         anew = f"make it anew: rm {shlex.quote(str(path))} && {as_typed(renew)}"
-        if error.newer:  # all that it holds would be lost
-            anew = "a newer version wrote it: update stepguard"
-        raise FileError(f"{path}: {error}; {remedy or anew}") from None
+        newer = "a newer version wrote it: update stepguard"  # else all that it holds is lost
+        raise FileError(f"{path}: {error}; {remedy or (newer if error.newer else anew)}") from None
     except ValueError as error:
         raise FileError(f"{path}: {error}; {remedy or restore(path)}") from None
 

@@ -1,13 +1,13 @@
 """baselines/waivers.json: the waivers that people wrote, read strictly like a baseline file."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
 import msgspec
 
-from stepguard.judge.waivers import problem_of
-from stepguard.metrics import METRICS
+from stepguard.baseline_file import BaselineFile
+from stepguard.judge.waivers import may_cover, problem_of
 from stepguard.storage.baselines import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 from stepguard.text import meant
@@ -64,23 +64,25 @@ def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> 
 
 
 def _recorded(folder: Path) -> set[str]:
-    contents = map(load, files(folder))
-    return {case_id for content in contents if content for case_id in content.cases}
+    return {case_id for content in _baselines(folder) for case_id in content.cases}
+
+
+def _baselines(folder: Path) -> Iterator[BaselineFile]:
+    yield from filter(None, map(load, files(folder)))
 
 
 def _idle(folder: Path, waiver: Waiver) -> str:
     """Return why a waiver of a counter lets nothing pass, whatever its case counts; else empty."""
-    contents = filter(None, map(load, files(folder)))
-    entries = [one.cases[waiver.case] for one in contents if waiver.case in one.cases]
+    every = (one.cases.get(waiver.case) for one in _baselines(folder))
+    entries = [entry for entry in every if entry]
     if waiver.value is None or not entries:
         return ""
     newest = [one.newest for one in entries if waiver.metric in one.required_gates]
     if not newest:
         return f"it does not gate {waiver.metric}"
-    cost = METRICS[waiver.metric].role == "cost"
     for one in newest:
         ranks = one.unlike_ranks().get(waiver.metric) or [one.counters.get(waiver.metric, -1)]
-        if any(waiver.value > old or not cost and waiver.value != old for old in ranks):
+        if any(may_cover(waiver.value, waiver.metric, old) for old in ranks):
             return ""
     known = newest[0].counters[waiver.metric]
     return f"{waiver.metric} is {known} as recorded: a value of {waiver.value} lets nothing pass"

@@ -35,6 +35,13 @@ SYNC_CALLS = {
     "cuMemcpyHtoD_v2": "copy",
 }
 
+# What orders the work of streams, by its begin: cudaEventRecordWithFlags, too.
+_ORDERING = tuple(
+    f"{api}{call}"
+    for api in ("cuda", "cu")
+    for call in ("EventRecord", "StreamWaitEvent", "LaunchHostFunc")
+)
+
 DTYPE_BYTES = {
     "bool": 1,
     "byte": 1,
@@ -59,6 +66,11 @@ DTYPE_BYTES = {
 def works(call: str) -> bool:
     """Return whether the API call makes the GPU do something."""
     return call in LAUNCH_CALLS or is_copy(call) or is_memset(call)
+
+
+def orders(call: str) -> bool:
+    """Return whether the API call makes a stream wait, or gives others what to wait for."""
+    return call.startswith(_ORDERING)
 
 
 def is_copy(call: str) -> bool:

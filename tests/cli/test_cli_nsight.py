@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from kineto import Kineto
+from kineto import Kineto, host_steps
 from trace_exports import export
 
 from stepguard.cli.profilers import nsight
@@ -157,11 +157,7 @@ def test_our_worker_refuses_what_is_no_workload(monkeypatch):
 
 def test_traces_of_a_cpu_in_the_report(shell, tmp_path):
     """The host's page; a relative --out is the user's."""
-    trace = Kineto()
-    for number in range(2):
-        trace.step(number, 1000 * number, 1000 * number + 900)
-        trace.event("cpu_op", "aten::mm", 1000 * number + 20, 100)
-    (tmp_path / "rank0.json").write_bytes(trace.text())
+    (tmp_path / "rank0.json").write_bytes(host_steps(2).text())
     out = shell("analyze", str(tmp_path)).out
     assert "No kernel of a GPU" in out and "aten::mm" in out
     assert "No rule applies; they are about the work of a GPU." in out

@@ -7,7 +7,7 @@ import re
 from xml.etree import ElementTree
 
 import pytest
-from kineto import COMMS, Kineto
+from kineto import COMMS, Kineto, host_steps
 
 from stepguard.cli.main import main
 
@@ -64,11 +64,7 @@ def test_several_ranks(tmp_path, capsys):
 
 def test_a_rank_that_no_file_of_a_cpu_has(tmp_path, capsys):
     """It is refused as that of a GPU is."""
-    trace = Kineto()
-    for number in range(3):
-        trace.step(number, 1000 * number, 1000 * number + 999)
-        trace.event("cpu_op", "aten::mm", 1000 * number + 5, 50)
-    (tmp_path / "a.json").write_bytes(trace.text())
+    (tmp_path / "a.json").write_bytes(host_steps(3).text())
     assert run(capsys, tmp_path / "a.json", "--rank", 0)[0] == 0
     status, _, err = run(capsys, tmp_path / "a.json", "--rank", 3)
     assert (status, err) == (2, "stepguard: --rank 3: the files have 0\n")

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import chain, takewhile
+from itertools import takewhile
 from statistics import fmean, stdev
 from typing import Annotated, Any
 
@@ -24,11 +24,11 @@ from stepguard.evidence import Evidence
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS, MOST_PAIRS
-from stepguard.judge.conditions import changes
+from stepguard.judge.conditions import first_change
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.metrics import JUDGED_TIME
 from stepguard.recording import Text
-from stepguard.sentences import changed, message, note
+from stepguard.sentences import message, note
 from stepguard.verdict import Reason, Status
 
 SCHEMA = 2
@@ -242,12 +242,8 @@ def decision_rule(
 
 def _stale(entry: CalibratedCase, evidence: Evidence, timing: Mapping[str, float]) -> str:
     """Return the first thing that is not as it was then; empty if all is."""
-    known: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [
-        (entry.case, evidence.case),
-        (entry.software, evidence.software_key()),
-        (entry.timing, timing),
-    ]
-    return changed(tuple(chain.from_iterable(changes(*one) for one in known))[:1])
+    software = entry.software, evidence.software_key()
+    return first_change([(entry.case, evidence.case), software, (entry.timing, timing)])
 
 
 def prior_of(sd_pct: float, degrees: float) -> Prior:

@@ -22,12 +22,7 @@ from stepguard.explanation import Explanation
 from stepguard.judge.ab.identical import identical, not_enough
 from stepguard.judge.ab.pairs import benjamini_hochberg, decide
 from stepguard.judge.ab.profiled import other_kernels, straggler
-from stepguard.judge.ab.sequential_plan import (
-    EXPLAINED_PAIRS,
-    MIN_PAIRS,
-    MOST_PAIRS,
-    may_decide_later,
-)
+from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.compare import compare
 from stepguard.judge.screen import moved_counters
 from stepguard.judge.series import judged_within, of_pairs
@@ -106,29 +101,15 @@ def by_plan(comparison: Comparison) -> Decision:
     explained = few and (
         comparison.decided or other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
     )
-    found = decide(
+    return decide(
         ratios,
         comparison.margins,
         comparison.prior,
+        replaced=[one.log_ratio for one in comparison.again if not one.compiled],
         last=comparison.out_of_time,
         spent=comparison.spent,
         fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
     )
-    all_pct = _with_replaced_pct(comparison)
-    if found.status is Status.SLOWER or all_pct is None or all_pct <= comparison.margins.matter_pct:
-        return found
-    # What disturbs HEAD alone, one pair and then another, is HEAD's.
-    final = comparison.out_of_time or not may_decide_later(found.pairs, comparison.spent)
-    return replace(found, status=Status.INCONCLUSIVE, final=final)
-
-
-def _with_replaced_pct(comparison: Comparison) -> float | None:
-    """Return by how much HEAD is slower if the pairs whose blocks were out of line count, too; None
-    without such pairs.
-    """
-    replaced = [one.log_ratio for one in comparison.again if not one.compiled]
-    every = [*comparison.log_ratios(), *replaced]
-    return 100 * math.expm1(fmean(every)) if replaced else None
 
 
 def _glanced(found: Decision, margins: Margins) -> Decision:
@@ -157,7 +138,6 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
         comparison.together,
         most,
         len(comparison.again),
-        _with_replaced_pct(comparison),
         comparison.earlier,
         100 * math.expm1(comparison.check.log_ratio) if comparison.check else None,
         comparison.not_pooled,

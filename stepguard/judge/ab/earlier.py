@@ -13,7 +13,6 @@ fingerprint. Where that one is slower than they are, they do not count.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import chain
 from typing import Any
 
 import scipy  # as in pairs.py
@@ -24,9 +23,8 @@ from stepguard.judge.ab.decision import by_plan, decision, problem
 from stepguard.judge.ab.identical import identical
 from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.judge.conditions import changes
+from stepguard.judge.conditions import first_change
 from stepguard.judge.series import of_pairs
-from stepguard.sentences import changed
 from stepguard.text import listed
 from stepguard.verdict import Status
 
@@ -136,9 +134,8 @@ def _unlike(earlier: Comparison, now: Comparison) -> str:
                 return f"its tree {when} files that are in no commit, {loose[0]}"
             if one.fingerprint is None:
                 return "its machine is not known"
-    known = zip(_conditions(earlier), _conditions(now), strict=True)
-    if differs := tuple(chain.from_iterable(changes(*both) for both in known)):
-        return changed(differs[:1])
+    if differs := first_change(zip(_conditions(earlier), _conditions(now), strict=True)):
+        return differs
     if decision(earlier) is None or problem(earlier) is not None:
         return "it failed, or timed no pair"
     return ""

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,7 @@ def decide(
     margins: Margins = MARGINS,
     prior: Prior = PRIOR,
     *,
+    replaced: Sequence[float] = (),
     last: bool = False,
     spent: Sequence[int] = (),
     fewest: int = MIN_PAIRS,
@@ -129,13 +131,17 @@ def decide(
 
     Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
     up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
-    of the one before; ``spent`` says where earlier runs of these pairs did. Raises ValueError as
-    bounds() does.
+    of the one before; ``spent`` says where earlier runs of these pairs did. Nothing passes while
+    HEAD is slower by more than matters with the pairs that these ``replaced``: what disturbs HEAD
+    alone, one pair and then another, is HEAD's. Raises ValueError as bounds() does.
     """
     found = bounds(log_ratios, prior, fewest)
     count, status = found.pairs, Status.INCONCLUSIVE
     if may_decide(count, last, spent):
         status = found.status(margins)
+    all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
+    if all_pct is not None and all_pct > margins.matter_pct and status is not Status.SLOWER:
+        status = Status.INCONCLUSIVE
     return Decision(
         status=status,
         estimate_pct=100 * math.expm1(found.mean),
@@ -146,6 +152,7 @@ def decide(
         p_value=found.p_value,
         smallest_detectable_pct=smallest_detectable_pct(MOST_PAIRS, 100 * found.sd, margins, prior),
         final=last or status is not Status.INCONCLUSIVE or not may_decide_later(count, spent),
+        with_replaced_pct=all_pct,
     )
 
 

@@ -12,15 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 from stepguard.identity import StepIdentity
-from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS, works
+from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS, orders, works
 from stepguard.trace.host_side.steps import HOST, Event, host_steps, records_of, sound_events
 from stepguard.trace.phases import LIBRARIES
 
 _TORCHS = ("aten::", "c10d::", "nccl:", "record_param_comms")  # versions are software
 _RECORDS = ("kernel", "gpu_memcpy", "gpu_memset")
-# What orders streams: one more wait takes away an overlap. Other calls (polls, queries) vary.
-_ORDERING = ("EventRecord", "StreamWaitEvent", "LaunchHostFunc")
-_ORDERS = tuple(f"{api}{call}" for api in ("cuda", "cu") for call in _ORDERING)
 # Operands; and of a kernel that the compiler made, which.
 _INPUTS: tuple[str, ...] = ("Input Dims", "Input Strides", "Input type", "Concrete Inputs")
 _INPUTS += ("kernel_hash", "kernel_kwargs", "num_warps", "num_stages", "kernel_backend")
@@ -67,7 +64,8 @@ def _parts(host: Sequence[Event], records: dict[Any, Event]) -> dict[str, str] |
         launches = works(name)
         if operator:
             around[event["tid"]].append(event)
-        called = launches or name in SYNC_CALLS or name.startswith(_ORDERS)
+        # One more wait between streams takes away an overlap.
+        called = launches or name in SYNC_CALLS or orders(name)
         if not called and (not operator or LIBRARIES.search(name)):
             continue  # polls vary, and so do the threads that poll
         thread = threads.setdefault(event["tid"], len(threads))
