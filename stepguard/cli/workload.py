@@ -57,19 +57,7 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
         raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
     try:
         if ":" not in options.factory:
-            known = _recorded(options.factory, options.root)
-            case = known.get(device) or next(iter(known.values()))
-            named = options.device or any(one.startswith("device=") for one in options.params)
-            if named and case.device != device:
-                factory = f"{case.workload} {' '.join(options.params)} --device {device}"
-                raise UsageError(
-                    f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
-                    f"name its factory instead, with all parameters: {factory}"
-                )
-            others = {**case.params, **params}, options.gpus or case.world_size
-            # With others it is another case, which is never recorded as this one.
-            name = case.name if others == (case.params, case.world_size) else "run"
-            case = replace(case, name=name, params=others[0], world_size=others[1], gates=())
+            case = _varied(_on_device(options, device), params, options.gpus)
         else:
             case = Case("run", options.factory, params, device, options.gpus or 1)
         # On a CPU times are not gated, so that one launch is enough for the counters.
@@ -80,6 +68,32 @@ def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Cas
     if problem := missing(case.workload, options.root, case.params):
         raise UsageError(problem)
     return case
+
+
+def _on_device(options: argparse.Namespace, device: str) -> Case:
+    """Return the recorded case that the options name; of several machines' the one for the device,
+    of another device's only where none was asked for.
+    """
+    known = _recorded(options.factory, options.root)
+    case = known.get(device) or next(iter(known.values()))
+    asked = options.device or "device" in parse_params(options.params)
+    if asked and case.device != device:
+        factory = f"{case.workload} {' '.join(options.params)} --device {device}"
+        raise UsageError(
+            f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
+            f"name its factory instead, with all parameters: {factory}"
+        )
+    return case
+
+
+def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
+    """Return the case with these parameters and ranks: if they are others than its own, it is
+    another case, which is never recorded as this one.
+    """
+    params, ranks = {**case.params, **params}, gpus or case.world_size
+    own = (params, ranks) == (case.params, case.world_size)
+    name = case.name if own else "run"
+    return replace(case, name=name, params=params, world_size=ranks, gates=())
 
 
 def _recorded(case_id: str, root: Path) -> dict[str, Case]:

@@ -1,6 +1,5 @@
 """A calibration from end to end, on a CPU: HEAD's pairs with itself, then what reads them."""
 
-import os
 import re
 
 import pytest
@@ -49,7 +48,6 @@ TINY = Case("tiny", "work:work", device="cpu", launches=1, gates=("step_ms", "fl
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """A repository, and pairs that are few and short: what is tested is no time."""
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     shorten_launches(monkeypatch)
     repeat_pairs(monkeypatch)

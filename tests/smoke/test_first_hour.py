@@ -63,7 +63,6 @@ def answers(tmp_path_factory):
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {f"GIT_{who}_{of}": "t@t" for who in ("AUTHOR", "COMMITTER") for of in ("NAME", "EMAIL")}
     env |= {
-        "GIT_CONFIG_GLOBAL": "/dev/null",
         "PATH": f"{Path(sys.executable).parent}:{env['PATH']}",
         "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
         "TORCHINDUCTOR_VEC_ISA_OK": "1",

@@ -4,7 +4,6 @@ The repository's revisions differ in how many products a step has. Revision "old
 engine of its own, which must not be imported.
 """
 
-import os
 from pathlib import Path
 
 import pytest
@@ -122,7 +121,6 @@ def root(tmp_path_factory):
 @pytest.fixture
 def run(root, tmp_path, monkeypatch):
     """Measures a factory of the old revision, or of the caller's tree; the evidence."""
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     shorten_launches(monkeypatch)
 
     def run(factory, params=None, old=True, world_size=1, root=root):

@@ -77,7 +77,7 @@ PLANTS = {
 def gate(folder, *options):
     """Status and output of pytest in the copy, without this run's own settings."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    env |= {"CUDA_VISIBLE_DEVICES": "", "GIT_CONFIG_GLOBAL": "/dev/null"}
+    env |= {"CUDA_VISIBLE_DEVICES": ""}
     env |= {"PYTHONPATH": str(Path(__file__).parents[1])}  # quick_launches
     command = [sys.executable, "-m", "pytest", "perf_tests", "-p", "no:cacheprovider", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
