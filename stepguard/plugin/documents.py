@@ -122,8 +122,8 @@ def forget_documents(config: pytest.Config) -> None:
     for name in filter(None, (option.perf_json, option.perf_report)):
         path = Path(config.invocation_params.dir, name)
         with contextlib.suppress(OSError):  # a path that is refused in a moment
-            if documents.replaceable(path):
-                path.unlink()
+            if not documents.kept_from(path):
+                path.unlink(missing_ok=True)
 
 
 def write(option: Any, folder: Path, document: RunDocument) -> list[str]:

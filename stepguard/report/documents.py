@@ -15,6 +15,7 @@ from stepguard.document import (
     WaiverDocument,
     filled,
 )
+from stepguard.git.revision import git
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
@@ -23,9 +24,11 @@ from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import described, sentences
 from stepguard.sentences import message, note
 from stepguard.storage.json_file import replace_file
-from stepguard.text import printable_document
+from stepguard.text import listed, printable_document
 from stepguard.verdict import Verdict
 from stepguard.waiver import Waiver
+
+SUFFIXES = (".json", ".md", ".txt")  # of documents that a later one replaces
 
 
 def verdict_document(verdict: Verdict) -> VerdictDocument:
@@ -121,11 +124,23 @@ def put(path: Path, text: str) -> str:
     return ""
 
 
-def replaceable(path: Path) -> bool:
-    """Tell whether a document may take a path's place: that of nothing, or of a file. A device or a
-    link, /dev/null for one, would be gone.
+def kept_from(path: Path) -> str:
+    """Return why a document may not take a path's place, or nothing: it replaces an earlier one,
+    and neither a device or a link, /dev/null for one, nor a file of the user's.
     """
-    return not os.path.lexists(path) or path.is_file() and not path.is_symlink()
+    if not os.path.lexists(path):
+        return ""
+    if not path.is_file() or path.is_symlink():
+        return "is a link or no file, which a document would replace"
+    if not path.stat().st_size:
+        return ""
+    # An option whose own value was forgotten takes the next argument, a test file, for its path.
+    if path.suffix not in SUFFIXES:
+        known = listed(SUFFIXES, len(SUFFIXES))
+        return f"is a file that may be yours, which a document would replace: name one of {known}"
+    if git(path.parent, "ls-files", "--", path.name):
+        return "is a file in git, which a document would replace: name another one"
+    return ""
 
 
 def unwritable(path: Path) -> str:
@@ -139,8 +154,8 @@ def unwritable(path: Path) -> str:
     # Before the run: found at its end, hours of measuring would be lost to it.
     if path.is_dir():
         return "is a folder: name a file in it"
-    if not replaceable(path):
-        return "is a link or no file, which a document would replace"
+    if problem := kept_from(path):
+        return problem
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         return "cannot be written"
     return ""

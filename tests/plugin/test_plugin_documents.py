@@ -9,6 +9,7 @@ import pytest
 
 from stepguard.document import End, State
 from stepguard.evidence import Fault
+from stepguard.git.revision import run_git
 from stepguard.report import documents
 from stepguard.storage.documents import load_document
 from stepguard.storage.waivers import today
@@ -278,6 +279,28 @@ def test_a_device_or_a_link_stays_what_it_is(mixed, option, kind):
     after = path.lstat()  # reading a link moves its access time, which is no change
     assert (after.st_ino, after.st_mode) == (before.st_ino, before.st_mode)
     assert (after.st_mtime_ns, after.st_size) == (before.st_mtime_ns, before.st_size)
+
+
+@pytest.mark.parametrize("option", ["--perf-json", "--perf-report"])
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("test_perf.py", "is a file that may be yours, *: name one of .json, .md, .txt"),
+        ("notes.md", "is a file in git, *: name another one"),
+    ],
+)
+def test_a_file_of_the_user_stays(mixed, option, path, told):
+    """The test file that follows an option without its value, and what git has: exit 4 at once."""
+    target = mixed.path / path
+    if not target.exists():
+        target.write_text("notes")
+        run_git(mixed.path, "init", "-q")
+        run_git(mixed.path, "add", path)
+    before = target.read_text()
+    result = mixed.run(option, path)
+    assert (result.ret, mixed.measured) == (4, [])
+    result.stderr.fnmatch_lines([f"*{option}={path}: {told}"])
+    assert target.read_text() == before
 
 
 def test_they_are_not_written_by_collecting(mixed):
