@@ -178,7 +178,7 @@ def note(found: MetricVerdict) -> str:
         return str(found.facts["text"])
     if found.metric in _FIGURES and found.facts:
         return _FIGURES[found.metric](found.facts)
-    return ", ".join(filter(None, (_on_ranks(found.ranks), parts(found))))
+    return ", ".join(filter(None, (on_ranks(found.ranks), parts(found))))
 
 
 def _straggler(facts: Facts) -> str:
@@ -219,7 +219,7 @@ _FIGURES = {
 }
 
 
-def _on_ranks(ranks: tuple[int, ...]) -> str:
+def on_ranks(ranks: tuple[int, ...]) -> str:
     """Return "on rank 1" or "on ranks 0, 2"."""
     if not ranks:
         return ""

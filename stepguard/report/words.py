@@ -20,7 +20,7 @@ from stepguard.metrics import (
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
-from stepguard.sentences import TREE_CHANGED, message, note, parts, pattern_text
+from stepguard.sentences import TREE_CHANGED, message, note, on_ranks, parts, pattern_text
 from stepguard.site import Site
 from stepguard.text import counted, cut, first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
@@ -77,11 +77,13 @@ def _causes(verdict: Verdict) -> list[str]:
 
 
 def _of_metric(worst: MetricVerdict) -> list[str]:
-    """Return a metric that moved in ever fewer words, its place with it."""
+    """Return a metric that moved in ever fewer words, its ranks and its place with it."""
     moved = change(worst, digits=1)
     bare = moved.partition(" (")[0]
+    here = f" {on_ranks(worst.ranks)}" if worst.ranks else ""
+    moved += here
     if worst.metric in OPERATOR_METRICS and worst.moved:
-        part = operator_move(worst)
+        part = operator_move(worst) + here
         place = worst.place
         if place is None:
             return [f"{part}, {bare}", part]

@@ -93,6 +93,8 @@ def test_more_parameters_are_called_that():
         "parameters, optimizer state or inputs"
     )
     assert BETWEEN_STEPS in headline(verdict, 79)
+    of_one = replace(verdict, metrics=tuple(replace(one, ranks=(1,)) for one in verdict.metrics))
+    assert "(+60.0 %) on rank 1: parameters" in headline(of_one)
 
 
 def test_every_counter_has_its_place_in_the_order():
