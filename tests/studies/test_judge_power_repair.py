@@ -26,4 +26,13 @@ def test_what_runs_share_is_found(tau, low, high):
     found = shared_offset(runs)
     assert low <= found["tau_pct"] <= high
     assert found["tau_low_pct"] <= found["tau_pct"] <= found["tau_high_pct"]
-    assert found["within_sd_pct"] == pytest.approx(0.24, rel=0.15)
+    assert found["median_sd_pct"] == pytest.approx(0.24, rel=0.15)
+
+
+def test_noisy_runs_do_not_hide_an_offset_of_quiet_ones():
+    """Six runs that scatter by 0.05 % about offsets of 0.3 %, among six that scatter by 1 %."""
+    draw = np.random.default_rng(3)
+    sizes = [(offset, sd) for sd in (0.05, 1.0) for offset in (0.3, -0.3, 0.3, -0.3, 0.3, -0.3)]
+    runs = [[(offset + sd * x) / 100 for x in draw.standard_normal(8)] for offset, sd in sizes]
+    found = shared_offset(runs)
+    assert found["tau_low_pct"] > 0.1 and found["tau_high_pct"] < 0.8
