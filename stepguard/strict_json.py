@@ -12,6 +12,8 @@ from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
 
+from stepguard.text import cut
+
 LARGEST = 1e60  # of a number: its square, or a product of a few, is still one
 EXAMPLE = "not a date like 2026-12-31"
 Content = TypeVar("Content")
@@ -70,8 +72,19 @@ def converted(raw: Any, kind: type[Content]) -> Content:
             found = _struct({one.name: one.type for one in msgspec.structs.fields(found)}[name])
         possible = f"; possible: {', '.join(found.__struct_fields__)}" if found else ""
         # msgspec's word for a date has no example, which is what its reader needs.
-        text = str(error).replace("Invalid RFC3339 encoded date", EXAMPLE)
+        text = str(error).replace("Invalid RFC3339 encoded date", EXAMPLE) + _found(raw, at)
         raise ValueError(f"{text}{possible}") from None
+
+
+def _found(raw: Any, at: str) -> str:
+    """Return the value at a path of msgspec's, `$.waivers[0].expires`, as it is written; empty for
+    a whole object or list, and where the path leaves out a key.
+    """
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", at):
+        if index == "..." or not isinstance(raw, dict if name else list):
+            return ""
+        raw = raw[name or int(index)] if index or name in raw else None
+    return "" if not at or isinstance(raw, dict | list) else f": {cut(json.dumps(raw), 40)}"
 
 
 def _struct(kind: Any) -> Any:

@@ -39,6 +39,7 @@ from stepguard.sentences import uncommitted
 from stepguard.storage import baselines as baseline
 from stepguard.storage import peaks
 from stepguard.storage.json_file import FileError
+from stepguard.storage.waivers import load_waivers, today
 from stepguard.text import counted, short_hash
 from stepguard.worker.interpreter import as_typed, interpreter
 
@@ -70,7 +71,7 @@ def add_command(commands: Any, root: Path) -> None:
 def _doctor(options: argparse.Namespace) -> int:
     """Print what is found, errors last; return 1 if there is any."""
     parts = [_packages(), _machine(options.root, options.baselines), _host(), _tools()]
-    parts.append(_tree(options.root, options.baselines))
+    parts += [_waivers(options.baselines), _tree(options.root, options.baselines)]
     if options.launcher is not None:
         parts.append(_nodes(options.launcher, options.root))
     if options.peaks:
@@ -248,6 +249,12 @@ def _peaks(root: Path) -> Iterator[Finding]:
     card = f"{found.device_name} {found.device_uuid}".rstrip()  # a CPU has no UUID
     yield "ok", f"{card}: {copied}; products, TFLOP/s: {rates}"
     yield "ok", f"kept in {path}"
+
+
+def _waivers(baselines: Path) -> Iterator[Finding]:
+    """Read the waivers, without which nothing is judged."""
+    if found := load_waivers(baselines, today()):
+        yield "ok", f"{baselines / baseline.WAIVERS}: {counted(len(found), 'waiver')}"
 
 
 def _tree(root: Path, baselines: Path) -> Iterator[Finding]:

@@ -19,7 +19,8 @@ from stepguard.storage import calibrations
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
-from stepguard.text import first, revision
+from stepguard.text import first, meant, revision
+from stepguard.verdict import Status
 from stepguard.waiver import Waiver
 
 
@@ -144,11 +145,15 @@ def waiver_lines(
 
 
 def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Commands) -> list[str]:
-    """Return a line for every baseline entry that none of all ``cases`` claims."""
+    """Return a line for every baseline entry that none of all ``cases`` claims; a case without a
+    baseline and with a name like its own may be what became of it.
+    """
     lines = []
+    new = [one.case.id for one in results if one.verdict.status is Status.NO_BASELINE]
     for path in sorted({result.baseline_path for result in results}):
         content = load(path)
         for case_id in sorted(set(content.cases) - set(cases) if content else ()):
-            gone = f"{case_id} has a baseline but no case: {commands.prune(case_id)}"
+            gone = f"{case_id} has a baseline but no case{meant(case_id, new)}: "
+            gone += f"if it is gone for good, {commands.prune(case_id)}"
             lines.append(f"{commands.relative(path)}: {gone}")
     return lines

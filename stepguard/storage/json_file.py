@@ -58,7 +58,9 @@ def read(
         newer = "a newer version wrote it: update stepguard"  # else all that it holds is lost
         raise FileError(f"{path}: {error}; {remedy or (newer if error.newer else anew)}") from None
     except ValueError as error:
-        raise FileError(f"{path}: {error}; {remedy or restore(path)}") from None
+        # What people wrote is worth more than the last commit, which may be as wrong.
+        mend = remedy or f"correct it, or {restore(path)}"
+        raise FileError(f"{path}: {error}; {mend}") from None
 
 
 def _parsed(

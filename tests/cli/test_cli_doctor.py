@@ -317,3 +317,14 @@ def test_peaks_are_kept(shell, monkeypatch, tmp_path):
     out = shell("doctor", "--peaks").out
     assert "CPU: copy 2 GB/s read and written; products, TFLOP/s: fp32 0.03" in out
     assert doctor.peaks.newest("CPU").copy_bytes_per_s == 2e9
+
+
+def test_waivers_that_nothing_can_be_judged_by_are_an_error(machine, tmp_path):
+    """With the value that is wrong; every other command refuses them, too."""
+    (tmp_path / "baselines").mkdir()
+    waiver = {"case": "a", "metric": "step_ms", "reason": "r", "expires": "2026-13-45"}
+    path = tmp_path / "baselines" / "waivers.json"
+    path.write_text(json.dumps({"schema": 1, "waivers": [waiver]}))
+    done = machine()
+    assert done.status == 1
+    assert any('waivers[0].expires`: "2026-13-45"; correct it, ' in one for one in errors(done))

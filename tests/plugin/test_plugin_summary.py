@@ -145,9 +145,16 @@ def test_a_stale_baseline_is_reported(gate):
     result = gate.run()
     assert result.ret == 0
     result.says(
-        "baselines/cpu.json: linear?gone? has a baseline but no case: "
+        "baselines/cpu.json: linear?gone? has a baseline but no case: if it is gone for good, "
         "*python -m stepguard baselines prune 'linear?gone?'"
     )
+
+
+def test_a_baseline_of_a_case_that_was_misspelt_is_no_stale_one(gate):
+    """The name without a baseline that is like it comes before the command that removes it."""
+    gate.record(gate.cpu("wide"))
+    gate.suite(gate.cpu("wid"))
+    gate.run().says("*linear?wide? has a baseline but no case (did you mean linear?wid??): if *")
 
 
 @pytest.mark.parametrize("testpaths", ["", "perf_tests"])
