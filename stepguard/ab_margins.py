@@ -4,6 +4,7 @@ Formulas: Smyth 2004 (moderated variance).
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepguard.device import CPU, GPU
@@ -35,6 +36,10 @@ class Margins:
     def matter(self) -> float:
         """Return the matter margin as a log-ratio."""
         return math.log1p(self.matter_pct / 100)
+
+    def wider(self, other: "Margins") -> bool:
+        """Tell whether either margin is larger than the other's."""
+        return self.ignore_pct > other.ignore_pct or self.matter_pct > other.matter_pct
 
 
 @dataclass(frozen=True)
@@ -71,3 +76,11 @@ MARGINS = Margins()
 # By device, where a case says nothing. A CPU's clock and its other work move a step by percents.
 MARGINS_PCT = {GPU: (MARGINS.ignore_pct, MARGINS.matter_pct), CPU: (5.0, 20.0)}
 PRIOR = Prior()
+
+
+def margins_of(percents: Sequence[float], device: str) -> Margins:
+    """Return the two percentages as margins; where there are none, the device's. Raises ValueError
+    for what are no margins.
+    """
+    ignore, matter = percents or MARGINS_PCT[device]
+    return Margins(ignore, matter)

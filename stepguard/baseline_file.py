@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from stepguard.ab_margins import Margins, margins_of
 from stepguard.metrics import METRICS
 from stepguard.recording import Recording, Text
 
@@ -33,6 +34,7 @@ class Entry(
     epochs: Annotated[list[Epoch], msgspec.Meta(min_length=1)]
     extended: bool = False  # beyond the core suite: a run may leave it out
     gates: list[str] = []  # where they are fewer than what is recorded; else empty
+    margins_pct: list[float] = []  # of the case itself, where not its device's; else empty
 
     @property
     def level(self) -> Epoch:
@@ -50,6 +52,11 @@ class Entry(
         newest = self.newest
         found = {*newest.times_ms, *newest.counters, *newest.differences_pct, "tokens_per_step"}
         return frozenset(self.gates or found)
+
+    @property
+    def margins(self) -> Margins:
+        """Return the margins that the case may have at most, so that it guards what it did."""
+        return margins_of(self.margins_pct, self.case["device"])
 
     @property
     def digest(self) -> str:

@@ -118,7 +118,9 @@ class Case:
         }
 
 
-def from_dict(found: Mapping[str, Any], gates: tuple[str, ...] = ()) -> Case:
+def from_dict(
+    found: Mapping[str, Any], gates: tuple[str, ...] = (), margins_pct: tuple[float, ...] = ()
+) -> Case:
     """Return the case that as_dict() described, in a file of whatever origin and without its name;
     "nodes" may say on how many its ranks were. Raises ValueError for anything else.
     """
@@ -131,6 +133,6 @@ def from_dict(found: Mapping[str, Any], gates: tuple[str, ...] = ()) -> Case:
             raise ValueError(f"{key} {found[key]!r}: a number from 1 to {most!r} is needed")
     try:
         # How many launches there were the evidence itself says.
-        return Case("x", **known, gates=gates, launches=2)
+        return Case("x", **known, gates=gates, margins_pct=margins_pct, launches=2)
     except (AttributeError, TypeError) as error:  # a key holds something else
         raise ValueError(f"no case: {error}") from None

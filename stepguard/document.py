@@ -52,7 +52,7 @@ class ProblemCode(Enum):
     CASE_MISSING = "CASE_MISSING"  # a case that is guarded was not measured
     NO_CASES = "NO_CASES"  # there is no performance test
     ONLY_COLLECTED = "ONLY_COLLECTED"  # --collect-only
-    FEWER_GATES = "FEWER_GATES"  # than the case's recording has
+    FEWER_GATES = "FEWER_GATES"  # than the case's recording has, or wider margins
     OTHER_CASE = "OTHER_CASE"  # a test measured another case than it declares
     EXPECTED_TO_FAIL = "EXPECTED_TO_FAIL"  # an xfail mark lets a case fail
     RECORDS = "RECORDS"  # the run records what it measures
@@ -220,6 +220,7 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     dirty: list[str]
     tree_changed: bool
     disturbed: list[str]  # of each block that was measured again: why
+    margins_pct: tuple[float, ...] = ()  # of the case itself, never widened; empty: the device's
     judged_by: str = ""  # the digest of the baseline that judged; empty: none, or another revision
 
 

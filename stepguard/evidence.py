@@ -200,6 +200,7 @@ class Evidence:
     extended: bool = False  # a case beyond the core suite
     tree_changed: bool = False  # while it was measured: launches may be of different code
     untracked: tuple[str, ...] = ()  # modules of the tree that it ran and git ignores
+    margins_pct: tuple[float, ...] = ()  # of the case itself, never widened; empty: the device's
     schema: int = SCHEMA
 
     @property
@@ -284,7 +285,7 @@ def problems(evidence: Evidence) -> Iterator[str]:
     known += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
     yield from (f"{name!r} is not known to this version of stepguard" for name in known)
     try:
-        ranks = from_dict(evidence.case, evidence.gates).world_size
+        ranks = from_dict(evidence.case, evidence.gates, evidence.margins_pct).world_size
     except ValueError as error:
         yield str(error)
         return

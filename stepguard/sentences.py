@@ -277,7 +277,22 @@ def interval(found: Decision) -> str:
 
 def margins_text(margins: Margins) -> str:
     """Return "margins 0.2 and 0.5 %"."""
-    return f"margins {margins.ignore_pct:g} and {margins.matter_pct:g} %"
+    return f"margins {both_pct(margins)}"
+
+
+def both_pct(margins: Margins) -> str:
+    """Return "0.2 and 0.5 %"."""
+    return f"{margins.ignore_pct:g} and {margins.matter_pct:g} %"
+
+
+def wider_margins(own: Margins, recorded: Margins, whose: str) -> str:
+    """Return what is wrong with the margins of a case, both named, and what mends it but for the
+    command. ``whose`` is the recording.
+    """
+    return (
+        f"has {margins_text(own)}, wider than the {both_pct(recorded)} of {whose}; "
+        "narrow them again, or record the case with them"
+    )
 
 
 _SETTLED = (

@@ -121,6 +121,13 @@ def test_evidence_of_a_newer_version_is_refused(changes):
         from_json(to_json(replace(evidence(), **changes)), "evidence.json")
 
 
+@pytest.mark.parametrize("margins_pct", [(1.0,), (3.0, 1.0), (0.1, 0.2, 0.3)])
+def test_margins_that_are_none_are_refused(margins_pct):
+    """They would be recorded as what the case may have from then on."""
+    with pytest.raises(ValueError, match="evidence.json: .*two percentages, 0 <= ignore < matter"):
+        from_json(to_json(replace(evidence(), margins_pct=margins_pct)), "evidence.json")
+
+
 def test_json_is_plain():
     """The document is JSON that any reader takes, with units in its keys."""
     document = json.loads(to_json(evidence()))

@@ -5,16 +5,19 @@ base can check: which cases there are, what each has to gate, what it was compar
 waived. What is not seen to pass fails.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
+from stepguard.ab_margins import margins_of
 from stepguard.baseline_file import Entry
 from stepguard.device import is_gpu
 from stepguard.document import End, Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.expectation import Expectation
 from stepguard.judge.waivers import effect_of
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.sentences import wider_margins
 from stepguard.text import revision, short_hash
 from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver, WaiverEffect
@@ -118,6 +121,11 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
         gates += tuple(name for name, one in METRICS.items() if one.kind == "difference")
     if missing := entry.lacking(gates, device, ranks):
         text = f"gates less than the base's recording has, no {', '.join(missing)}"
+        yield Problem(ProblemCode.FEWER_GATES, text, name)
+    own = margins_of(result.margins_pct, device)
+    if own.wider(entry.margins):
+        text = wider_margins(own, entry.margins, "the base's recording")
+        text += f": pytest perf_tests --perf-update --perf-select={shlex.quote(name)}"
         yield Problem(ProblemCode.FEWER_GATES, text, name)
     # What fails, with nothing to compare with for one, says so itself.
     passes = result.verdict.outcome == "passed"

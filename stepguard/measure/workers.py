@@ -257,6 +257,7 @@ class CaseWorkers:
             launches=tuple(self.launches),
             faults=tuple(self.faults),
             untracked=self._untracked(),
+            margins_pct=self.case.margins_pct,
             wall_s=time.monotonic() - self.began,
             **measured,
         )

@@ -22,7 +22,7 @@ from stepguard.plugin.baselines import Recorded
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
-from stepguard.sentences import uncommitted
+from stepguard.sentences import uncommitted, wider_margins
 from stepguard.text import first, printable
 from stepguard.worker.interpreter import as_typed
 
@@ -200,11 +200,19 @@ def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:
 
 
 def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
-    """Yield a problem if a case gates less than its recording has."""
-    if recorded and (missing := recorded.entry.lacking(case.gates, case.device, case.world_size)):
-        text = f"gates less than its recording in {recorded.path.name} has, no {', '.join(missing)}"
+    """Yield a problem if a case gates less than its recording has, or has wider margins."""
+    if recorded is None:
+        return
+    entry, file = recorded.entry, recorded.path.name
+    if missing := entry.lacking(case.gates, case.device, case.world_size):
+        text = f"gates less than its recording in {file} has, no {', '.join(missing)}"
         text += "; gate it again, or record the case without it"
         yield Problem(ProblemCode.FEWER_GATES, text, case.id)
+    # The case's own: what a calibration makes of them is the machine's noise, and may be wider.
+    if case.margins.wider(entry.margins):
+        text = wider_margins(case.margins, entry.margins, f"its recording in {file}")
+        record = f"pytest perf_tests --perf-update --perf-select={shlex.quote(case.id)}"
+        yield Problem(ProblemCode.FEWER_GATES, f"{text}: {as_typed(record)}", case.id)
 
 
 def missing_cases(states: Sequence[CaseState], where: dict[str, str]) -> Iterator[Problem]:

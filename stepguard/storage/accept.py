@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from stepguard.ab_margins import margins_of
 from stepguard.baseline_file import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.confirm import same_code
@@ -90,7 +91,7 @@ def accept(
         verdict = same_code(verdict, evidence.commit)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
-    guards = entry is not None and guard == {"extended": entry.extended, "gates": entry.gates}
+    guards = entry is not None and all(getattr(entry, name) == one for name, one in guard.items())
     # Counters are exact: one more equal recording teaches nothing, and every CPU run would add one.
     exact = not (recording.times_ms or recording.differences_pct)
     if exact and same and guards:
@@ -107,10 +108,17 @@ def accept(
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
-    """Return what a strict run expects of the case: which gates, and whether it is measured."""
+    """Return what a strict run expects of the case: which gates, by which margins, and whether it
+    is measured.
+    """
     entry = Entry(case=evidence.case, epochs=[Epoch(reason="-", recordings=[recording])])
     fewer = not entry.required_gates <= set(evidence.gates)
-    return {"extended": evidence.extended, "gates": sorted(evidence.gates) if fewer else []}
+    usual = margins_of(evidence.margins_pct, evidence.case["device"]) == entry.margins
+    return {
+        "extended": evidence.extended,
+        "gates": sorted(evidence.gates) if fewer else [],
+        "margins_pct": [] if usual else list(evidence.margins_pct),
+    }
 
 
 def _place(

@@ -103,7 +103,7 @@ def _problems(content: BaselineFile) -> Iterator[str]:
 
 def _problems_of_entry(entry: Entry) -> Iterator[str]:
     try:
-        from_dict(entry.case, tuple(entry.gates))
+        from_dict(entry.case, tuple(entry.gates), tuple(entry.margins_pct))
     except ValueError as error:
         yield str(error)
         return

@@ -4,6 +4,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from stepguard.ab_margins import margins_of
+from stepguard.device import GPU
 from stepguard.document import SCHEMA, RunDocument
 from stepguard.metrics import METRICS
 from stepguard.storage.json_file import FileError, read
@@ -36,6 +38,10 @@ def _problems(found: RunDocument) -> Iterator[str]:
         for name in (*result.gates, *result.metrics, *judged):
             if name not in METRICS:
                 yield f"{result.case!r} has {name!r}, which is no metric"
+        try:
+            margins_of(result.margins_pct, GPU)
+        except ValueError:
+            yield f"{result.case!r} has margins_pct {result.margins_pct}, which are none"
         for reason in (result.verdict.reason, *(one.reason for one in result.verdict.metrics)):
             if reason not in Reason.__members__:
                 yield f"{result.case!r} has the reason {reason!r}, which is none"

@@ -107,6 +107,12 @@ WAYS = {
         "CASE_MISSING",
     ),
     "fewer gates": (run_document(measured(entry(), gates=FEWER)), None, "FEWER_GATES"),
+    "wider margins": (run_document(measured(entry(), margins_pct=(0.2, 3.0))), None, "FEWER_GATES"),
+    "margins wider than recorded ones, by the device's default": (
+        run_document(SOUND),
+        base(cases={CASE_ID: structs.replace(entry(), margins_pct=[0.1, 0.5])}),
+        "FEWER_GATES",
+    ),
     "a verdict that lacks a gate": (
         verdict(metrics=[one for one in SOUND.verdict.metrics if one.metric != "step_ms"]),
         None,
@@ -190,6 +196,31 @@ WAYS = {
 def test_what_is_not_seen_to_pass_fails(document, known, code):
     """Each with the code of what is wrong."""
     assert code in {found.value for found in codes(document, known)}
+
+
+WIDE = structs.replace(entry(), margins_pct=[1.0, 3.0])
+
+
+@pytest.mark.parametrize("margins_pct", [(), (0.2, 0.5), (1.0, 2.0), (1.0, 3.0)])
+def test_margins_that_are_not_wider_than_the_bases_pass(margins_pct):
+    """Narrower ones find more; those of a document without any are the device's."""
+    document = run_document(measured(WIDE, margins_pct=margins_pct))
+    assert gate(document, base(cases={CASE_ID: WIDE})) == []
+
+
+@pytest.mark.parametrize("margins_pct", [(1.5, 3.0), (1.0, 3.5)])
+def test_margins_that_are_wider_than_the_bases_are_told(margins_pct):
+    """Either of the two, beside a commit as beside a recording; with both values, and a command."""
+    known = base(cases={CASE_ID: WIDE}, against="b" * 40)
+    for against in ({}, {"against": "main (bbbb)", "base_commit": "b" * 40}):
+        document = run_document(measured(WIDE, margins_pct=margins_pct), **against)
+        (found,) = gate(document, known)
+        ignore, matter = margins_pct
+        assert found.code is ProblemCode.FEWER_GATES and found.text == (
+            f"has margins {ignore:g} and {matter:g} %, wider than the 1 and 3 % of the base's "
+            "recording; narrow them again, or record the case with them: "
+            f"pytest perf_tests --perf-update --perf-select='{CASE_ID}'"
+        )
 
 
 def test_a_run_beside_the_base_itself_passes():

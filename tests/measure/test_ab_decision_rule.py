@@ -37,6 +37,7 @@ def test_without_a_rule_the_cases_margins_hold(measured):
     ):
         found = measured(case)
         assert (found.margins, found.prior, found.why) == (margins, Prior(), NOT_CALIBRATED)
+        assert Margins(*found.head.margins_pct) == margins
 
 
 def test_the_rule_is_asked_for_with_heads_evidence(measured):
@@ -54,3 +55,13 @@ def test_the_rule_is_asked_for_with_heads_evidence(measured):
         "planted",
     )
     assert all(isinstance(one, Evidence) and one.case_id == "c[a]" for one in asked) and asked
+
+
+def test_a_rule_that_widens_is_not_the_cases_own(measured):
+    """What the evidence says of the case's margins is what the case declares: a calibration may
+    widen those that judge, and no gate has to know of it.
+    """
+    rule = DecisionRule(Margins(0.2, 2.0), Prior(1.4, 4.0), "planted")
+    found = measured(Case("a", "b:c"), rule_for=lambda evidence: rule)
+    assert found.margins == Margins(0.2, 2.0)
+    assert found.head.margins_pct == found.base.margins_pct == (0.2, 0.5)

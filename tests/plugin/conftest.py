@@ -71,6 +71,7 @@ def sound_evidence(case: Case, serial: int) -> Evidence:
         command="pytest",
         planned_launches=case.launches,
         gates=case.gates,
+        margins_pct=case.margins_pct,
         extended=case.extended,
         fingerprint=Fingerprint(
             device_name=H200.name if case.device == "cuda" else "x86_64",

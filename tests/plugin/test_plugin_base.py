@@ -164,3 +164,21 @@ def test_a_gate_that_is_dropped_with_its_recording_is_missed(gate):
     result = gate.run("--perf-strict", "--perf-base=main")
     assert result.ret != 0
     result.stderr.fnmatch_lines(["*gates less than its recording in cpu.json has, no generated*"])
+
+
+def test_margins_that_are_widened_with_their_recording_are_refused(gate):
+    """Strict: main's recording says how wide they may be, not the one that the tree brings; and the
+    first lines of a run name both.
+    """
+    branch(gate)
+    wider = gate.cpu(margins_pct=(6.0, 25.0))
+    gate.suite(wider)
+    (gate.baselines / "cpu.json").unlink()
+    gate.record(wider)
+    gate.commit()
+    gate.run("--perf-strict", passed=1)
+    result = gate.run("--perf-base=main")
+    result.says("*cpu.json: linear?nano?: *margins 5 and 20 % -> 6 and 25 %*")
+    result = gate.run("--perf-strict", "--perf-base=main")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines(["*has margins 6 and 25 %, wider than the 5 and 20 % of its *"])

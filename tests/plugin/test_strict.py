@@ -180,6 +180,7 @@ def edited(gate):
 
 
 FEWER = "from dataclasses import replace\n\n\n"
+WIDER = ", margins_pct=(6.0, 20.0)"
 ONE_GATE = ', gates=("graph_breaks",)'
 REPLACED = '    perf(replace(case, gates=("graph_breaks",)))\n'
 OTHER = "    perf(replace(case, params={'n': 1}) if case.name == 'b' else case)\n"
@@ -262,6 +263,17 @@ WAYS = {
         declares(front=FEWER, body=REPLACED),
         code=ProblemCode.FEWER_GATES,
         says="linear?b?: gates less than its recording in cpu.json has, no flops_*",
+    ),
+    "wider margins": Way(
+        declares(b=WIDER),
+        code=ProblemCode.FEWER_GATES,
+        says="*linear?b?: has margins 6 and 20 %, wider than the 5 and 20 % of its recording in "
+        "cpu.json; narrow them again, or record *pytest * --perf-update --perf-select='linear?b?'",
+    ),
+    "wider margins in the test": Way(
+        declares(front=FEWER, body="    perf(replace(case, margins_pct=(5.0, 25.0)))\n"),
+        code=ProblemCode.FEWER_GATES,
+        says="linear?b?: has margins 5 and 25 %, wider than the 5 and 20 % of its recording in *",
     ),
     "a plugin drops it": Way(
         conftest(HOOK.format(order="trylast=True")),
@@ -579,6 +591,31 @@ def test_fewer_gates_that_are_recorded_are_no_surprise(project):
     assert '"gates": ["graph_breaks"]' in (project.baselines / "cpu.json").read_text()
     project.commit()
     assert project.run("--perf-strict").ret == 0
+
+
+def test_wider_margins_that_are_recorded_are_no_surprise(project):
+    """The command that the refusal names records them, of that case alone; narrower ones then pass,
+    and with the usual ones recorded anew the file is what it was.
+    """
+    before = (project.baselines / "cpu.json").read_text()
+    suite(project, b=WIDER)
+    project.commit()
+    assert project.run("--perf-strict").ret == 4
+    update = "--perf-update", "--perf-select=linear[b]"
+    assert project.run(*update).ret == 0
+    cases = json.loads((project.baselines / "cpu.json").read_text())["cases"]
+    assert cases["linear[b]"]["margins_pct"] == [6.0, 20.0]
+    assert "margins_pct" not in cases["linear[a]"]
+    project.commit()
+    assert project.run("--perf-strict").ret == 0
+    suite(project)
+    project.commit()
+    assert project.run("--perf-strict").ret == 0
+    assert project.run(*update).ret == 0
+    known = [
+        json.loads(one)["cases"] for one in (before, (project.baselines / "cpu.json").read_text())
+    ]
+    assert [one["linear[b]"].keys() for one in known] == [known[0]["linear[b]"].keys()] * 2
 
 
 def test_another_case_of_the_same_id_is_refused(project):

@@ -224,6 +224,20 @@ def test_a_gated_time_is_recorded(path, kind):
         path.unlink()
 
 
+@pytest.mark.parametrize(("kind", "usual"), [(cpu_evidence, (5.0, 20.0)), (evidence, (0.2, 0.5))])
+def test_margins_are_recorded_where_they_are_not_the_devices(path, kind, usual):
+    """Also where nothing else is new. The device's own leave the file as it is without a word of
+    them, be it that the evidence has them or that it is from before there were any.
+    """
+    found = kind()
+    accept(path, found, "")
+    for number, own in enumerate([usual, (6.0, 25.0), usual, (6.0, 25.0), ()], 1):
+        accept(path, replace(found, date=f"run {number}", margins_pct=own), "")
+        margins = load(path).cases[found.case_id].margins
+        assert (margins.ignore_pct, margins.matter_pct) == (own or usual)
+        assert ("margins_pct" in path.read_text()) == (own == (6.0, 25.0))
+
+
 def test_a_time_that_was_not_gated_is_no_level(path):
     """Launches that gate no time need not get steady. Whoever gates it later has no baseline, and
     not theirs, beside which a slower step would pass.

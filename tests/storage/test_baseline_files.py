@@ -86,6 +86,7 @@ ENTRIES = st.builds(
     Entry,
     case=PARAMS.map(lambda params: CASE | {"params": params}),
     epochs=st.lists(EPOCHS, min_size=1, max_size=2),
+    margins_pct=st.sampled_from([[], [0.0, 1.5]]),
 )
 FILES = st.builds(
     BaselineFile,
@@ -263,6 +264,9 @@ SPOILT = {
         {"graph_breaks": [{"what": "x", "count": 0}]},
     ),
     "negative detail": ((*RECORDING, "detail"), {"x": {"y": -1}}),
+    "half of the margins": (("cases", CASE_ID, "margins_pct"), [1.0]),
+    "margins that are none": (("cases", CASE_ID, "margins_pct"), [3.0, 1.0]),
+    "margins as text": (("cases", CASE_ID, "margins_pct"), ["1", "3"]),
     "case is null": (("cases", CASE_ID), None),
     "cases is a list": (("cases",), []),
     "no machine": (("machine",), ""),

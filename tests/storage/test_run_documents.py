@@ -52,6 +52,8 @@ BAD = {
     "an unknown status": (put(*RESULT, "verdict", "status", value="SAME"), "'SAME'"),
     "an unknown reason": (put(*RESULT, "verdict", "reason", value="FINE"), "the reason 'FINE'"),
     "an unknown metric": (put(*RESULT, "gates", value=["speed"]), "'speed', which is no metric"),
+    "half of the margins": (put(*RESULT, "margins_pct", value=[1.0]), "margins_pct (1.0,)"),
+    "margins that are none": (put(*RESULT, "margins_pct", value=[3.0, 1.0]), "which are none"),
     "another case's verdict": (
         put(*RESULT, "verdict", "case_id", value="a[b]"),
         f"the verdict of '{CASE_ID}' is of 'a[b]'",

@@ -10,6 +10,7 @@ from stepguard.judge.ab.calibration import CalibratedCase, widened
 from stepguard.metrics import GATEABLE, METRICS, format_value
 from stepguard.recording import Recording
 from stepguard.report.stored.waivers import described
+from stepguard.sentences import both_pct
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.waivers import load_waivers, today
 from stepguard.text import listed, short_hash
@@ -83,6 +84,7 @@ def _entry(old: Entry | None, new: Entry | None) -> str:
         ("commit", *(short_hash(one.recordings[0].commit) for one in (was, now))),
         ("reason", repr(was.reason), repr(now.reason)),
         ("gates", *_apart(old.required_gates, new.required_gates)),
+        ("margins", *map(both_pct, (old.margins, new.margins))),
         ("extended", str(old.extended), str(new.extended)),
     )
     same_level = len(old.epochs) == len(new.epochs)

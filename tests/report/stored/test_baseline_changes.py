@@ -66,6 +66,10 @@ def edited(**cases):
             {CASE_ID: one_recording(by_rank={"host_syncs_per_step": [3]})},
             f"{CASE_ID}: host_syncs_per_step of ranks none -> [3]",
         ),
+        (
+            {CASE_ID: entry(margins_pct=[1.0, 3.0])},
+            f"{CASE_ID}: margins 0.2 and 0.5 % -> 1 and 3 %",
+        ),
         ({"b[x]": entry()}, "b[x]: none -> recorded, step_ms 250.000"),
     ],
 )
