@@ -61,15 +61,19 @@ def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
 
 def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:
     """Tell whether pytest was asked for whole folders of tests, by no path to a part of one: one
-    below `testpaths` or, without them, below a folder of the project's. ``arguments``: some of
-    those that it was asked by, instead of all.
+    below `testpaths` or, without them or where they are all of it, below a folder of the project's.
+    ``arguments``: some of those that it was asked by, instead of all.
     """
     root = config.rootpath.resolve()
-    folders = [root / path for path in config.getini("testpaths")] or [*root.iterdir()]
+    folders = {(root / path).resolve() for path in config.getini("testpaths")}
+    # All of the project lies below its root: which of its folders is whole nobody said.
+    if not folders or folders & {root, *root.parents}:
+        folders |= {*root.iterdir()}
+        folders -= {root, *root.parents}
     paths = [
         Path(argument).resolve() for argument in (config.args if arguments is None else arguments)
     ]
-    return all(path.is_dir() and not set(path.parents) & set(folders) for path in paths)
+    return all(path.is_dir() and not folders & {*path.parents} for path in paths)
 
 
 def whole_folders(config: pytest.Config) -> bool:

@@ -20,6 +20,7 @@ from stepguard.plugin.refusals import (
     Refused,
     fewer_gates,
     missing_cases,
+    other_case,
     strict_marks,
     strict_options,
     strict_tree,
@@ -85,8 +86,8 @@ class Guard:
         absent = () if self._selection.undeclared else (State.ABSENT,)
         states = [one for one in self.states() if one.state in (State.DESELECTED, *absent)]
         cases = [case for item in items if (case := case_of(item))]
-        gates = [one for case in cases for one in fewer_gates(case, self._judging.get(case.id))]
-        self._refuse([*missing_cases(states, self._files), *strict_marks(items), *gates])
+        less = [one for case in cases for one in self._less(case)]
+        self._refuse([*missing_cases(states, self._files), *strict_marks(items), *less])
 
     def refuse_case(self, own: Case | None, case: Case) -> None:
         """Refuse, in a strict run, what a test measures if it guards less than it should. ``own``
@@ -94,12 +95,19 @@ class Guard:
         """
         if not self.strict:
             return
-        problems = list(fewer_gates(case, self._judging.get(case.id)))
+        problems = list(self._less(case))
         if own is not None and own != case and not problems:
             text = "its test measures another case than it declares, though of the same id"
             problems.append(Problem(ProblemCode.OTHER_CASE, text, case.id))
         self._refused += problems
         self._refuse(problems)
+
+    def _less(self, case: Case) -> Iterator[Problem]:
+        """Yield why a case guards less than what is recorded of it."""
+        recorded = self._judging.get(case.id)
+        yield from fewer_gates(case, recorded)
+        if self._option.perf_against:  # a recording itself is not compared with another case
+            yield from other_case(case, recorded)
 
     def finish(
         self, states: Sequence[CaseState], results: Sequence[Result], collected: bool, passes: bool

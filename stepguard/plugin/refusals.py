@@ -157,10 +157,15 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
     if option.perf_against == "HEAD":
         text = "--perf-against=HEAD judges the tree against itself, which is always the same"
         yield Problem(ProblemCode.OTHER_BASELINE, text)
-    for name, rev in (("--perf-against", option.perf_against), ("--perf-base", option.perf_base)):
-        if rev and not is_typed(name, config):
-            text = f"{name}={rev} comes from settings or PYTEST_ADDOPTS, and may be a commit of "
-            text += "this branch, or of a slower level: what judges is said by the command"
+    judges = {
+        "--perf-against": option.perf_against,
+        "--perf-base": option.perf_base,
+        "--perf-baselines": option.perf_baselines,
+    }
+    for name, judge in judges.items():
+        if judge and not is_typed(name, config):
+            text = f"{name}={judge} comes from settings or PYTEST_ADDOPTS, and may be of this "
+            text += "branch, or of a slower level: what judges is said by the command"
             yield Problem(ProblemCode.OTHER_BASELINE, text)
     if option.perf_select and not is_typed("--perf-select", config):
         text = f"--perf-select={option.perf_select} comes from settings or PYTEST_ADDOPTS: a "
@@ -213,6 +218,19 @@ def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
         text = wider_margins(case.margins, entry.margins, f"its recording in {file}")
         record = f"pytest perf_tests --perf-update --perf-select={shlex.quote(case.id)}"
         yield Problem(ProblemCode.FEWER_GATES, f"{text}: {as_typed(record)}", case.id)
+
+
+def other_case(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
+    """Yield a problem if a case that is compared in pairs has other parameters than its recording:
+    both sides would be of HEAD's case, which may do less.
+    """
+    if recorded is None:
+        return
+    was, now = ({**one, "nodes": 1} for one in (recorded.entry.case, case.as_dict()))
+    if moved := sorted(key for key in was | now if was.get(key) != now.get(key)):
+        text = f"is another case than its recording in {recorded.path.name}, by its "
+        text += f"{' and '.join(moved)}: give it another id, or record it with these first"
+        yield Problem(ProblemCode.OTHER_CASE, text, case.id)
 
 
 def missing_cases(states: Sequence[CaseState], where: dict[str, str]) -> Iterator[Problem]:

@@ -4,6 +4,7 @@ Each way is one in which a run was green although a case that has a recording wa
 """
 
 import json
+import shutil
 import signal
 from dataclasses import dataclass
 from typing import Any
@@ -864,6 +865,41 @@ def leave_in(setting, option, project, monkeypatch):
     else:
         monkeypatch.setenv(setting, option)
     project.commit()
+
+
+@pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
+def test_baselines_are_not_chosen_by_settings(project, monkeypatch, setting):
+    """A folder of the branch's own would replace what judges; a command may name one."""
+    shutil.copytree(project.baselines, project.path / "mine")
+    leave_in(setting, "--perf-baselines=mine", project, monkeypatch)
+    result = project.run("--perf-strict")
+    assert (result.ret, project.measured) == (4, [])
+    result.stderr.fnmatch_lines(["*--perf-baselines=mine *settings or PYTEST_ADDOPTS*"])
+    assert project.run("--perf-strict", "--perf-baselines=mine").ret == 0
+
+
+def test_pairs_are_of_the_case_that_is_recorded(project):
+    """Both sides of them are HEAD's case, whose parameters may be fewer or smaller by now."""
+    suite(project, b=", params={'width': 8}")
+    project.commit()
+    result = project.run("--perf-strict", "--perf-against=HEAD~1")
+    assert result.ret == 4
+    text = "*linear?b?: is another case than its recording in cpu.json, by its params: *"
+    result.stderr.fnmatch_lines([text])
+
+
+@pytest.mark.parametrize("testpaths", ["", "testpaths = .", "testpaths = . perf"])
+def test_a_folder_is_whole_where_all_is_a_testpath(gate, testpaths):
+    """The root says nothing about its folders: a case that is gone from one is missed."""
+    (gate.path / "perf").mkdir()
+    gate.suite(gate.cpu("a"))
+    (gate.path / "test_perf.py").rename(gate.path / "perf/test_a.py")
+    gate.record(gate.cpu("a"), gate.cpu("b"))
+    gate.pytester.makeini(f"[pytest]\n{testpaths}\n")
+    gate.commit()
+    result = gate.run("--perf-strict", "perf")
+    assert (result.ret, gate.measured) == (4, [])
+    result.stderr.fnmatch_lines(["*linear?b?: guarded, but not measured: no test of it was *"])
 
 
 @pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
