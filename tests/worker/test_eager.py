@@ -89,6 +89,7 @@ def waits(program):
         ("x.cpu().sum().item()", 1, "copy to the host"),
         ('x.to(torch.device("cpu"))', 1, "copy to the host"),
         ("x.tolist()", 1, ".tolist()"),
+        ("x.numpy(force=True)", 1, ".numpy()"),
         ("repr(x)", 1, "print of a tensor"),
         ("x.nonzero()", 1, "nonzero"),
         ("torch.where(x > 2)", 1, "nonzero"),

@@ -33,7 +33,12 @@ _INDEX = "aten.index.Tensor"
 _INDEX_PUT = ("aten.index_put.default", "aten.index_put_.default", "aten._index_put_impl_.default")
 _COPY = "aten.copy_.default"
 # Methods that no operator shows on a CPU, where the copy to the host is none.
-_TO_HOST = {"cpu": "copy to the host", "tolist": ".tolist()", "__repr__": "print of a tensor"}
+_TO_HOST = {
+    "cpu": "copy to the host",
+    "numpy": ".numpy()",
+    "tolist": ".tolist()",
+    "__repr__": "print of a tensor",
+}
 # Calls that read the numbers in a list of tensors without an operator that a dispatch mode sees.
 _FROM_NUMBERS = ("tensor", "as_tensor", "new_tensor")
 SETTLING_STEPS = 2  # what a step leaves for the next one to read was made in a step that was seen
