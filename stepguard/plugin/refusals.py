@@ -87,6 +87,8 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"--perf-reason={reason!r}: write a line of words"
     if reason is not None and not updates:
         yield "--perf-reason: nothing is recorded; it goes with --perf-update or --perf-update-new"
+    if all(is_typed(name, config) for name in ("--perf-strict", "--perf-no-strict")):
+        yield "--perf-strict with --perf-no-strict: a run is a gate or is none; give one of the two"
     yield from _two_ways_to_record(option)
     if not 0 < option.perf_budget < 1e6:  # NaN neither
         yield f"--perf-budget={option.perf_budget}: minutes, above 0 and below 1,000,000"
