@@ -216,3 +216,13 @@ def test_what_was_set_on_one_side_alone_is_a_difference(shell):
     for first, other in (files, files[::-1]):
         done = shell("compare", first, other)
         assert f"{other[0]}: other environment than {first[0]}" in words(done.out), done.err
+
+
+def test_files_of_one_stem_are_told_apart_by_their_suffix(shell):
+    """They are two files; one file given twice still is one."""
+    first = shell.path / kept(shell, "a")
+    (shell.path / "a.txt").write_bytes(first.read_bytes())
+    done = shell("compare", "a.json", "a.txt")
+    assert done.status == 0, done.err
+    assert done.out.split()[:3] == ["environment", "a.json", "a.txt"]
+    assert "a file is there twice" in shell("compare", "a.txt", "a.txt").err
