@@ -73,7 +73,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
     wanted = f"--perf-require-gpus={option.perf_require_gpus}"
     if option.perf_require_gpus < 0:
-        yield f"{wanted}: 0 asks for none, 1 up for so many"
+        yield f"{wanted}: give 0 or more"
     if gpus < option.perf_require_gpus:
         yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
     if option.perf_require_gpus > 0 and gpus < (known := known_gpus()):
