@@ -1,6 +1,7 @@
 """Parts of several commands: usage errors, the folder of baselines, progress, documents."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -68,9 +69,19 @@ def add_parser(
     command: argparse.ArgumentParser = commands.add_parser(name, help=text)
     usual = "folder of the baseline files (%(default)s)"
     folder = baseline.usual(root)
-    command.add_argument("--baselines", type=Path, default=folder, metavar="DIR", help=usual)
+    # The default may be missing: a new repository has none before its first recording.
+    command.add_argument("--baselines", type=_there, default=folder, metavar="DIR", help=usual)
     command.set_defaults(root=root, call=call)
     return command
+
+
+def _there(text: str) -> Path:
+    """Return the folder of that name; argparse refuses a misspelt one, which would be created."""
+    if not Path(text).is_dir():
+        new = f"mkdir -p {shlex.quote(text)}"
+        problem = f"{text}: no such folder; to record into a new one: {new}"
+        raise argparse.ArgumentTypeError(printable(problem))
+    return Path(text)
 
 
 def commands_of(options: argparse.Namespace) -> Commands:

@@ -72,10 +72,12 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _labels(files: list[tuple[Path, str]]) -> list[str]:
     """Return the shortest names that tell the files apart."""
-    for parts in range(1, max(len(path.parts) for path, _ in files) + 1):
+    bare = [(path.with_suffix(""), card) for path, card in files]
+    # a.json and a.txt have one stem, and differ with their suffixes alone.
+    named = bare if len(set(bare)) == len(bare) else files
+    for parts in range(1, max(len(path.parts) for path, _ in named) + 1):
         labels = [
-            " ".join(filter(None, ("/".join(path.with_suffix("").parts[-parts:]), card)))
-            for path, card in files
+            " ".join(filter(None, ("/".join(path.parts[-parts:]), card))) for path, card in named
         ]
         if len(set(labels)) == len(labels):
             return labels

@@ -182,8 +182,8 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
     if there and "".join(line.split()).removesuffix(")") not in there:
         name = f"{test.parent.name}/{test.name}"
         raise ValueError(
-            f"{name} is there without this case, and left as it is. Put it in, or remove the file, "
-            f"then init again: {line}, - or record the cases that it has: "
+            f"{name} is there without this case, and left as it is. To guard the case, put it in "
+            f"as {line}, and init again. To record the cases that the file has: "
             f"{python} -m pytest {name} --perf-update-new"
         )
 

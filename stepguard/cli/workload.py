@@ -9,6 +9,7 @@ import ast
 import contextlib
 import json
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -78,7 +79,11 @@ def _on_device(options: argparse.Namespace, device: str) -> Case:
     case = known.get(device) or next(iter(known.values()))
     asked = options.device or "device" in parse_params(options.params)
     if asked and case.device != device:
-        factory = f"{case.workload} {' '.join(options.params)} --device {device}"
+        params = {**case.params, **parameters(options)[0]}
+        pairs = [f"{key}={_as_typed(value)}" for key, value in params.items()]
+        ranks = options.gpus or case.world_size
+        several = ["--gpus", str(ranks)] if ranks > 1 else []
+        factory = shlex.join([case.workload, *pairs, "--device", device, *several])
         raise UsageError(
             f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
             f"name its factory instead, with all parameters: {factory}"
@@ -141,6 +146,13 @@ def parse_params(pairs: list[str]) -> dict[str, Scalar]:
             value = text
         found[key] = value if isinstance(value, Scalar) else text
     return found
+
+
+def _as_typed(value: Scalar) -> str:
+    """Return a value as parse_params() reads it back: bare where a text is none of JSON's."""
+    if isinstance(value, str) and parse_params([f"x={value}"]) == {"x": value}:
+        return value
+    return json.dumps(value)
 
 
 def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = None) -> str:

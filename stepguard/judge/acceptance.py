@@ -42,7 +42,10 @@ def unfit_to_record(evidence: Evidence) -> str:
         return "it is no case of the suite: run and sweep- are names that the commands give"
     # Confirmation measures the recording's commit again: it has to be there, without changes.
     if not evidence.commit:
-        return "its commit is not known: the tree was no git repository, or git was not on PATH"
+        return (
+            "its commit is not known: the tree was no git repository, or it had no commit yet, or "
+            "git was not on PATH; commit, then measure again"
+        )
     if evidence.dirty:
         return f"measured on a tree with {uncommitted(evidence.dirty)}, then measure again"
     if evidence.tree_changed:

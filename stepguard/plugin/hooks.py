@@ -85,6 +85,10 @@ def measuring(
 
     def measure(case: Case) -> None:
         nonlocal asked
+        # Stashed, too: a test that catches the failure must not pass.
+        if not isinstance(case, Case):
+            node.stash[_REFUSED] = f"perf takes a Case: perf(case), not {printable(repr(case))}"
+            pytest.fail(node.stash[_REFUSED], pytrace=False)
         if asked:
             raise pytest.UsageError("perf(case) was called twice in one test: use two tests")
         asked = True

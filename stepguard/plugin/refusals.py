@@ -73,7 +73,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"--perf-select={option.perf_select}: a name is empty; is a variable not set?"
     wanted = f"--perf-require-gpus={option.perf_require_gpus}"
     if option.perf_require_gpus < 0:
-        yield f"{wanted}: 0 asks for none, 1 up for so many"
+        yield f"{wanted}: give 0 or more"
     if gpus < option.perf_require_gpus:
         yield f"{wanted}: this machine shows {gpus}; see: {as_typed('stepguard doctor')}"
     if option.perf_require_gpus > 0 and gpus < (known := known_gpus()):
@@ -87,6 +87,8 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
         yield f"--perf-reason={reason!r}: write a line of words"
     if reason is not None and not updates:
         yield "--perf-reason: nothing is recorded; it goes with --perf-update or --perf-update-new"
+    if all(is_typed(name, config) for name in ("--perf-strict", "--perf-no-strict")):
+        yield "--perf-strict with --perf-no-strict: a run is a gate or is none; give one of the two"
     yield from _two_ways_to_record(option)
     if not 0 < option.perf_budget < 1e6:  # NaN neither
         yield f"--perf-budget={option.perf_budget}: minutes, above 0 and below 1,000,000"

@@ -178,7 +178,8 @@ class Session:
         ours = [(item, case) for item in items if (case := case_of(item))]
         ids = Counter(case.id for _, case in ours)
         if twice := sorted(case_id for case_id, count in ids.items() if count > 1):
-            raise pytest.UsageError(f"two cases are called {twice[0]}: ids are baseline keys")
+            why = "ids are baseline keys; rename one of them"
+            raise pytest.UsageError(f"two cases are called {twice[0]}: {why}")
         text, several = self._option.perf_launcher, any(case.world_size > 1 for _, case in ours)
         # A launcher starts processes on every node: not for a listing, or for cases of one rank.
         if text and several and self._checked and not self._option.collectonly:

@@ -106,7 +106,7 @@ def observations(sides: Sequence[Side]) -> Iterator[str]:
         for case in _common([first.cases, other.cases]):
             yield from _of_case(case, first, other)
         names = sorted(first.environment.keys() | other.environment.keys())
-        moved = [n for n in names if first.environment.get(n) != other.environment.get(n)]
+        moved = [name for name in names if _differ(first, other, name)]
         if software := [name for name in moved if name != "machine"]:
             yield f"{other.label}: other {', '.join(software)} than {first.label}"
         yield from _of_kernels(first, other)
@@ -119,6 +119,18 @@ def observations(sides: Sequence[Side]) -> Iterator[str]:
                 f"{side.label}: {side.waits_pct:.1f} % of the time in CUDA calls is waiting, "
                 "which a host that is ahead of its GPU does anyway; it is no lost time"
             )
+
+
+def _differ(first: Side, other: Side, name: str) -> bool:
+    """Tell whether both sides know this of their environment, and not the same."""
+    known = _knows(first, name) and _knows(other, name)
+    return known and first.environment.get(name) != other.environment.get(name)
+
+
+def _knows(side: Side, name: str) -> bool:
+    # What a recording has not was not installed or not set; a document has no software at all.
+    has_all = "torch" in side.environment and name != "commit"
+    return has_all or bool(side.environment.get(name))
 
 
 def _of_case(case: str, first: Side, other: Side) -> Iterator[str]:

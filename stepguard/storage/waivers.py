@@ -8,6 +8,7 @@ import msgspec
 
 from stepguard.baseline_file import BaselineFile
 from stepguard.judge.waivers import may_cover, problem_of
+from stepguard.metrics import GATEABLE
 from stepguard.storage.baselines import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
 from stepguard.text import meant
@@ -72,20 +73,24 @@ def _baselines(folder: Path) -> Iterator[BaselineFile]:
 
 
 def _idle(folder: Path, waiver: Waiver) -> str:
-    """Return why a waiver of a counter lets nothing pass, whatever its case counts; else empty."""
+    """Return why a waiver lets nothing pass, whatever its case measures; else empty."""
     every = (one.cases.get(waiver.case) for one in _baselines(folder))
     entries = [entry for entry in every if entry]
-    if waiver.value is None or not entries:
+    if not entries:
         return ""
     newest = [one.newest for one in entries if waiver.metric in one.required_gates]
     if not newest:
-        return f"it does not gate {waiver.metric}"
+        gates = frozenset[str]().union(*(one.required_gates for one in entries))
+        known = ", ".join(name for name in GATEABLE if name in gates)
+        return f"it does not gate {waiver.metric}, but {known}"
+    if waiver.value is None:
+        return ""
     for one in newest:
         ranks = one.unlike_ranks().get(waiver.metric) or [one.counters.get(waiver.metric, -1)]
         if any(may_cover(waiver.value, waiver.metric, old) for old in ranks):
             return ""
-    known = newest[0].counters[waiver.metric]
-    return f"{waiver.metric} is {known} as recorded: a value of {waiver.value} lets nothing pass"
+    count = newest[0].counters[waiver.metric]
+    return f"{waiver.metric} is {count} as recorded: a value of {waiver.value} lets nothing pass"
 
 
 @one_at_a_time

@@ -101,6 +101,8 @@ def test_a_file_and_a_folder(shell):
     shutil.copytree(first.parents[1], artifact)
     shutil.rmtree(shell.path / ".stepguard")
     one = artifact / first.parent.name / "evidence.json"
+    for name in ("one", "both"):
+        (shell.path / name).mkdir()
     assert shell("accept", "--evidence", str(one), "--baselines", "one").status == 0
     assert set(entries(shell, "one")) == {"linear[a]"}
     assert shell("accept", "--evidence", str(artifact), "--baselines", "both").status == 0
@@ -217,16 +219,29 @@ def test_a_waiver_of_what_is_now_the_level_is_stale(shell):
     done = shell("accept", "--reason", "it is meant")
     assert "linear[a]: waiver stale, graph_breaks is same (remove it: " in done.out
     assert "python -m stepguard waive 'linear[a]' graph_breaks --remove)" in done.out
+    (shell.path / "other").mkdir()
     assert "stale" not in shell("accept", "linear[a]", "--baselines", "other").out
 
 
 def test_a_new_level_in_another_folder(shell):
     """The command that is shown is of that folder."""
     shell.keep(shell.made("a"))
+    (shell.path / "mine").mkdir()
     shell("accept", "--baselines", "mine")
     shell.keep(shell.made("a", counters={"flops_per_step": 2}, date="2030-01-02T00:00:00+00:00"))
     done = shell("accept", "--baselines", "mine")
     assert "stepguard accept 'linear[a]' --baselines mine --reason '...'" in done.err
+
+
+@pytest.mark.parametrize("command", ["accept", "waive"])
+def test_a_misspelt_folder_is_refused(shell, command):
+    """It is not made, and the answer says how a new one is; the usual one may be missing."""
+    shell.keep(shell.made("a"))
+    done = shell(command, "linear[a]", "--baselines", "no folder")
+    assert done.status == 2 and not (shell.path / "no folder").exists()
+    told = "no folder: no such folder; to record into a new one: mkdir -p 'no folder'\n"
+    assert done.err.endswith(told)
+    assert shell("accept").status == 0 and set(entries(shell)) == {"linear[a]"}
 
 
 def test_a_refused_case_does_not_stop_the_others(shell):

@@ -5,11 +5,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
-from builders import entry
+from builders import CASE_ID, baseline_file, entry
 from kineto import steps
 from run_documents import measured, run_document
 
+from stepguard.fingerprint import Fingerprint
 from stepguard.profile import KernelRow, Parts, Profile
 from stepguard.report.documents import as_json
 
@@ -194,3 +196,33 @@ def test_documents_of_runs_are_compared(shell):
     assert "train_step[124m-bf16]: a step is 0.0 % shorter on b than on a, inside" in words(
         done.out
     )
+
+
+def test_what_one_side_does_not_know_is_no_difference(shell):
+    """A document has no architecture and no torch, that of a CPU no driver either."""
+    document = run_document(measured(entry()), machine="NVIDIA H200", commit="b" * 40, gpus=[])
+    (shell.path / "p.json").write_text(as_json(document))
+    content = baseline_file(cases={CASE_ID: entry()})
+    (shell.path / "h200x1.json").write_bytes(msgspec.json.encode(content))
+    done = shell("compare", "p.json", "h200x1.json")
+    assert done.status == 0, done.err
+    assert "h200x1: other commit than p" in words(done.out)
+
+
+def test_what_was_set_on_one_side_alone_is_a_difference(shell):
+    """Of an evidence all software is known; a commit that it has not is none to differ from."""
+    steered = Fingerprint("x86_64", "", torch="2.13.0", environment={"CUBLAS_X": "1"})
+    files = [kept(shell, "a", commit=""), kept(shell, "b", evidence={"fingerprint": steered})]
+    for first, other in (files, files[::-1]):
+        done = shell("compare", first, other)
+        assert f"{other[0]}: other environment than {first[0]}" in words(done.out), done.err
+
+
+def test_files_of_one_stem_are_told_apart_by_their_suffix(shell):
+    """They are two files; one file given twice still is one."""
+    first = shell.path / kept(shell, "a")
+    (shell.path / "a.txt").write_bytes(first.read_bytes())
+    done = shell("compare", "a.json", "a.txt")
+    assert done.status == 0, done.err
+    assert done.out.split()[:3] == ["environment", "a.json", "a.txt"]
+    assert "a file is there twice" in shell("compare", "a.txt", "a.txt").err

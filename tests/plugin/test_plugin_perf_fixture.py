@@ -184,13 +184,20 @@ def test_perf_of_a_case_with_a_gpu_that_is_not_there(gate):
     result.says("*UNFIT*GPUs needed: 1, here: 0*")
 
 
-@pytest.mark.parametrize("value", ["None", '"linear[nano]"', "object()"])
-def test_perf_of_something_else_fails(unchanged, value):
-    """perf() of what is no case fails the test."""
-    unchanged.tests(f"def test_step(perf):\n    perf({value})\n")
+@pytest.mark.parametrize("value", ["None", "'linear[nano]'", "object"])
+@pytest.mark.parametrize("caught", [False, True])
+def test_perf_of_something_else_fails(unchanged, value, caught):
+    """perf() of what is no case fails the test, also if it is caught, and says what it takes."""
+    call = (
+        f"with pytest.raises(BaseException):\n        perf({value})" if caught else f"perf({value})"
+    )
+    unchanged.tests(f"def test_step(perf):\n    {call}\n")
     result = unchanged.run()
     assert result.ret == 1
     assert unchanged.measured == []
+    shown = "<class 'object'>" if value == "object" else value.replace("[", "?").replace("]", "?")
+    result.says(f"perf takes a Case: perf(case), not {shown}")
+    result.stdout.no_fnmatch_line("*AttributeError*")
 
 
 def test_an_engine_that_raises_is_not_called_a_skip(unchanged, monkeypatch):

@@ -436,6 +436,15 @@ def test_what_a_run_leaves_out_is_said_by_the_command(project, monkeypatch, opti
     assert project.run(option).ret == 0
 
 
+def test_strict_and_no_strict_are_no_command(project, monkeypatch):
+    """Typed together they are refused; what settings say beside the command is no contradiction."""
+    result = project.run("--perf-strict", "--perf-no-strict")
+    assert result.ret == 4 and project.paired == []
+    result.stderr.fnmatch_lines(["*--perf-strict with --perf-no-strict: *; give one of the two"])
+    monkeypatch.setenv("PYTEST_ADDOPTS", "--perf-no-strict")
+    assert project.run("--perf-strict").ret == 0
+
+
 def test_where_an_option_comes_from_is_said(project, monkeypatch):
     """PYTEST_ADDOPTS is easily forgotten."""
     monkeypatch.setenv("PYTEST_ADDOPTS", "-k 'step[a]'")

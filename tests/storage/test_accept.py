@@ -347,7 +347,7 @@ def test_the_same_evidence_is_recorded_once(path):
     ("changes", "match"),
     [
         ({"dirty": ("a", "b", "c", "d")}, "uncommitted changes .a, b, c and 1 more.: commit them"),
-        ({"commit": ""}, "git was not on PATH"),
+        ({"commit": ""}, "no commit yet, or git was not on PATH; commit, then measure again"),
         ({"faults": (Fault("RAISED", "ValueError: planted"),)}, "BROKEN: ValueError: planted"),
         ({"faults": (Fault("FOREIGN_PROCESS", "process 7"),)}, "UNFIT: process 7"),
         ({"launches": ()}, "BROKEN: no launch"),
