@@ -9,6 +9,7 @@ from stepguard.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
 from stepguard.report.trace.causes import how, named, sentence
 from stepguard.report.trace.explanation import refused_because
 from stepguard.report.trace.page import is_generic
+from stepguard.sentences import on_ranks
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
 
@@ -82,12 +83,23 @@ def _main_cause(verdict: Verdict, change_us: float) -> Cause | None:
 
 def moved(cause: Cause, verdict: Verdict) -> list[str]:
     """Return "triton_poi_fused_gelu_5 6.5 -> 10.1 ms (+3.6), forward" in ever fewer words; with a
-    line where one is known. Times are of a step, over all launches.
+    line and with the ranks that it is of where these are known. Times are of a step, over all
+    launches, on average over ranks.
     """
     text = f"{named(cause)} {_figures(cause.before, cause.after)}"
-    where, site = _where(cause), site_of(cause, verdict)
+    site = site_of(cause, verdict)
+    where = ", ".join(filter(None, (_where(cause), on_ranks(_ranks(site, verdict)))))
     found = [f"{text}, {where}", text] if where else [text]
     return [f"{found[0]} {site.place}", *found] if site else found
+
+
+def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
+    """Return the ranks that call the operators at a site more or less often, or the one that got
+    slower against itself; empty where all did.
+    """
+    if site and (ranks := next(m for m in verdict.metrics if m.metric == OPERATORS).ranks):
+        return ranks
+    return (verdict.straggler.rank,) if verdict.straggler else ()
 
 
 def site_of(cause: Cause, verdict: Verdict) -> Site | None:

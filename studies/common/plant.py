@@ -2,7 +2,6 @@
 
     python -m studies.common.plant COPY --step-ms 20            # every step 20 ms slower
     python -m studies.common.plant COPY --step-ms 20 --every 10 # every tenth step 200 ms slower
-    python -m studies.common.plant COPY --step-ms 20 --rank 1   # only on one rank of several
 
 The slowdown is real work: in-place additions over a buffer that does not fit any cache, so many of
 them, the last over a part of it, that CUDA events, timed when the workload is built, say the wanted
@@ -17,13 +16,10 @@ _PLANTED = """
 # Planted by studies.common.plant: {step_ms} ms a step on average, on every step number {every}.
 def _planted(factory):
     import functools
-    import os
 
     @functools.wraps(factory)
     def build(**params):
         workload = factory(**params)
-        if {rank} not in (None, int(os.environ.get("RANK", "0"))):
-            return workload
         buffer = torch.zeros(1 << 28, device=params["device"])  # 1 GiB: read and written by add_
 
         def burn(passes, rest=0.0):
@@ -75,14 +71,13 @@ def main() -> None:
     parser.add_argument("copy", type=Path, help="root of a copy of this repository")
     parser.add_argument("--step-ms", type=float, required=True, help="average slowdown of a step")
     parser.add_argument("--every", type=int, default=1, help="only every Nth step (%(default)s)")
-    parser.add_argument("--rank", type=int, help="only on this rank")
     options = parser.parse_args()
     target = options.copy / "model" / "workloads.py"
     if options.copy.resolve() == Path(__file__).resolve().parents[2]:
         parser.error("this is the tree itself: plant into a copy")
     if "_planted" in target.read_text():
         parser.error(f"{target} has a plant already")
-    sizes = {"step_ms": options.step_ms, "every": options.every, "rank": options.rank}
+    sizes = {"step_ms": options.step_ms, "every": options.every}
     with target.open("a") as file:
         file.write(_PLANTED.format(**sizes))
 

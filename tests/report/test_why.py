@@ -108,6 +108,8 @@ def test_a_kernel_has_the_line_of_its_operator():
     found = verdict([cause(3600.0)], operators)
     assert f"{GELU} 6.5 -> 10.1 ms (+3.6), forward model/gpt.py:73; step_ms" in headline(found)
     assert place(found) == sites[1]
+    found = verdict([cause(3600.0)], replace(operators, ranks=(1,)))
+    assert "(+3.6), forward, on rank 1 model/gpt.py:73; step_ms" in headline(found)
 
 
 def attention(kind, line, function="forward", count=32, direction=""):
@@ -184,6 +186,12 @@ def test_an_operator_is_its_kernels_by_its_whole_name(where, operator, of_it):
     """Whatever its overload and its form: no name is part of another one."""
     site = Site(operator, "model/gpt.py", 73, "forward", "x")
     assert placed(where, site) == (site if of_it else None)
+
+
+def test_a_kernel_of_the_straggler_has_its_rank():
+    """Where the source says no line: the one rank that got slower against itself."""
+    found = replace(verdict([cause(3600.0)]), straggler=Straggler(1, 250.0, 257.0, 0.1))
+    assert f"{GELU} 6.5 -> 10.1 ms (+3.6), forward, on rank 1; step_ms" in headline(found)
 
 
 def test_pairs_that_ran_out_of_time_name_the_cause():

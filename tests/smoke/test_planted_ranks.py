@@ -22,13 +22,13 @@ from stepguard.verdict import Status, Verdict
 from studies.planted_ranks.measure import PLANTS, bench_of, case_of, clone, verdict_data
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
-CAUGHT = [name for name, plant in PLANTS.items() if plant.edits]
+CAUGHT = [name for name, plant in PLANTS.items() if plant.edits and not plant.timed]
 CASE = case_of("cpu", 2, "nothing")
 
 
 def measured(folder, name, where=".") -> Evidence:
     """The step of two gloo ranks in a clone with that plant: two layers fill buckets of 1 MiB."""
-    tree = clone(folder / where, name, 2, 0.0)
+    tree = clone(folder / where, name)
     sizes = tree / "model" / "config.py"
     before = sizes.read_text()
     sizes.write_text(before.replace('"nano": GPTConfig(n_layer=3', '"nano": GPTConfig(n_layer=2'))
@@ -126,4 +126,4 @@ def test_a_plant_that_finds_no_soil_is_an_error(tmp_path, monkeypatch):
     plant = PLANTS["one more all-reduce"]
     monkeypatch.setitem(plant.edits, "not there", "nor here")
     with pytest.raises(ValueError, match="not once there, for the plant"):
-        clone(tmp_path, "one more all-reduce", 2, 0.0)
+        clone(tmp_path, "one more all-reduce")

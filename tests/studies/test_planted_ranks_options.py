@@ -1,12 +1,13 @@
 """planted_ranks.py: what it refuses before anything is measured, and when it fails."""
 
+import subprocess
 import sys
 
 import pytest
 
 from stepguard.verdict import Status
 from studies.planted_ranks import measure as planted_ranks
-from studies.planted_ranks.measure import PLANTS, arguments, as_expected
+from studies.planted_ranks.measure import PLANTS, arguments, as_expected, clone
 
 
 def asked(monkeypatch, *given):
@@ -38,6 +39,15 @@ def test_every_plant_is_the_default(monkeypatch, tmp_path):
     found = asked(monkeypatch, "--device", "cpu")
     assert set(PLANTS) - set(found.only) == {"a slower rank"}
     assert found.out == tmp_path / "planted_ranks.json"
+
+
+@pytest.mark.parametrize("name", [name for name, plant in PLANTS.items() if plant.edits])
+def test_every_name_of_a_plant_is_known(tmp_path, name):
+    """The one of time runs on GPUs alone."""
+    target = clone(tmp_path, name) / "model" / "workloads.py"
+    lint = ["-m", "ruff", "check", "--isolated", "--select", "F821", str(target)]
+    found = subprocess.run([sys.executable, *lint], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout
 
 
 @pytest.mark.parametrize("status", list(Status))
