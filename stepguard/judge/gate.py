@@ -5,7 +5,6 @@ base can check: which cases there are, what each has to gate, what it was compar
 waived. What is not seen to pass fails.
 """
 
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
@@ -125,7 +124,6 @@ def _of_case(name: str, entry: Entry, found: RunDocument) -> Iterator[Problem]:
     own = margins_of(result.margins_pct, device)
     if own.wider(entry.margins):
         text = wider_margins(own, entry.margins, "the base's recording")
-        text += f": pytest perf_tests --perf-update --perf-select={shlex.quote(name)}"
         yield Problem(ProblemCode.FEWER_GATES, text, name)
     # What fails, with nothing to compare with for one, says so itself.
     passes = result.verdict.outcome == "passed"

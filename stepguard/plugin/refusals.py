@@ -218,8 +218,9 @@ def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
     # The case's own: what a calibration makes of them is the machine's noise, and may be wider.
     if case.margins.wider(entry.margins):
         text = wider_margins(case.margins, entry.margins, f"its recording in {file}")
-        record = f"pytest perf_tests --perf-update --perf-select={shlex.quote(case.id)}"
-        yield Problem(ProblemCode.FEWER_GATES, f"{text}: {as_typed(record)}", case.id)
+        name = shlex.quote(case.id)
+        record = as_typed(f"pytest perf_tests --perf-update --perf-select={name}")
+        yield Problem(ProblemCode.FEWER_GATES, f"{text}: {record}", case.id)
 
 
 def other_case(case: Case, recorded: Recorded | None) -> Iterator[Problem]:

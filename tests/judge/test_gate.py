@@ -210,7 +210,7 @@ def test_margins_that_are_not_wider_than_the_bases_pass(margins_pct):
 
 @pytest.mark.parametrize("margins_pct", [(1.5, 3.0), (1.0, 3.5)])
 def test_margins_that_are_wider_than_the_bases_are_told(margins_pct):
-    """Either of the two, beside a commit as beside a recording; with both values, and a command."""
+    """Either of the two, beside a commit as beside a recording; with both values."""
     known = base(cases={CASE_ID: WIDE}, against="b" * 40)
     for against in ({}, {"against": "main (bbbb)", "base_commit": "b" * 40}):
         document = run_document(measured(WIDE, margins_pct=margins_pct), **against)
@@ -218,8 +218,7 @@ def test_margins_that_are_wider_than_the_bases_are_told(margins_pct):
         ignore, matter = margins_pct
         assert found.code is ProblemCode.FEWER_GATES and found.text == (
             f"has margins {ignore:g} and {matter:g} %, wider than the 1 and 3 % of the base's "
-            "recording; narrow them again, or record the case with them: "
-            f"pytest perf_tests --perf-update --perf-select='{CASE_ID}'"
+            "recording; narrow them again, or record the case with them"
         )
 
 
