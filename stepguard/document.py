@@ -53,7 +53,7 @@ class ProblemCode(Enum):
     NO_CASES = "NO_CASES"  # there is no performance test
     ONLY_COLLECTED = "ONLY_COLLECTED"  # --collect-only
     FEWER_GATES = "FEWER_GATES"  # than the case's recording has, or wider margins
-    OTHER_CASE = "OTHER_CASE"  # a test measured another case than it declares
+    OTHER_CASE = "OTHER_CASE"  # than its test declares, or than is recorded
     EXPECTED_TO_FAIL = "EXPECTED_TO_FAIL"  # an xfail mark lets a case fail
     RECORDS = "RECORDS"  # the run records what it measures
     NO_COMMIT = "NO_COMMIT"  # what was measured is no commit

@@ -2,6 +2,7 @@
 quote them.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -283,6 +284,11 @@ def margins_text(margins: Margins) -> str:
 def both_pct(margins: Margins) -> str:
     """Return "0.2 and 0.5 %"."""
     return f"{margins.ignore_pct:g} and {margins.matter_pct:g} %"
+
+
+def no_folder(path: str) -> str:
+    """Return what is wrong with a folder of baselines that is not there, and what makes it."""
+    return f"no such folder; to record into a new one: mkdir -p {shlex.quote(path)}"
 
 
 def wider_margins(own: Margins, recorded: Margins, whose: str) -> str:

@@ -1,7 +1,6 @@
 """Parts of several commands: usage errors, the folder of baselines, progress, documents."""
 
 import argparse
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from stepguard.measure.suite import Suite
 from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
+from stepguard.sentences import no_folder
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
 from stepguard.text import printable
@@ -78,9 +78,7 @@ def add_parser(
 def _there(text: str) -> Path:
     """Return the folder of that name; argparse refuses a misspelt one, which would be created."""
     if not Path(text).is_dir():
-        new = f"mkdir -p {shlex.quote(text)}"
-        problem = f"{text}: no such folder; to record into a new one: {new}"
-        raise argparse.ArgumentTypeError(printable(problem))
+        raise argparse.ArgumentTypeError(printable(f"{text}: {no_folder(text)}"))
     return Path(text)
 
 

@@ -117,6 +117,11 @@ def _state(top: Path, paths: Collection[str]) -> str:
     return digest.hexdigest()
 
 
+def is_tracked(path: Path) -> bool:
+    """Tell whether git has a file of that name in its index, whatever is in the file now."""
+    return bool(git(path.parent, "ls-files", "--", path.name))
+
+
 def untracked(root: Path, paths: Collection[Path]) -> list[Path]:
     """Return the files whose content is in no commit: git ignores them, or has a link alone."""
     if not paths:

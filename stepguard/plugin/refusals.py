@@ -22,7 +22,7 @@ from stepguard.plugin.baselines import Recorded
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
-from stepguard.sentences import uncommitted, wider_margins
+from stepguard.sentences import no_folder, uncommitted, wider_margins
 from stepguard.text import first, printable
 from stepguard.worker.interpreter import as_typed
 
@@ -101,8 +101,7 @@ def _problems(config: pytest.Config, root: Path, baselines: Path, gpus: int) -> 
     if records and (problem := no_commit(root) or uncommitted(current(root, baselines).dirty)):
         yield f"nothing can be recorded: {problem}"
     if option.perf_baselines and not baselines.is_dir():
-        text = "no such folder; to record into a new one: mkdir -p "
-        yield f"--perf-baselines={option.perf_baselines}: {text}{shlex.quote(str(baselines))}"
+        yield f"--perf-baselines={option.perf_baselines}: {no_folder(str(baselines))}"
     yield from _bad_documents(config.invocation_params.dir, texts)
 
 

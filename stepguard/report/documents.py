@@ -15,7 +15,7 @@ from stepguard.document import (
     WaiverDocument,
     filled,
 )
-from stepguard.git.revision import git
+from stepguard.git.revision import is_tracked
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
@@ -138,7 +138,7 @@ def kept_from(path: Path) -> str:
     if path.suffix not in SUFFIXES:
         known = listed(SUFFIXES, len(SUFFIXES))
         return f"is a file that may be yours, which a document would replace: name one of {known}"
-    if git(path.parent, "ls-files", "--", path.name):
+    if is_tracked(path):
         return "is a file in git, which a document would replace: name another one"
     return ""
 

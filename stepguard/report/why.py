@@ -93,12 +93,17 @@ def moved(cause: Cause, verdict: Verdict) -> list[str]:
     return [f"{found[0]} {site.place}", *found] if site else found
 
 
+def _operators(verdict: Verdict) -> MetricVerdict | None:
+    return next((one for one in verdict.metrics if one.metric == OPERATORS), None)
+
+
 def _ranks(site: Site | None, verdict: Verdict) -> tuple[int, ...]:
     """Return the ranks that call the operators at a site more or less often, or the one that got
     slower against itself; empty where all did.
     """
-    if site and (ranks := next(m for m in verdict.metrics if m.metric == OPERATORS).ranks):
-        return ranks
+    operators = _operators(verdict)
+    if site and operators and operators.ranks:
+        return operators.ranks
     return (verdict.straggler.rank,) if verdict.straggler else ()
 
 
@@ -107,7 +112,7 @@ def site_of(cause: Cause, verdict: Verdict) -> Site | None:
     less often than before. Of a kernel of the backward pass it is the forward operator's, not the
     one that starts the pass.
     """
-    operators = next((one for one in verdict.metrics if one.metric == OPERATORS), None)
+    operators = _operators(verdict)
     # What fell is no reason why something got slower.
     found = [
         (site, common)

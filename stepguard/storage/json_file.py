@@ -17,7 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from stepguard.git.revision import git
+from stepguard.git.revision import is_tracked
 from stepguard.strict_json import Check, OtherSchema, parse
 from stepguard.worker.interpreter import as_typed
 from stepguard.worker.lifeline import interrupts_deferred
@@ -118,7 +118,7 @@ def restore(path: Path, typed: str = "") -> str:
     not; ``typed`` is the path where the command is typed.
     """
     name = shlex.quote(typed or str(path))
-    if git(path.parent, "ls-files", "--", path.name):
+    if is_tracked(path):
         return f"restore it with: git checkout -- {name}"
     return f"git does not have it, put it aside with: mv {name} {name}.old"
 

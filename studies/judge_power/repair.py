@@ -98,8 +98,8 @@ def max_over(prior: np.ndarray, runs: list[list[float]], tau_pct: float) -> floa
     log-weights of SDS_PCT in its last axis.
     """
     total = np.zeros(prior.shape[:-1])
-    for run_of in runs:
-        pairs, spread = 100 * np.array(run_of), SDS_PCT**2
+    for one in runs:
+        pairs, spread = 100 * np.array(one), SDS_PCT**2
         of_mean = spread / len(pairs) + tau_pct**2
         within = ((pairs - pairs.mean()) ** 2).sum()
         log_density = (1 - len(pairs)) * np.log(SDS_PCT) - within / (2 * spread)
