@@ -110,6 +110,18 @@ def optimizer_passes(count: int) -> Change:
     return Change(((WORKLOADS, old, new + old),), SLOWER, "multi_tensor_apply|foreach_mul")
 
 
+def parameter_copies(count: int) -> Change:
+    """Return copies outside the graph: all parameters cloned before the optimizer's step, so many
+    times; a clone of a contiguous tensor is a copy from device to device.
+    """
+    old = "            self._scaler.step(self.optimizer)\n"
+    new = (
+        f"            for _ in range({count}):\n"
+        "                _ = [p.detach().clone() for p in self.model.parameters()]\n"
+    )
+    return Change(((WORKLOADS, old, new + old),), SLOWER, "clone|copy|Memcpy")
+
+
 def _fault(name: str) -> Change:
     fault = FAULTS[name]
     return Change(tuple((fault.path, old, new) for old, new in fault.edits), SLOWER)
@@ -187,6 +199,9 @@ CHANGES: dict[str, Change] = (
         "gradients set to None": _undone(KEPT_GRADIENTS),
         "clones in 12 layers": clones(12),
         "foreach optimizer": FOREACH,
+        "projection in 6 parts in 9 layers": projection_in_parts(9),
+        "optimizer of 40 more passes": optimizer_passes(40),
+        "parameters cloned 30 times": parameter_copies(30),
     }
     | HIDDEN
     | REFACTORS
