@@ -26,7 +26,16 @@ from stepguard.text import counted, cut, first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
+MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more
 PLACES_SHOWN = 5  # of operators and of bytes
+# What operators make a device do; no line is known of it but theirs.
+DONE_BY_OPERATORS = (
+    "launches_per_step",
+    "copies_per_step",
+    "copied_bytes_per_step",
+    "pageable_copies_per_step",
+    "memsets_per_step",
+)
 OF_RANKS = ("rank_skew_pct", "scaling_efficiency_pct")  # information that explains a slow step
 ID_WIDTHS = (40, 20, 12)  # of a headline; the verdict and what moved need the rest
 
@@ -70,7 +79,8 @@ def _causes(verdict: Verdict) -> list[str]:
     bare = moved.partition(" (")[0]
     cause = why.culprit(verdict)
     if cause is None:
-        return _of_metric(worst)
+        found, texts = _operator_of(worst, verdict), _of_metric(worst)
+        return [*(f"{texts[0]}, {one}" for one in _of_metric(found)), *texts] if found else texts
     # The cause before the time that it explains.
     named = why.moved(cause, verdict) if isinstance(cause, Cause) else _of_metric(cause)
     return [f"{named[0]}; {moved}", *(f"{one}; {bare}" for one in named), *named]
@@ -105,6 +115,15 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
         return [*what, moved, bare]
     short = _file(worst.place)
     return [f"{moved} {worst.place.place}", f"{bare} {worst.place.place}", f"{bare} {short}", bare]
+
+
+def _operator_of(worst: MetricVerdict, verdict: Verdict) -> MetricVerdict | None:
+    """Return the operators that moved with what a device does more of, or less."""
+    if worst.metric not in DONE_BY_OPERATORS or worst.place or worst.old is None:
+        return None
+    rises = (worst.new or 0) > worst.old
+    with_it = (m for m in verdict.metrics if m.metric in OPERATOR_METRICS and m.place)
+    return next((m for m in with_it if (m.sites[0].count > 0) == rises), None)
 
 
 def _file(site: Site) -> str:
@@ -161,7 +180,9 @@ def place(verdict: Verdict) -> Site | None:
     cause = why.culprit(verdict)
     if isinstance(cause, MetricVerdict):
         return cause.place
-    return why.site_of(cause, verdict) if cause else verdict.worst.place
+    if cause is None:
+        return (_operator_of(verdict.worst, verdict) or verdict.worst).place
+    return why.site_of(cause, verdict)
 
 
 def places(verdict: Verdict) -> list[str]:
@@ -215,7 +236,8 @@ def change(found: MetricVerdict, digits: int = 2) -> str:
         return f"{text} ({found.change_pct:+.{digits}f} %, {limit})"
     if found.new == found.old:
         return text
-    if found.change_pct is None or abs(found.change_pct) < 10**-digits or abs(found.new) < 1000:
+    share = abs(found.change_pct or 0)
+    if share < 10**-digits or share > MOST_SHOWN_PCT or abs(found.new) < 1000:
         moved = found.new - found.old
         return f"{text} ({moved:+,.0f} {unit_behind(name, moved)})"
     return f"{text} ({found.change_pct:+.{digits}f} %)"

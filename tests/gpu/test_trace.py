@@ -1,6 +1,7 @@
 """A trace of a small loop, recorded on this GPU and read back. Skipped without a GPU."""
 
 import re
+import time
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from stepguard.explain.causes import explain
 from stepguard.explanation import Kind
 from stepguard.profile import mean
 from stepguard.trace.classes import usual_classes
+from stepguard.trace.idle import Idle
 from stepguard.trace.profiles import analyse
 from stepguard.trace.profiles import profile as profile_of
 from stepguard.trace.read.chrome import read_chrome
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 STEPS, LAYERS = 6, 12
+WAIT_S = 0.02  # of the host, after each sync
 
 
 def recorded(folder, *, sync=False, extra=False):
@@ -29,7 +32,9 @@ def recorded(folder, *, sync=False, extra=False):
             for _ in range(LAYERS):
                 x = torch.nn.functional.gelu(a @ x)
                 x = x.clone() if extra else x
-        return x.sum().item() if sync else None
+        if sync:
+            x.sum().item()
+            time.sleep(WAIT_S)
 
     plan = schedule(wait=2, warmup=2, active=STEPS)
     kinds = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
@@ -59,13 +64,15 @@ def test_every_launch_is_found(tmp_path):
 
 
 def test_a_sync_is_named_with_its_line(tmp_path):
-    """The wait is a cause, in this file; so is an extra copy. Which is the larger, that or what
-    other processes on this GPU do to the products, is not known.
+    """What the GPU waits after a sync is idle time by that, in this file; an extra copy is a cause.
+    Which of them is beyond the scatter, other processes on this GPU decide.
     """
-    base = recorded(tmp_path)
-    found = explain(base, recorded(tmp_path, sync=True))
-    cause = next(cause for cause in found.causes if cause.kind == Kind.IDLE)
-    assert re.search(r"test_trace\.py\(\d+\): step", cause.place)
+    base, waiting = recorded(tmp_path), recorded(tmp_path, sync=True)
+    assert not [row for row in base.idle if row.cause == Idle.SYNC]
+    waits = [row for row in waiting.idle if row.cause == Idle.SYNC]
+    assert sum(mean(row.us) for row in waits) > 1e6 * WAIT_S
+    assert all(re.search(r"test_trace\.py\(\d+\): step", row.place) for row in waits)
+    found = explain(base, waiting)
     assert found.explained_us + found.scatter_us == pytest.approx(found.change_us)
     causes = explain(base, recorded(tmp_path, extra=True)).causes
     # A clone is a copy by the driver, and those are one cause, of no phase.

@@ -106,6 +106,44 @@ def test_a_short_id_still_tells_its_case():
     assert "gpus]: NO BASELINE: no recording" in second
 
 
+def moved(metric, old, new, *sites):
+    """A counter of a case on a GPU that moved."""
+    change_pct = 100 * (new / old - 1) if old else None
+    reason = Reason.COUNTER_ROSE
+    return MetricVerdict(
+        metric, Status.CHANGED, reason, old, new, change_pct, sites=sites, moved=(PART,)
+    )
+
+
+PART = PartMove("aten.clone.default", 0, 4440)
+COPYING = Site("aten.clone.default", "model/workloads.py", 181, "TrainStep.step", "", "", 4440)
+
+
+@pytest.mark.parametrize(
+    ("metric", "old", "new", "count", "said"),
+    [
+        ("copies_per_step", 4, 4444, 4440, "copies_per_step 4 -> 4,444 (+4,440 copies), +4,440"),
+        ("pageable_copies_per_step", 0, 4, 4, "pageable_copies_per_step 0 -> 4 (+4 copies), +4"),
+        ("copies_per_step", 4, 8, -4, "copies_per_step 4 -> 8 (+4 copies)"),
+        ("peak_allocated_bytes", 512, 4096, 4, "peak_allocated_bytes 512 B -> 4,096 B"),
+    ],
+)
+def test_what_a_device_does_more_of_has_its_operator(metric, old, new, count, said):
+    """A copy has no line, and the operator that makes it has; one that fell makes no copy more."""
+    clones = structs.replace(COPYING, count=count)
+    operators = moved("operator_calls_per_step", 3063, 3063 + count, clones)
+    found = Verdict(
+        CASE_ID,
+        Status.CHANGED,
+        Reason.COUNTER_ROSE,
+        metrics=(moved(metric, old, new), replace(operators, status=Status.SAME)),
+    )
+    line, named = words.headline(found), "aten.clone in TrainStep.step (model/workloads.py:181)"
+    assert line.startswith(f"{CASE_ID}: CHANGED: {said}")
+    assert (named in line) == said.endswith(f"+{count:,}")
+    assert words.place(found) == (clones if named in line else None)
+
+
 @pytest.mark.parametrize("status", Status)
 def test_a_headline_says_case_and_verdict(status):
     """Case and verdict stand in front, so that a cut takes neither."""
