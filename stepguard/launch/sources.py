@@ -1,14 +1,16 @@
-"""Tells if a launch ran the tree that it was started for. Two rules, neither of which guesses.
+"""Tells if a launch ran the tree that it was started for. Three rules, none of which guesses.
 
 * What a rank imported of the factory's top-level package lies in the measured tree, and not in what
   is installed there. A copy from elsewhere would be measured whatever is changed in the tree.
 * Beside another revision nothing at all comes from that one's tree, and the engine is the caller's.
+* A package that is installed is on both sides of a comparison: neither has sources of it that the
+  other has not.
 
 Trees may lie in each other, as one of another revision does (git/worktree.py), and so may what
 belongs to none: the deepest folder that holds a file says whose it is.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,28 @@ def tree_of_root(root: Path) -> Path:
     return Path(top.removesuffix("\n")).resolve() if top else root.resolve()
 
 
+def changed_packages(trees: Sequence[Path], files: Iterable[str]) -> frozenset[str]:
+    """Return the top-level packages, in either of two trees, of files that differ between them."""
+    found = set()
+    for folder in (tree / Path(file).parent for tree in trees for file in files):
+        package = ""
+        while (folder / "__init__.py").is_file():
+            package, folder = folder.name, folder.parent
+        found.add(package)
+    return frozenset(found - {"", ENGINE.name})
+
+
 def check(
-    spec: LaunchSpec, ranks: Sequence[Mapping[str, Any]], during: str, top: Path, package: str
+    spec: LaunchSpec,
+    ranks: Sequence[Mapping[str, Any]],
+    during: str,
+    top: Path,
+    package: str,
+    changed: Collection[str] = (),
 ) -> None:
     """Take every rank's answer to ``prepare`` or ``sources``. ``top``: the measured tree;
-    ``package``: the top-level package of the workload's factory. Raises LaunchFailed (OTHER_TREE).
+    ``package``: the top-level package of the workload's factory; ``changed``: packages of which the
+    two sides of a comparison have other sources. Raises LaunchFailed (OTHER_TREE).
     """
     own = [folder.resolve() for folder in (spec.root, *filter(None, [spec.own]))]
     # Code that a compiler wrote is imported from the cache, which lies in HEAD's tree for both.
@@ -53,9 +72,12 @@ def check(
         elif found := copies(sources, package, top.resolve()):
             text = (
                 f"{_came(found, f'outside of {top}')}; take that folder off PYTHONPATH or "
-                f"uninstall {package} (python -m pip uninstall {package}), and if the sources are "
-                "not importable from where pytest runs, name their folder relative to it, "
-                "PYTHONPATH=src for one: each revision then imports its own"
+                f"{_uninstall([package])}"
+            )
+        elif both := sorted({*changed} & {*answer.get("installed", ())}):
+            text = (
+                f"both revisions run {listed(both)} as it is installed, and the sources of it "
+                f"differ between them; {_uninstall(both)}"
             )
         else:
             continue
@@ -101,6 +123,15 @@ def strays(
         if owner == "forbidden" or other_engine:
             found.append((name, file))
     return found
+
+
+def _uninstall(packages: Sequence[str]) -> str:
+    names = " ".join(packages)
+    return (
+        f"uninstall {listed(packages)} (python -m pip uninstall {names}), and if the sources are "
+        "not importable from where pytest runs, name their folder relative to it, "
+        "PYTHONPATH=src for one: each revision then imports its own"
+    )
 
 
 def _came(found: Sequence[Module], where: str) -> str:

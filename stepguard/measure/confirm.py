@@ -12,7 +12,7 @@ from stepguard.case import Case
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, commit_for_confirmation
-from stepguard.git.revision import Revision
+from stepguard.git.revision import Revision, differing
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.judge.ab.confirm import (
     confirmation_wants_pair,
@@ -22,6 +22,7 @@ from stepguard.judge.ab.confirm import (
     to_confirm,
     unconfirmed,
 )
+from stepguard.launch.sources import changed_packages
 from stepguard.measure.ab import PairsWanted, measure_ab
 from stepguard.measure.ahead import Ahead
 from stepguard.measure.workers import Bench, Progress
@@ -55,6 +56,8 @@ def compare_with(
     case: Case, bench: Bench, tree: Tree, progress: Progress, wanted: PairsWanted
 ) -> Comparison:
     """Measure pairs of HEAD's tree, ``bench``, and of ``tree``."""
+    files = differing(tree.base, tree.commit, tree.base / "baselines") or ()
+    bench = replace(bench, changed=changed_packages((tree.base, tree.top), files))
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
         bench,

@@ -75,6 +75,7 @@ class Bench:
     more_launches: int = 3  # at most, when the comparison is close
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
+    changed: frozenset[str] = frozenset()  # packages that both sides' trees have, but not equally
     ahead: Ahead = field(default_factory=Ahead, compare=False)  # of the case that comes next
 
 
@@ -213,7 +214,7 @@ class CaseWorkers:
     def check_sources(self, ranks: Answers, spec: LaunchSpec, during: str) -> None:
         """Raise LaunchFailed if a rank imported what must come from the tree from elsewhere."""
         package = self.case.workload.partition(":")[0].partition(".")[0]
-        check_sources(spec, ranks, during, self._tree, package)
+        check_sources(spec, ranks, during, self._tree, package, self._bench.changed)
         self._modules |= of_the_tree(ranks, self._tree.resolve())
 
     def _untracked(self) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ import platform
 import site
 import sys
 import sysconfig
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,7 @@ def sources(package: str) -> dict[str, str]:
     file (built in, a namespace, or torch.ops, which names one that does not exist) has no code of
     its own; Python code that was run but not imported is not seen.
     """
-    known = sysconfig.get_paths()
-    folders = [known[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
-    folders += [*site.getsitepackages(), site.getusersitepackages()]
-    installed = tuple(f"{Path(folder).resolve()}/" for folder in folders)
+    installed = (*_folders("stdlib", "platstdlib"), *_packages())
     real_folder = functools.cache(os.path.realpath)  # torch has two thousand modules in few folders
     found = {}
     for name, module in list(sys.modules.items()):
@@ -89,6 +87,26 @@ def sources(package: str) -> dict[str, str]:
     modules = {*found.values()}
     libraries = (path for path in _libraries() if not path.startswith(installed))
     return found | {f"library {path}": path for path in libraries if path not in modules}
+
+
+def installed() -> list[str]:
+    """Return the packages, and top-level modules, that were loaded from where packages are."""
+    modules = [(name, module) for name, module in [*sys.modules.items()] if "." not in name]
+    files = ((name, getattr(module, "__file__", None)) for name, module in modules)
+    real = ((name, os.path.realpath(file)) for name, file in files if file)
+    packages = _packages()
+    return sorted(name for name, file in real if file.startswith(packages))
+
+
+def _packages() -> tuple[str, ...]:
+    """Return the folders that packages are installed in."""
+    others = (*site.getsitepackages(), site.getusersitepackages())
+    return (*_folders("purelib", "platlib"), *(f"{Path(one).resolve()}/" for one in others))
+
+
+def _folders(*names: str) -> Iterator[str]:
+    known = sysconfig.get_paths()
+    return (f"{Path(known[name]).resolve()}/" for name in names)
 
 
 def _libraries() -> list[str]:

@@ -12,9 +12,9 @@ from git_repositories import repository
 
 from stepguard.launch import engine
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.sources import check, strays, tree_of_root
+from stepguard.launch.sources import changed_packages, check, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
-from stepguard.worker.fingerprint import sources
+from stepguard.worker.fingerprint import installed, sources
 
 HEAD = Path("/h")
 REV = Path("/h/sub/.stepguard/trees/r")
@@ -219,3 +219,41 @@ def test_an_installed_module_is_told_only_of_the_factorys_package():
     """Thousands of torch's own files are nobody's business."""
     assert not any(name.partition(".")[0] == "pytest" for name in sources("x"))
     assert sources("pytest")["pytest"] == str(Path(pytest.__file__).resolve())
+
+
+def test_an_installed_package_has_equal_sources_on_both_sides(spec, tree):
+    """What both revisions run as it is installed says nothing of sources that differ; any other
+    package may be installed, and differ.
+    """
+    told = [{"sources": {}, "installed": ["torch", "kernels"]}]
+    check(spec, told, "prepare", tree, "work", {"others"})
+    with pytest.raises(LaunchFailed, match="both revisions run kernels as it is installed") as said:
+        check(spec, told, "prepare", tree, "work", {"others", "kernels"})
+    assert said.value.fault.code == "OTHER_TREE"
+    assert "(python -m pip uninstall kernels)" in said.value.fault.message
+
+
+def test_the_packages_of_files_that_differ(tmp_path):
+    """A file is of the outermost package around it, in whichever tree that is still there; what
+    lies in none has none, and the engine is always the caller's.
+    """
+    one, other = tmp_path / "one", tmp_path / "other"
+    for package in ("one/src/kernels", "one/src/kernels/fast", "other/old", "one/stepguard"):
+        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package / "__init__.py").write_text("")
+    files = ("src/kernels/fast/a.cu", "old/gone.py", "README.md", "src/b.py", "stepguard/case.py")
+    assert changed_packages((one, other), files) == {"kernels", "old"}
+    assert changed_packages((one, other), ()) == frozenset()
+
+
+def test_a_rank_tells_what_is_installed(tmp_path, monkeypatch):
+    """The packages that came from where packages are; what lies beside has another place."""
+    (tmp_path / "source.py").write_text("")
+    modules = {"planted": pytest.__file__, "beside": str(tmp_path / "source.py")}
+    for name, file in modules.items():
+        module = types.ModuleType(name)
+        module.__file__ = file
+        monkeypatch.setitem(sys.modules, name, module)
+    found = installed()
+    assert {"pytest", "planted", "torch"} <= {*found} and "beside" not in found
+    assert not {"json", "os", "tests"} & {*found}

@@ -85,13 +85,13 @@ def faults(root):
     return [(fault["code"], fault["during"]) for side in sides for fault in side["faults"]]
 
 
-def gate(root, path, *arguments):
-    """pytest in a tree with such a PYTHONPATH; its exit code and what it printed."""
+def gate(root, path, *arguments, **variables):
+    """pytest in a tree with such a PYTHONPATH and other variables; its exit code and output."""
     env = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
     env |= {
         "PYTHONPATH": os.pathsep.join([path, str(ROOT), str(ROOT / "tests")]),
         "PYTHONDONTWRITEBYTECODE": "1",
-    }
+    } | variables
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     pipe = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(command, cwd=root, env=env, text=True, timeout=BUSY_LIMIT_S, **pipe)
@@ -147,3 +147,23 @@ def test_a_copy_that_is_imported_late_is_a_fault(clones, tmp_path):
     code, printed = gate(tree, str(tmp_path / "site"))
     assert code == 1 and f"mypkg.late ({tmp_path}/copies/late.py)" in printed, printed
     assert faults(tree) == [("OTHER_TREE", "launch 1, end")]
+
+
+def test_an_installed_copy_of_another_package_is_a_fault(clones, tmp_path):
+    """The factory is the tree's own, and what it calls is installed: both sides of a comparison run
+    that, whatever was changed in its sources.
+    """
+    git(tmp_path, "clone", "-q", str(clones[0]), "tree")
+    tree, where = tmp_path / "tree", f"lib/python{sys.version_info[0]}.{sys.version_info[1]}"
+    site = tmp_path / where / "site-packages"
+    for package in (tree / "src" / "lib", site / "lib"):
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("PRODUCTS = 1\n")
+    (tree / "perf.py").write_text("import lib\n" + TRAIN.format(products="lib.PRODUCTS"))
+    test = FILES["test_perf"].replace("mypkg.train:make", "perf:make")
+    commit(tree, "factory of its own", **FILES | {"test_perf": test})
+    git(tree, "tag", "own")
+    (tree / "src" / "lib" / "__init__.py").write_text("PRODUCTS = 2\n")
+    code, printed = gate(tree, str(site), "--perf-against=own", PYTHONUSERBASE=str(tmp_path))
+    assert code == 1 and faults(tree) == [("OTHER_TREE", "counting launch, prepare")], printed
+    assert "both revisions run lib as it is installed" in printed
