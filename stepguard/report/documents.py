@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from stepguard.baseline_file import BaselineFile
 from stepguard.document import (
     LaunchDocument,
     MetricDocument,
@@ -140,7 +141,18 @@ def kept_from(path: Path) -> str:
         return f"is a file that may be yours, which a document would replace: name one of {known}"
     if is_tracked(path):
         return "is a file in git, which a document would replace: name another one"
+    if _is_stored(path):
+        return "is a baseline, which a document would replace: name another file"
     return ""
+
+
+def _is_stored(path: Path) -> bool:
+    """Tell whether a file is one of stored baselines, or of a calibration, not in git yet."""
+    try:
+        content = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return False
+    return isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}
 
 
 def unwritable(path: Path) -> str:

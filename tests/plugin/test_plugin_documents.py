@@ -287,12 +287,17 @@ def test_a_device_or_a_link_stays_what_it_is(mixed, option, kind):
     [
         ("test_perf.py", "is a file that may be yours, *: name one of .json, .md, .txt"),
         ("notes.md", "is a file in git, *: name another one"),
+        ("cpu.json", "is a baseline, *: name another file"),
     ],
 )
 def test_a_file_of_the_user_stays(mixed, option, path, told):
-    """The test file that follows an option without its value, and what git has: exit 4 at once."""
+    """The test file that follows an option without its value, what git has, and a baseline that it
+    does not have yet: exit 4 at once.
+    """
     target = mixed.path / path
-    if not target.exists():
+    if path == "cpu.json":
+        target.write_text('{"schema": 1, "machine": "CPU", "cases": {}}')
+    elif not target.exists():
         target.write_text("notes")
         run_git(mixed.path, "init", "-q")
         run_git(mixed.path, "add", path)
