@@ -7,7 +7,8 @@ understand turns green by accident. Time and memory are linear in its size. No I
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn, TypeVar, get_args
 
 import msgspec
@@ -62,7 +63,9 @@ def parse(
 
 
 def converted(raw: Any, kind: type[Content]) -> Content:
-    """Return plain data as a ``kind``. Raises ValueError in words for whoever edited it."""
+    """Return plain data as a ``kind``. Raises ValueError in words for whoever edited it, and then
+    leaves no whole ``raw``.
+    """
     try:
         return msgspec.convert(raw, kind, strict=True)
     except msgspec.ValidationError as error:
@@ -72,19 +75,50 @@ def converted(raw: Any, kind: type[Content]) -> Content:
             found = _struct({one.name: one.type for one in msgspec.structs.fields(found)}[name])
         possible = f"; possible: {', '.join(found.__struct_fields__)}" if found else ""
         # msgspec's word for a date has no example, which is what its reader needs.
-        text = str(error).replace("Invalid RFC3339 encoded date", EXAMPLE) + _found(raw, at)
-        raise ValueError(f"{text}{possible}") from None
+        text = text.replace("Invalid RFC3339 encoded date", EXAMPLE)
+        where = f" - at {_located(raw, kind, str(error))}" if at else ""
+        raise ValueError(f"{text}{where}{possible}") from None
 
 
-def _found(raw: Any, at: str) -> str:
-    """Return the value at a path of msgspec's, `$.waivers[0].expires`, as it is written; empty for
-    a whole object or list, and where the path leaves out a key.
+def _located(raw: Any, kind: Any, error: str) -> str:
+    """Return the path in an error of msgspec's, `$.cases[...].date`, with the keys that it leaves
+    out, and the value there as it is written, unless that is a whole object or list.
     """
-    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", at):
-        if index == "..." or not isinstance(raw, dict if name else list):
-            return ""
-        raw = raw[name or int(index)] if index or name in raw else None
-    return "" if not at or isinstance(raw, dict | list) else f": {cut(json.dumps(raw), 40)}"
+    at = error.partition(" - at ")[2]
+    before, _, steps = at.partition("$")
+    path, here = f"{before}$", raw
+    for name, index in re.findall(r"\.(\w+)|\[(\d+|\.\.\.)\]", steps):
+        if index == "...":
+            key = _wrong_key(raw, kind, here, error)
+            path, here = f"{path}[{json.dumps(key)}]", here[key]
+        else:
+            path += f".{name}" if name else f"[{index}]"
+            here = here.get(name) if name else here[int(index)]
+    value = "" if isinstance(here, dict | list) else f": {cut(json.dumps(here), 40)}"
+    return f"{path}`{value}"
+
+
+def _wrong_key(raw: Any, kind: Any, here: dict[str, Any], error: str) -> str:
+    """Return the first key with an error of an object somewhere in ``raw``, and leave it no other:
+    the error is there with the keys up to it, and not with fewer.
+    """
+    items = [*here.items()]
+
+    def keep(some: Sequence[tuple[str, Any]]) -> None:
+        here.clear()
+        here.update(some)
+
+    def is_there(count: int) -> bool:
+        keep(items[:count])
+        try:
+            msgspec.convert(raw, kind, strict=True)
+        except msgspec.ValidationError as found:
+            return str(found) == error
+        return False
+
+    found = items[bisect_left(range(len(items)), True, key=is_there) - 1]
+    keep([found])
+    return found[0]
 
 
 def _struct(kind: Any) -> Any:

@@ -281,6 +281,21 @@ def test_a_spoilt_value_is_refused(path, name):
     refused(path, f"mv {path} {path}.old")
 
 
+@pytest.mark.parametrize("before", [0, 3])
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_wrong_value_is_said_with_the_keys_to_it(path, before, after):
+    """Of many cases the one that is wrong is named, the first if there are several."""
+    document = spoil(plain(), (*RECORDING, "counters", "graph_breaks"), "1")
+    names = [f"a[{n}]" for n in range(before)] + [CASE_ID] + [f"z[{n}]" for n in range(after)]
+    sound = plain()["cases"][CASE_ID]
+    document["cases"] = {
+        name: document["cases"][CASE_ID] if name[0] != "a" else sound for name in names
+    }
+    path.write_text(json.dumps(document))
+    where = f'$.cases["{CASE_ID}"].epochs[0].recordings[0].counters["graph_breaks"]`: "1"'
+    refused(path, f"Expected `int`, got `str` - at `{where}; ")
+
+
 @pytest.mark.parametrize("name", ["cpu.json", "my cpu.json"])
 def test_the_remedy_is_a_command_that_works(tmp_path, name):
     """What git has comes back; of what it has not the file is put aside, and nothing is lost."""
@@ -436,6 +451,9 @@ def test_many_keys_are_read_in_linear_time(path):
     text = path.read_text()
     path.write_text(text.replace('"operator 29999"', '"operator 0"'))
     refused(path, "'operator 0' is there twice")
+    path.write_text(text.replace(": 29999", ': "many"'))
+    refused(path, '.detail["operator_calls_per_step"]["operator 29999"]`: "many"; ')
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize("where", ["mkstemp", "fsync", "replace"])
