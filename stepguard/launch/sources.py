@@ -74,10 +74,10 @@ def check(
                 f"{_came(found, f'outside of {top}')}; take that folder off PYTHONPATH or "
                 f"{_uninstall([package])}"
             )
-        elif both := sorted({*changed} & {*answer.get("installed", ())}):
+        elif changed and (both := sorted({*changed} & {*answer["installed"]})):
             text = (
-                f"both revisions run {listed(both)} as it is installed, and the sources of it "
-                f"differ between them; {_uninstall(both)}"
+                f"both revisions run the {listed(both)} that is installed, and what is in their "
+                f"trees differs; {_uninstall(both)}"
             )
         else:
             continue

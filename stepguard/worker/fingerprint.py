@@ -93,7 +93,7 @@ def installed() -> list[str]:
     """Return the packages, and top-level modules, that were loaded from where packages are."""
     modules = [(name, module) for name, module in [*sys.modules.items()] if "." not in name]
     files = ((name, getattr(module, "__file__", None)) for name, module in modules)
-    real = ((name, os.path.realpath(file)) for name, file in files if file)
+    real = ((name, os.path.realpath(file)) for name, file in files if isinstance(file, str))
     packages = _packages()
     return sorted(name for name, file in real if file.startswith(packages))
 

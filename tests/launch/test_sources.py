@@ -227,7 +227,7 @@ def test_an_installed_package_has_equal_sources_on_both_sides(spec, tree):
     """
     told = [{"sources": {}, "installed": ["torch", "kernels"]}]
     check(spec, told, "prepare", tree, "work", {"others"})
-    with pytest.raises(LaunchFailed, match="both revisions run kernels as it is installed") as said:
+    with pytest.raises(LaunchFailed, match="both revisions run the kernels that is") as said:
         check(spec, told, "prepare", tree, "work", {"others", "kernels"})
     assert said.value.fault.code == "OTHER_TREE"
     assert "(python -m pip uninstall kernels)" in said.value.fault.message
