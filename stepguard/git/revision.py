@@ -28,7 +28,13 @@ _NOT_TAKEN = (
 )
 # Which files changed git sees itself: a monitor that died says that none did, and by its size and
 # mtime alone an edit can look like none.
-_SETTINGS = ("core.fsmonitor=false", "core.trustctime=true", "core.checkStat=default")
+# A file that orders what it prints may be missing, which is an error.
+_SETTINGS = (
+    "core.fsmonitor=false",
+    "core.trustctime=true",
+    "core.checkStat=default",
+    f"diff.orderFile={os.devnull}",
+)
 _ENVIRONMENT = {
     "LC_ALL": "C",  # callers look for words in what git says, which it would translate
     "GIT_TERMINAL_PROMPT": "0",

@@ -3,14 +3,14 @@
 * What a rank imported of the factory's top-level package lies in the measured tree, and not in what
   is installed there. A copy from elsewhere would be measured whatever is changed in the tree.
 * Beside another revision nothing at all comes from that one's tree, and the engine is the caller's.
-* A package that is installed is on both sides of a comparison: neither has sources of it that the
-  other has not.
+* What comes from elsewhere is not what the tree has in another form under that name, or, beside
+  another revision, what differs between the two: both sides would run it.
 
 Trees may lie in each other, as one of another revision does (git/worktree.py), and so may what
 belongs to none: the deepest folder that holds a file says whose it is.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,10 @@ from stepguard.verdict import Reason
 SHOWN = 3
 NOT_SOURCES = {FOLDER, "site-packages", "dist-packages"}
 Module = tuple[str, str]  # its name and its file
+_BY_FOLDER = (
+    "and if the sources are not importable from where pytest runs, name their folder relative to "
+    "it, PYTHONPATH=src for one: each revision then imports its own"
+)
 
 
 def tree_of_root(root: Path) -> Path:
@@ -34,15 +38,22 @@ def tree_of_root(root: Path) -> Path:
     return Path(top.removesuffix("\n")).resolve() if top else root.resolve()
 
 
-def changed_packages(trees: Sequence[Path], files: Iterable[str]) -> frozenset[str]:
-    """Return the top-level packages, in either of two trees, of files that differ between them."""
+def changed_modules(trees: Sequence[Path], files: Iterable[str]) -> frozenset[str]:
+    """Return what files that differ between two trees, in either, may be imported as: the outermost
+    package around a file, or the file itself, with all folders that may be namespaces before it.
+    """
     found = set()
-    for folder in (tree / Path(file).parent for tree in trees for file in files):
-        package = ""
-        while (folder / "__init__.py").is_file():
-            package, folder = folder.name, folder.parent
-        found.add(package)
-    return frozenset(found - {"", ENGINE.name})
+    for path in map(Path, files):
+        folders = [Path(*path.parts[:n], "__init__.py") for n in range(1, len(path.parts))]
+        inits = (one for one in folders if any((tree / one).is_file() for tree in trees))
+        package = next((one.parent for one in inits), None)
+        if package is None and path.suffix != ".py":
+            continue
+        parts = (package or path.with_suffix("")).parts
+        # A module of a folder that is on no path has the names of others: scripts/numpy.py.
+        alone = package is not None or path.parent.name == "src"
+        found |= {".".join(parts[n:]) for n in range(len(parts)) if alone or n < len(parts) - 1}
+    return frozenset(found - {ENGINE.name})
 
 
 def check(
@@ -51,38 +62,42 @@ def check(
     during: str,
     top: Path,
     package: str,
-    changed: Collection[str] = (),
+    changed: frozenset[str] = frozenset(),
 ) -> None:
     """Take every rank's answer to ``prepare`` or ``sources``. ``top``: the measured tree;
-    ``package``: the top-level package of the workload's factory; ``changed``: packages of which the
-    two sides of a comparison have other sources. Raises LaunchFailed (OTHER_TREE).
+    ``package``: the top-level package of the workload's factory; ``changed``: what the two
+    trees of a comparison have, but not equally. Raises LaunchFailed (OTHER_TREE).
     """
+    for rank, answer in enumerate(ranks):
+        if problem := _problem(spec, answer, top.resolve(), package, changed):
+            where = f"{spec.label}, {during}"
+            raise LaunchFailed(Fault(Reason.OTHER_TREE.name, f"rank {rank}: {problem}", "", where))
+
+
+def _problem(
+    spec: LaunchSpec, answer: Mapping[str, Any], top: Path, package: str, changed: frozenset[str]
+) -> str:
+    """Return what of a rank's modules came from elsewhere, and what mends it; empty for none."""
     own = [folder.resolve() for folder in (spec.root, *filter(None, [spec.own]))]
     # Code that a compiler wrote is imported from the cache, which lies in HEAD's tree for both.
     neutral = [folder.resolve() for folder in (spec.cache, spec.folder)]
     forbidden = [folder.resolve() for folder in spec.forbidden]
-    for rank, answer in enumerate(ranks):
-        sources = answer["sources"]
-        if forbidden and (found := strays(sources, own, forbidden, neutral)):
-            text = (
-                f"{_came(found, f'another tree than {spec.root}')}; take that tree off PYTHONPATH, "
-                "uninstall it if it is installed in editable mode (python -m pip list --editable), "
-                "and load a library by its path in the tree that loads it"
-            )
-        elif found := copies(sources, package, top.resolve()):
-            text = (
-                f"{_came(found, f'outside of {top}')}; take that folder off PYTHONPATH or "
-                f"{_uninstall([package])}"
-            )
-        elif changed and (both := sorted({*changed} & {*answer["installed"]})):
-            text = (
-                f"both revisions run the {listed(both)} that is installed, and what is in their "
-                f"trees differs; {_uninstall(both)}"
-            )
-        else:
-            continue
-        where = f"{spec.label}, {during}"
-        raise LaunchFailed(Fault(Reason.OTHER_TREE.name, f"rank {rank}: {text}", "", where))
+    sources = answer["sources"]
+    if forbidden and (found := strays(sources, own, forbidden, neutral)):
+        return (
+            f"{_came(found, f'another tree than {spec.root}')}; take that tree off PYTHONPATH, "
+            "uninstall it if it is installed in editable mode (python -m pip list --editable), "
+            f"load a library by its path in the tree that loads it, {_BY_FOLDER}"
+        )
+    outside, off = f"outside of {top}", "take that folder off PYTHONPATH or uninstall"
+    if found := copies(sources, package, top):
+        return f"{_came(found, outside)}; {off} {package} ({_pip([package])}), {_BY_FOLDER}"
+    if found := others(answer, top, spec.root.resolve(), changed):
+        packages = sorted({name.partition(".")[0] for name, _ in found})
+        has = "the two revisions have different sources" if changed else "the tree has another"
+        names = f"{listed(packages, SHOWN)} ({_pip(packages)})"
+        return f"{_came(found, outside)}, of which {has}; {off} {names}, {_BY_FOLDER}"
+    return ""
 
 
 def of_the_tree(ranks: Sequence[Mapping[str, Any]], top: Path) -> set[Path]:
@@ -97,6 +112,35 @@ def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
         return []
     ours = ((n, file) for n, file in sorted(sources.items()) if n.partition(".")[0] == package)
     return [(name, file) for name, file in ours if not _is_source(Path(file), top)]
+
+
+def others(
+    answer: Mapping[str, Any], top: Path, root: Path, changed: frozenset[str] = frozenset()
+) -> list[Module]:
+    """Return the modules from outside of the tree at ``top`` that are ``changed``, or that the tree
+    has in another form where imports begin: in the folder that ranks run in, or in a folder src.
+    """
+    modules = sorted({**answer["installed"], **answer["sources"]}.items())
+    outside = [(name, file) for name, file in modules if not _is_source(Path(file), top)]
+    folders = [folder for folder in {root, root / "src", top / "src"} if folder.is_dir()]
+    here = {path.name.removesuffix(".py") for folder in folders for path in folder.iterdir()}
+    here.discard(ENGINE.name)
+    return [
+        (name, file)
+        for name, file in outside
+        if name in changed or name.partition(".")[0] in here and _differs(name, file, folders)
+    ]
+
+
+def _differs(name: str, file: str, folders: Sequence[Path]) -> bool:
+    """Tell whether a module has a namesake in these folders whose text is another."""
+    relative = name.replace(".", "/")
+    places = (folder / f"{relative}{end}" for folder in folders for end in (".py", "/__init__.py"))
+    own = [path.read_bytes() for path in places if path.is_file()]
+    try:  # a library that was compiled has no text, and a file in an archive is not read
+        return bool(own) and file.endswith(".py") and Path(file).read_bytes() not in own
+    except OSError:
+        return True
 
 
 def _is_source(path: Path, top: Path) -> bool:
@@ -125,13 +169,8 @@ def strays(
     return found
 
 
-def _uninstall(packages: Sequence[str]) -> str:
-    names = " ".join(packages)
-    return (
-        f"uninstall {listed(packages)} (python -m pip uninstall {names}), and if the sources are "
-        "not importable from where pytest runs, name their folder relative to it, "
-        "PYTHONPATH=src for one: each revision then imports its own"
-    )
+def _pip(packages: Sequence[str]) -> str:
+    return f"python -m pip uninstall {' '.join(packages)}"
 
 
 def _came(found: Sequence[Module], where: str) -> str:

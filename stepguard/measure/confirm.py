@@ -22,7 +22,7 @@ from stepguard.judge.ab.confirm import (
     to_confirm,
     unconfirmed,
 )
-from stepguard.launch.sources import changed_packages
+from stepguard.launch.sources import changed_modules
 from stepguard.measure.ab import PairsWanted, measure_ab
 from stepguard.measure.ahead import Ahead
 from stepguard.measure.workers import Bench, Progress
@@ -56,8 +56,10 @@ def compare_with(
     case: Case, bench: Bench, tree: Tree, progress: Progress, wanted: PairsWanted
 ) -> Comparison:
     """Measure pairs of HEAD's tree, ``bench``, and of ``tree``."""
-    files = differing(tree.base, tree.commit, tree.base / "baselines") or ()
-    bench = replace(bench, changed=changed_packages((tree.base, tree.top), files))
+    files = differing(tree.base, tree.commit, tree.base / "baselines")
+    if files is None:  # then any may
+        files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
+    bench = replace(bench, changed=changed_modules((tree.base, tree.top), files))
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
     base = replace(
         bench,

@@ -75,7 +75,7 @@ class Bench:
     more_launches: int = 3  # at most, when the comparison is close
     own: Path | None = None  # the whole tree that root is a folder of; None: root is all of it
     forbidden: tuple[Path, ...] = ()  # trees that no module may come from
-    changed: frozenset[str] = frozenset()  # packages that both sides' trees have, but not equally
+    changed: frozenset[str] = frozenset()  # modules that both sides' trees have, but not equally
     ahead: Ahead = field(default_factory=Ahead, compare=False)  # of the case that comes next
 
 

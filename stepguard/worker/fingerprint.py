@@ -72,30 +72,35 @@ def sources(package: str) -> dict[str, str]:
     its own; Python code that was run but not imported is not seen.
     """
     installed = (*_folders("stdlib", "platstdlib"), *_packages())
-    real_folder = functools.cache(os.path.realpath)  # torch has two thousand modules in few folders
-    found = {}
-    for name, module in list(sys.modules.items()):
-        file = getattr(module, "__file__", None)
-        if isinstance(file, str):
-            folder, base = os.path.split(file)
-            path = os.path.join(real_folder(folder), base)
-            if os.path.islink(path):
-                path = os.path.realpath(path)
-            own = name.partition(".")[0] == package
-            if (own or not path.startswith(installed)) and os.path.isfile(path):
-                found[name] = path
+    found = {
+        name: path
+        for name, path in _loaded()
+        if name.partition(".")[0] == package or not path.startswith(installed)
+    }
     modules = {*found.values()}
     libraries = (path for path in _libraries() if not path.startswith(installed))
     return found | {f"library {path}": path for path in libraries if path not in modules}
 
 
-def installed() -> list[str]:
-    """Return the packages, and top-level modules, that were loaded from where packages are."""
-    modules = [(name, module) for name, module in [*sys.modules.items()] if "." not in name]
-    files = ((name, getattr(module, "__file__", None)) for name, module in modules)
-    real = ((name, os.path.realpath(file)) for name, file in files if isinstance(file, str))
+def installed() -> dict[str, str]:
+    """Return, by module name, the file of what was loaded from where packages are installed."""
     packages = _packages()
-    return sorted(name for name, file in real if file.startswith(packages))
+    return {name: path for name, path in _loaded() if path.startswith(packages)}
+
+
+def _loaded() -> Iterator[tuple[str, str]]:
+    """Yield every module with a file, or a place in an archive, and that, links followed."""
+    real_folder = functools.cache(os.path.realpath)  # torch has two thousand modules in few folders
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            continue
+        folder, base = os.path.split(file)
+        path = os.path.join(real_folder(folder), base)
+        if os.path.islink(path):
+            path = os.path.realpath(path)
+        if os.path.isfile(path) or any(one.is_file() for one in Path(path).parents):
+            yield name, path
 
 
 def _packages() -> tuple[str, ...]:

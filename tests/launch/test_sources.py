@@ -1,9 +1,11 @@
 """Whose a module is: trees that lie in each other, the engine, what belongs to nobody."""
 
 import ctypes
+import importlib
 import shutil
 import sys
 import types
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from git_repositories import repository
 
 from stepguard.launch import engine
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.launch.sources import changed_packages, check, strays, tree_of_root
+from stepguard.launch.sources import changed_modules, check, others, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
 from stepguard.worker.fingerprint import installed, sources
 
@@ -66,7 +68,10 @@ def spec(tmp_path):
 
 def test_the_fault_names_rank_module_and_file(spec, tmp_path):
     """The second rank's stray is found, and what was at work when it was."""
-    ranks = [{"sources": {"a": f"{spec.root}/a.py"}}, {"sources": {"b.c": f"{tmp_path}/c.py"}}]
+    ranks = [
+        {"sources": {"a": f"{spec.root}/a.py"}, "installed": {}},
+        {"sources": {"b.c": f"{tmp_path}/c.py"}, "installed": {}},
+    ]
     with pytest.raises(LaunchFailed) as caught:
         check(spec, ranks, "prepare", tmp_path, "f")
     fault = caught.value.fault
@@ -80,19 +85,19 @@ def test_many_strays_are_counted(spec, tmp_path):
     """Of many the first are named and all are counted."""
     many = {f"m{n}": f"{tmp_path}/m{n}.py" for n in range(5)}
     with pytest.raises(LaunchFailed, match=r"5 modules .*: m0 .*, m1 .*, m2 .* and 2 more; "):
-        check(spec, [{"sources": many}], "end", tmp_path, "f")
+        check(spec, [{"sources": many, "installed": {}}], "end", tmp_path, "f")
 
 
 def test_a_launch_that_forbids_nothing(spec, tmp_path):
     """Without another tree, a module of another package may come from anywhere."""
-    told = [{"sources": {"a": f"{tmp_path}/a.py"}}]
+    told = [{"sources": {"a": f"{tmp_path}/a.py"}, "installed": {}}]
     check(replace(spec, forbidden=()), told, "prepare", tmp_path, "f")
 
 
 def test_links_are_followed(spec, tmp_path):
     """A forbidden tree that is named by a link is the folder that the link leads to."""
     (tmp_path / "link").symlink_to(tmp_path, target_is_directory=True)
-    told = [{"sources": {"a": f"{tmp_path}/a.py"}}]
+    told = [{"sources": {"a": f"{tmp_path}/a.py"}, "installed": {}}]
     with pytest.raises(LaunchFailed):
         check(replace(spec, forbidden=(tmp_path / "link",)), told, "prepare", tmp_path, "f")
 
@@ -195,7 +200,9 @@ def test_the_factorys_package_comes_from_the_tree(spec, tree, tmp_path, where, f
     place, own = PLACES[where]
     forbidden = (tmp_path / "other",) if forbids else ()
     spec = replace(spec, root=tree / "perf", forbidden=forbidden, label="launch 1")
-    ranks = [{"sources": {"kernels.x": str(tmp_path / place), "os": "/usr/lib/os.py"}}]
+    ranks = [
+        {"sources": {"kernels.x": str(tmp_path / place), "os": "/usr/lib/os.py"}, "installed": {}}
+    ]
     if own:
         check(spec, ranks, "prepare", tree, "kernels")
         return
@@ -210,7 +217,8 @@ def test_the_factorys_package_comes_from_the_tree(spec, tree, tmp_path, where, f
 def test_other_packages_may_come_from_anywhere(spec, tree, tmp_path):
     """A namesake is none of the factory's package; the engine is always the caller's."""
     spec = replace(spec, root=tree, forbidden=())
-    ranks = [{"sources": {"kernels2": f"{tmp_path}/k.py", "stepguard.x": f"{tmp_path}/s.py"}}]
+    sources = {"kernels2": f"{tmp_path}/k.py", "stepguard.x": f"{tmp_path}/s.py"}
+    ranks = [{"sources": sources, "installed": {}}]
     for package in ("kernels", "stepguard"):
         check(spec, ranks, "end", tree, package)
 
@@ -221,33 +229,75 @@ def test_an_installed_module_is_told_only_of_the_factorys_package():
     assert sources("pytest")["pytest"] == str(Path(pytest.__file__).resolve())
 
 
-def test_an_installed_package_has_equal_sources_on_both_sides(spec, tree):
-    """What both revisions run as it is installed says nothing of sources that differ; any other
-    package may be installed, and differ.
+def test_what_changed_is_not_from_outside(spec, tree):
+    """What both revisions run from outside of their trees is not what changed in these; any other
+    package may be from there.
     """
-    told = [{"sources": {}, "installed": ["torch", "kernels"]}]
-    check(spec, told, "prepare", tree, "work", {"others"})
-    with pytest.raises(LaunchFailed, match="both revisions run the kernels that is") as said:
-        check(spec, told, "prepare", tree, "work", {"others", "kernels"})
-    assert said.value.fault.code == "OTHER_TREE"
-    assert "(python -m pip uninstall kernels)" in said.value.fault.message
+    found = {"torch": "/p/torch/__init__.py", "kernels.fast": "/p/kernels/fast.py"}
+    for told in ({"sources": {}, "installed": found}, {"sources": found, "installed": {}}):
+        check(spec, [told], "prepare", tree, "work", frozenset({"others"}))
+        with pytest.raises(LaunchFailed) as caught:
+            check(spec, [told], "prepare", tree, "work", frozenset({"others", "kernels.fast"}))
+        fault = caught.value.fault
+        assert (
+            fault.code == "OTHER_TREE" and "kernels.fast (/p/kernels/fast.py), of" in fault.message
+        )
+        assert "(python -m pip uninstall kernels)" in fault.message
 
 
-def test_the_packages_of_files_that_differ(tmp_path):
-    """A file is of the outermost package around it, in whichever tree that is still there; what
-    lies in none has none, and the engine is always the caller's.
+DIFFERING = {  # a file, and what it may be imported as
+    "src/kernels/fast/a.cu": {"kernels", "src.kernels"},
+    "src/kernels/plain/b.py": {"kernels", "src.kernels"},
+    "old/gone.py": {"old"},
+    "src/org/c.py": {"org.c", "src.org.c"},
+    "src/d.py": {"d", "src.d"},
+    "scripts/numpy.py": {"scripts.numpy"},
+    "train.py": set(),
+    "README.md": set(),
+    "docs/e.md": set(),
+    "stepguard/case.py": set(),
+}
+
+
+@pytest.mark.parametrize("file", DIFFERING)
+def test_what_a_file_may_be_imported_as(tmp_path, file):
+    """A file is of the outermost package around it, in whichever tree that is still there, however
+    deep it lies; a module of no package has the folders before it in its name. The engine is always
+    the caller's.
     """
     one, other = tmp_path / "one", tmp_path / "other"
     for package in ("one/src/kernels", "one/src/kernels/fast", "other/old", "one/stepguard"):
-        (tmp_path / package).mkdir(parents=True)
+        (tmp_path / package).mkdir(parents=True, exist_ok=True)
         (tmp_path / package / "__init__.py").write_text("")
-    files = ("src/kernels/fast/a.cu", "old/gone.py", "README.md", "src/b.py", "stepguard/case.py")
-    assert changed_packages((one, other), files) == {"kernels", "old"}
-    assert changed_packages((one, other), ()) == frozenset()
+    assert changed_modules((one, other), [file]) == DIFFERING[file]
+    assert changed_modules((one, other), ()) == frozenset()
+
+
+@pytest.mark.parametrize("folder", ["src", "perf", "perf/src"])
+def test_a_copy_has_the_text_of_its_source(tree, tmp_path, folder):
+    """What the tree has in another form, where imports begin, is not run from elsewhere: a copy
+    that was installed some commits ago. A compiled module has no text, an archive is not read.
+    """
+    copy = tmp_path / "site" / "kernels" / "fast.py"
+    source = tree / folder / "kernels" / "fast.py"
+    for path in (copy, source):
+        path.parent.mkdir(parents=True)
+        path.write_text("FAST = 1")
+
+    def found(**modules):
+        return others({"sources": {}, "installed": modules}, tree, tree / "perf")
+
+    name = "kernels.fast"
+    assert not found(**{name: str(copy)})
+    source.write_text("FAST = 2")
+    assert found(**{name: str(copy)}) == [(name, str(copy))]
+    assert not found(**{name: str(source)}) and not found(**{"kernels.slow": str(copy)})
+    assert not found(**{name: str(copy.with_suffix(".so"))})
+    assert found(**{name: str(copy / "in.zip" / "fast.py")})
 
 
 def test_a_rank_tells_what_is_installed(tmp_path, monkeypatch):
-    """The packages that came from where packages are; what lies beside has another place."""
+    """What came from where packages are, with its file; what lies beside has another place."""
     (tmp_path / "source.py").write_text("")
     modules = {"planted": pytest.__file__, "beside": str(tmp_path / "source.py")}
     for name, file in modules.items():
@@ -257,3 +307,12 @@ def test_a_rank_tells_what_is_installed(tmp_path, monkeypatch):
     found = installed()
     assert {"pytest", "planted", "torch"} <= {*found} and "beside" not in found
     assert not {"json", "os", "tests"} & {*found}
+
+
+def test_a_rank_tells_of_an_archive(tmp_path, monkeypatch):
+    """A module from an archive has a place, and no file of its own there."""
+    with zipfile.ZipFile(tmp_path / "copy.zip", "w") as archive:
+        archive.writestr("planted_in_zip.py", "")
+    monkeypatch.syspath_prepend(tmp_path / "copy.zip")
+    importlib.import_module("planted_in_zip")
+    assert sources("x")["planted_in_zip"] == f"{tmp_path}/copy.zip/planted_in_zip.py"

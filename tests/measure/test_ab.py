@@ -162,6 +162,7 @@ def fake_group(world):
                     "cuda": "13.0",
                 },
                 "sources": {},
+                "installed": {},
                 "memory_bytes": 140 * GIB,
             }
 
@@ -191,7 +192,7 @@ def fake_group(world):
             return {}
 
         def sources(self):
-            return {"sources": {}}
+            return {"sources": {}, "installed": {}}
 
     return Group
 

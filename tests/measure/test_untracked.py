@@ -29,7 +29,7 @@ def test_an_ignored_module_is_said(tmp_path):
     assert revision.dirty == ()
     bench = Bench(root, tmp_path, tmp_path, (), revision, "pytest")
     workers = CaseWorkers(CASE, bench, Ticker(print), None, contextlib.ExitStack())
-    ranks = [{"sources": {name: str(root / file) for name, file in files.items()}}]
+    ranks = [{"sources": {name: str(root / file) for name, file in files.items()}, "installed": {}}]
     workers.check_sources(ranks, launch_spec(root), "end")
     found = workers.evidence(planned_launches=1, gates=("step_ms",))
     assert found.untracked == ("made.py",)

@@ -166,4 +166,4 @@ def test_an_installed_copy_of_another_package_is_a_fault(clones, tmp_path):
     (tree / "src" / "lib" / "__init__.py").write_text("PRODUCTS = 2\n")
     code, printed = gate(tree, str(site), "--perf-against=own", PYTHONUSERBASE=str(tmp_path))
     assert code == 1 and faults(tree) == [("OTHER_TREE", "counting launch, prepare")], printed
-    assert "both revisions run the lib that is installed" in printed
+    assert "of which the two revisions have different sources" in printed
