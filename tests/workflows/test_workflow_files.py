@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from stepguard.cli.init import OWN_FILES
+
 ROOT = Path(__file__).resolve().parents[2]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 BIN = Path(sys.executable).parent
@@ -111,11 +113,15 @@ def test_the_gpu_is_main_s_alone():
 
 
 def test_owners_have_files():
-    """Every path of CODEOWNERS is there, the workflows' among them."""
+    """Every path of CODEOWNERS is there, the workflows' among them, or would be read by pytest in
+    place of the one that is.
+    """
     lines = (ROOT / ".github" / "CODEOWNERS").read_text().splitlines()
     owned = [line.split()[0] for line in lines if line and not line.startswith("#")]
     assert "/.github/" in owned and len(owned) == len(set(owned))
-    for path in owned:
+    settings = {f"/{name}" for name in (*OWN_FILES, "pyproject.toml", "tox.ini", "setup.cfg")}
+    assert settings <= {*owned}
+    for path in {*owned} - settings:
         assert (ROOT / path.strip("/")).is_dir() == path.endswith("/"), path
         assert (ROOT / path.strip("/")).exists(), path
 
