@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stepguard.ab_margins import BUDGET_MIN
 from stepguard.case import Case
 from stepguard.document import CaseState, Problem, ProblemCode, State
 from stepguard.git.resolve import TreeError, resolve
@@ -167,6 +168,12 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
         if judge and not is_typed(name, config):
             text = f"{name}={judge} comes from settings or PYTEST_ADDOPTS, and may be of this "
             text += "branch, or of a slower level: what judges is said by the command"
+            yield Problem(ProblemCode.OTHER_BASELINE, text)
+    less = option.perf_budget < BUDGET_MIN
+    for name, value in (("no-confirm", option.perf_no_confirm), ("budget", less)):
+        if value and not is_typed(f"--perf-{name}", config):
+            text = f"--perf-{name} comes from settings or PYTEST_ADDOPTS, and may leave an alarm "
+            text += "without the pairs that confirm it: say it in the command"
             yield Problem(ProblemCode.OTHER_BASELINE, text)
     if option.perf_select and not is_typed("--perf-select", config):
         text = f"--perf-select={option.perf_select} comes from settings or PYTEST_ADDOPTS: a "

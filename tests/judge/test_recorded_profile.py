@@ -141,6 +141,21 @@ def test_a_counter_that_fell_hides_no_kernels():
 
 
 @pytest.mark.parametrize(
+    ("ratios", "status"),
+    [([2.0], Status.INCONCLUSIVE), ([-2.0], Status.SAME), ([2.0] * 8, Status.SLOWER)],
+)
+def test_pairs_that_lean_to_slower_are_no_pass(ratios, status):
+    """Kernels moved, and the pairs that time allowed are all beyond the ignore margin: nobody knows
+    that the step is the same.
+    """
+    found = judge(with_profile(profile(1.05, seed=3)), entry())
+    judged = settled(confirmed(found, alike(ratios), "aaa"))
+    assert judged.status is status
+    if status is Status.INCONCLUSIVE:
+        assert "step_ms 250.000 -> 255.050 (+2.0 %, limit 0.2 %)" in headline(judged)
+
+
+@pytest.mark.parametrize(
     ("idle_us", "more_us", "asks"), [(50.0, 60.0, False), (50.0, 100.0, True), (5e3, 100.0, False)]
 )
 @pytest.mark.parametrize("card", ["GPU-1234", "GPU-5678"])

@@ -931,6 +931,21 @@ def test_whose_baselines_judge_is_said_by_the_command(project, monkeypatch, sett
     assert project.run("--perf-strict", "--perf-base=main").ret == 0
 
 
+@pytest.mark.parametrize("setting", ["addopts", "PYTEST_ADDOPTS"])
+@pytest.mark.parametrize("option", ["--perf-no-confirm", "--perf-budget=0.001"])
+def test_less_confirmation_is_said_by_the_command(project, monkeypatch, setting, option):
+    """An alarm of kernels passes where no pairs, or too few, are measured: never by the settings,
+    and a larger budget is no harm.
+    """
+    leave_in(setting, option, project, monkeypatch)
+    result = project.run("--perf-strict", "--perf-base=main")
+    assert result.ret == 4 and project.measured == []
+    result.stderr.fnmatch_lines([f"*{option.partition('=')[0]} *settings or PYTEST_ADDOPTS*"])
+    assert project.run("--perf-strict", "--perf-base=main", option).ret == 0
+    leave_in(setting, "--perf-budget=60", project, monkeypatch)
+    assert project.run("--perf-strict", "--perf-base=main").ret == 0
+
+
 def test_a_failure_of_git_is_known_where_sigchld_is_ignored(project):
     """A supervisor left it so: git that cannot say what changed did not say that nothing did."""
     project.commit()

@@ -156,6 +156,10 @@ def _judged(
         return _slower(found, comparison, by_pairs, how)
     if outcome is Confirmation.CONFIRMED:
         return replace(found, status=by_pairs.status, confirmed=how)
+    leans = by_pairs.low_pct > comparison.margins.ignore_pct
+    if outcome is Confirmation.UNDECIDED and leans and found.status is Status.SAME:
+        shown = _by_its_figures(found, comparison, by_pairs, how)
+        return replace(shown, status=Status.INCONCLUSIVE, reason=Reason.UNDECIDED)
     return replace(found, confirmed=how)
 
 
@@ -179,11 +183,23 @@ def _outcome(found: MetricVerdict, by_pairs: Decision) -> Confirmation:
 def _slower(
     found: MetricVerdict, comparison: Comparison, its: Decision, how: Confirmed
 ) -> MetricVerdict:
-    """Judge a time that pairs alone say is slower: only their own figures show what is said."""
+    """Judge a time that pairs alone say is slower."""
     judged = replace(
-        found,
+        _by_its_figures(found, comparison, its, how),
         status=Status.SLOWER,
         reason=found.reason if found.status is Status.FASTER else Reason.BEYOND_MARGIN,
+    )
+    if of_pairs(comparison):
+        judged = judged_within(comparison, judged)
+    return replace(judged, pairs=None, facts={**found.facts, **judged.facts})
+
+
+def _by_its_figures(
+    found: MetricVerdict, comparison: Comparison, its: Decision, how: Confirmed
+) -> MetricVerdict:
+    """Return a time with the figures of the pairs, which alone show what they say."""
+    return replace(
+        found,
         old=summarise(comparison.base).values()[found.metric],
         new=summarise(comparison.head).values()[found.metric],
         change_pct=its.estimate_pct,
@@ -192,9 +208,6 @@ def _slower(
         confirmed=how,
         pairs=how.step,
     )
-    if of_pairs(comparison):
-        judged = judged_within(comparison, judged)
-    return replace(judged, pairs=None, facts={**found.facts, **judged.facts})
 
 
 def _by_machine(found: MetricVerdict, how: Confirmed) -> MetricVerdict:
