@@ -41,6 +41,7 @@ def begin(config: pytest.Config, bridge: Bridge, collection: Collected) -> None:
     """Begin the run's session."""
     notice_ends()
     session = config.stash[_SESSION] = Session(config, bridge, collection)
+    config.pluginmanager.register(session)
     config.add_cleanup(session.close)  # nothing is left behind, however the run ends
     forget_documents(config)
 

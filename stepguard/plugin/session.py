@@ -94,6 +94,14 @@ class Session:
         self._line: ProgressLine | None = None
         self._notices: list[str] = []
         self._reported = ReportedCauses()
+        self._interrupted = False
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        """Note that the run was interrupted: at a second interrupt, while pytest shows where the
+        first one was, it ends as if all had passed.
+        """
+        self._interrupted = excinfo.errisinstance(KeyboardInterrupt)
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
@@ -280,6 +288,8 @@ class Session:
         """
         # Now and not at pytest's clean-up: the summary says which tree could not be removed.
         self.close()
+        if self._interrupted and exitstatus == pytest.ExitCode.OK:
+            exitstatus = pytest.ExitCode.INTERRUPTED
         suite = self._suite
         if suite is not None:
             remarks: dict[str, list[str]] = {}

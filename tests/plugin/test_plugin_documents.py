@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepguard.document import End, State
+from stepguard.document import End, ProblemCode, State
 from stepguard.evidence import Fault
 from stepguard.git.revision import run_git
 from stepguard.report import documents
@@ -240,6 +240,23 @@ def test_a_run_that_is_interrupted_leaves_a_document(mixed, monkeypatch):
     (notice,) = (one for one in found.notices if "interrupted" in one)
     assert notice.startswith("interrupted: ") and "cases not measured: linear[changed], " in notice
     assert became(found)["broken"] == (State.UNMEASURED, "the run ended before its turn")
+
+
+def test_a_second_interrupt_makes_no_pass(mixed):
+    """While pytest shows where the first one was, it ends the run as if all had passed. Here an
+    error is in its place, which leaves pytest in the same way.
+    """
+    mixed.pytester.makeconftest(
+        "pytest_plugins = ['stepguard.plugin']\n"
+        "def pytest_runtest_logfinish(nodeid):\n"
+        "    raise KeyboardInterrupt\n"
+        "def pytest_keyboard_interrupt(excinfo):\n"
+        "    raise RuntimeError\n"
+    )
+    found = document(mixed, "--perf-no-strict")
+    assert (found.end, found.passed) == (End.INTERRUPTED, False)
+    assert [result.case for result in found.results] == ["linear[same]"]
+    assert [problem.code for problem in found.problems] == [ProblemCode.NOT_FINISHED]
 
 
 def test_one_document_is_written_where_the_other_cannot_be(mixed):
