@@ -162,12 +162,15 @@ class Guard:
 
 
 def left_out_line(states: Sequence[CaseState]) -> list[str]:
-    """Return a line on what was left out by a selection that is meant."""
-    left_out = [one for one in states if one.state is State.LEFT_OUT]
+    """Return a line on what was left out by a selection that is meant; extended cases are not part
+    of a whole run, either.
+    """
+    core = [one for one in states if not one.extended]
+    left_out = [one for one in core if one.state is State.LEFT_OUT]
     if not left_out:
         return []
     shown = listed([one.case for one in left_out], 2)
-    return [f"left out by {left_out[0].why}: {len(left_out)} of {len(states)} cases ({shown})"]
+    return [f"left out by {left_out[0].why}: {len(left_out)} of {len(core)} cases ({shown})"]
 
 
 def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:

@@ -114,6 +114,7 @@ class Selection:
                     state=State.ABSENT if absent else State.LEFT_OUT,
                     case=case_id,
                     why=missing if absent else self._left_out_by(),
+                    extended=recorded[case_id].entry.extended,
                     guarded=absent and (case_id in core or self.wanted.text is not None),
                 )
             )

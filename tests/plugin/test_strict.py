@@ -514,9 +514,12 @@ def test_a_folder_should_have_all_cases_beside_any_file(gate, arguments, ret):
 
 
 def test_many_paths_are_not_all_repeated(gate):
-    """Who named them knows them: the first and their number say which selection is meant."""
-    gate.suite(*(gate.cpu(name) for name in "abc"))
-    gate.record(gate.cpu("a"), gate.cpu("b"), gate.cpu("c"))
+    """Who named them knows them: the first and their number say which selection is meant. An
+    extended case is not left out of anything.
+    """
+    more = [gate.cpu(name, extended=True) for name in "de"]
+    gate.suite(*(gate.cpu(name) for name in "abc"), more[0])
+    gate.record(gate.cpu("a"), gate.cpu("b"), gate.cpu("c"), *more)
     gate.commit()
     result = gate.run("test_perf.py::test_step[a]", "test_perf.py::test_step[b]")
     result.says("left out by the arguments *test_step[[]a] and 1 more: 1 of 3 cases (linear[[]c])")
