@@ -15,6 +15,7 @@ import msgspec
 from stepguard.ab_margins import margins_of
 from stepguard.baseline_file import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.evidence import Evidence
+from stepguard.git.revision import is_tracked
 from stepguard.judge.ab.confirm import same_code
 from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
@@ -24,7 +25,7 @@ from stepguard.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.recording import Recording
 from stepguard.sentences import message
 from stepguard.storage.baselines import load_for, machine_of, save
-from stepguard.storage.json_file import FileError, one_at_a_time
+from stepguard.storage.json_file import FileError, one_at_a_time, restore
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.worker.interpreter import as_typed
 
@@ -80,7 +81,10 @@ def accept(
     to a command. ``machine_moved``: pairs found that a time differs by the machine alone.
     """
     recording, machine = recording_of(evidence), machine_of(evidence)
-    content = load_for(path, machine) or BaselineFile(schema=SCHEMA, machine=machine, cases={})
+    content = load_for(path, machine)
+    if content is None and is_tracked(path):  # a new one would have no other case, and no level
+        raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
+    content = content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
     entry = content.cases.get(evidence.case_id)
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")

@@ -20,6 +20,7 @@ from builders import (
     launch,
     with_counts,
 )
+from git_repositories import git, repository
 
 from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
@@ -68,6 +69,19 @@ def test_first_recording(path):
     (only,) = epochs(path)
     assert only.reason == "first recording" and len(only.recordings) == 1
     assert judge(run(2), content.cases[CASE_ID]).status is Status.SAME
+
+
+def test_a_file_that_git_has_is_not_begun_anew(path):
+    """Deleted by mistake, it has other cases and levels: it is restored, or removed from git."""
+    accept(path, evidence(), "")
+    repository(path.parent)
+    git(path.parent, "add", "-A")
+    path.unlink()
+    with pytest.raises(FileError, match=f"git has it, .* git checkout -- {path}"):
+        accept(path, evidence(), "")
+    assert not path.exists()
+    git(path.parent, "rm", "-q", "--cached", path.name)
+    assert accept(path, evidence(), "").action is Action.FIRST_RECORDING
 
 
 def test_a_recording_holds_what_was_measured(path):
