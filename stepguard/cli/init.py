@@ -28,7 +28,7 @@ from stepguard.git.revision import current, git, no_commit, run_git
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.sentences import uncommitted
 from stepguard.storage.json_file import replace_file
-from stepguard.worker.interpreter import interpreter
+from stepguard.worker.interpreter import interpreter, source_folders
 
 FACTORY = "perf_workload.py"
 FACTORY_TEXT = '''"""One training step, which stepguard measures: put your model in here."""
@@ -93,7 +93,7 @@ jobs:
       # The same torch as in the recording: another version is another baseline. Put the line that
       # installs stepguard and your project here.
       - run: pip install torch=={torch}
-      - run: python -m pytest perf_tests --perf-strict{options}
+      - run: {folders}python -m pytest perf_tests --perf-strict{options}
 """
 PLUGIN = "stepguard.plugin"
 PYTEST_USAGE = 4  # pytest's exit status for options that it does not know, among others
@@ -242,6 +242,7 @@ def _workflow(root: Path, device: str) -> Wanted:
     gpu = device == GPU
     text = WORKFLOW_TEXT.format(
         runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
+        folders=source_folders(),
         options=" --perf-require-gpus=1" if gpu else "",
         python=".".join(map(str, sys.version_info[:2])),
         torch=metadata.version("torch").partition("+")[0],

@@ -24,6 +24,7 @@ from stepguard.gpu.nvml import visible_gpus
 from stepguard.storage import baselines as baseline
 from stepguard.text import listed, meant
 from stepguard.worker.interpreter import as_typed
+from stepguard.worker.workload import where_else
 
 
 def add_workload(command: argparse.ArgumentParser) -> None:
@@ -163,9 +164,12 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
     """
     Case("x", workload, device=CPU)
     module, _, function = workload.partition(":")
-    spec = _spec(module.split("."), [str(root), *sys.path])
+    path = [str(root), *sys.path]
+    spec = _spec(module.split("."), path)
     if spec is None:
-        return f"there is no module {module}, seen from {root}{_beside(module, root)}"
+        package = module.partition(".")[0]
+        elsewhere = "" if _spec([package], path) else where_else(package, root)
+        return f"there is no module {module}, seen from {root}{elsewhere or _beside(module, root)}"
     if spec.origin and spec.origin.endswith(".py"):
         # Its name, wherever: a function may be imported there, or made by another one.
         text = Path(spec.origin).read_text(errors="replace")

@@ -278,3 +278,24 @@ def test_a_factory_that_is_not_there_is_found_before_anything_is_imported(
     assert main([command, factory]) == 2
     assert told in capsys.readouterr().err
     assert sorted(path.name for path in project.path.iterdir()) == [".git", "my_model.py"]
+
+
+@pytest.mark.parametrize("command", ["init", "run"])
+def test_a_factory_in_a_folder_of_sources_is_told_how_it_is_found(project, capsys, command):
+    """As ranks find it; not where the package is found and lacks the module."""
+    (project.path / "src" / "mygpt").mkdir(parents=True)
+    assert main([command, "mygpt.train:step"]) == 2
+    told = capsys.readouterr().err
+    assert "; it is in src: begin the command with: env PYTHONPATH=src\n" in told
+    (project.path / "mygpt").mkdir()
+    assert main([command, "mygpt.train:step"]) == 2
+    assert "PYTHONPATH" not in capsys.readouterr().err
+
+
+def test_commands_of_a_src_layout_find_its_sources(project, capsys, monkeypatch):
+    """Those that are printed, and that of the workflow."""
+    monkeypatch.setenv("PYTHONPATH", "src")
+    project.commit()
+    assert project.init("--ci") == 0
+    workflow = (project.path / init.WORKFLOW).read_text()
+    assert "run: env PYTHONPATH=src python -m pytest perf_tests --perf-strict\n" in workflow
