@@ -97,6 +97,7 @@ jobs:
 """
 PLUGIN = "stepguard.plugin"
 PYTEST_USAGE = 4  # pytest's exit status for options that it does not know, among others
+SUBJECT = "Guard the speed of a step"  # of init's own commit
 # What pytest takes its settings from, even empty, before any file that others read, too.
 OWN_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
@@ -146,9 +147,12 @@ def _init(options: argparse.Namespace) -> int:
         _write(one, root)
     # All that is cheap comes before what takes minutes.
     if problem := no_commit(root) or _commit(root, [one.path for one in wanted]):
-        again = f"{python} -m stepguard {shlex.join(sys.argv[1:])}"
-        raise ValueError(f"not measured, {problem}; then again: {again}")
+        raise ValueError(f"not measured, {problem}; then again: {_again(python)}")
     return _record(root, python, _test_file(case))
+
+
+def _again(python: str) -> str:
+    return f"{python} -m stepguard {shlex.join(sys.argv[1:])}"
 
 
 def _without_factory(root: Path, python: str) -> int:
@@ -274,8 +278,8 @@ def _commit(root: Path, paths: list[Path]) -> str:
         return f"there are {uncommitted(others)}"
     if not dirty:
         return ""
-    typed = f"git add {shlex.join(names)} && git commit -m 'Guard the speed of a step'"
-    for arguments in (["add", *names], ["commit", "-m", "Guard the speed of a step", *names]):
+    typed = f"git add {shlex.join(names)} && git commit -m {shlex.quote(SUBJECT)}"
+    for arguments in (["add", *names], ["commit", "-m", SUBJECT, *names]):
         done = run_git(root, *arguments)
         if done is None or done.returncode != 0:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines() if done else []
@@ -293,6 +297,12 @@ def _record(root: Path, python: str, test: str) -> int:
         clone = shlex.quote(str(Path(__file__).resolve().parents[2]))
         say("", "pytest does not know these options where stepguard is not installed:")
         say(f"  {python} -m pip install {clone}", "then init again")
+    elif status:
+        say("", "Mend what is told above, commit, then again:", f"  {_again(python)}")
+        last = (git(root, "log", "-1", "--format=%h %s", "--", test) or "").strip()
+        own, _, subject = last.partition(" ")
+        if subject == SUBJECT:
+            say("To take back what init committed:", f"  git revert --no-edit {own}")
     if status:
         return 1
     say("")

@@ -24,7 +24,7 @@ from stepguard.gpu.nvml import visible_gpus
 from stepguard.storage import baselines as baseline
 from stepguard.text import listed, meant
 from stepguard.worker.interpreter import as_typed
-from stepguard.worker.workload import where_else
+from stepguard.worker.workload import NO_DEVICE, where_else
 
 
 def add_workload(command: argparse.ArgumentParser) -> None:
@@ -199,6 +199,8 @@ def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
     wrong = [key for key in params if key not in names and taken.kwarg is None]
     if wrong:
         return f"{node.name} takes no {wrong[0]}{meant(wrong[0], names)}"
+    if "device" not in names and taken.kwarg is None:
+        return f"{node.name} {NO_DEVICE}"
     lacks = [name for name in needed if name not in params and name != "device"]
     return f"{node.name} needs {listed(lacks, 3)}: add {lacks[0]}=..." if lacks else ""
 

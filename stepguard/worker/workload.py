@@ -21,6 +21,7 @@ from typing import Any
 
 from stepguard.text import meant
 
+NO_DEVICE = "has no parameter 'device', with which every factory is called"
 REQUIRED = ("step", "tokens_per_step")
 _INSTALLED = {"site-packages", "dist-packages"}  # large, and nobody edits it
 _ENGINE = Path(__file__).resolve().parents[1]  # in this project's tree, too: not measured
@@ -43,8 +44,7 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
         signature.bind(device=device, **params)
     except TypeError as error:
         if not _takes_device(signature):
-            told = "with which every factory is called"
-            raise BadWorkload(f"{factory} has no parameter 'device', {told}") from None
+            raise BadWorkload(f"{factory} {NO_DEVICE}") from None
         possible = [n for n in signature.parameters if n != "device"]
         unknown = {name: meant(name, possible) for name in params if name not in possible}
         # Python names the one that is missing first, though it may be the misspelt one.

@@ -55,6 +55,7 @@ def project(tmp_path, monkeypatch):
     made = Project(tmp_path)
     for module in (init, workload):
         monkeypatch.setattr(module, "visible_gpus", lambda: made.gpus)
+    made.record = init._record
     monkeypatch.setattr(init, "_record", lambda *told: made.measured.append(told[-1]) or 0)
     return made
 
@@ -90,6 +91,26 @@ def test_without_the_plugin_it_says_what_to_install(project, capsys, monkeypatch
     monkeypatch.setattr(init.metadata, "entry_points", lambda **wanted: plugins)
     assert init._record(project.path, "python", "perf_tests/test_train_step.py") == 1
     assert ("-m pip install " in capsys.readouterr().out) is (not plugins)
+
+
+def test_after_a_failure_it_says_how_to_go_on_and_how_to_take_it_back(project, capsys, monkeypatch):
+    """Its commit is there before anything is measured; one that is the user's is not taken back."""
+    project.commit()
+    monkeypatch.setattr(init, "_record", project.record)
+    monkeypatch.setattr(init.sys, "executable", "/bin/false")
+    monkeypatch.setattr(init.sys, "argv", ["stepguard", "init", "my_model:train_step", "width=64"])
+    assert project.init() == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[-4] == "Mend what is told above, commit, then again:"
+    assert told[-3].endswith(" -m stepguard init my_model:train_step width=64")
+    subprocess.run(told[-1], shell=True, check=True, capture_output=True)
+    assert project.git("ls-files") == "my_model.py\n"
+    project.test.parent.mkdir(exist_ok=True)
+    line = 'Case("cpu", "my_model:train_step", {"width": 64}, device="cpu", launches=1)'
+    project.test.write_text(line)
+    project.commit()
+    assert project.init() == 1
+    assert "revert" not in capsys.readouterr().out
 
 
 def test_again_it_writes_nothing(project, capsys):
@@ -222,12 +243,15 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
     [
         (["wdith=64"], "train_step takes no wdith (did you mean width?)"),
         ([], "train_step needs width: add width=..."),
+        (["width=64"], "train_step has no parameter 'device', with which every factory is called"),
     ],
 )
 def test_a_parameter_that_the_factory_does_not_take_is_refused_at_once(
     project, capsys, params, why
 ):
     """Before anything is written, let alone committed."""
+    if "'device'" in why:
+        (project.path / "my_model.py").write_text("def train_step(width): ...\n")
     project.commit()
     assert main(["init", "my_model:train_step", *params]) == 2
     assert why in capsys.readouterr().err
