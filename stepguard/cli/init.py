@@ -55,18 +55,17 @@ class TrainStep:
 def train_step(device: str):
     return TrainStep(device)
 '''
-TEST_TEXT = '''"""Guards the speed of {workload}."""
-
-from stepguard import Case
+DOCSTRING = '"""Guards the speed of {workload}."""\n\n'
+TEST_TEXT = """from stepguard import Case
 from stepguard.plugin import cases
 
 
 @cases(
     {case},
 )
-def test_{function}(perf, case):
+def test_{test}(perf, case):
     perf(case)
-'''
+"""
 WORKFLOW = ".github/workflows/stepguard.yml"
 WORKFLOW_TEXT = """name: stepguard
 
@@ -166,7 +165,7 @@ def _without_factory(root: Path, python: str) -> int:
 
 
 def _test_file(case: Case) -> str:
-    return f"perf_tests/test_{case.workload.rpartition(':')[2]}.py"
+    return f"perf_tests/test_{_function(case)}.py"
 
 
 def _declaration(case: Case) -> str:
@@ -182,20 +181,33 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
     line: it is the user's, and what would be measured is what an earlier, mistyped command wrote.
     """
     line = _declaration(case)
-    there = "".join(test.read_text().split()) if test.is_file() else ""
-    if there and "".join(line.split()).removesuffix(")") not in there:
-        name = f"{test.parent.name}/{test.name}"
+    text = test.read_text() if test.is_file() else ""
+    there = "".join(text.split())
+    if not there or "".join(line.split()).removesuffix(")") in there:
+        return
+    name = f"{test.parent.name}/{test.name}"
+    front = f"{name} is there without this case, and left as it is. To guard the case, "
+    if "@cases(" in there:
         raise ValueError(
-            f"{name} is there without this case, and left as it is. To guard the case, put it in "
-            f"as {line}, and init again. To record the cases that the file has: "
+            f"{front}put it in as {line}, and init again. To record the cases that the file has: "
             f"{python} -m pytest {name} --perf-update-new"
         )
+    # The file may have the test's usual name, for another test.
+    say(f"# to be added to {name}", *_test_text(case, f"speed_of_{_function(case)}").splitlines())
+    raise ValueError(f"{front}add the lines above to it, and init again")
+
+
+def _function(case: Case) -> str:
+    return case.workload.rpartition(":")[2]
+
+
+def _test_text(case: Case, test: str) -> str:
+    return TEST_TEXT.format(case=_declaration(case), test=test)
 
 
 def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
     """Yield the files that guard the case."""
-    function = case.workload.rpartition(":")[2]
-    text = TEST_TEXT.format(workload=case.workload, function=function, case=_declaration(case))
+    text = DOCSTRING.format(workload=case.workload) + _test_text(case, _function(case))
     yield Wanted(root / _test_file(case), text, "what is guarded")
     if settings := settings_of(root):
         yield settings

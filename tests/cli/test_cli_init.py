@@ -238,6 +238,27 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
     assert "is there, and left as it is" in capsys.readouterr().out
 
 
+def test_a_test_file_without_any_case_gets_the_whole_test(project, capsys):
+    """With its imports and its decorator, and no name that the file may have: what is printed can
+    be added as it stands, and then it is measured.
+    """
+    project.test.parent.mkdir()
+    own = "def test_train_step():\n    pass\n"
+    project.test.write_text(own)
+    project.commit()
+    assert project.init() == 1
+    told = capsys.readouterr()
+    assert told.err.endswith("To guard the case, add the lines above to it, and init again\n")
+    assert project.test.read_text() == own and not project.measured
+    project.test.write_text(own + told.out)
+    tree = ast.parse(project.test.read_text())
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert names == ["test_train_step", "test_speed_of_train_step"]
+    assert "from stepguard.plugin import cases\n" in told.out and "\n@cases(\n" in told.out
+    project.commit()
+    assert project.init() == 0 and len(project.measured) == 1
+
+
 @pytest.mark.parametrize(
     ("params", "why"),
     [
