@@ -22,7 +22,7 @@ from typing import Any
 
 from stepguard.case import Case, Scalar
 from stepguard.cli.common import UsageError, say
-from stepguard.cli.workload import add_parameters, missing, parameters
+from stepguard.cli.workload import add_parameters, missing, parameters, with_colon
 from stepguard.device import CPU, GPU
 from stepguard.git.revision import current, git, no_commit, run_git
 from stepguard.gpu.nvml import visible_gpus
@@ -131,7 +131,11 @@ def _init(options: argparse.Namespace) -> int:
         return _without_factory(root, python)
     params, device = parameters(options)
     name, launches = options.name or device, 1 if device == CPU else 3
-    case = Case(name, options.factory, params, device=device, launches=launches)
+    try:
+        case = Case(name, options.factory, params, device=device, launches=launches)
+    except ValueError as error:
+        hint = "" if ":" in options.factory else with_colon(options.factory, root)
+        raise UsageError(f"{error}{hint}") from None
     if problem := missing(options.factory, root, params):
         raise UsageError(problem)
     if device == GPU and not visible_gpus():

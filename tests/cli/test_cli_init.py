@@ -4,6 +4,7 @@ import ast
 import configparser
 import subprocess
 import tomllib
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -304,6 +305,20 @@ def test_a_factory_with_a_dot_for_the_colon_is_named_with_it(project, capsys):
     told = "'my_model.train_step' has no baseline (did you mean my_model:train_step?)"
     assert told in capsys.readouterr().err
     assert main(["run", "my_model.5"]) == 2 and "mean" not in capsys.readouterr().err
+
+
+def test_a_module_without_a_colon_has_its_factories_named(project, capsys):
+    """An error of the command line, with the functions that take a device; of each command."""
+    more = "\n\ndef _own(device): ...\ndef other(*, device): ...\ndef helper(x): ...\n"
+    (project.path / "my_model.py").write_text(FACTORY + more)
+    named = "(did you mean my_model:train_step, my_model:other?)"
+    for command, typed in product(("init", "run"), ("my_model", "my_model.py")):
+        assert main([command, typed]) == 2
+        assert named in capsys.readouterr().err
+    assert main(["init", "nope"]) == 2
+    assert capsys.readouterr().err.endswith("write 'package.module:factory'\n")
+    assert main(["init", "my_model:train_step", "width=64", "--name", "a b"]) == 2
+    assert not project.test.exists()
 
 
 @pytest.mark.parametrize("command", ["init", "run"])
