@@ -69,6 +69,10 @@ class Life:
         self._git("init", "-q", "-b", "main")
         self.commit("The training step")
 
+    def show(self, *commands: str) -> None:
+        """Add commands that the reader gives, and that are not run here."""
+        self._fence("sh", "\n".join(commands))
+
     def say(self, text: str) -> None:
         """Add a paragraph or a heading."""
         self.page += [*textwrap.wrap(text, 100, break_on_hyphens=False), ""]
@@ -172,6 +176,15 @@ def _launch(index: int, ms: float) -> Launch:
 def begin(life: Life) -> None:
     """The first recording."""
     life.say("# A baseline's life")
+    life.say("To accept a change by hand, made and ready to be committed:")
+    life.show(
+        "git commit -am 'Keep less in memory'  # figures of uncommitted changes are refused",
+        "pytest perf_tests/test_train_step.py  # SLOWER, CHANGED or FASTER",
+        "python -m stepguard accept 'train_step[124m-bf16]' --reason 'why it is right'",
+        "git add baselines",
+        "git commit -m 'Accept the slower step'  # its diff is reviewed like code",
+    )
+    life.say("The rest is an illustration: `../artifacts` is there only while the page is made.")
     life.say(
         "Made by `python scripts/baseline_life.py`: the commands ran in a repository made for this "
         "page, and the diffs are git's. The measurements are made up, so no figure here says "

@@ -1,6 +1,7 @@
 """The command explain-code: what the code of a reason means, and what to do about it.
 
     python -m stepguard explain-code NOT_STEADY
+    python -m stepguard explain-code CHANGED
     python -m stepguard explain-code
 
 Its table is docs/reason-codes.md, which an installation has, too.
@@ -64,7 +65,7 @@ def _explain(options: argparse.Namespace) -> int:
     if not found and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):
         say(f"{verdict} is a verdict; its reasons:")
         for code in its:
-            say(code.name, *_wrapped("means", code.means))
+            say(code.name, *_both(code))
         return 0
     if not found:
         verdicts = {v.replace(" ", "_") for code in known for v in code.verdict.split(", ")}
@@ -72,10 +73,13 @@ def _explain(options: argparse.Namespace) -> int:
         (nearest,) = get_close_matches(wanted, names, n=1, cutoff=0)
         raise UsageError(f"{options.code!r} is no reason; the nearest is {nearest}")
     for code in found:
-        say(f"{code.name} ({code.verdict})")
-        for title, text in (("means", code.means), ("to do", code.remedy)):
-            say(*_wrapped(title, text))
+        say(f"{code.name} ({code.verdict})", *_both(code))
     return 0
+
+
+def _both(code: Code) -> list[str]:
+    """Return what a code means and what mends it."""
+    return [*_wrapped("means", code.means), *_wrapped("to do", code.remedy)]
 
 
 def _wrapped(title: str, text: str) -> list[str]:

@@ -22,13 +22,13 @@ from typing import Any
 
 from stepguard.case import Case, Scalar
 from stepguard.cli.common import UsageError, say
-from stepguard.cli.workload import add_parameters, missing, parameters
+from stepguard.cli.workload import add_parameters, missing, parameters, with_colon
 from stepguard.device import CPU, GPU
 from stepguard.git.revision import current, git, no_commit, run_git
 from stepguard.gpu.nvml import visible_gpus
 from stepguard.sentences import uncommitted
 from stepguard.storage.json_file import replace_file
-from stepguard.worker.interpreter import interpreter
+from stepguard.worker.interpreter import interpreter, source_folders
 
 FACTORY = "perf_workload.py"
 FACTORY_TEXT = '''"""One training step, which stepguard measures: put your model in here."""
@@ -55,18 +55,17 @@ class TrainStep:
 def train_step(device: str):
     return TrainStep(device)
 '''
-TEST_TEXT = '''"""Guards the speed of {workload}."""
-
-from stepguard import Case
+DOCSTRING = '"""Guards the speed of {workload}."""\n\n'
+TEST_TEXT = """from stepguard import Case
 from stepguard.plugin import cases
 
 
 @cases(
     {case},
 )
-def test_{function}(perf, case):
+def test_{test}(perf, case):
     perf(case)
-'''
+"""
 WORKFLOW = ".github/workflows/stepguard.yml"
 WORKFLOW_TEXT = """name: stepguard
 
@@ -93,10 +92,11 @@ jobs:
       # The same torch as in the recording: another version is another baseline. Put the line that
       # installs stepguard and your project here.
       - run: pip install torch=={torch}
-      - run: python -m pytest perf_tests --perf-strict{options}
+      - run: {folders}python -m pytest perf_tests --perf-strict{options}
 """
 PLUGIN = "stepguard.plugin"
 PYTEST_USAGE = 4  # pytest's exit status for options that it does not know, among others
+SUBJECT = "Guard the speed of a step"  # of init's own commit
 # What pytest takes its settings from, even empty, before any file that others read, too.
 OWN_FILES = ("pytest.toml", ".pytest.toml", "pytest.ini", ".pytest.ini")
 
@@ -131,7 +131,11 @@ def _init(options: argparse.Namespace) -> int:
         return _without_factory(root, python)
     params, device = parameters(options)
     name, launches = options.name or device, 1 if device == CPU else 3
-    case = Case(name, options.factory, params, device=device, launches=launches)
+    try:
+        case = Case(name, options.factory, params, device=device, launches=launches)
+    except ValueError as error:
+        hint = "" if ":" in options.factory else with_colon(options.factory, root)
+        raise UsageError(f"{error}{hint}") from None
     if problem := missing(options.factory, root, params):
         raise UsageError(problem)
     if device == GPU and not visible_gpus():
@@ -146,9 +150,12 @@ def _init(options: argparse.Namespace) -> int:
         _write(one, root)
     # All that is cheap comes before what takes minutes.
     if problem := no_commit(root) or _commit(root, [one.path for one in wanted]):
-        again = f"{python} -m stepguard {shlex.join(sys.argv[1:])}"
-        raise ValueError(f"not measured, {problem}; then again: {again}")
+        raise ValueError(f"not measured, {problem}; then again: {_again(python)}")
     return _record(root, python, _test_file(case))
+
+
+def _again(python: str) -> str:
+    return f"{python} -m stepguard {shlex.join(sys.argv[1:])}"
 
 
 def _without_factory(root: Path, python: str) -> int:
@@ -162,7 +169,7 @@ def _without_factory(root: Path, python: str) -> int:
 
 
 def _test_file(case: Case) -> str:
-    return f"perf_tests/test_{case.workload.rpartition(':')[2]}.py"
+    return f"perf_tests/test_{_function(case)}.py"
 
 
 def _declaration(case: Case) -> str:
@@ -178,20 +185,33 @@ def _refuse_other_case(test: Path, case: Case, python: str) -> None:
     line: it is the user's, and what would be measured is what an earlier, mistyped command wrote.
     """
     line = _declaration(case)
-    there = "".join(test.read_text().split()) if test.is_file() else ""
-    if there and "".join(line.split()).removesuffix(")") not in there:
-        name = f"{test.parent.name}/{test.name}"
+    text = test.read_text() if test.is_file() else ""
+    there = "".join(text.split())
+    if not there or "".join(line.split()).removesuffix(")") in there:
+        return
+    name = f"{test.parent.name}/{test.name}"
+    front = f"{name} is there without this case, and left as it is. To guard the case, "
+    if "@cases(" in there:
         raise ValueError(
-            f"{name} is there without this case, and left as it is. To guard the case, put it in "
-            f"as {line}, and init again. To record the cases that the file has: "
+            f"{front}put it in as {line}, and init again. To record the cases that the file has: "
             f"{python} -m pytest {name} --perf-update-new"
         )
+    # The file may have the test's usual name, for another test.
+    say(f"# to be added to {name}", *_test_text(case, f"speed_of_{_function(case)}").splitlines())
+    raise ValueError(f"{front}add the lines above to it, and init again")
+
+
+def _function(case: Case) -> str:
+    return case.workload.rpartition(":")[2]
+
+
+def _test_text(case: Case, test: str) -> str:
+    return TEST_TEXT.format(case=_declaration(case), test=test)
 
 
 def _wanted(root: Path, case: Case) -> Iterator[Wanted]:
     """Yield the files that guard the case."""
-    function = case.workload.rpartition(":")[2]
-    text = TEST_TEXT.format(workload=case.workload, function=function, case=_declaration(case))
+    text = DOCSTRING.format(workload=case.workload) + _test_text(case, _function(case))
     yield Wanted(root / _test_file(case), text, "what is guarded")
     if settings := settings_of(root):
         yield settings
@@ -242,6 +262,7 @@ def _workflow(root: Path, device: str) -> Wanted:
     gpu = device == GPU
     text = WORKFLOW_TEXT.format(
         runner="[self-hosted, linux, gpu]" if gpu else "ubuntu-latest",
+        folders=source_folders(),
         options=" --perf-require-gpus=1" if gpu else "",
         python=".".join(map(str, sys.version_info[:2])),
         torch=metadata.version("torch").partition("+")[0],
@@ -273,8 +294,8 @@ def _commit(root: Path, paths: list[Path]) -> str:
         return f"there are {uncommitted(others)}"
     if not dirty:
         return ""
-    typed = f"git add {shlex.join(names)} && git commit -m 'Guard the speed of a step'"
-    for arguments in (["add", *names], ["commit", "-m", "Guard the speed of a step", *names]):
+    typed = f"git add {shlex.join(names)} && git commit -m {shlex.quote(SUBJECT)}"
+    for arguments in (["add", *names], ["commit", "-m", SUBJECT, *names]):
         done = run_git(root, *arguments)
         if done is None or done.returncode != 0:
             last = (done.stderr.strip() or done.stdout.strip()).splitlines() if done else []
@@ -292,6 +313,12 @@ def _record(root: Path, python: str, test: str) -> int:
         clone = shlex.quote(str(Path(__file__).resolve().parents[2]))
         say("", "pytest does not know these options where stepguard is not installed:")
         say(f"  {python} -m pip install {clone}", "then init again")
+    elif status:
+        say("", "Mend what is told above, commit, then again:", f"  {_again(python)}")
+        last = (git(root, "log", "-1", "--format=%h %s", "--", test) or "").strip()
+        own, _, subject = last.partition(" ")
+        if subject == SUBJECT:
+            say("To take back what init committed:", f"  git revert --no-edit {own}")
     if status:
         return 1
     say("")

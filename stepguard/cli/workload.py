@@ -24,6 +24,7 @@ from stepguard.gpu.nvml import visible_gpus
 from stepguard.storage import baselines as baseline
 from stepguard.text import listed, meant
 from stepguard.worker.interpreter import as_typed
+from stepguard.worker.workload import NO_DEVICE, where_else
 
 
 def add_workload(command: argparse.ArgumentParser) -> None:
@@ -114,18 +115,33 @@ def _recorded(case_id: str, root: Path) -> dict[str, Case]:
         hint = meant(case_id, known)
         cases = as_typed("stepguard baselines list")
         factory = "a factory is package.module:function key=value"
-        hint = hint or _with_colon(case_id, root)
+        hint = hint or with_colon(case_id, root)
         raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {cases}; {factory}")
     return found
 
 
-def _with_colon(name: str, root: Path) -> str:
-    """Return " (did you mean a.b:c?)" for the a.b.c that is a factory; empty for anything else."""
+def with_colon(name: str, root: Path) -> str:
+    """Return " (did you mean a.b:c?)" for a.b, or its file, that is a module with factories, and
+    for the a.b.c that is one; empty for anything else.
+    """
+    module = name.removesuffix(".py").replace("/", ".")
+    if named := [f"{module}:{function}" for function in _factories(module, root)]:
+        return f" (did you mean {listed(named, 3)}?)"
     workload = ":".join(name.rsplit(".", 1))
     with contextlib.suppress(ValueError):
         if not missing(workload, root):
             return f" (did you mean {workload}?)"
     return ""
+
+
+def _factories(module: str, root: Path) -> list[str]:
+    """Return the functions of a module that are defined in its source and take a device."""
+    spec = _spec(module.split("."), [str(root), *sys.path])
+    if spec is None or not (spec.origin or "").endswith(".py"):
+        return []
+    tree = _parsed(Path(str(spec.origin)).read_text(errors="replace"))
+    functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
+    return [one.name for one in functions if "device" in _names(one) and one.name[0] != "_"]
 
 
 def parse_params(pairs: list[str]) -> dict[str, Scalar]:
@@ -163,9 +179,12 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
     """
     Case("x", workload, device=CPU)
     module, _, function = workload.partition(":")
-    spec = _spec(module.split("."), [str(root), *sys.path])
+    path = [str(root), *sys.path]
+    spec = _spec(module.split("."), path)
     if spec is None:
-        return f"there is no module {module}, seen from {root}{_beside(module, root)}"
+        package = module.partition(".")[0]
+        elsewhere = "" if _spec([package], path) else where_else(package, root)
+        return f"there is no module {module}, seen from {root}{elsewhere or _beside(module, root)}"
     if spec.origin and spec.origin.endswith(".py"):
         # Its name, wherever: a function may be imported there, or made by another one.
         text = Path(spec.origin).read_text(errors="replace")
@@ -178,23 +197,35 @@ def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = Non
 
 def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
     """Return which parameters a function that is defined in the source lacks, or does not take."""
-    with contextlib.suppress(SyntaxError):  # whoever imports it says so
-        for node in ast.parse(source).body:
-            if isinstance(node, ast.FunctionDef) and node.name == function:
-                return "" if node.decorator_list else _unlike(node, params)
+    for node in _parsed(source):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return "" if node.decorator_list else _unlike(node, params)
     return ""
 
 
-def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
+def _parsed(source: str) -> list[ast.stmt]:
+    """Return a source's statements; none where it has an error, as whoever imports it says."""
+    with contextlib.suppress(SyntaxError):
+        return ast.parse(source).body
+    return []
+
+
+def _names(node: ast.FunctionDef) -> list[str]:
+    """Return a function's parameters."""
     taken = node.args
-    names = [one.arg for one in (*taken.posonlyargs, *taken.args)]
-    needed = names[: len(names) - len(taken.defaults)]
+    return [one.arg for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+
+
+def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
+    taken, names = node.args, _names(node)
+    needed = names[: len(names) - len(taken.kwonlyargs) - len(taken.defaults)]
     kwonly = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
     needed += [one.arg for one, default in kwonly if default is None]
-    names += [one.arg for one in taken.kwonlyargs]
     wrong = [key for key in params if key not in names and taken.kwarg is None]
     if wrong:
         return f"{node.name} takes no {wrong[0]}{meant(wrong[0], names)}"
+    if "device" not in names and taken.kwarg is None:
+        return f"{node.name} {NO_DEVICE}"
     lacks = [name for name in needed if name not in params and name != "device"]
     return f"{node.name} needs {listed(lacks, 3)}: add {lacks[0]}=..." if lacks else ""
 

@@ -11,7 +11,7 @@ from stepguard.judge.waivers import may_cover, problem_of
 from stepguard.metrics import GATEABLE
 from stepguard.storage.baselines import WAIVERS, files, load
 from stepguard.storage.json_file import FileError, one_at_a_time, read, save
-from stepguard.text import listed, meant
+from stepguard.text import meant
 from stepguard.waiver import Waiver
 
 SCHEMA = 1
@@ -81,7 +81,7 @@ def _idle(folder: Path, waiver: Waiver) -> str:
     newest = [one.newest for one in entries if waiver.metric in one.required_gates]
     if not newest:
         gates = frozenset[str]().union(*(one.required_gates for one in entries))
-        known = listed([name for name in GATEABLE if name in gates], 4)
+        known = ", ".join(name for name in GATEABLE if name in gates)
         return f"it does not gate {waiver.metric}, but {known}"
     if waiver.value is None:
         return ""

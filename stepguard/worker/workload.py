@@ -1,11 +1,12 @@
 """The workload of a case: its factory is found, imported from the tree's sources, and called."""
 
+import contextlib
 import importlib
 import inspect
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.machinery import (
     BYTECODE_SUFFIXES,
     EXTENSION_SUFFIXES,
@@ -20,6 +21,7 @@ from typing import Any
 
 from stepguard.text import meant
 
+NO_DEVICE = "has no parameter 'device', with which every factory is called"
 REQUIRED = ("step", "tokens_per_step")
 _INSTALLED = {"site-packages", "dist-packages"}  # large, and nobody edits it
 _ENGINE = Path(__file__).resolve().parents[1]  # in this project's tree, too: not measured
@@ -35,21 +37,22 @@ def build(factory: str, params: dict[str, Any], device: str) -> Any:
     Raises BadWorkload, in one line, for anything that is wrong with the name, the parameters or the
     result; ValueError from the factory itself (an impossible value) passes through.
     """
-    function = _function_of(factory)
+    with _saying_where():
+        function = _function_of(factory)
     signature = inspect.signature(function)
     try:
         signature.bind(device=device, **params)
     except TypeError as error:
         if not _takes_device(signature):
-            told = "with which every factory is called"
-            raise BadWorkload(f"{factory} has no parameter 'device', {told}") from None
+            raise BadWorkload(f"{factory} {NO_DEVICE}") from None
         possible = [n for n in signature.parameters if n != "device"]
         unknown = {name: meant(name, possible) for name in params if name not in possible}
         # Python names the one that is missing first, though it may be the misspelt one.
         misspelt = [f"no parameter {name!r}{hint}" for name, hint in unknown.items() if hint]
         why, its = ", ".join(misspelt) or error, ", ".join(possible) or "none but device"
         raise BadWorkload(f"{factory}: {why}; its parameters: {its}") from None
-    workload = function(device=device, **params)
+    with _saying_where():  # some import within the factory
+        workload = function(device=device, **params)
     missing = [name for name in REQUIRED if not hasattr(workload, name)]
     if missing or not callable(workload.step):
         kind = f"a {type(workload).__name__}" if workload is not None else "None"
@@ -81,7 +84,7 @@ def _function_of(factory: str) -> Callable[..., Any]:
         # A module that is missing elsewhere is the workload's own failure, and has a traceback.
         if error.name and f"{module_name}.".startswith(f"{error.name}."):
             told = f"no module {error.name!r} for {factory!r} in {os.getcwd()}"
-            raise BadWorkload(told + _where_else(error.name)) from None
+            raise BadWorkload(told + where_else(error.name)) from None
         raise
     function: Callable[..., Any] | None = getattr(module, function_name, None)
     if not callable(function):
@@ -92,13 +95,23 @@ def _function_of(factory: str) -> Callable[..., Any]:
     return function
 
 
-def _where_else(name: str) -> str:
-    """Return how a module is found that lies in a folder of the working directory, as in ``src``:
-    what pytest's own setting adds to its path, no rank has.
+@contextlib.contextmanager
+def _saying_where() -> Iterator[None]:
+    """Have the error of a module that is not found say where it lies, if it is near."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        error.msg += where_else(error.name) if error.name else ""
+        raise
+
+
+def where_else(name: str, root: Path = Path()) -> str:
+    """Return how a module is found that lies in a folder of ``root``, as in ``src``: what pytest's
+    own setting adds to its path, no rank has.
     """
-    for inner in sorted(Path().glob(f"*/{name}")) + sorted(Path().glob(f"*/{name}.py")):
+    for inner in sorted(root.glob(f"*/{name}")) + sorted(root.glob(f"*/{name}.py")):
         if inner.suffix == ".py" or inner.is_dir():
-            folder = shlex.quote(str(inner.parent))
+            folder = shlex.quote(str(inner.parent.relative_to(root)))
             return f"; it is in {folder}: begin the command with: env PYTHONPATH={folder}"
     return ""
 

@@ -192,6 +192,31 @@ def test_a_dirty_tree_is_refused(shell):
     assert not (shell.path / "baselines").exists()
 
 
+@pytest.mark.parametrize(
+    ("git", "told"),
+    [
+        (True, "is in no git repository: git init && git add -A && git commit -m 'Begin'"),
+        (False, "git is not on PATH: install it"),
+    ],
+)
+def test_evidence_of_no_commit_says_which_of_all_reasons_it_is(shell, monkeypatch, git, told):
+    """And the command that mends it, as every other refusal."""
+    shell.keep(shell.made("a", commit=""))
+    if not git:
+        monkeypatch.setenv("PATH", "/nowhere")
+    done = shell("accept")
+    assert done.status == 1
+    assert f"{told}; then measure again" in done.err and "its commit is not known" not in done.err
+
+
+def test_evidence_of_before_the_first_commit_is_refused_after_it(shell):
+    """Which reason it was then nobody can tell."""
+    shell.keep(shell.made("a", commit=""))
+    shell.commit()
+    done = shell("accept")
+    assert done.status == 1 and "its commit is not known" in done.err
+
+
 def test_a_new_level_needs_a_reason(shell):
     """CHANGED evidence is refused without --reason, and the command with one is shown."""
     shell.record(shell.made("a"))

@@ -69,14 +69,15 @@ def test_without_a_code_all_are_listed(shell):
 
 
 def test_a_verdict_has_its_reasons_listed(shell):
-    """What a report shows most is a verdict; each reason says what it means."""
+    """What a report shows most is a verdict; each reason says what it means and what mends it."""
     done = shell("explain-code", "no baseline")
     assert done.status == 0, done.err
     first, *lines = done.out.splitlines()
     assert first == "NO BASELINE is a verdict; its reasons:"
     names = [line for line in lines if not line.startswith(" ")]
     assert names == ["NOT_RECORDED", "METRIC_NOT_RECORDED"]
-    assert sum(line.startswith("  means: ") for line in lines) == len(names)
+    for title in ("  means: ", "  to do: "):
+        assert sum(line.startswith(title) for line in lines) == len(names)
 
 
 def test_an_unknown_code_is_bad_usage_and_names_the_nearest(shell):

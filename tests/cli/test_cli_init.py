@@ -4,6 +4,7 @@ import ast
 import configparser
 import subprocess
 import tomllib
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -55,6 +56,7 @@ def project(tmp_path, monkeypatch):
     made = Project(tmp_path)
     for module in (init, workload):
         monkeypatch.setattr(module, "visible_gpus", lambda: made.gpus)
+    made.record = init._record
     monkeypatch.setattr(init, "_record", lambda *told: made.measured.append(told[-1]) or 0)
     return made
 
@@ -90,6 +92,26 @@ def test_without_the_plugin_it_says_what_to_install(project, capsys, monkeypatch
     monkeypatch.setattr(init.metadata, "entry_points", lambda **wanted: plugins)
     assert init._record(project.path, "python", "perf_tests/test_train_step.py") == 1
     assert ("-m pip install " in capsys.readouterr().out) is (not plugins)
+
+
+def test_after_a_failure_it_says_how_to_go_on_and_how_to_take_it_back(project, capsys, monkeypatch):
+    """Its commit is there before anything is measured; one that is the user's is not taken back."""
+    project.commit()
+    monkeypatch.setattr(init, "_record", project.record)
+    monkeypatch.setattr(init.sys, "executable", "/bin/false")
+    monkeypatch.setattr(init.sys, "argv", ["stepguard", "init", "my_model:train_step", "width=64"])
+    assert project.init() == 1
+    told = capsys.readouterr().out.splitlines()
+    assert told[-4] == "Mend what is told above, commit, then again:"
+    assert told[-3].endswith(" -m stepguard init my_model:train_step width=64")
+    subprocess.run(told[-1], shell=True, check=True, capture_output=True)
+    assert project.git("ls-files") == "my_model.py\n"
+    project.test.parent.mkdir(exist_ok=True)
+    line = 'Case("cpu", "my_model:train_step", {"width": 64}, device="cpu", launches=1)'
+    project.test.write_text(line)
+    project.commit()
+    assert project.init() == 1
+    assert "revert" not in capsys.readouterr().out
 
 
 def test_again_it_writes_nothing(project, capsys):
@@ -217,17 +239,41 @@ def test_a_test_without_the_case_is_left_as_it_is_and_not_measured(project, caps
     assert "is there, and left as it is" in capsys.readouterr().out
 
 
+def test_a_test_file_without_any_case_gets_the_whole_test(project, capsys):
+    """With its imports and its decorator, and no name that the file may have: what is printed can
+    be added as it stands, and then it is measured.
+    """
+    project.test.parent.mkdir()
+    own = "def test_train_step():\n    pass\n"
+    project.test.write_text(own)
+    project.commit()
+    assert project.init() == 1
+    told = capsys.readouterr()
+    assert told.err.endswith("To guard the case, add the lines above to it, and init again\n")
+    assert project.test.read_text() == own and not project.measured
+    project.test.write_text(own + told.out)
+    tree = ast.parse(project.test.read_text())
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    assert names == ["test_train_step", "test_speed_of_train_step"]
+    assert "from stepguard.plugin import cases\n" in told.out and "\n@cases(\n" in told.out
+    project.commit()
+    assert project.init() == 0 and len(project.measured) == 1
+
+
 @pytest.mark.parametrize(
     ("params", "why"),
     [
         (["wdith=64"], "train_step takes no wdith (did you mean width?)"),
         ([], "train_step needs width: add width=..."),
+        (["width=64"], "train_step has no parameter 'device', with which every factory is called"),
     ],
 )
 def test_a_parameter_that_the_factory_does_not_take_is_refused_at_once(
     project, capsys, params, why
 ):
     """Before anything is written, let alone committed."""
+    if "'device'" in why:
+        (project.path / "my_model.py").write_text("def train_step(width): ...\n")
     project.commit()
     assert main(["init", "my_model:train_step", *params]) == 2
     assert why in capsys.readouterr().err
@@ -261,6 +307,20 @@ def test_a_factory_with_a_dot_for_the_colon_is_named_with_it(project, capsys):
     assert main(["run", "my_model.5"]) == 2 and "mean" not in capsys.readouterr().err
 
 
+def test_a_module_without_a_colon_has_its_factories_named(project, capsys):
+    """An error of the command line, with the functions that take a device; of each command."""
+    more = "\n\ndef _own(device): ...\ndef other(*, device): ...\ndef helper(x): ...\n"
+    (project.path / "my_model.py").write_text(FACTORY + more)
+    named = "(did you mean my_model:train_step, my_model:other?)"
+    for command, typed in product(("init", "run"), ("my_model", "my_model.py")):
+        assert main([command, typed]) == 2
+        assert named in capsys.readouterr().err
+    assert main(["init", "nope"]) == 2
+    assert capsys.readouterr().err.endswith("write 'package.module:factory'\n")
+    assert main(["init", "my_model:train_step", "width=64", "--name", "a b"]) == 2
+    assert not project.test.exists()
+
+
 @pytest.mark.parametrize("command", ["init", "run"])
 @pytest.mark.parametrize(
     ("factory", "told"),
@@ -278,3 +338,24 @@ def test_a_factory_that_is_not_there_is_found_before_anything_is_imported(
     assert main([command, factory]) == 2
     assert told in capsys.readouterr().err
     assert sorted(path.name for path in project.path.iterdir()) == [".git", "my_model.py"]
+
+
+@pytest.mark.parametrize("command", ["init", "run"])
+def test_a_factory_in_a_folder_of_sources_is_told_how_it_is_found(project, capsys, command):
+    """As ranks find it; not where the package is found and lacks the module."""
+    (project.path / "src" / "mygpt").mkdir(parents=True)
+    assert main([command, "mygpt.train:step"]) == 2
+    told = capsys.readouterr().err
+    assert "; it is in src: begin the command with: env PYTHONPATH=src\n" in told
+    (project.path / "mygpt").mkdir()
+    assert main([command, "mygpt.train:step"]) == 2
+    assert "PYTHONPATH" not in capsys.readouterr().err
+
+
+def test_commands_of_a_src_layout_find_its_sources(project, capsys, monkeypatch):
+    """Those that are printed, and that of the workflow."""
+    monkeypatch.setenv("PYTHONPATH", "src")
+    project.commit()
+    assert project.init("--ci") == 0
+    workflow = (project.path / init.WORKFLOW).read_text()
+    assert "run: env PYTHONPATH=src python -m pytest perf_tests --perf-strict\n" in workflow

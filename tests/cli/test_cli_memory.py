@@ -28,7 +28,7 @@ def test_what_holds_a_step_on_a_cpu(tmp_path, shell, monkeypatch):
     path = tmp_path / "rank0.json.gz"
     rank = record_memory(RankStep(step, torch.device("cpu"), phases), path, lambda text: None)
     monkeypatch.setattr(memory, "ask", lambda *args, **kw: [rank])
-    (tmp_path / "w.py").write_text("def f():\n    pass\n")
+    (tmp_path / "w.py").write_text("def f(device):\n    pass\n")
     done = shell("memory", "w:f", "device=cpu", "--json", "m.json")
     assert done.status == 0, done.err
     (found,) = json.loads((tmp_path / "m.json").read_text())["ranks"]

@@ -199,6 +199,14 @@ def test_a_waiver_that_is_wrong_is_bad_usage(changed, arguments, words):
     assert not (changed.path / "baselines/waivers.json").exists()
 
 
+def test_what_a_case_gates_is_listed_whole(changed):
+    """Whoever waives what a CPU case does not gate sees what it does, each of them."""
+    told = changed("waive", "linear[a]", "step_ms", "--limit-pct", "2", *WHY).err
+    assert set(re.split("[ ,]+", told.partition(" step_ms, but ")[2].strip())) == {
+        *changed.made("a").gates
+    }
+
+
 def test_git_says_who(changed, monkeypatch):
     """Without --who it is git's user; where git knows none, --who is asked for."""
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", "/dev/null")

@@ -113,9 +113,23 @@ def test_a_module_in_a_folder_that_no_rank_imports_from(tmp_path, monkeypatch, n
     )
 
 
+@pytest.mark.parametrize("text", ["import mygpt\n", "def make(device):\n    import mygpt\n"])
+def test_a_module_in_a_folder_that_the_workload_misses(tmp_path, monkeypatch, text):
+    """Of a project with a src layout the factory is found and what it measures is not: the failure
+    says what a rank takes, for an import at the top and within the factory.
+    """
+    (tmp_path / "src" / "mygpt").mkdir(parents=True)
+    (tmp_path / "outside_src.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "outside_src", raising=False)
+    with pytest.raises(ModuleNotFoundError, match="begin the command with: env PYTHONPATH=src$"):
+        build("outside_src:make", {}, "cpu")
+
+
 def test_a_module_that_the_workload_misses_is_its_own_failure(tmp_path, monkeypatch):
     """It passes through with its traceback, even where its name begins as the workload's does."""
     (tmp_path / "needy_workload.py").write_text("import needy\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ModuleNotFoundError, match="'needy'"):
+    with pytest.raises(ModuleNotFoundError, match="'needy'$"):
         build("needy_workload:make", {}, "cpu")

@@ -43,6 +43,24 @@ def test_it_is_short_where_it_can_be(tmp_path, monkeypatch):
     assert called("x/python", "pytest perf_tests") == "x/python -m pytest perf_tests"
 
 
+@pytest.mark.parametrize(
+    ("paths", "front"),
+    [
+        ("src", "env PYTHONPATH=src "),
+        ("/lib:my src", "env PYTHONPATH='/lib:my src' "),
+        ("/lib:", ""),
+        ("", ""),
+    ],
+)
+def test_a_command_finds_the_sources_that_this_one_found(monkeypatch, paths, front):
+    """Those of a src layout, by a path that is relative: what is pasted would fail without it."""
+    monkeypatch.setenv("PYTHONPATH", paths)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))
+    words = "python -m pytest perf_tests" if front else "pytest perf_tests"
+    assert as_typed("pytest perf_tests") == front + words
+    assert as_typed("stepguard doctor") == f"{front}python -m stepguard doctor"
+
+
 def test_only_an_error_asks_how_a_command_is_typed(tmp_path, monkeypatch):
     """Files are loaded for every case: PATH is searched where one of another schema is refused."""
     searched = []

@@ -13,7 +13,7 @@ from stepguard.cli.common import add_parser, commands_of, complain, say
 from stepguard.cli.stored.evidence import add_evidence, named_files, verdict_today, wanted_evidence
 from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, has_commit, known_commit, main_branch
-from stepguard.git.revision import current
+from stepguard.git.revision import current, no_commit
 from stepguard.judge.acceptance import has_words, moved_together
 from stepguard.judge.waivers import waive
 from stepguard.metrics import JUDGED_TIME
@@ -40,6 +40,7 @@ def _accept(options: argparse.Namespace) -> int:
     for path, evidence in wanted_evidence(options, named_files(options)[0]):
         try:
             # In the loop: one case that is refused does not stop the others.
+            _refuse_without_git(evidence, options)
             _refuse_older(path, evidence, options)
             _refuse_foreign(path, evidence, options)
             _refuse_together(path, evidence, options)
@@ -53,6 +54,14 @@ def _accept(options: argparse.Namespace) -> int:
             complain(error)
             refused += 1
     return 1 if refused else 0
+
+
+def _refuse_without_git(evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for evidence of no commit where the tree still has none, by what is the case of
+    all that can be; when it has one by now, what measured the evidence is not known.
+    """
+    if not evidence.commit and (why := no_commit(options.root)):
+        raise Refused(f"{evidence.case_id}: not recorded, {why}; then measure again")
 
 
 def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
