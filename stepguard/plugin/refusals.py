@@ -16,7 +16,7 @@ from stepguard.ab_margins import BUDGET_MIN
 from stepguard.case import Case
 from stepguard.document import CaseState, Problem, ProblemCode, State
 from stepguard.git.resolve import TreeError, resolve
-from stepguard.git.revision import current, no_commit, untracked
+from stepguard.git.revision import current, git, no_commit, untracked
 from stepguard.gpu.nvml import known_gpus
 from stepguard.judge.acceptance import has_words
 from stepguard.plugin.baselines import Recorded
@@ -198,6 +198,12 @@ def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Itera
     for path in dict.fromkeys([*dirty, *ignored]):
         text = "differs from the commit: commit it, or let git ignore it if it is no source"
         yield Problem(ProblemCode.DIRTY, f"{path} {text}", file=path)
+    # What they guard would not be missed.
+    tracked = (git(root, "ls-files", "-z", "--", str(baselines)) or "").split("\0")
+    for path in tracked:
+        if path and path not in dirty and not (root / path).exists():
+            text = "is in the commit, and a sparse checkout leaves it out: git sparse-checkout add "
+            yield Problem(ProblemCode.DIRTY, f"{path} {text}{Path(path).parent}", file=path)
 
 
 def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:

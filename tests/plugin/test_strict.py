@@ -949,6 +949,15 @@ def test_less_confirmation_is_said_by_the_command(project, monkeypatch, setting,
     assert project.run("--perf-strict", "--perf-base=main").ret == 0
 
 
+def test_a_sparse_checkout_has_its_baselines(project):
+    """Without them no case that is gone would be missed; git calls such a tree clean."""
+    project.commit()
+    project.git("sparse-checkout", "set", "--no-cone", "/*", "!/baselines/")
+    result = project.run("--perf-strict", "--perf-against=HEAD~1")
+    assert result.ret == 4 and project.paired == []
+    result.stderr.fnmatch_lines(["*baselines/*.json is in the commit, and a sparse checkout*"])
+
+
 def test_a_failure_of_git_is_known_where_sigchld_is_ignored(project):
     """A supervisor left it so: git that cannot say what changed did not say that nothing did."""
     project.commit()
