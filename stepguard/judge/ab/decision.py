@@ -41,7 +41,7 @@ from stepguard.verdict import (
 )
 
 # Another revision's tree may well lack the case, without anybody having made HEAD worse.
-_LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name, Reason.OTHER_TREE.name)
+_LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name)
 # Has to be equal on both sides, or their times say nothing.
 WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
 # What no time pays for: another exchange, a step that at last runs out of memory.
