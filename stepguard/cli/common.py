@@ -95,9 +95,21 @@ def add_json(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", metavar="PATH", help=text)
 
 
-def refuse_target(target: str | Path | None, option: str = "--json") -> None:
-    """Raise UsageError for a file that the option cannot write, before hours of measuring."""
-    if target and target != STDOUT and (problem := documents.unwritable(Path(target))):
+def refuse_target(
+    target: str | Path | None,
+    option: str = "--json",
+    kind: documents.Kind = documents.DOCUMENT,
+    inputs: Sequence[Path] = (),
+) -> None:
+    """Raise UsageError for a file that the option cannot write, before hours of measuring, and for
+    one of the ``inputs``, which would be lost.
+    """
+    if not target or target == STDOUT:
+        return
+    path = Path(target)
+    if path.exists() and any(one.exists() and one.samefile(path) for one in inputs):
+        raise UsageError(f"{option} {target}: is a file that is read: name another one")
+    if problem := documents.unwritable(path, kind):
         raise UsageError(f"{option} {target}: {problem}")
 
 
@@ -113,3 +125,9 @@ def put_json(document: Any, target: str | None) -> None:
         say(text)
     elif problem := documents.put(Path(target), text + "\n"):
         raise ValueError(f"--json {target}: {problem}; the evidence is kept")
+
+
+def put_text(text: str, target: Path, option: str) -> None:
+    """Write the text of an option's file. Raises ValueError for one that cannot be written."""
+    if problem := documents.put(target, text):
+        raise ValueError(f"{option} {target}: {problem}; name another file")

@@ -1,6 +1,7 @@
 """python -m stepguard trace: anyone's trace, on a page of 80 columns."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import pytest
 from kineto import COMMS, Kineto, host_steps
 
 from stepguard.cli.main import main
+from stepguard.report import documents
 
 
 def write(path, rank=0, late=0.0, sync=False, **head):
@@ -83,6 +85,8 @@ def test_everything_as_json_and_kernels_as_csv(tmp_path, capsys):
     assert rows["ncclDevKernel"]["class"] == "communication"
     assert float(rows["ncclDevKernel"]["us_per_step"]) == 300
     assert float(rows["ncclDevKernel"]["us_sd_per_step"]) == 0
+    work = [rows["ncclDevKernel"][f"{name}_per_launch"] for name in ("flops", "bytes")]
+    assert work == ["", ""], "it is not known without shapes"
 
 
 def test_rules_and_marks_of_the_user(tmp_path, capsys):
@@ -181,6 +185,54 @@ def test_a_file_that_cannot_be_written(tmp_path, capsys, option):
     assert (status, out) == (2, "") and err.startswith(f"stepguard: {option} {under}: ")
     there = tmp_path / "new" / "b"
     assert run(capsys, trace, option, there)[0] == 0 and there.stat().st_size
+
+
+@pytest.mark.parametrize("option", ["--csv", "--json", "--svg"])
+def test_a_file_that_is_read_is_not_written(tmp_path, capsys, option):
+    """Neither a trace, by whatever path, nor one on the other side, in a folder, nor the rules."""
+    (tmp_path / "old").mkdir()
+    new, old = write(tmp_path / "new.json"), write(tmp_path / "old" / "rank0.json")
+    (tmp_path / "rules.toml").write_text("")
+    given = [new, "--against", tmp_path / "old", "--classes", tmp_path / "rules.toml"]
+    for path in (f"{tmp_path}/old/../new.json", old, tmp_path / "rules.toml"):
+        before = (tmp_path / path).read_bytes()
+        status, out, err = run(capsys, *given, option, path)
+        assert (status, out) == (2, "")
+        assert err == f"stepguard: {option} {path}: is a file that is read: name another one\n"
+        assert (tmp_path / path).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "option, name, other",
+    [("--csv", "k.csv", "a,b\n1,2\n"), ("--svg", "p.svg", "<svg/>"), ("--json", "o.json", "{}")],
+)
+def test_what_was_written_is_replaced_and_nothing_else(tmp_path, capsys, option, name, other):
+    """A second run replaces the file of the first; one of the user's stays, whatever its name."""
+    trace, path = write(tmp_path / "a.json"), tmp_path / name
+    for _ in range(2):
+        assert run(capsys, trace, option, path)[0] == 0
+    path.write_text(other)
+    status, _, err = run(capsys, trace, option, path)
+    assert (status, path.read_text()) == (2, other)
+    assert err.startswith(f"stepguard: {option} {path}: is no earlier document, ")
+    named = path.rename(tmp_path / "notes.xml")
+    status, _, err = run(capsys, trace, option, named)
+    assert status == 2 and f"name one of {path.suffix}" in err
+
+
+def test_a_table_or_picture_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    """A disk that is full at the end is a sentence with the option."""
+    monkeypatch.setattr(documents, "replace_file", full)
+    trace = write(tmp_path / "a.json")
+    for option, name in (("--csv", "k.csv"), ("--svg", "p.svg")):
+        status, _, err = run(capsys, trace, option, tmp_path / name)
+        told = f"{option} {tmp_path / name}: No space left on device; name another file"
+        assert (status, err) == (1, f"stepguard: {told}\n")
+
+
+def full(path, data):
+    """No file can be written."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_folder_is_the_traces_in_it(tmp_path, capsys):

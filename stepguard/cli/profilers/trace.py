@@ -6,6 +6,7 @@ python -m stepguard trace new.json.gz --against old.json.gz
 
 import argparse
 import csv
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,11 +14,12 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-from stepguard.cli.common import UsageError, add_json, put_json, refuse_target, say
+from stepguard.cli.common import UsageError, add_json, put_json, put_text, refuse_target, say
 from stepguard.cli.profilers.files import (
     Ranks,
     analysed,
     has_kernels,
+    in_folders,
     named,
     on_cpu,
     read_files,
@@ -26,11 +28,12 @@ from stepguard.cli.profilers.files import (
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
 from stepguard.profile import mean, over_ranks
+from stepguard.report.documents import Kind
 from stepguard.report.trace import explanation
 from stepguard.report.trace.host import host_page
 from stepguard.report.trace.page import page, roof_lines
 from stepguard.report.trace.tables import ncu_page, stats_page
-from stepguard.report.trace.timeline import timeline
+from stepguard.report.trace.timeline import BEGINS, timeline
 from stepguard.storage import peaks
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import Exchange, exchanges
@@ -38,6 +41,17 @@ from stepguard.trace.profiles import profile
 from stepguard.trace.read.tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
 from stepguard.worker.interpreter import as_typed
+
+COLUMNS = ("rank", "kernel", "class", "phase", "operator", "source", "grid", "block")
+FIGURES = (
+    "flops_per_launch",
+    "bytes_per_launch",
+    "calls_per_step",
+    "us_per_step",
+    "us_sd_per_step",
+)
+TABLE = Kind((".csv",), ",".join(COLUMNS).encode())
+PICTURE = Kind((".svg",), BEGINS.encode())
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -58,9 +72,7 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    refuse_target(options.json)
-    refuse_target(options.csv, "--csv")
-    refuse_target(options.svg, "--svg")
+    _refuse_targets(options)
     classes = _classes(options.classes, options.step)
     tables = [path for path in options.files if path.suffix == ".csv"]
     if tables and (len(tables) < len(options.files) or options.against or options.json):
@@ -84,10 +96,19 @@ def _trace(options: argparse.Namespace) -> int:
     ranks, rows = show(found, order, options.top)
     put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
-        _write_csv(ranks, options.csv)
+        put_text(_csv(ranks), options.csv, "--csv")
     if options.svg:
-        options.svg.write_text(timeline(found[order[0]][1], ranks[0].source))
+        put_text(timeline(found[order[0]][1], ranks[0].source), options.svg, "--svg")
     return 0
+
+
+def _refuse_targets(options: argparse.Namespace) -> None:
+    """Raise UsageError for a path that cannot be written, or whose file would be lost."""
+    inputs = in_folders([*options.files, *(options.against or ())])
+    inputs += [options.classes] if options.classes else []
+    refuse_target(options.json, inputs=inputs)
+    refuse_target(options.csv, "--csv", TABLE, inputs)
+    refuse_target(options.svg, "--svg", PICTURE, inputs)
 
 
 def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
@@ -163,17 +184,17 @@ def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
     return rows
 
 
-def _write_csv(ranks: list[Summary], path: Path) -> None:
-    """Write a row for each kernel, launch shape, work and phase of each rank."""
-    columns = ["rank", "kernel", "class", "phase", "operator", "source", "grid", "block"]
-    columns += ["flops_per_launch", "bytes_per_launch"]
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow([*columns, *(f"{name}_per_step" for name in ("calls", "us", "us_sd"))])
-        for one in ranks:
-            for row in one.profile.kernels:
-                spread = stdev(row.us) if len(row.us) > 1 else 0.0
-                shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
-                named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
-                figures = row.work.flops, row.work.bytes, mean(row.calls), mean(row.us), spread
-                table.writerow([*named, *shape, *figures])
+def _csv(ranks: list[Summary]) -> str:
+    """Return a row for each kernel, launch shape, work and phase of each rank."""
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow([*COLUMNS, *FIGURES])
+    for one in ranks:
+        for row in one.profile.kernels:
+            spread = stdev(row.us) if len(row.us) > 1 else 0.0
+            shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
+            named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
+            # Without shapes the work is not known, which is not none.
+            work = [row.work.flops or "", row.work.bytes or ""]
+            table.writerow([*named, *shape, *work, mean(row.calls), mean(row.us), spread])
+    return text.getvalue()
