@@ -125,7 +125,18 @@ def test_two_files_of_one_rank(tmp_path, capsys):
     """Two runs in one table would be compared as if they were ranks of one."""
     files = [write(tmp_path / name) for name in ("a.json", "b.json")]
     status, _, err = run(capsys, *files)
-    assert status == 1 and f"it is of rank 0, as {files[0]} is" in err
+    assert status == 1 and f"it is of rank 0, as {files[0]} is; two runs: name the files" in err
+
+
+def test_files_of_runs_of_other_sizes(tmp_path, capsys):
+    """A rank of two and a run of one are no ranks of one run, though their numbers differ."""
+    one = write(tmp_path / "a.json", rank=1)
+    (tmp_path / "b.json").write_bytes(host_steps(3).text())
+    for files in ([one, tmp_path / "b.json"], [tmp_path]):
+        status, out, err = run(capsys, *files)
+        assert (status, out) == (1, "")
+        told = f"{tmp_path}/b.json: its run has 1 rank, and that of {one} 2; two runs: name"
+        assert err.startswith(f"stepguard: {told}")
 
 
 @pytest.mark.parametrize("option", [["--step", "("], ["--classes", "nowhere.toml"]])
