@@ -89,6 +89,19 @@ def commands_of(options: argparse.Namespace) -> Commands:
     return Commands(Path.cwd(), interpreter(Path.cwd()), named)
 
 
+def add_top(command: argparse.ArgumentParser, usual: int) -> None:
+    """Add the option for the rows of a command's tables."""
+    text = "rows (%(default)s)"
+    command.add_argument("--top", type=_rows, default=usual, metavar="N", help=text)
+
+
+def _rows(text: str) -> int:
+    """Return a number of rows; argparse refuses one that shows none, or leaves out the last."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(printable(f"{text!r}: give a number of rows, at least 1"))
+    return int(text)
+
+
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add the option for a command's document."""
     text = "write the result as one JSON document; - prints it as the last line"
