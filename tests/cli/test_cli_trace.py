@@ -97,6 +97,22 @@ def test_rules_and_marks_of_the_user(tmp_path, capsys):
     assert "my own" in out and "2 of 3 steps" in out
 
 
+def test_a_step_that_no_file_has(tmp_path, capsys):
+    """Refused, on a GPU, a CPU and either side, with what could mark steps: the whole file is not
+    what was asked for.
+    """
+    gpu, cpu, other = write(tmp_path / "a.json"), tmp_path / "b.json", tmp_path / "c.json"
+    cpu.write_bytes(host_steps(3).text())
+    other.write_bytes((tmp_path / "a.json").read_bytes().replace(b"forward", b"eval"))
+    for path, has in ((gpu, "ProfilerStep#N, forward"), (cpu, "ProfilerStep#N")):
+        status, out, err = run(capsys, path, "--step", "foo")
+        told = f"--step 'foo': no annotation of {path} matches; it has {has}"
+        assert (status, out, err) == (2, "", f"stepguard: {told}\n")
+    for files in ([gpu, "--against", other], [other, "--against", gpu]):
+        status, _, err = run(capsys, *files, "--step", "eval")
+        assert status == 2 and f"no annotation of {gpu} matches" in err
+
+
 @pytest.mark.parametrize(
     "text, words",
     [(b"", "no list"), (b'{"traceEvents": [{"ph"', "cut off"), (None, "No such file")],
@@ -167,6 +183,15 @@ def test_what_cannot_be_compared_is_an_error(tmp_path, capsys):
     one = write(tmp_path / "c.json", rank=1)
     status, _, err = run(capsys, write(tmp_path / "a.json"), "--against", one)
     assert status == 2 and "ranks 0 against 1" in err
+
+
+@pytest.mark.parametrize("rows", ["0", "-1", "x"])
+@pytest.mark.parametrize("command", ["trace", "analyze", "memory", "nsys"])
+def test_tables_have_a_row_at_least(capsys, command, rows):
+    """A table without one would read as if nothing had been found."""
+    with pytest.raises(SystemExit, match="^2$"):
+        main([command, "a.json", f"--top={rows}"])
+    assert f"--top: '{rows}': give a number of rows, at least 1" in capsys.readouterr().err
 
 
 def test_the_picture_of_a_step(tmp_path, capsys):

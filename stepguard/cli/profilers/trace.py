@@ -14,8 +14,17 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-from stepguard.cli.common import UsageError, add_json, put_json, put_text, refuse_target, say
+from stepguard.cli.common import (
+    UsageError,
+    add_json,
+    add_top,
+    put_json,
+    put_text,
+    refuse_target,
+    say,
+)
 from stepguard.cli.profilers.files import (
+    Files,
     Ranks,
     analysed,
     has_kernels,
@@ -23,7 +32,6 @@ from stepguard.cli.profilers.files import (
     named,
     on_cpu,
     read_files,
-    read_ranks,
 )
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
@@ -40,6 +48,7 @@ from stepguard.trace.collectives import Exchange, exchanges
 from stepguard.trace.profiles import profile
 from stepguard.trace.read.tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
+from stepguard.trace.windows import annotations_in, marked
 from stepguard.worker.interpreter import as_typed
 
 COLUMNS = ("rank", "kernel", "class", "phase", "operator", "source", "grid", "block")
@@ -64,7 +73,7 @@ def add_command(commands: Any, root: Path) -> None:
     trace.add_argument("--rank", type=int, metavar="N", help="whose details to print (the first)")
     trace.add_argument("--step", metavar="REGEX", help="the annotations that mark steps")
     trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
-    trace.add_argument("--top", type=int, default=12, metavar="N", help="rows (%(default)s)")
+    add_top(trace, 12)
     add_json(trace)
     trace.add_argument("--svg", type=Path, metavar="PATH", help="draw one step: host and GPU")
     trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
@@ -79,7 +88,7 @@ def _trace(options: argparse.Namespace) -> int:
         raise UsageError("tables in CSV are printed by themselves: give no other files and options")
     if tables:
         return _tables(options, classes)
-    traces = read_files(options.files)
+    traces = _read(options.files, classes, options.step)
     if not has_kernels(traces):
         if options.against or options.csv or options.svg:
             raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
@@ -90,7 +99,8 @@ def _trace(options: argparse.Namespace) -> int:
         return 0
     found = analysed(traces, classes)
     if options.against:
-        return _explain(found, read_ranks(options.against, classes), options)
+        before = analysed(_read(options.against, classes, options.step), classes)
+        return _explain(found, before, options)
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
     _refuse_rank(options, order)
     ranks, rows = show(found, order, options.top)
@@ -109,6 +119,17 @@ def _refuse_targets(options: argparse.Namespace) -> None:
     refuse_target(options.json, inputs=inputs)
     refuse_target(options.csv, "--csv", TABLE, inputs)
     refuse_target(options.svg, "--svg", PICTURE, inputs)
+
+
+def _read(files: list[Path], classes: Classes, step: str | None) -> Files:
+    """Return the traces by rank. Raises UsageError where a step that was asked for is in none."""
+    traces = read_files(files)
+    for path, trace in traces.values():
+        # Without a mark a whole file counts as one step, which is not what was asked for.
+        if step is not None and not len(marked(trace, classes.steps)):
+            has = annotations_in(trace) or "none; call profiler.step()"
+            raise UsageError(f"--step {step!r}: no annotation of {path} matches; it has {has}")
+    return traces
 
 
 def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
