@@ -155,7 +155,8 @@ def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
     # An option whose own value was forgotten takes the next argument, a test file, for its path.
     if path.suffix not in kind.suffixes:
         known = listed(kind.suffixes, len(kind.suffixes))
-        return f"is a file that may be yours, which a document would replace: name one of {known}"
+        yours = "is a file that may be yours, which a document would replace"
+        return f"{yours}: name one that ends in {known}"
     if is_tracked(path):
         return "is a file in git, which a document would replace: name another one"
     content = _json_in(path) if path.suffix == ".json" else None

@@ -253,7 +253,7 @@ def test_what_was_written_is_replaced_and_nothing_else(tmp_path, capsys, option,
     assert err.startswith(f"stepguard: {option} {path}: is no earlier document, ")
     named = path.rename(tmp_path / "notes.xml")
     status, _, err = run(capsys, trace, option, named)
-    assert status == 2 and f"name one of {path.suffix}" in err
+    assert status == 2 and f"name one that ends in {path.suffix}" in err
 
 
 def test_a_table_or_picture_that_cannot_be_written(tmp_path, capsys, monkeypatch):

@@ -327,7 +327,7 @@ def test_a_device_or_a_link_stays_what_it_is(mixed, option, kind):
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("test_perf.py", "is a file that may be yours, *: name one of .json, .md, .txt"),
+        ("test_perf.py", "is a file that may be yours, *: name one that ends in .json, .md, .txt"),
         ("notes.md", "is a file in git, *: name another one"),
         ("cpu.json", "is a baseline, *: name another file"),
         ("trace.json", "is no earlier document, *: name another file"),
