@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 
 import pytest
+from run_documents import OLD
 
 from stepguard.document import End, State
 from stepguard.evidence import Fault
@@ -13,9 +14,6 @@ from stepguard.git.revision import run_git
 from stepguard.report import documents
 from stepguard.storage.documents import load_document
 from stepguard.storage.waivers import today
-
-OLD = '{"schema": 1, "results": [], "problems": []}'  # a document, of whatever version
-
 
 JSON_FILES = {
     "cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
