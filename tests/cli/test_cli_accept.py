@@ -405,7 +405,7 @@ def test_judge_does_not_compare_with_another_machine(shell):
     path.write_text(path.read_text().replace('"machine": "CPU"', '"machine": "NVIDIA H100"'))
     done = shell("judge")
     assert done.status == 1
-    assert "holds figures of 'NVIDIA H100', not of 'CPU'; git does not have it, put it " in done.err
+    assert "holds figures of 'NVIDIA H100', not of 'CPU'; put it aside (git does " in done.err
 
 
 def moved_together(shell):
