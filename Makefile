@@ -4,7 +4,7 @@
 #   make perf PYTHON=python3        an interpreter that has torch already: nothing is installed
 
 .DEFAULT_GOAL := help
-.PHONY: help perf demo test doctor setup
+.PHONY: help perf demo test tests doctor setup
 ARGS ?=
 TESTS ?= tests
 # As they were typed: make would run a $(shell ...) in them, and a shell a `...`. scripts/with_args.py
@@ -45,6 +45,9 @@ test: ## the project's own tests, on a CPU: ruff, mypy, pytest
 	$(python) -m ruff format --check .
 	$(python) -m mypy
 	$(python) scripts/with_args.py $(PARALLEL) --tests
+
+# Else make would find the folder, and nothing to do.
+tests: test
 
 doctor: ## is this machine fit, and is there a baseline?
 	$(call ready,perf)

@@ -37,6 +37,8 @@ def parse(
     Raises ValueError when it is truncated, has NaN, a number beyond LARGEST, a key twice, a wrong,
     missing or unknown field, or what ``check`` yields; OtherSchema for another one than ``schema``.
     """
+    if not text.strip():  # as a redirection leaves it whose command failed
+        raise ValueError("it is empty")
     try:
         raw = json.loads(
             text,

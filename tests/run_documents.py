@@ -21,6 +21,7 @@ from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
 
 COMMIT = "a" * 40
+OLD = '{"schema": 1, "results": [], "problems": []}'  # what a run before left, of some version
 NAMED = Case("124m-bf16", CASE["workload"], CASE["params"])
 
 

@@ -79,6 +79,13 @@ def test_words_and_quotes(project):
     assert words == ["tests/a", "tests/b", "-x"]
 
 
+def test_the_folder_of_tests_is_no_target(project):
+    """One letter more, and `make tests` would be green without a test."""
+    (project / "tests").mkdir()
+    assert make(project, "tests", "PARALLEL=") == make(project, "test", "PARALLEL=")
+    assert make(project, "tests", "TESTS=tests/a", "PARALLEL=")[0] == ["tests/a"]
+
+
 def test_a_quote_without_an_end_is_named(project):
     """Not a traceback, and pytest does not run."""
     words, status, complaint = make(project, "perf", "ARGS=-k 'a")

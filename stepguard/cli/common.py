@@ -89,15 +89,40 @@ def commands_of(options: argparse.Namespace) -> Commands:
     return Commands(Path.cwd(), interpreter(Path.cwd()), named)
 
 
+def add_top(command: argparse.ArgumentParser, usual: int) -> None:
+    """Add the option for the rows of a command's tables."""
+    text = "rows (%(default)s)"
+    command.add_argument("--top", type=_rows, default=usual, metavar="N", help=text)
+
+
+def _rows(text: str) -> int:
+    """Return a number of rows; argparse refuses one that shows none, or leaves out the last."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(printable(f"{text!r}: give a number of rows, at least 1"))
+    return int(text)
+
+
 def add_json(command: argparse.ArgumentParser) -> None:
     """Add the option for a command's document."""
     text = "write the result as one JSON document; - prints it as the last line"
     command.add_argument("--json", metavar="PATH", help=text)
 
 
-def refuse_target(target: str | Path | None, option: str = "--json") -> None:
-    """Raise UsageError for a file that the option cannot write, before hours of measuring."""
-    if target and target != STDOUT and (problem := documents.unwritable(Path(target))):
+def refuse_target(
+    target: str | Path | None,
+    option: str = "--json",
+    kind: documents.Kind = documents.DOCUMENT,
+    inputs: Sequence[Path] = (),
+) -> None:
+    """Raise UsageError for a file that the option cannot write, before hours of measuring, and for
+    one of the ``inputs``, which would be lost.
+    """
+    if not target or target == STDOUT:
+        return
+    path = Path(target)
+    if path.exists() and any(one.exists() and one.samefile(path) for one in inputs):
+        raise UsageError(f"{option} {target}: is a file that is read: name another one")
+    if problem := documents.unwritable(path, kind):
         raise UsageError(f"{option} {target}: {problem}")
 
 
@@ -113,3 +138,9 @@ def put_json(document: Any, target: str | None) -> None:
         say(text)
     elif problem := documents.put(Path(target), text + "\n"):
         raise ValueError(f"--json {target}: {problem}; the evidence is kept")
+
+
+def put_text(text: str, target: Path, option: str) -> None:
+    """Write the text of an option's file. Raises ValueError for one that cannot be written."""
+    if problem := documents.put(target, text):
+        raise ValueError(f"{option} {target}: {problem}; name another file")

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,12 +24,29 @@ from stepguard.report import why, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import described, sentences
 from stepguard.sentences import message, note
-from stepguard.storage.json_file import replace_file
+from stepguard.storage.json_file import FileError, contents, replace_file
 from stepguard.text import listed, printable_document
 from stepguard.verdict import Verdict
 from stepguard.waiver import Waiver
 
-SUFFIXES = (".json", ".md", ".txt")  # of documents that a later one replaces
+
+class Kind(NamedTuple):
+    """What an option writes, by which an earlier file of its own is told from one of the user's."""
+
+    suffixes: tuple[str, ...]
+    begins: bytes = b""  # as each of them does
+
+
+DOCUMENT = Kind((".json", ".md", ".txt"))
+# Keys of each kind of document, whatever version wrote it.
+_MARKS = (
+    {"schema", "results", "problems"},  # --perf-json
+    {"case", "verdict", "evidence"},  # run
+    {"explanation", "before", "after"},  # trace --against
+    {"schema", "sweep", "rows"},
+)
+_VERDICT = {"case_id", "outcome", "headline"}  # of each item of judge's
+_TRACED = {"ranks", "collectives"}  # trace and memory
 
 
 def verdict_document(verdict: Verdict) -> VerdictDocument:
@@ -125,7 +142,7 @@ def put(path: Path, text: str) -> str:
     return ""
 
 
-def kept_from(path: Path) -> str:
+def kept_from(path: Path, kind: Kind = DOCUMENT) -> str:
     """Return why a document may not take a path's place, or nothing: it replaces an earlier one,
     and neither a device or a link, /dev/null for one, nor a file of the user's.
     """
@@ -136,26 +153,46 @@ def kept_from(path: Path) -> str:
     if not path.stat().st_size:
         return ""
     # An option whose own value was forgotten takes the next argument, a test file, for its path.
-    if path.suffix not in SUFFIXES:
-        known = listed(SUFFIXES, len(SUFFIXES))
-        return f"is a file that may be yours, which a document would replace: name one of {known}"
+    if path.suffix not in kind.suffixes:
+        known = listed(kind.suffixes, len(kind.suffixes))
+        yours = "is a file that may be yours, which a document would replace"
+        return f"{yours}: name one that ends in {known}"
     if is_tracked(path):
         return "is a file in git, which a document would replace: name another one"
-    if _is_stored(path):
+    content = _json_in(path) if path.suffix == ".json" else None
+    if isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}:
         return "is a baseline, which a document would replace: name another file"
+    if not (_is_document(content) if path.suffix == ".json" else _begins(path, kind.begins)):
+        return "is no earlier document, which another one would replace: name another file"
     return ""
 
 
-def _is_stored(path: Path) -> bool:
-    """Tell whether a file is one of stored baselines, or of a calibration, not in git yet."""
+def _json_in(path: Path) -> Any:
+    """Return what a file holds; None for no JSON, and for more than is read of any document."""
     try:
-        content = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
+        return msgspec.json.decode(contents(path) or b"")
+    except (FileError, msgspec.DecodeError, RecursionError):
+        return None
+
+
+def _is_document(content: Any) -> bool:
+    """Tell whether a command, or a run, wrote this as its document."""
+    if isinstance(content, list):
+        return all(isinstance(one, dict) and one.keys() >= _VERDICT for one in content)
+    keys = content.keys() if isinstance(content, dict) else set()
+    # A single key is too little to know a document by, unless there is no other.
+    return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)
+
+
+def _begins(path: Path, data: bytes) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(data)) == data
+    except OSError:
         return False
-    return isinstance(content, dict) and content.keys() == {*BaselineFile.__struct_fields__}
 
 
-def unwritable(path: Path) -> str:
+def unwritable(path: Path, kind: Kind = DOCUMENT) -> str:
     """Make the folder of a document; return why it cannot be written there, or nothing."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -166,8 +203,10 @@ def unwritable(path: Path) -> str:
     # Before the run: found at its end, hours of measuring would be lost to it.
     if path.is_dir():
         return "is a folder: name a file in it"
-    if problem := kept_from(path):
+    if problem := kept_from(path, kind):
         return problem
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        return "cannot be written"
+    # The folder too: a file is written beside the one that it replaces.
+    for one in (path, path.parent):
+        if one.exists() and not os.access(one, os.W_OK):
+            return f"no permission to write to {one}: make it writable, or name another file"
     return ""

@@ -4,6 +4,7 @@ What a document has to be is in stepguard/strict_json.py.
 """
 
 import contextlib
+import errno
 import fcntl
 import functools
 import json
@@ -120,7 +121,7 @@ def restore(path: Path, typed: str = "") -> str:
     name = shlex.quote(typed or str(path))
     if is_tracked(path):
         return f"restore it with: git checkout -- {name}"
-    return f"git does not have it, put it aside with: mv {name} {name}.old"
+    return f"put it aside (git does not have it) with: mv {name} {name}.old"
 
 
 def one_at_a_time(
@@ -164,10 +165,15 @@ def save(
     try:
         replace_file(path, data)
     except OSError as error:
-        raise FileError(
-            f"{path}: cannot be written: {error.strerror or error}; the old file is unchanged, "
-            f"and {remedy}"
-        ) from None
+        raise FileError(f"{path}: {_unwritten(path, error)}; {remedy}") from None
+
+
+def _unwritten(path: Path, error: OSError) -> str:
+    """Return why a file was not written, and what has to be done before it can be."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    first = "free some space" if full else f"make {shlex.quote(str(path.parent))} writable"
+    old = "; the old file is unchanged" if path.exists() else ""
+    return f"cannot be written: {error.strerror or error}{old}; {first}"
 
 
 def replace_file(path: Path, data: bytes) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepguard.text import listed
 from stepguard.trace.calls import works
 from stepguard.trace.classes import COMMUNICATION, Classes
 from stepguard.trace.columns import (
@@ -123,6 +124,12 @@ def marked(trace: Trace, patterns: tuple[str, ...]) -> Ints:
         if len(found := np.flatnonzero(wanted[trace.annotations.name])):
             return found
     return np.zeros(0, np.int64)
+
+
+def annotations_in(trace: Trace) -> str:
+    """Return the names of a trace's annotations, "ProfilerStep#N, forward"; empty without any."""
+    names = {re.sub(r"\d+", "N", trace.names[at]) for at in np.unique(trace.annotations.name)}
+    return listed(sorted(names), 6)
 
 
 def step_at(when_us: Floats, begin_us: Floats, end_us: Floats) -> Ints:

@@ -36,7 +36,7 @@ def main() -> None:
         command += [f"--log-file={table}", str(program), str(options.size)]
         subprocess.run(command, check=True)
         rows = read_ncu(table.read_text())
-    for line in (*ncu_page(rows, len(rows)), *recommendations(of_kernels(rows))):
+    for line in (*ncu_page(rows, len(rows)), *recommendations(of_kernels(rows), on_gpu=True)):
         print(line)
     document = {"command": "python -m studies.matmul.measure", "size": options.size}
     options.out.write_text(json.dumps(document | {"launches": [asdict(r) for r in rows]}) + "\n")

@@ -365,6 +365,15 @@ def test_judge_prints_text(shell):
     assert verdict["status"] == "same"
 
 
+def test_the_evidence_that_is_judged_stays(shell):
+    """It is no document of a command, and measured once: --json names another file."""
+    shell.record(shell.made("a"))
+    (kept,) = (shell.path / ".stepguard").rglob("evidence.json")
+    before = kept.read_bytes()
+    done = shell("judge", "--evidence", str(kept), "--json", str(kept))
+    assert (done.status, kept.read_bytes()) == (2, before) and "no earlier document" in done.err
+
+
 def test_judge_with_several_evidences_of_a_case(shell):
     """Each has a verdict of its own, in the table, the JSON and the status: none hides another."""
     shell.record(shell.made("a"))
@@ -421,7 +430,7 @@ def test_judge_does_not_compare_with_another_machine(shell):
     path.write_text(path.read_text().replace('"machine": "CPU"', '"machine": "NVIDIA H100"'))
     done = shell("judge")
     assert done.status == 1
-    assert "holds figures of 'NVIDIA H100', not of 'CPU'; git does not have it, put it " in done.err
+    assert "holds figures of 'NVIDIA H100', not of 'CPU'; put it aside (git does " in done.err
 
 
 def moved_together(shell):

@@ -268,4 +268,4 @@ def test_a_calibration_file_that_cannot_be_trusted(bench):
     path.write_text("{")
     done = bench()
     assert done.status == 1 and path.read_text() == "{"
-    assert str(path.relative_to(bench.path)) in done.err and "aside with: mv " in done.err
+    assert str(path.relative_to(bench.path)) in done.err and " with: mv " in done.err

@@ -6,7 +6,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from kineto import Kineto, host_steps
+from kineto import Kineto, host_steps, steps
 from trace_exports import export
 
 from stepguard.cli.profilers import nsight
@@ -142,6 +142,13 @@ def test_a_folder_of_all_kinds_is_one_report(shell, tmp_path):
     (tmp_path / "empty").mkdir()
     done = shell("analyze", str(tmp_path / "empty"))
     assert done.status == 1 and "no trace" in done.err
+
+
+def test_a_gpu_with_nothing_to_recommend(shell, tmp_path):
+    """The rules were asked: it is not said that they are about a GPU, as of a CPU's trace."""
+    (tmp_path / "rank0.json").write_bytes(steps(3).text())
+    done = shell("analyze", str(tmp_path))
+    assert done.status == 0 and done.out.endswith("\nNo rule applies; nothing stands out.\n")
 
 
 def test_our_worker_refuses_what_is_no_workload(monkeypatch):

@@ -56,6 +56,17 @@ def test_options_that_do_not_go_together(options, problem, shell):
     assert done.status == 2 and problem in done.err
 
 
+@pytest.mark.parametrize("name", ["rank0.json.gz", "other.sqlite"])
+def test_a_folder_that_has_traces(shell, name):
+    """It may hold the other side of a comparison: refused before anything runs."""
+    (shell.path / "before").mkdir()
+    (shell.path / "before" / name).write_text("kept")
+    done = shell("run", "factories:linear", "device=cpu", "--trace", "before")
+    told = f"--trace before: {name} is in it, a trace that stays: name a new folder"
+    assert (done.status, done.out, done.err) == (2, "", f"stepguard: {told}\n")
+    assert (shell.path / "before" / name).read_text() == "kept"
+
+
 def test_a_workload_that_fails(tmp_path, capsys):
     """Its traceback line by line, and what failed in a sentence."""
     fault = Fault("RAISED", "rank 0: ValueError: planted", "Traceback:\n  line 7", "trace launch")

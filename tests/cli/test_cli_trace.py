@@ -1,6 +1,7 @@
 """python -m stepguard trace: anyone's trace, on a page of 80 columns."""
 
 import csv
+import errno
 import json
 import os
 import re
@@ -10,6 +11,7 @@ import pytest
 from kineto import COMMS, Kineto, host_steps
 
 from stepguard.cli.main import main
+from stepguard.report import documents
 
 
 def write(path, rank=0, late=0.0, sync=False, **head):
@@ -83,6 +85,8 @@ def test_everything_as_json_and_kernels_as_csv(tmp_path, capsys):
     assert rows["ncclDevKernel"]["class"] == "communication"
     assert float(rows["ncclDevKernel"]["us_per_step"]) == 300
     assert float(rows["ncclDevKernel"]["us_sd_per_step"]) == 0
+    work = [rows["ncclDevKernel"][f"{name}_per_launch"] for name in ("flops", "bytes")]
+    assert work == ["", ""], "it is not known without shapes"
 
 
 def test_rules_and_marks_of_the_user(tmp_path, capsys):
@@ -91,6 +95,22 @@ def test_rules_and_marks_of_the_user(tmp_path, capsys):
     rules.write_text("[[kernel]]\nclass = 'my own'\npattern = 'nvjet'")
     out = run(capsys, file, "--classes", rules, "--step", "^forward$")[1]
     assert "my own" in out and "2 of 3 steps" in out
+
+
+def test_a_step_that_no_file_has(tmp_path, capsys):
+    """Refused, on a GPU, a CPU and either side, with what could mark steps: the whole file is not
+    what was asked for.
+    """
+    gpu, cpu, other = write(tmp_path / "a.json"), tmp_path / "b.json", tmp_path / "c.json"
+    cpu.write_bytes(host_steps(3).text())
+    other.write_bytes((tmp_path / "a.json").read_bytes().replace(b"forward", b"eval"))
+    for path, has in ((gpu, "ProfilerStep#N, forward"), (cpu, "ProfilerStep#N")):
+        status, out, err = run(capsys, path, "--step", "foo")
+        told = f"--step 'foo': no annotation of {path} matches; it has {has}"
+        assert (status, out, err) == (2, "", f"stepguard: {told}\n")
+    for files in ([gpu, "--against", other], [other, "--against", gpu]):
+        status, _, err = run(capsys, *files, "--step", "eval")
+        assert status == 2 and f"no annotation of {gpu} matches" in err
 
 
 @pytest.mark.parametrize(
@@ -121,7 +141,18 @@ def test_two_files_of_one_rank(tmp_path, capsys):
     """Two runs in one table would be compared as if they were ranks of one."""
     files = [write(tmp_path / name) for name in ("a.json", "b.json")]
     status, _, err = run(capsys, *files)
-    assert status == 1 and f"it is of rank 0, as {files[0]} is" in err
+    assert status == 1 and f"it is of rank 0, as {files[0]} is; two runs: name the files" in err
+
+
+def test_files_of_runs_of_other_sizes(tmp_path, capsys):
+    """A rank of two and a run of one are no ranks of one run, though their numbers differ."""
+    one = write(tmp_path / "a.json", rank=1)
+    (tmp_path / "b.json").write_bytes(host_steps(3).text())
+    for files in ([one, tmp_path / "b.json"], [tmp_path]):
+        status, out, err = run(capsys, *files)
+        assert (status, out) == (1, "")
+        told = f"{tmp_path}/b.json: its run has 1 rank, and that of {one} 2; two runs: name"
+        assert err.startswith(f"stepguard: {told}")
 
 
 @pytest.mark.parametrize("option", [["--step", "("], ["--classes", "nowhere.toml"]])
@@ -154,6 +185,15 @@ def test_what_cannot_be_compared_is_an_error(tmp_path, capsys):
     assert status == 2 and "ranks 0 against 1" in err
 
 
+@pytest.mark.parametrize("rows", ["0", "-1", "x"])
+@pytest.mark.parametrize("command", ["trace", "analyze", "memory", "nsys"])
+def test_tables_have_a_row_at_least(capsys, command, rows):
+    """A table without one would read as if nothing had been found."""
+    with pytest.raises(SystemExit, match="^2$"):
+        main([command, "a.json", f"--top={rows}"])
+    assert f"--top: '{rows}': give a number of rows, at least 1" in capsys.readouterr().err
+
+
 def test_the_picture_of_a_step(tmp_path, capsys):
     """Well-formed; bars are where their times are, on one axis; every lane has its title."""
     picture = tmp_path / "step.svg"
@@ -181,6 +221,54 @@ def test_a_file_that_cannot_be_written(tmp_path, capsys, option):
     assert (status, out) == (2, "") and err.startswith(f"stepguard: {option} {under}: ")
     there = tmp_path / "new" / "b"
     assert run(capsys, trace, option, there)[0] == 0 and there.stat().st_size
+
+
+@pytest.mark.parametrize("option", ["--csv", "--json", "--svg"])
+def test_a_file_that_is_read_is_not_written(tmp_path, capsys, option):
+    """Neither a trace, by whatever path, nor one on the other side, in a folder, nor the rules."""
+    (tmp_path / "old").mkdir()
+    new, old = write(tmp_path / "new.json"), write(tmp_path / "old" / "rank0.json")
+    (tmp_path / "rules.toml").write_text("")
+    given = [new, "--against", tmp_path / "old", "--classes", tmp_path / "rules.toml"]
+    for path in (f"{tmp_path}/old/../new.json", old, tmp_path / "rules.toml"):
+        before = (tmp_path / path).read_bytes()
+        status, out, err = run(capsys, *given, option, path)
+        assert (status, out) == (2, "")
+        assert err == f"stepguard: {option} {path}: is a file that is read: name another one\n"
+        assert (tmp_path / path).read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    "option, name, other",
+    [("--csv", "k.csv", "a,b\n1,2\n"), ("--svg", "p.svg", "<svg/>"), ("--json", "o.json", "{}")],
+)
+def test_what_was_written_is_replaced_and_nothing_else(tmp_path, capsys, option, name, other):
+    """A second run replaces the file of the first; one of the user's stays, whatever its name."""
+    trace, path = write(tmp_path / "a.json"), tmp_path / name
+    for _ in range(2):
+        assert run(capsys, trace, option, path)[0] == 0
+    path.write_text(other)
+    status, _, err = run(capsys, trace, option, path)
+    assert (status, path.read_text()) == (2, other)
+    assert err.startswith(f"stepguard: {option} {path}: is no earlier document, ")
+    named = path.rename(tmp_path / "notes.xml")
+    status, _, err = run(capsys, trace, option, named)
+    assert status == 2 and f"name one that ends in {path.suffix}" in err
+
+
+def test_a_table_or_picture_that_cannot_be_written(tmp_path, capsys, monkeypatch):
+    """A disk that is full at the end is a sentence with the option."""
+    monkeypatch.setattr(documents, "replace_file", full)
+    trace = write(tmp_path / "a.json")
+    for option, name in (("--csv", "k.csv"), ("--svg", "p.svg")):
+        status, _, err = run(capsys, trace, option, tmp_path / name)
+        told = f"{option} {tmp_path / name}: No space left on device; name another file"
+        assert (status, err) == (1, f"stepguard: {told}\n")
+
+
+def full(path, data):
+    """No file can be written."""
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_folder_is_the_traces_in_it(tmp_path, capsys):

@@ -70,7 +70,7 @@ def test_rules_of_a_launch(launch, advice):
     """One rule each, once for several launches of a kernel."""
     found = list(of_kernels([launch, launch]))
     assert [one.advice for one in found] == ([advice] if advice else [])
-    lines = list(recommendations(found))
+    lines = list(recommendations(found, on_gpu=True))
     assert len(lines) > len(found) and all(len(line) <= 80 for line in lines)
 
 
@@ -85,7 +85,7 @@ def test_classes_far_from_the_roof():
         of_roofs([roof("GEMM", 800, 0.9), roof("attention", 150, 0.35), roof("x", 5, 0.1)])
     )
     assert [(one.advice, one.subject) for one in found] == [(Advice.FAR_FROM_ROOF, "attention")]
-    assert "attention reaches 35 %" in " ".join(recommendations(found))
+    assert "attention reaches 35 %" in " ".join(recommendations(found, on_gpu=True))
 
 
 def test_every_rule_has_a_sentence():

@@ -6,6 +6,7 @@ import os
 from datetime import timedelta
 
 import pytest
+from run_documents import OLD
 
 from stepguard.document import End, ProblemCode, State
 from stepguard.evidence import Fault
@@ -13,6 +14,13 @@ from stepguard.git.revision import run_git
 from stepguard.report import documents
 from stepguard.storage.documents import load_document
 from stepguard.storage.waivers import today
+
+JSON_FILES = {
+    "cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
+    "trace.json": '{"schemaVersion": 1, "traceEvents": []}',
+    "list.json": "[1, 2]",
+    "text.json": "notes",
+}
 
 
 @pytest.fixture
@@ -79,7 +87,7 @@ def test_a_run_that_measured_nothing_still_writes_them(gate):
 
 def test_an_old_document_is_replaced(mixed):
     """A document of an earlier run does not survive this one."""
-    (mixed.path / "run.json").write_text("old")
+    (mixed.path / "run.json").write_text(OLD)
     mixed.run("--perf-json=run.json", "-k", "same")
     cases = strict((mixed.path / "run.json").read_text())["results"]
     assert [case["case"] for case in cases] == ["linear[same]"]
@@ -190,7 +198,7 @@ def test_a_waiver_is_in_the_document(mixed):
 def test_a_run_that_is_killed_leaves_no_older_document(mixed, monkeypatch):
     """Whoever looks for one at its end must not find the one of the run before."""
     path = mixed.path / "run.json"
-    path.write_text("old")
+    path.write_text(OLD)
     seen = []
     monkeypatch.setattr(
         "stepguard.measure.suite.measure_launches",
@@ -200,6 +208,38 @@ def test_a_run_that_is_killed_leaves_no_older_document(mixed, monkeypatch):
     )
     mixed.run("--perf-json=run.json", "-k", "same")
     assert seen == [False] and path.exists()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        OLD,
+        '{"case": "f[x]", "verdict": {}, "evidence": "a/evidence.json"}',
+        '[{"case_id": "f[x]", "outcome": "passed", "headline": "same"}]',
+        "[]",
+        '{"ranks": []}',
+        '{"ranks": [], "collectives": []}',
+        '{"explanation": {}, "before": {}, "after": {}}',
+        '{"schema": 1, "sweep": {}, "rows": []}',
+    ],
+)
+def test_a_document_takes_an_earlier_one_s_place(tmp_path, content):
+    """Whichever command wrote it, and whichever version."""
+    path = tmp_path / "out.json"
+    path.write_text(content)
+    assert documents.unwritable(path) == ""
+    path.write_text(content.replace('"', '"my ') if '"' in content else "[1]")
+    assert documents.unwritable(path).startswith("is no earlier document")
+
+
+def test_a_place_that_is_read_only_is_named(tmp_path, monkeypatch):
+    """The file or its folder, with what to do; not only that it cannot be written."""
+    path = tmp_path / "out.json"
+    path.write_text(OLD)
+    for shut in (path, tmp_path):
+        monkeypatch.setattr(os, "access", lambda one, mode, shut=shut: one != shut)
+        told = f"no permission to write to {shut}: make it writable, or name another file"
+        assert documents.unwritable(path) == told
 
 
 def test_one_file_for_both_documents_is_refused(mixed):
@@ -218,7 +258,7 @@ def test_one_file_for_both_documents_is_refused(mixed):
 )
 def test_a_run_that_was_refused_leaves_a_document(mixed, options, text):
     """Whoever waits for one learns why nothing was measured, and never reads an older one."""
-    (mixed.path / "run.json").write_text("old")
+    (mixed.path / "run.json").write_text(OLD)
     found = document(mixed, *options)
     assert (found.end, found.passed, found.results) == (End.REFUSED, False, [])
     assert [problem.text for problem in found.problems] == [text]
@@ -302,18 +342,21 @@ def test_a_device_or_a_link_stays_what_it_is(mixed, option, kind):
 @pytest.mark.parametrize(
     ("path", "told"),
     [
-        ("test_perf.py", "is a file that may be yours, *: name one of .json, .md, .txt"),
+        ("test_perf.py", "is a file that may be yours, *: name one that ends in .json, .md, .txt"),
         ("notes.md", "is a file in git, *: name another one"),
         ("cpu.json", "is a baseline, *: name another file"),
+        ("trace.json", "is no earlier document, *: name another file"),
+        ("list.json", "is no earlier document, *: name another file"),
+        ("text.json", "is no earlier document, *: name another file"),
     ],
 )
 def test_a_file_of_the_user_stays(mixed, option, path, told):
-    """The test file that follows an option without its value, what git has, and a baseline that it
-    does not have yet: exit 4 at once.
+    """The test file that follows an option without its value, what git has, a baseline that it does
+    not have yet, and any other JSON that is no document of ours: exit 4 at once.
     """
     target = mixed.path / path
-    if path == "cpu.json":
-        target.write_text('{"schema": 1, "machine": "CPU", "cases": {}}')
+    if path in JSON_FILES:
+        target.write_text(JSON_FILES[path])
     elif not target.exists():
         target.write_text("notes")
         run_git(mixed.path, "init", "-q")
@@ -327,9 +370,9 @@ def test_a_file_of_the_user_stays(mixed, option, path, told):
 
 def test_they_are_not_written_by_collecting(mixed):
     """--co writes no document over an earlier one."""
-    (mixed.path / "run.json").write_text("old")
+    (mixed.path / "run.json").write_text(OLD)
     assert mixed.run("--co", "--perf-json=run.json").ret == 0
-    assert (mixed.path / "run.json").read_text() == "old"
+    assert (mixed.path / "run.json").read_text() == OLD
 
 
 def test_a_document_that_cannot_be_written_loses_no_verdict(gate, monkeypatch):

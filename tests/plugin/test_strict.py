@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from quick_launches import BUSY_LIMIT_S
+from run_documents import OLD
 
 from stepguard.cli.main import main
 from stepguard.document import ProblemCode, State
@@ -764,7 +765,7 @@ def test_a_run_that_a_hook_leaves_is_no_gate(project, hook, status):
     """
     (project.path / ".stepguard").mkdir(exist_ok=True)
     path = project.path / ".stepguard/run.json"
-    path.write_text("of the run before")
+    path.write_text(OLD)
     text = "@pytest.hookimpl(tryfirst=True)\n" if "finish" in hook else ""
     text += f"def pytest_{hook}:\n    pytest.exit('nothing to do', returncode=0)\n"
     (project.path / "conftest.py").write_text(PLUGIN + text)
@@ -785,7 +786,7 @@ def test_a_conftest_that_ends_the_process_is_no_gate(project):
     """With status 0, as pytest imports it: red, and no older document stays."""
     (project.path / ".stepguard").mkdir(exist_ok=True)
     path = project.path / ".stepguard/run.json"
-    path.write_text("of the run before")
+    path.write_text(OLD)
     conftest("import sys\n\nsys.exit(0)\n")(project)
     project.commit()
     options = ("-p", "stepguard.plugin", "--perf-json=.stepguard/run.json", "--perf-strict")
@@ -806,7 +807,7 @@ def test_a_run_without_a_session_is_no_gate(project, does):
     """With status 0, and nobody asked for it: red, and no older document stays."""
     (project.path / ".stepguard").mkdir(exist_ok=True)
     path = project.path / ".stepguard/run.json"
-    path.write_text("of the run before")
+    path.write_text(OLD)
     does(project)
     project.commit()
     result = project.run("--perf-strict", "--perf-json=.stepguard/run.json")

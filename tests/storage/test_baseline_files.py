@@ -296,6 +296,14 @@ def test_a_wrong_value_is_said_with_the_keys_to_it(path, before, after):
     refused(path, f"Expected `int`, got `str` - at `{where}; ")
 
 
+@pytest.mark.parametrize("text", ["", "\n"])
+def test_an_empty_file_is_said_to_be(path, text):
+    """In words, and not as what a parser expects at column 1."""
+    path.write_text(text)
+    aside = f"put it aside (git does not have it) with: mv {path} {path}.old"
+    refused(path, f"{path}: it is empty; correct it, or {aside}")
+
+
 @pytest.mark.parametrize("name", ["cpu.json", "my cpu.json"])
 def test_the_remedy_is_a_command_that_works(tmp_path, name):
     """What git has comes back; of what it has not the file is put aside, and nothing is lost."""
@@ -597,6 +605,24 @@ def test_a_write_that_fails_halfway_leaves_the_old_file(path, monkeypatch):
         save(path, baseline_file(machine="another"))
     assert path.read_bytes() == before
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("number", "first"), [(errno.ENOSPC, "free some space"), (errno.EACCES, "make {} writable")]
+)
+def test_what_has_to_be_done_before_it_can_be_written(path, monkeypatch, number, first):
+    """By the reason; and an old file is spoken of where there is one."""
+
+    def fail(path, data):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(json_file, "replace_file", fail)
+    told = f"{os.strerror(number)}; the old file is unchanged; {first.format(path.parent)}; "
+    with pytest.raises(FileError, match=f"cannot be written: {told}the evidence is kept: "):
+        save(path, baseline_file())
+    path.unlink()
+    with pytest.raises(FileError, match=f"{os.strerror(number)}; {first.format(path.parent)}; "):
+        save(path, baseline_file())
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import say
+from stepguard.cli.common import add_top, say
 from stepguard.cli.profilers.files import (
+    Files,
     analysed,
     has_kernels,
     in_folders,
@@ -32,7 +33,7 @@ def add_command(commands: Any, root: Path) -> None:
     text = "a folder of profilers' files as one report, with recommendations"
     command = commands.add_parser("analyze", help=text)
     command.add_argument("paths", nargs="+", type=Path, metavar="FOLDER", help="or files")
-    command.add_argument("--top", type=int, default=12, metavar="N", help="rows (%(default)s)")
+    add_top(command, 12)
     command.set_defaults(call=lambda options: report(options.paths, options.top), root=root)
 
 
@@ -47,13 +48,15 @@ def report(paths: list[Path], top: int) -> int:
     if not traces and not tables:
         raise FileError(f"{paths[0]}: no trace, no export of nsys and no table in it")
     found: list[Found] = []
-    if traces:
-        found += _traces(traces, top)
+    on_gpu = bool(tables)
+    for read in _by_profiler(traces):
+        on_gpu |= has_kernels(read)
+        found += _of_traces(read, top)
     for path in tables:
         say("", str(path))
         with named(path):
             found += of_kernels(print_table(path, usual_classes(), top))
-    say("", *recommendations(found))
+    say("", *recommendations(found, on_gpu))
     return 0
 
 
@@ -64,16 +67,20 @@ def _has_trace(path: Path) -> bool:
         return False
 
 
-def _traces(paths: list[Path], top: int) -> Iterator[Found]:
-    """Print a page for the files of each profiler; yield what the first rank's suggests."""
+def _by_profiler(paths: list[Path]) -> Iterator[Files]:
+    """Yield the traces of each profiler by rank."""
     files = in_folders(paths)
     for kind in dict.fromkeys(path.suffix == ".sqlite" for path in files):
-        traces = read_files([path for path in files if (path.suffix == ".sqlite") == kind])
-        if not has_kernels(traces):
-            say(*host_page(on_cpu(traces, usual_classes()), top))
-            continue
-        found = analysed(traces, usual_classes())
-        (first, *_), _ = show(found, sorted(found), top)
-        yield from of_step(first)
-        if known := peaks.newest(first.profile.gpu):
-            yield from of_roofs(class_roofs(first.profile, known))
+        yield read_files([path for path in files if (path.suffix == ".sqlite") == kind])
+
+
+def _of_traces(traces: Files, top: int) -> Iterator[Found]:
+    """Print a page for the traces of a run; yield what the first rank's suggests."""
+    if not has_kernels(traces):
+        say(*host_page(on_cpu(traces, usual_classes()), top))
+        return
+    found = analysed(traces, usual_classes())
+    (first, *_), _ = show(found, sorted(found), top)
+    yield from of_step(first)
+    if known := peaks.newest(first.profile.gpu):
+        yield from of_roofs(class_roofs(first.profile, known))

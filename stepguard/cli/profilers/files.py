@@ -6,6 +6,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from stepguard.storage.json_file import FileError
+from stepguard.text import counted
 from stepguard.trace.classes import Classes
 from stepguard.trace.columns import Trace
 from stepguard.trace.host_side.breakdown import HostSummary, host_summary
@@ -15,6 +16,7 @@ from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.read.nsys import read_nsys
 
 _TRACES = (".json", ".json.gz", ".sqlite")
+_TWO_RUNS = "two runs: name the files of one, or put each run into a folder of its own"
 _SQLITE = b"SQLite format 3\0"
 Files = dict[int, tuple[Path, Trace]]  # by rank
 Ranks = dict[int, tuple[Path, Analysis]]
@@ -34,12 +36,22 @@ def read_files(files: list[Path]) -> Files:
     for path in in_folders(files):
         with named(path):
             for trace in _traces(path):
+                _refuse_other_size(trace, found)
                 own = trace.machine.rank
                 rank = len(found) if own is None else own
                 if rank in found:
-                    raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is")
+                    raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is; {_TWO_RUNS}")
                 found[rank] = path, trace
     return found
+
+
+def _refuse_other_size(trace: Trace, found: Files) -> None:
+    """Raise TraceError for a trace of more or fewer ranks than those before it."""
+    size = trace.machine.world_size
+    for path, one in found.values():
+        if (other := one.machine.world_size) != size:
+            sizes = f"its run has {counted(size, 'rank')}, and that of {path} {other}"
+            raise TraceError(f"{sizes}; {_TWO_RUNS}")
 
 
 def analysed(traces: Files, classes: Classes) -> Ranks:
@@ -77,11 +89,16 @@ def in_folders(paths: list[Path]) -> list[Path]:
     """Return the paths, and for a folder the traces in it. Raises FileError for one without."""
     found: list[Path] = []
     for path in paths:
-        inside = sorted(one for one in path.glob("*") if one.name.endswith(_TRACES))
+        inside = traces_in(path)
         if path.is_dir() and not inside:
             raise FileError(f"{path}: no trace in it, looked for {', '.join(_TRACES)}")
         found += inside if path.is_dir() else [path]
     return found
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """Return the traces of a folder; none where there is no such folder."""
+    return sorted(one for one in folder.glob("*") if one.name.endswith(_TRACES))
 
 
 def _traces(path: Path) -> list[Trace]:

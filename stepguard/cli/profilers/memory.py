@@ -11,7 +11,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from stepguard.cli.common import add_json, put_json, refuse_target, say, suite_of
+from stepguard.cli.common import add_json, add_top, put_json, refuse_target, say, suite_of
 from stepguard.cli.profilers.record import ask, new_folder
 from stepguard.cli.workload import add_workload, chosen_case
 from stepguard.git.worktree import FOLDER
@@ -26,7 +26,7 @@ def add_command(commands: Any, root: Path) -> None:
     add_workload(command)
     text = "folder of the files (.stepguard/memory)"
     command.add_argument("--out", type=Path, metavar="DIR", help=text)
-    command.add_argument("--top", type=int, default=16, metavar="N", help="rows (%(default)s)")
+    add_top(command, 16)
     add_json(command)
     command.set_defaults(call=_memory, root=root)
 

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from stepguard.case import Case
-from stepguard.cli.common import UsageError, say
+from stepguard.cli.common import UsageError, add_top, say
 from stepguard.cli.profilers import analyze
 from stepguard.cli.profilers.record import new_folder
 from stepguard.cli.workload import add_workload, chosen_case
@@ -72,7 +72,7 @@ def _parser(commands: Any, root: Path, tool: str, text: str) -> argparse.Argumen
     text = f"folder of the files (.stepguard/{tool})"
     command.add_argument("--out", type=Path, metavar="DIR", help=text)
     command.add_argument("--print", action="store_true", help="show the commands, run nothing")
-    command.add_argument("--top", type=int, default=12, metavar="N", help="rows (%(default)s)")
+    add_top(command, 12)
     command.set_defaults(call=_profile, tool=tool, root=root)
     return command
 

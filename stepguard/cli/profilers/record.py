@@ -8,6 +8,7 @@ from typing import Any
 
 from stepguard.case import Case
 from stepguard.cli.common import UsageError, progress_line, say
+from stepguard.cli.profilers.files import traces_in
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ranks import Answers
 from stepguard.measure.suite import Suite
@@ -39,11 +40,17 @@ def plan(text: str) -> tuple[int, int, int]:
 
 
 def refuse_trace_options(options: argparse.Namespace) -> None:
-    """Raise UsageError for options that go with --trace alone, or do not go with it."""
+    """Raise UsageError for options that go with --trace alone, or do not go with it, and for a
+    folder that has traces.
+    """
     if options.trace is None and (options.with_stack or options.shapes or options.schedule):
         raise UsageError("--with-stack, --shapes and --schedule are for traces: add --trace DIR")
     if options.trace is not None and (options.json or options.launches):
         raise UsageError("--trace records and measures nothing: leave out --json and --launches")
+    if options.trace is not None and (held := traces_in(options.trace)):
+        # They may be the other side of a comparison, and would be mixed with this run's.
+        kept = f"{held[0].name} is in it"
+        raise UsageError(f"--trace {options.trace}: {kept}, a trace that stays: name a new folder")
 
 
 def record(suite: Suite, case: Case, options: argparse.Namespace) -> int:

@@ -6,6 +6,7 @@ python -m stepguard trace new.json.gz --against old.json.gz
 
 import argparse
 import csv
+import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,31 +14,53 @@ from pathlib import Path
 from statistics import stdev
 from typing import Any
 
-from stepguard.cli.common import UsageError, add_json, put_json, refuse_target, say
+from stepguard.cli.common import (
+    UsageError,
+    add_json,
+    add_top,
+    put_json,
+    put_text,
+    refuse_target,
+    say,
+)
 from stepguard.cli.profilers.files import (
+    Files,
     Ranks,
     analysed,
     has_kernels,
+    in_folders,
     named,
     on_cpu,
     read_files,
-    read_ranks,
 )
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
 from stepguard.profile import mean, over_ranks
+from stepguard.report.documents import Kind
 from stepguard.report.trace import explanation
 from stepguard.report.trace.host import host_page
 from stepguard.report.trace.page import page, roof_lines
 from stepguard.report.trace.tables import ncu_page, stats_page
-from stepguard.report.trace.timeline import timeline
+from stepguard.report.trace.timeline import BEGINS, timeline
 from stepguard.storage import peaks
 from stepguard.trace.classes import Classes, usual_classes, with_more
 from stepguard.trace.collectives import Exchange, exchanges
 from stepguard.trace.profiles import profile
 from stepguard.trace.read.tables import NcuRow, is_ncu, read_ncu, read_stats
 from stepguard.trace.summary import Summary, summary
+from stepguard.trace.windows import annotations_in, marked
 from stepguard.worker.interpreter import as_typed
+
+COLUMNS = ("rank", "kernel", "class", "phase", "operator", "source", "grid", "block")
+FIGURES = (
+    "flops_per_launch",
+    "bytes_per_launch",
+    "calls_per_step",
+    "us_per_step",
+    "us_sd_per_step",
+)
+TABLE = Kind((".csv",), ",".join(COLUMNS).encode())
+PICTURE = Kind((".svg",), BEGINS.encode())
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -50,7 +73,7 @@ def add_command(commands: Any, root: Path) -> None:
     trace.add_argument("--rank", type=int, metavar="N", help="whose details to print (the first)")
     trace.add_argument("--step", metavar="REGEX", help="the annotations that mark steps")
     trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
-    trace.add_argument("--top", type=int, default=12, metavar="N", help="rows (%(default)s)")
+    add_top(trace, 12)
     add_json(trace)
     trace.add_argument("--svg", type=Path, metavar="PATH", help="draw one step: host and GPU")
     trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
@@ -58,16 +81,14 @@ def add_command(commands: Any, root: Path) -> None:
 
 
 def _trace(options: argparse.Namespace) -> int:
-    refuse_target(options.json)
-    refuse_target(options.csv, "--csv")
-    refuse_target(options.svg, "--svg")
+    _refuse_targets(options)
     classes = _classes(options.classes, options.step)
     tables = [path for path in options.files if path.suffix == ".csv"]
     if tables and (len(tables) < len(options.files) or options.against or options.json):
         raise UsageError("tables in CSV are printed by themselves: give no other files and options")
     if tables:
         return _tables(options, classes)
-    traces = read_files(options.files)
+    traces = _read(options.files, classes, options.step)
     if not has_kernels(traces):
         if options.against or options.csv or options.svg:
             raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
@@ -78,16 +99,37 @@ def _trace(options: argparse.Namespace) -> int:
         return 0
     found = analysed(traces, classes)
     if options.against:
-        return _explain(found, read_ranks(options.against, classes), options)
+        before = analysed(_read(options.against, classes, options.step), classes)
+        return _explain(found, before, options)
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
     _refuse_rank(options, order)
     ranks, rows = show(found, order, options.top)
     put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
-        _write_csv(ranks, options.csv)
+        put_text(_csv(ranks), options.csv, "--csv")
     if options.svg:
-        options.svg.write_text(timeline(found[order[0]][1], ranks[0].source))
+        put_text(timeline(found[order[0]][1], ranks[0].source), options.svg, "--svg")
     return 0
+
+
+def _refuse_targets(options: argparse.Namespace) -> None:
+    """Raise UsageError for a path that cannot be written, or whose file would be lost."""
+    inputs = in_folders([*options.files, *(options.against or ())])
+    inputs += [options.classes] if options.classes else []
+    refuse_target(options.json, inputs=inputs)
+    refuse_target(options.csv, "--csv", TABLE, inputs)
+    refuse_target(options.svg, "--svg", PICTURE, inputs)
+
+
+def _read(files: list[Path], classes: Classes, step: str | None) -> Files:
+    """Return the traces by rank. Raises UsageError where a step that was asked for is in none."""
+    traces = read_files(files)
+    for path, trace in traces.values():
+        # Without a mark a whole file counts as one step, which is not what was asked for.
+        if step is not None and not len(marked(trace, classes.steps)):
+            has = annotations_in(trace) or "none; call profiler.step()"
+            raise UsageError(f"--step {step!r}: no annotation of {path} matches; it has {has}")
+    return traces
 
 
 def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
@@ -163,17 +205,17 @@ def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
     return rows
 
 
-def _write_csv(ranks: list[Summary], path: Path) -> None:
-    """Write a row for each kernel, launch shape, work and phase of each rank."""
-    columns = ["rank", "kernel", "class", "phase", "operator", "source", "grid", "block"]
-    columns += ["flops_per_launch", "bytes_per_launch"]
-    with path.open("w", newline="") as file:
-        table = csv.writer(file)
-        table.writerow([*columns, *(f"{name}_per_step" for name in ("calls", "us", "us_sd"))])
-        for one in ranks:
-            for row in one.profile.kernels:
-                spread = stdev(row.us) if len(row.us) > 1 else 0.0
-                shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
-                named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
-                figures = row.work.flops, row.work.bytes, mean(row.calls), mean(row.us), spread
-                table.writerow([*named, *shape, *figures])
+def _csv(ranks: list[Summary]) -> str:
+    """Return a row for each kernel, launch shape, work and phase of each rank."""
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow([*COLUMNS, *FIGURES])
+    for one in ranks:
+        for row in one.profile.kernels:
+            spread = stdev(row.us) if len(row.us) > 1 else 0.0
+            shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
+            named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
+            # Without shapes the work is not known, which is not none.
+            work = [row.work.flops or "", row.work.bytes or ""]
+            table.writerow([*named, *shape, *work, mean(row.calls), mean(row.us), spread])
+    return text.getvalue()

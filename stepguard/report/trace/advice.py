@@ -43,10 +43,13 @@ _ADVICE = {
 }
 
 
-def recommendations(found: Iterable[Found]) -> Iterator[str]:
-    """Yield the recommendations, numbered, at most 80 columns wide."""
+def recommendations(found: Iterable[Found], on_gpu: bool) -> Iterator[str]:
+    """Yield the recommendations, numbered, at most 80 columns wide; ``on_gpu`` tells whether there
+    was work of a GPU, which the rules are about.
+    """
     lines = [sentence(one) for one in found]
-    yield "Worth a measurement:" if lines else "No rule applies; they are about the work of a GPU."
+    without = "nothing stands out" if on_gpu else "they are about the work of a GPU"
+    yield "Worth a measurement:" if lines else f"No rule applies; {without}."
     for number, line in enumerate(lines, start=1):
         yield from wrap(line, WIDTH, initial_indent=f"{number}. ", subsequent_indent="   ")
 

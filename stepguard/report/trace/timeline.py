@@ -16,6 +16,7 @@ from stepguard.trace.columns import NONE, Bools
 from stepguard.trace.idle import CAUSES, Idle
 from stepguard.trace.profiles import COPIES, Analysis
 
+BEGINS = '<svg class="stepguard"'  # by which a picture is known as ours
 _LEFT, _WIDTH, _ROW, _GAP = 140, 1080, 26, 12
 _COLOURS = ("#4878a8", "#d98032", "#5a9e5a", "#8d6bb0", "#b5566d", "#7b8c3a", "#3f9a9a", "#a07855")
 _WAIT, _IDLE = "#e3b8b8", "#d62728"
@@ -145,8 +146,8 @@ def _svg(lanes: Sequence[_Lane], begin: float, end: float, heading: str) -> Iter
     height = _bottom(len(lanes)) + 50
     scale = _WIDTH / (end - begin)
     yield (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" height="{height}" '
-        'font-family="sans-serif" font-size="12">'
+        f'{BEGINS} xmlns="http://www.w3.org/2000/svg" width="{_LEFT + _WIDTH + 20}" '
+        f'height="{height}" font-family="sans-serif" font-size="12">'
     )
     yield '<rect width="100%" height="100%" fill="white"/>'
     yield f'<text x="10" y="22" font-size="14">{escape(heading)}</text>'

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from stepguard.profile import Series
-from stepguard.text import listed
 from stepguard.trace.classes import Classes
 from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
 from stepguard.trace.phases import find_passes, pass_at
 from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.windows import marked, step_at
+from stepguard.trace.windows import annotations_in, marked, step_at
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def host_summary(trace: Trace, classes: Classes, source: str, rank: int) -> Host
     """Return the figures of a trace without a GPU. Raises TraceError without a marked step."""
     steps = marked(trace, classes.steps)
     if not len(steps):
-        there = listed(sorted({trace.names[at] for at in trace.annotations.name}), 3)
+        there = annotations_in(trace)
         has = f"its annotations are {there}" if there else "call profiler.step()"
         raise TraceError(f"it has neither a kernel of a GPU nor a marked step; {has}")
     begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
