@@ -392,11 +392,8 @@ def labelled(status: Status, waived_until: str) -> str:
 
 
 def word_of(status: Status, recorded: bool, waived_until: str) -> str:
-    """Return a verdict as tables and counts name it.
-
-    Once recorded, a case has its baseline: NO BASELINE would send the reader looking for one.
-    """
+    """Return a verdict as tables and counts name it."""
     if not recorded or status is Status.SAME:
         return labelled(status, waived_until)
-    first = status is Status.NO_BASELINE
-    return "recorded" if first else f"{status.value} (recorded)"
+    # Once recorded, a case has its baseline, and nobody is to look for one.
+    return "recorded" if status is Status.NO_BASELINE else f"{status.value} (recorded)"

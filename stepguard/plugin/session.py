@@ -290,18 +290,8 @@ class Session:
         self.close()
         if self._interrupted and exitstatus == pytest.ExitCode.OK:
             exitstatus = pytest.ExitCode.INTERRUPTED
-        suite = self._suite
-        if suite is not None:
-            remarks: dict[str, list[str]] = {}
-            for result in suite.results:
-                for text in words.remarks(result.evidence):
-                    remarks.setdefault(text, []).append(result.case.id)
-            self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
-            for case_id in suite.withdraw_false_discoveries():
-                self._notices.append(
-                    f"{case_id}: SLOWER taken back, not proven among all that this run tried"
-                )
-            self.recorder.record_waiting([result.verdict for result in suite.results])
+        if self._suite is not None:
+            self._settle(self._suite)
         if exitstatus == pytest.ExitCode.INTERRUPTED and self._cases:
             measured = {result.case.id for result in self._results()}
             left = [case.id for case in self._cases if case.id not in measured]
@@ -328,6 +318,19 @@ class Session:
         unwritten = self._write(exitstatus, results, problems, states)
         self._notices += unwritten
         return not problems and not unwritten  # whoever reads a document would find an older one
+
+    def _settle(self, suite: Suite) -> None:
+        """Note and record what only all results together decide."""
+        remarks: dict[str, list[str]] = {}
+        for result in suite.results:
+            for text in words.remarks(result.evidence):
+                remarks.setdefault(text, []).append(result.case.id)
+        self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
+        for case_id in suite.withdraw_false_discoveries():
+            self._notices.append(
+                f"{case_id}: SLOWER taken back, not proven among all that this run tried"
+            )
+        self.recorder.record_waiting([result.verdict for result in suite.results])
 
     def _results(self) -> list[Result]:
         results = self._suite.results if self._suite else []

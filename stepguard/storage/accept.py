@@ -81,10 +81,7 @@ def accept(
     to a command. ``machine_moved``: pairs found that a time differs by the machine alone.
     """
     recording, machine = recording_of(evidence), machine_of(evidence)
-    content = load_for(path, machine)
-    if content is None and is_tracked(path):  # a new one would have no other case, and no level
-        raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
-    content = content or BaselineFile(schema=SCHEMA, machine=machine, cases={})
+    content = _content(path, machine)
     entry = content.cases.get(evidence.case_id)
     if problem := spread_too_far(evidence, entry):
         raise Refused(f"{evidence.case_id}: not recorded, {problem}")
@@ -109,6 +106,14 @@ def accept(
     opened = action is Action.EPOCH_OPENED
     moved = tuple(verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _content(path: Path, machine: str) -> BaselineFile:
+    """Return a file's content, or that of a new one. Raises FileError."""
+    found = load_for(path, machine)
+    if found is None and is_tracked(path):  # a new one would have no other case, and no level
+        raise FileError(f"{path}: git has it, and it is gone here; {restore(path)}")
+    return found or BaselineFile(schema=SCHEMA, machine=machine, cases={})
 
 
 def _guard(evidence: Evidence, recording: Recording) -> dict[str, Any]:
