@@ -221,14 +221,20 @@ class Gate:
         real = stepguard.measure.launches.measure_launches
         self._monkeypatch.setattr(stepguard.measure.suite, "measure_launches", real)
 
-    def record(self, *cases: Case) -> Path:
+    def record(self, *cases: Case, folder: Path | None = None) -> Path:
         """Give the cases a baseline: what measuring them gives now. The file of the last one."""
         path = Path()
         for case in cases:
             name = H200.name if case.device == "cuda" else ""
-            path = self.baselines / baseline.file_name(case.device, name, case.world_size)
+            file = baseline.file_name(case.device, name, case.world_size)
+            path = (folder or self.baselines) / file
             accept(path, self.evidence(case), "")
         return path
+
+    def record_anew(self, *cases: Case) -> None:
+        """Put such a baseline in place of all that its file has."""
+        path = self.record(*cases, folder=self.path.parent / f"{self.path.name}-anew")
+        path.replace(self.baselines / path.name)
 
     def guarded(self, *gpus: Gpu, **fields) -> Case:
         """A case for this machine, which has these GPUs: in a test file, and recorded."""

@@ -157,8 +157,7 @@ def test_a_gate_that_is_dropped_with_its_recording_is_missed(gate):
     counts = gate.evidence(fewer).counts
     values = {name: n for name, n in counts.values.items() if name != "generated_kernels"}
     gate.will_measure(fewer, counts=replace(counts, values=values))
-    (gate.baselines / "cpu.json").unlink()
-    gate.record(fewer)
+    gate.record_anew(fewer)
     gate.commit()
     gate.run("--perf-strict", passed=1)
     result = gate.run("--perf-strict", "--perf-base=main")
@@ -173,8 +172,7 @@ def test_margins_that_are_widened_with_their_recording_are_refused(gate):
     branch(gate)
     wider = gate.cpu(margins_pct=(6.0, 25.0))
     gate.suite(wider)
-    (gate.baselines / "cpu.json").unlink()
-    gate.record(wider)
+    gate.record_anew(wider)
     gate.commit()
     gate.run("--perf-strict", passed=1)
     result = gate.run("--perf-base=main")
