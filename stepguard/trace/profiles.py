@@ -223,7 +223,7 @@ def own_line(frames: Sequence[str]) -> str:
 
 
 def _place(found: Analysis, call: int) -> str:
-    """Return where a CUDA call is made: the source line, or else the ranges and operators."""
+    """Return where a CUDA call is made: the function, or else the ranges and operators."""
     around = [name for kind, name in _around(found, call) if kind in (OPERATOR, ANNOTATION)]
     return _source(found, call) or " > ".join(around[-3:])
 

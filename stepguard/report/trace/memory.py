@@ -20,7 +20,7 @@ def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> I
     rows = [(path or "(outside all)", _mib(peak)) for path, peak in found.peaks]
     yield from aligned([("peak by phase", "[MiB]"), *rows])
     yield ""
-    header = ("what holds the peak", "line", "phase", "[MiB]", "blocks", "largest")
+    header = ("what holds the peak", "function", "phase", "[MiB]", "blocks", "largest")
     body = [(BEFORE, "", "", _mib(found.before), "", "")]
     body += [
         (
@@ -42,9 +42,10 @@ def memory_page(found: MemoryTable, allocator: Mapping[str, int], top: int) -> I
 
 
 def _place(source: str) -> str:
-    """Return model/gpt.py:57 of "model/gpt.py(57): forward"."""
-    file, _, line = source.partition("): ")[0].rpartition("(")
-    return f"{file}:{line}" if file else source
+    """Return "gpt.py:57 forward" of "model/gpt.py(57): forward", the first line of the function."""
+    place, _, function = source.partition("): ")
+    file, _, line = place.rpartition("(")
+    return f"{file.rpartition('/')[2]}:{line} {function}" if file else source
 
 
 def _mib(size: int) -> str:
