@@ -68,8 +68,9 @@ def check(
     ``package``: the top-level package of the workload's factory; ``changed``: what the two
     trees of a comparison have, but not equally. Raises LaunchFailed (OTHER_TREE).
     """
+    top = top.resolve()
     for rank, answer in enumerate(ranks):
-        if problem := _problem(spec, answer, top.resolve(), package, changed):
+        if problem := _problem(spec, answer, top, package, changed):
             where = f"{spec.label}, {during}"
             raise LaunchFailed(Fault(Reason.OTHER_TREE.name, f"rank {rank}: {problem}", "", where))
 
@@ -110,8 +111,7 @@ def copies(sources: Mapping[str, str], package: str, top: Path) -> list[Module]:
     """Return the modules of the factory's package that are no sources of the tree at ``top``."""
     if package == ENGINE.name:  # is always the caller's
         return []
-    ours = ((n, file) for n, file in sorted(sources.items()) if n.partition(".")[0] == package)
-    return [(name, file) for name, file in ours if not _is_source(Path(file), top)]
+    return [one for one in _outside(sources, top) if one[0].partition(".")[0] == package]
 
 
 def others(
@@ -120,14 +120,12 @@ def others(
     """Return the modules from outside of the tree at ``top`` that are ``changed``, or that the tree
     has in another form where imports begin: in the folder that ranks run in, or in a folder src.
     """
-    modules = sorted({**answer["installed"], **answer["sources"]}.items())
-    outside = [(name, file) for name, file in modules if not _is_source(Path(file), top)]
     folders = [folder for folder in {root, root / "src", top / "src"} if folder.is_dir()]
     here = {path.name.removesuffix(".py") for folder in folders for path in folder.iterdir()}
     here.discard(ENGINE.name)
     return [
         (name, file)
-        for name, file in outside
+        for name, file in _outside({**answer["installed"], **answer["sources"]}, top)
         if name in changed or name.partition(".")[0] in here and _differs(name, file, folders)
     ]
 
@@ -141,6 +139,11 @@ def _differs(name: str, file: str, folders: Sequence[Path]) -> bool:
         return bool(own) and file.endswith(".py") and Path(file).read_bytes() not in own
     except OSError:
         return True
+
+
+def _outside(modules: Mapping[str, str], top: Path) -> list[Module]:
+    """Return the modules that are no sources of the tree at ``top``."""
+    return [one for one in sorted(modules.items()) if not _is_source(Path(one[1]), top)]
 
 
 def _is_source(path: Path, top: Path) -> bool:

@@ -56,8 +56,10 @@ def compare_with(
     case: Case, bench: Bench, tree: Tree, progress: Progress, wanted: PairsWanted
 ) -> Comparison:
     """Measure pairs of HEAD's tree, ``bench``, and of ``tree``."""
-    files = differing(tree.base, tree.commit, tree.base / "baselines")
-    if files is None:  # then any may
+    files = wanted.files
+    if files is None:  # nobody has asked git yet
+        files = differing(tree.base, tree.commit, tree.base / "baselines")
+    if files is None:  # git does not say: any may
         files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
     bench = replace(bench, changed=changed_modules((tree.base, tree.top), files))
     head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))

@@ -62,30 +62,29 @@ def _version(package: str) -> str:
         return ""
 
 
-def sources(package: str) -> dict[str, str]:
-    """Return, by module name, the file that it was loaded from, links followed; so of every other
-    library, whoever loaded it (torch.ops.load_library, ctypes).
+def modules(package: str) -> dict[str, dict[str, str]]:
+    """Return, by module name, the files that modules were loaded from, links followed: "installed",
+    of those from where packages are, and "sources", of all others and of ``package``; and of every
+    other library, whoever loaded it (torch.ops.load_library, ctypes).
 
-    What is installed with this Python is left out, except of ``package``, unless it is a link or a
-    path that leads elsewhere: an editable install shows where its source is. A module without a
-    file (built in, a namespace, or torch.ops, which names one that does not exist) has no code of
-    its own; Python code that was run but not imported is not seen.
+    Python's own are in neither. What is a link or a path that leads elsewhere is not installed: an
+    editable install shows where its source is. A module without a file (built in, a namespace, or
+    torch.ops, which names one that does not exist) has no code of its own; Python code that was run
+    but not imported is not seen.
     """
-    installed = (*_folders("stdlib", "platstdlib"), *_packages())
-    found = {
-        name: path
-        for name, path in _loaded()
-        if name.partition(".")[0] == package or not path.startswith(installed)
-    }
-    modules = {*found.values()}
-    libraries = (path for path in _libraries() if not path.startswith(installed))
-    return found | {f"library {path}": path for path in libraries if path not in modules}
-
-
-def installed() -> dict[str, str]:
-    """Return, by module name, the file of what was loaded from where packages are installed."""
     packages = _packages()
-    return {name: path for name, path in _loaded() if path.startswith(packages)}
+    with_python = (*_folders("stdlib", "platstdlib"), *packages)
+    loaded = dict(_loaded())
+    installed = {name: path for name, path in loaded.items() if path.startswith(packages)}
+    sources = {
+        name: path
+        for name, path in loaded.items()
+        if name.partition(".")[0] == package or not path.startswith(with_python)
+    }
+    known = {*sources.values()}
+    libraries = (path for path in _libraries() if not path.startswith(with_python))
+    sources |= {f"library {path}": path for path in libraries if path not in known}
+    return {"sources": sources, "installed": installed}
 
 
 def _loaded() -> Iterator[tuple[str, str]]:

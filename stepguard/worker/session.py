@@ -40,7 +40,7 @@ from stepguard.worker.count import compiler
 from stepguard.worker.count.counters import count
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import RankStep
-from stepguard.worker.fingerprint import fingerprint, installed, read_once, sources
+from stepguard.worker.fingerprint import fingerprint, modules, read_once
 from stepguard.worker.position import Note, Phases
 from stepguard.worker.profilers.memory import record_memory
 from stepguard.worker.profilers.traces import record_trace
@@ -137,7 +137,7 @@ class Session:
 
     def do_sources(self) -> dict[str, Any]:
         """Return the files that this rank's modules came from, and what of them is installed."""
-        return {"sources": sources(self.package), "installed": installed()}
+        return modules(self.package)
 
     def do_first_step(self) -> dict[str, Any]:
         """Run the first step, compilation included; return the seconds to synchronization, and

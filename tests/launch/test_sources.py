@@ -16,7 +16,18 @@ from stepguard.launch import engine
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.sources import changed_modules, check, others, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
-from stepguard.worker.fingerprint import installed, sources
+from stepguard.worker.fingerprint import modules as modules_of
+
+
+def sources(package):
+    """What a rank tells of its sources."""
+    return modules_of(package)["sources"]
+
+
+def installed():
+    """What a rank tells of what is installed."""
+    return modules_of("x")["installed"]
+
 
 HEAD = Path("/h")
 REV = Path("/h/sub/.stepguard/trees/r")
