@@ -10,7 +10,7 @@ from builders import block, entry, evidence, launch
 from kernels import counts_of, recorded_step, step
 from paired_scenarios import NOISY, QUIET, SYNCS, counted_in, failed, pairs
 from recorded_scenarios import FIVE, at, counting
-from scenarios import Run, Scenario
+from scenario import Files, Run, Scenario
 
 from stepguard.ab_margins import Margins
 from stepguard.judge.ab.confirm import same_code, settled, unconfirmed
@@ -202,6 +202,13 @@ CONFIRMED = (
         "SLOWER",
         "BEYOND_MARGIN",
         Run(at(0.0), beside(2.0), entry()),
+    ),
+    Scenario(
+        "confirmed-as-a-run-kept-it",
+        "Files of a run, of its pairs and of its baseline: a kernel moved, the step is slower.",
+        "SLOWER",
+        "BEYOND_MARGIN",
+        Files("gpu-confirmed"),
     ),
     Scenario(
         "machine-without-pairs",

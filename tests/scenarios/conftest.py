@@ -7,7 +7,7 @@ python -m pytest tests/scenarios --write-golden=verdicts    verdicts, too: of a 
 from datetime import UTC, datetime
 
 import pytest
-from scenarios import shown
+from scenario import shown
 
 import stepguard.storage.waivers
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from builders import entry, evidence
-from scenarios import Files, Run, Scenario
+from scenario import Files, Run, Scenario
 
 from stepguard.evidence import Fault
 from stepguard.site import Site

@@ -8,7 +8,7 @@ from builders import block, block_of, cpu_evidence, evidence, launch, two_rank_e
 from fault_scenarios import LOSS, TRACEBACK
 from kernels import counts_of, step
 from recorded_scenarios import OPERATORS, SYNC, UNSTEADY, counting
-from scenarios import Files, Run, Scenario
+from scenario import Files, Run, Scenario
 
 from stepguard.ab_margins import MARGINS_PCT, Margins
 from stepguard.comparison import Comparison, LaunchPair
@@ -500,6 +500,13 @@ PAIRED = (
         "CHANGED",
         "COUNTER_ROSE",
         Files("cpu-pairs"),
+    ),
+    Scenario(
+        "gpu-pairs-as-a-run-kept-them",
+        "A file of one pair of steps that are the same, kernel for kernel.",
+        "same",
+        "IDENTICAL_STEP",
+        Files("gpu-pairs-identical"),
     ),
     # The trailers of the range are read by a run, from git: judge has only the pairs.
     Scenario(

@@ -22,7 +22,7 @@ from builders import (
     with_counts,
 )
 from kernels import counts_of, recorded_step, step
-from scenarios import Files, Run, Scenario
+from scenario import Files, Run, Scenario
 
 from stepguard.evidence import Counts, Difference
 from stepguard.recording import RecordedDifference
@@ -371,6 +371,13 @@ RECORDED = (
         "CHANGED",
         "COUNTER_ROSE",
         Files("cpu-two-ranks"),
+    ),
+    Scenario(
+        "real-recording-slower",
+        "3 % slower than a recording of an H200, with a sync more: the cost decides.",
+        "CHANGED",
+        "COUNTER_ROSE",
+        Files("gpu-recorded"),
     ),
     Scenario(
         "not-recorded",

@@ -12,7 +12,7 @@ from confirmed_scenarios import CONFIRMED
 from fault_scenarios import FAULTS
 from paired_scenarios import PAIRED
 from recorded_scenarios import RECORDED
-from scenarios import GOLDEN, KEPT, Files
+from scenario import GOLDEN, KEPT, Files
 from waived_scenarios import WAIVED
 
 from stepguard.document import VerdictDocument

@@ -6,7 +6,7 @@ from builders import CASE_ID
 from fault_scenarios import failed
 from paired_scenarios import ROSE, SYNCS, counted_in, pairs
 from recorded_scenarios import FIVE, OPERATORS, at, calling, counting
-from scenarios import Run, Scenario
+from scenario import Run, Scenario
 
 from stepguard.waiver import Waiver
 

@@ -65,7 +65,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Files:
-    """A folder of ``kept/``: files exactly as a run of today wrote them."""
+    """A folder of ``kept/``: files in the layout of 2026-11-25, as users have them.
+
+    They are not written anew when the layout moves: they have to stay readable. Those of a CPU are
+    of real runs.
+    """
 
     folder: str
 
