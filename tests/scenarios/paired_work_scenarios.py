@@ -306,4 +306,18 @@ PAIRED_WORK = (
         "COUNTER_ROSE",
         Run(pairs=counted_in(pairs(scatter=(0.0,), head={"launches": (UNSTEADY,)}), recompiles=18)),
     ),
+    Scenario(
+        "pairs-generated-kernel",
+        "The compiler makes a kernel more, and the step is as fast: the time decides.",
+        "same",
+        "WITHIN_MARGINS",
+        Run(pairs=counted_in(pairs(), generated_kernels=81)),
+    ),
+    Scenario(
+        "pairs-base-raised",
+        "The other revision's step raises: it cannot run the case.",
+        "NOT COMPARABLE",
+        "BASE_LACKS",
+        Run(pairs=pairs(head={"launches": ()}, base=failed_side("RAISED", "ValueError: planted"))),
+    ),
 )

@@ -123,4 +123,11 @@ WAIVED = (
         "RAISED",
         waived(failed("RAISED", "ValueError: planted"), waiver(limit_pct=6.0)),
     ),
+    Scenario(
+        "waiver-on-its-last-day",
+        "It ends today, and applies today.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        waived(at(5.0), waiver(limit_pct=6.0, expires=date(2026, 11, 25))),
+    ),
 )
