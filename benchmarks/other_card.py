@@ -21,12 +21,12 @@ from typing import Any
 import msgspec
 
 from benchmarks.shared import ROOT, Document, about
-from stepguard.evidence import from_json
-from stepguard.judge.ab.profiled import against_recordings, risen_us
+from stepguard.core.evidence import from_json
+from stepguard.core.profile import IdleRow, KernelRow, Profile, mean
+from stepguard.core.recording import RecordedProfile, Recording
+from stepguard.judge.ab.by_profile import against_recordings, risen_us
 from stepguard.judge.recorded_profile import restored
 from stepguard.judge.summary import stored
-from stepguard.profile import IdleRow, KernelRow, Profile, mean
-from stepguard.recording import RecordedProfile, Recording
 
 KEPT = ROOT / "studies" / "other_card" / "profiles_2026-11-23.json"
 LONGEST = 10  # kernels of a step that are made longer, one at a time

@@ -25,11 +25,11 @@ from pathlib import Path
 from benchmarks import power
 from benchmarks.changes import GRAPH_BREAK, PAGEABLE, SYNC
 from benchmarks.shared import GPT, ROOT, WORKLOADS, Change
-from stepguard.comparison import Comparison
-from stepguard.evidence import Block, Evidence, Launch, from_json
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Block, Evidence, Launch, from_json
+from stepguard.core.profile import Profile, mean
 from stepguard.explain.causes import explain
 from stepguard.judge.ab.decision import judge_ab
-from stepguard.profile import Profile, mean
 from stepguard.report.words import headline
 
 KEPT = ROOT / "studies" / "planted_causes" / "data"

@@ -28,8 +28,8 @@ from typing import Any
 from benchmarks.changes import EITHER, FASTER, HIDDEN, OPTIMIZATIONS, RED, SAME, SLOWDOWNS, SLOWER
 from benchmarks.refactors import REFACTORS
 from benchmarks.shared import Change, Document, about, clone_head, commit_all, run_until
-from stepguard.comparison import from_json
-from stepguard.gpu.nvml import visible_gpus
+from stepguard.core.comparison import from_json
+from stepguard.machine.gpu.nvml import visible_gpus
 
 CHANGES = SLOWDOWNS | OPTIMIZATIONS | HIDDEN | REFACTORS
 CASES = {"cuda": "train_step[124m-bf16]", "cpu": "train_step[nano-cpu]"}

@@ -57,11 +57,11 @@ def with_stepguard(path: str) -> Reader:
     """Return the reader of this project, with all that `stepguard trace` says of a file."""
     import numpy.ma  # noqa: F401  # numpy loads it late
 
+    from stepguard.lab.exchanges import exchanges
+    from stepguard.lab.trace_summary import summary
     from stepguard.trace.classes import usual_classes
-    from stepguard.trace.collectives import exchanges
     from stepguard.trace.profiles import analyse
     from stepguard.trace.read.chrome import read_chrome
-    from stepguard.trace.summary import summary
 
     classes = usual_classes()  # a table in a file: loaded once, as modules are
 

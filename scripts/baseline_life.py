@@ -23,7 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from stepguard import Case  # noqa: E402
 from stepguard.cli import main as cli  # noqa: E402
-from stepguard.evidence import (  # noqa: E402
+from stepguard.core.evidence import (  # noqa: E402
     Block,
     Counts,
     Evidence,
@@ -31,8 +31,8 @@ from stepguard.evidence import (  # noqa: E402
     Launch,
     to_json,
 )
-from stepguard.fingerprint import Fingerprint  # noqa: E402
-from stepguard.verdict import Reason  # noqa: E402
+from stepguard.core.fingerprint import Fingerprint  # noqa: E402
+from stepguard.core.verdict import Reason  # noqa: E402
 
 PAGE = ROOT / "docs" / "baseline-life.md"
 CASE = Case(

@@ -10,13 +10,13 @@ from dataclasses import replace
 from counts import counted
 from hypothesis import HealthCheck, settings
 
-from stepguard.baseline_file import SCHEMA, BaselineFile, Entry, Epoch
-from stepguard.evidence import Block, Counts, Evidence, Launch
-from stepguard.fingerprint import Fingerprint
-from stepguard.judge.compare import compare
+from stepguard.core.baseline import SCHEMA, BaselineFile, Entry, Epoch
+from stepguard.core.evidence import Block, Counts, Evidence, Launch
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.metrics import METRICS, default_gates
+from stepguard.core.recording import Recording
+from stepguard.judge.counters import compare
 from stepguard.judge.summary import notes, summarise
-from stepguard.metrics import METRICS, default_gates
-from stepguard.recording import Recording
 
 PROPERTY = settings(
     max_examples=100,

@@ -7,7 +7,7 @@ import numpy as np
 from builders import block as block_of
 from builders import evidence, launch
 
-from stepguard.comparison import Comparison
+from stepguard.core.comparison import Comparison
 
 GATES = ("step_ms", "flops_per_step")
 

@@ -12,7 +12,7 @@ import pytest
 from builders import PROPERTY
 from hypothesis import settings
 
-import stepguard.storage.waivers
+import stepguard.storage.waiver_file
 
 # The same examples in every run, in any order and beside whatever else: else a run fails by chance,
 # and the next one does not show it. Hypothesis also draws constants of the modules that are loaded,
@@ -61,5 +61,5 @@ def environment() -> Iterator[None]:
         # In CI, too, a run within a test is strict, and annotates, only if the test says so.
         for name in ("CI", "GITHUB_ACTIONS"):
             monkeypatch.delenv(name, raising=False)
-        monkeypatch.setattr(stepguard.storage.waivers, "datetime", OneDay)
+        monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", OneDay)
         yield

@@ -1,6 +1,6 @@
 """Counts for evidence that is made up: every counter has one, so that a new one needs no edit."""
 
-from stepguard.metrics import METRICS
+from stepguard.core.metrics import METRICS
 
 ANY_COUNT = 10  # of a counter that no test is about; it has room to fall
 

@@ -3,7 +3,7 @@
 import json
 from io import BytesIO
 
-from stepguard.roofline import Peaks
+from stepguard.core.roofline import Peaks
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.columns import Trace
 from stepguard.trace.profiles import Analysis, analyse

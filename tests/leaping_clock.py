@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from stepguard.worker.lifeline import pids_by_token
+from stepguard.machine.lifeline import pids_by_token
 
 LEAP_S = 1e6  # beyond every limit
 LOOKS_EVERY_S = 0.5

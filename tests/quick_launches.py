@@ -14,14 +14,15 @@ from typing import Any
 
 import pytest
 
-from stepguard.case import Case
-from stepguard.comparison import LaunchPair
-from stepguard.evidence import Block, Launch
-from stepguard.launch import diagnosis, group, supervisor, torchrun
+from stepguard.core.case import Case
+from stepguard.core.comparison import LaunchPair
+from stepguard.core.evidence import Block, Launch
+from stepguard.launch import diagnosis, group, torchrun
+from stepguard.launch.nodes import run_launcher
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.measure import ab, launches, warmup, workers
+from stepguard.measure import launches, pair_run, protocol, workers
 from stepguard.measure.pair import PairTiming
-from stepguard.measure.warmup import Protocol
+from stepguard.measure.protocol import Protocol
 from stepguard.measure.workers import Bench, CaseWorkers
 
 PROTOCOL = Protocol(
@@ -89,7 +90,7 @@ def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
     for module in (group, torchrun):
         monkeypatch.setattr(module, "GONE_LIMIT_S", BUSY_LIMIT_S)
-    monkeypatch.setattr(supervisor, "ASK_LIMIT_S", BUSY_LIMIT_S)
+    monkeypatch.setattr(run_launcher, "ASK_LIMIT_S", BUSY_LIMIT_S)
     monkeypatch.setattr(diagnosis, "STACKS_S", 60.0)
     monkeypatch.setattr(diagnosis, "ENDINGS_S", BUSY_LIMIT_S)
 
@@ -112,26 +113,26 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
     monkeypatch.setattr(workers, "launch_spec", spec)
     given = filter(None, [os.environ.get("PYTHONPATH")])
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([*given, str(Path(__file__).parent)]))
-    monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
-    monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
+    monkeypatch.setitem(protocol.PROTOCOLS, "cpu", PROTOCOL)
+    monkeypatch.setitem(pair_run.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)
 
 
 def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> None:
     """Let pairs beyond ``real`` be copies of those, for tests of what follows from many pairs."""
-    measure, start_following = ab._PairRun._pair, ab._PairRun._start_following
+    measure, start_following = pair_run._PairRun._pair, pair_run._PairRun._start_following
 
-    def pair(run: ab._PairRun, number: int) -> tuple[LaunchPair, bool]:
+    def pair(run: pair_run._PairRun, number: int) -> tuple[LaunchPair, bool]:
         if number <= real:
             return measure(run, number)
         return LaunchPair(*(side.launches[-real] for side in run.sides))
 
-    def following(run: ab._PairRun, number: int) -> None:
+    def following(run: pair_run._PairRun, number: int) -> None:
         if number < real:
             start_following(run, number)
 
-    monkeypatch.setattr(ab._PairRun, "_pair", pair)
-    monkeypatch.setattr(ab._PairRun, "_start_following", following)
+    monkeypatch.setattr(pair_run._PairRun, "_pair", pair)
+    monkeypatch.setattr(pair_run._PairRun, "_start_following", following)
 
 
 def invented(number: int) -> Launch:
@@ -143,11 +144,11 @@ def invented(number: int) -> Launch:
 def invent_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let all pairs be of equal steps that nobody ran, for tests of what comes of a comparison."""
 
-    def pair(run: ab._PairRun, number: int) -> tuple[LaunchPair, bool]:
+    def pair(run: pair_run._PairRun, number: int) -> tuple[LaunchPair, bool]:
         return LaunchPair(invented(number), invented(number))
 
-    monkeypatch.setattr(ab._PairRun, "_pair", pair)
-    monkeypatch.setattr(ab, "Pair", lambda *_: SimpleNamespace(launches=[]))
+    monkeypatch.setattr(pair_run._PairRun, "_pair", pair)
+    monkeypatch.setattr(pair_run, "Pair", lambda *_: SimpleNamespace(launches=[]))
 
 
 def remember_counts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
@@ -172,9 +173,9 @@ def remember_counts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
             imported = {path.relative_to(side._tree.resolve()) for path in side._modules}
             note(side).write_bytes(pickle.dumps((side.counts, side._ranks, imported)))
 
-    count, measure = ab._PairRun._count, launches._CaseRun.measure
+    count, measure = pair_run._PairRun._count, launches._CaseRun.measure
 
-    def counted(run: ab._PairRun) -> None:
+    def counted(run: pair_run._PairRun) -> None:
         if not recalled(*run.sides):
             count(run)
             keep(*run.sides)
@@ -186,5 +187,5 @@ def remember_counts(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
             measure(run, wants_another)
             keep(run.workers)
 
-    monkeypatch.setattr(ab._PairRun, "_count", counted)
+    monkeypatch.setattr(pair_run._PairRun, "_count", counted)
     monkeypatch.setattr(launches._CaseRun, "measure", measured)

@@ -6,7 +6,7 @@ from builders import CASE, CASE_ID, evidence
 from msgspec.structs import replace
 
 from stepguard import Case
-from stepguard.document import (
+from stepguard.core.run_document import (
     SCHEMA,
     CaseState,
     End,
@@ -18,7 +18,7 @@ from stepguard.document import (
 from stepguard.judge.screen import judge
 from stepguard.measure.suite import Result
 from stepguard.report.commands import Commands
-from stepguard.report.documents import result_document
+from stepguard.report.result_documents import result_document
 
 COMMIT = "a" * 40
 OLD = '{"schema": 1, "results": [], "problems": []}'  # what a run before left, of some version

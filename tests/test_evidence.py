@@ -20,7 +20,7 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.evidence import (
+from stepguard.core.evidence import (
     Block,
     Counts,
     Disturbance,
@@ -30,11 +30,11 @@ from stepguard.evidence import (
     from_json,
     to_json,
 )
-from stepguard.fingerprint import Fingerprint
-from stepguard.metrics import METRICS, default_gates
-from stepguard.profile import KernelRow, Parts, Profile
-from stepguard.strict_json import LARGEST
-from stepguard.verdict import Reason
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.metrics import METRICS, default_gates
+from stepguard.core.profile import KernelRow, Parts, Profile
+from stepguard.core.strict_json import LARGEST
+from stepguard.core.verdict import Reason
 
 FINITE = st.floats(-LARGEST, LARGEST)
 MS = st.floats(1e-3, 1e6)

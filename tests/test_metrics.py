@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from stepguard.metrics import GATEABLE, METRICS, default_gates, format_bytes, format_value
-from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.metrics import GATEABLE, METRICS, default_gates, format_bytes, format_value
+from stepguard.core.site import Site
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 
 UNIT_IN_NAME = {
     "ms": "_ms",

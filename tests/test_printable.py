@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from stepguard.cli.common import complain, say
 from stepguard.cli.main import main
-from stepguard.evidence import Fault, to_json
-from stepguard.text import markdown, printable, printable_document, printable_lines
+from stepguard.core.evidence import Fault, to_json
+from stepguard.core.text import markdown, printable, printable_document, printable_lines
 
 ESC = "\x1b[2K\x1b]0;title\x07"
 BIDI = "\u202egreen\u2066"

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from kineto import PEAKS, Kineto
 
 from stepguard.cli.main import main
+from stepguard.core.roofline import Work, position
 from stepguard.explain.causes import explain
-from stepguard.explain.roofs import class_roofs
-from stepguard.report.trace.explanation import lines
-from stepguard.roofline import Work, position
-from stepguard.storage import peaks as storage
+from stepguard.lab.roofs import class_roofs
+from stepguard.report.explanation_text import lines
+from stepguard.storage import measured_peaks as storage
 from stepguard.storage.json_file import FileError
 from stepguard.trace.profiles import profile
 from stepguard.trace.work import Inputs, work_of
@@ -173,7 +173,7 @@ def test_peaks_of_a_cpu_are_measured():
     """By a real copy and real products, however slow the machine is."""
     import torch
 
-    from stepguard.worker.profilers.peaks import measure
+    from stepguard.worker.profilers.measure_peaks import measure
 
     found = measure(torch.device("cpu"), size=64, copied_bytes=1 << 16)
     assert found.copy_bytes_per_s > 0 and found.flops_per_s["fp32"] > 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
-from stepguard.storage.baselines import load
+from stepguard.storage.baseline_files import load
 
 ROOT = Path(__file__).resolve().parents[1]
 FILES = [path for path in sorted((ROOT / "baselines").glob("*.json")) if path.stem != "waivers"]

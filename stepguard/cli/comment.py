@@ -9,8 +9,8 @@ from typing import Any
 
 from stepguard.cli.common import add_parser, say
 from stepguard.report import github
-from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
+from stepguard.storage.read_documents import load_document
 
 
 def add_command(commands: Any, root: Path) -> None:

@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepguard.case import Case
-from stepguard.gpu.nvml import visible_gpus
-from stepguard.launch.scheduler import Launcher
+from stepguard.core.case import Case
+from stepguard.core.sentences import no_folder
+from stepguard.core.text import printable
+from stepguard.launch.nodes.scheduler import Launcher
+from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.interpreter import interpreter
 from stepguard.measure.suite import Suite
-from stepguard.report import documents
+from stepguard.report import result_documents
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import Display, ProgressLine, columns, has_cursor
-from stepguard.sentences import no_folder
-from stepguard.storage import baselines as baseline
+from stepguard.storage import baseline_files as baseline
 from stepguard.storage.runs import Store
-from stepguard.text import printable
-from stepguard.worker.interpreter import interpreter
 
 STDOUT = "-"  # in place of a file's path: the last line that is printed
 
@@ -111,7 +111,7 @@ def add_json(command: argparse.ArgumentParser) -> None:
 def refuse_target(
     target: str | Path | None,
     option: str = "--json",
-    kind: documents.Kind = documents.DOCUMENT,
+    kind: result_documents.Kind = result_documents.DOCUMENT,
     inputs: Sequence[Path] = (),
 ) -> None:
     """Raise UsageError for a file that the option cannot write, before hours of measuring, and for
@@ -122,7 +122,7 @@ def refuse_target(
     path = Path(target)
     if path.exists() and any(one.exists() and one.samefile(path) for one in inputs):
         raise UsageError(f"{option} {target}: is a file that is read: name another one")
-    if problem := documents.unwritable(path, kind):
+    if problem := result_documents.unwritable(path, kind):
         raise UsageError(f"{option} {target}: {problem}")
 
 
@@ -133,14 +133,14 @@ def put_json(document: Any, target: str | None) -> None:
     """
     if not target:
         return
-    text = documents.as_json(document, indent=-1)
+    text = result_documents.as_json(document, indent=-1)
     if target == STDOUT:
         say(text)
-    elif problem := documents.put(Path(target), text + "\n"):
+    elif problem := result_documents.put(Path(target), text + "\n"):
         raise ValueError(f"--json {target}: {problem}; the evidence is kept")
 
 
 def put_text(text: str, target: Path, option: str) -> None:
     """Write the text of an option's file. Raises ValueError for one that cannot be written."""
-    if problem := documents.put(target, text):
+    if problem := result_documents.put(target, text):
         raise ValueError(f"{option} {target}: {problem}; name another file")

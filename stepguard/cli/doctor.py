@@ -27,23 +27,23 @@ import msgspec
 from packaging.requirements import Requirement
 
 from stepguard.cli.common import add_parser, say
-from stepguard.cli.profilers.nsight import COMES_WITH
-from stepguard.device import GPU
-from stepguard.git.revision import current, no_commit
-from stepguard.git.worktree import FOLDER
-from stepguard.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.core.device import GPU
+from stepguard.core.roofline import Peaks
+from stepguard.core.sentences import uncommitted
+from stepguard.core.text import counted, short_hash
+from stepguard.lab.nsight import COMES_WITH
 from stepguard.launch import engine
-from stepguard.launch.scheduler import LauncherError, describe_nodes, machine_id, unfit
-from stepguard.roofline import Peaks
-from stepguard.sentences import uncommitted
-from stepguard.storage import baselines as baseline
-from stepguard.storage import peaks
+from stepguard.launch.nodes.scheduler import LauncherError, describe_nodes, machine_id, unfit
+from stepguard.machine.git.revision import current, no_commit
+from stepguard.machine.git.worktree import FOLDER
+from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor, visible_gpus
+from stepguard.machine.interpreter import as_typed, interpreter
+from stepguard.storage import baseline_files as baseline
+from stepguard.storage import measured_peaks
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waivers import load_waivers, today
-from stepguard.text import counted, short_hash
-from stepguard.worker.interpreter import as_typed, interpreter
+from stepguard.storage.waiver_file import load_waivers, today
 
-_PEAKS = "stepguard.worker.profilers.peaks"
+_PEAKS = "stepguard.worker.profilers.measure_peaks"
 _ASK_TORCH = """
 import json, os, torch
 usable, compiled = torch.cuda.is_available(), torch.__spec__.cached
@@ -243,7 +243,7 @@ def _peaks(root: Path) -> Iterator[Finding]:
     """Measure and keep the peaks of this machine's first GPU, or of its CPU."""
     line = _last_line(engine.command(_PEAKS), "the peaks cannot be measured", root)
     found = msgspec.json.decode(line, type=Peaks)
-    path = peaks.save(found)
+    path = measured_peaks.save(found)
     rates = ", ".join(f"{kind} {rate / 1e12:.4g}" for kind, rate in found.flops_per_s.items())
     copied = f"copy {found.copy_bytes_per_s / 1e9:.4g} GB/s read and written"
     card = f"{found.device_name} {found.device_uuid}".rstrip()  # a CPU has no UUID

@@ -15,20 +15,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stepguard.baseline_file import Entry
 from stepguard.cli.common import UsageError, add_parser, complain, say
-from stepguard.document import RunDocument
-from stepguard.expectation import Expectation
-from stepguard.git.trailers import expectations
-from stepguard.judge.gate import Base, expected, gate
+from stepguard.core.baseline import Entry
+from stepguard.core.expectation import Expectation
+from stepguard.core.run_document import RunDocument
+from stepguard.core.text import counted, short_hash
+from stepguard.core.verdict import Reason
+from stepguard.judge.gate_rules import Base, expected, gate
+from stepguard.machine.git.trailers import expectations
+from stepguard.machine.interpreter import as_typed
 from stepguard.report import github
-from stepguard.storage import baselines as baseline
-from stepguard.storage.documents import load_document
+from stepguard.storage import baseline_files as baseline
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waivers import load_waivers, today
-from stepguard.text import counted, short_hash
-from stepguard.verdict import Reason
-from stepguard.worker.interpreter import as_typed
+from stepguard.storage.read_documents import load_document
+from stepguard.storage.waiver_file import load_waivers, today
 
 
 def add_command(commands: Any, root: Path) -> None:

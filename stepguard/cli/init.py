@@ -20,15 +20,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from stepguard.case import Case, Scalar
 from stepguard.cli.common import UsageError, say
-from stepguard.cli.workload import add_parameters, missing, parameters, with_colon
-from stepguard.device import CPU, GPU
-from stepguard.git.revision import current, git, no_commit, run_git
-from stepguard.gpu.nvml import visible_gpus
-from stepguard.sentences import uncommitted
+from stepguard.cli.workload_arguments import add_parameters, missing, parameters, with_colon
+from stepguard.core.case import Case, Scalar
+from stepguard.core.device import CPU, GPU
+from stepguard.core.sentences import uncommitted
+from stepguard.machine.git.revision import current, git, no_commit, run_git
+from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.interpreter import interpreter, source_folders
 from stepguard.storage.json_file import replace_file
-from stepguard.worker.interpreter import interpreter, source_folders
 
 FACTORY = "perf_workload.py"
 FACTORY_TEXT = '''"""One training step, which stepguard measures: put your model in here."""

@@ -16,16 +16,27 @@ from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import dedent, fill, indent
 
-from stepguard.cli import comment, compare, doctor, explain_code, gate, init, run, sweep
+from stepguard.cli import (
+    accept,
+    baselines,
+    calibrate,
+    comment,
+    doctor,
+    explain_code,
+    gate,
+    init,
+    judge,
+    run,
+    waive,
+)
 from stepguard.cli.common import UsageError, complain
-from stepguard.cli.profilers import analyze, memory, nsight, trace
-from stepguard.cli.stored import accept, baselines, calibrate, judge, waive
-from stepguard.git.resolve import TreeError
-from stepguard.gpu.nvml import MachineError
-from stepguard.launch.scheduler import LauncherError
+from stepguard.lab import analyze, compare, memory, nsight, sweep, trace
+from stepguard.launch.nodes.scheduler import LauncherError
+from stepguard.machine.git.resolve import TreeError
+from stepguard.machine.gpu.nvml import MachineError
+from stepguard.machine.lifeline import notice_ends
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import root_of
-from stepguard.worker.lifeline import notice_ends
 
 COMMANDS = (  # modules with add_command(), which adds the parser
     init,

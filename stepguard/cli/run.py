@@ -19,15 +19,15 @@ from stepguard.cli.common import (
     say,
     suite_of,
 )
-from stepguard.cli.profilers.record import add_trace_options, record, refuse_trace_options
-from stepguard.cli.workload import add_workload, chosen_case
+from stepguard.cli.record import add_trace_options, record, refuse_trace_options
+from stepguard.cli.workload_arguments import add_workload, chosen_case
 from stepguard.judge.soundness import measurement_problem
-from stepguard.launch.scheduler import survey
+from stepguard.launch.nodes.scheduler import survey
+from stepguard.machine.interpreter import interpreter
 from stepguard.report import words
 from stepguard.report.commands import Commands
-from stepguard.report.documents import result_document
-from stepguard.report.stored.recorded import figures
-from stepguard.worker.interpreter import interpreter
+from stepguard.report.recorded import figures
+from stepguard.report.result_documents import result_document
 
 
 def add_command(commands: Any, root: Path) -> None:

@@ -9,11 +9,8 @@ together, into ``Explanation.scatter_us``: causes + scatter = difference, always
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from stepguard.explain.match import How, Match, match
-from stepguard.explain.pace import Pace
-from stepguard.explain.scatter import Scatter, Term, Usual
-from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.profile import (
+from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.profile import (
     IdleRow,
     KernelRow,
     Profile,
@@ -25,7 +22,10 @@ from stepguard.profile import (
     mean,
     merged,
 )
-from stepguard.roofline import Work
+from stepguard.core.roofline import Work
+from stepguard.explain.match import How, Match, match
+from stepguard.explain.pace import Pace
+from stepguard.explain.scatter import Scatter, Term, Usual
 from stepguard.trace.classes import COMMUNICATION
 
 LOST_AT_MOST = 0.05  # of the launches

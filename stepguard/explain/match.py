@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepguard.profile import KernelRow, mean
+from stepguard.core.profile import KernelRow, mean
 
 
 class How(StrEnum):

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from stepguard.core.profile import Series, added, grouped, less, mean
 from stepguard.explain.match import How, Match
 from stepguard.explain.scatter import Term, Usual
-from stepguard.profile import Series, added, grouped, less, mean
 
 Floats = NDArray[np.float64]
 FEWEST_ROWS = 5  # a median of fewer kernels may be one that changed

@@ -11,7 +11,7 @@ from statistics import median, variance
 
 import scipy
 
-from stepguard.profile import Series, mean
+from stepguard.core.profile import Series, mean
 
 FALSE_ALARMS = 0.01  # in a whole comparison, over all terms
 PRIOR_STEPS = 4  # the weight of what is usual

@@ -6,8 +6,12 @@ Pure: no I/O. Each rule says what it found, in values, and what to do; the empty
 import re
 from collections.abc import Sequence
 
-from stepguard.baseline_file import Entry
-from stepguard.evidence import Evidence
+from stepguard.core.baseline import Entry
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.sentences import sentence, uncommitted
+from stepguard.core.text import counted
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.noise_limits import (
     DIFFERENCE_LIMIT_PCT,
     launch_spread_limit_pct,
@@ -16,10 +20,6 @@ from stepguard.judge.noise_limits import (
 )
 from stepguard.judge.screen import comparable
 from stepguard.judge.soundness import measurement_problem
-from stepguard.metrics import JUDGED_TIME, METRICS
-from stepguard.sentences import sentence, uncommitted
-from stepguard.text import counted
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
 MIN_TIMED_LAUNCHES = 2  # on a GPU: one launch says nothing of how launches differ

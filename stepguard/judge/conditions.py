@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from stepguard.sentences import changed
+from stepguard.core.sentences import changed
 
 Change = tuple[str, Any, Any]  # key, old, new
 

@@ -3,9 +3,9 @@
 from collections.abc import Container
 from dataclasses import replace
 
-from stepguard.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean, merged
-from stepguard.recording import ProfileRow, RecordedProfile
-from stepguard.roofline import Work
+from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series, bounded, mean, merged
+from stepguard.core.recording import ProfileRow, RecordedProfile
+from stepguard.core.roofline import Work
 from stepguard.trace.classes import usual_classes
 
 KERNELS = 40  # 97 to 99 % of the kernels' time of a GPT-2's step

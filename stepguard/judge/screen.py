@@ -7,18 +7,18 @@ compare with; what is there cannot be compared; then every metric on its own, th
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepguard.baseline_file import Entry, Epoch
-from stepguard.evidence import Evidence
-from stepguard.judge.ab.profiled import against_recordings, with_alarm
-from stepguard.judge.compare import compare, screen_of
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.recording import Recording
+from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status, Verdict
+from stepguard.judge.ab.by_profile import against_recordings, with_alarm
 from stepguard.judge.conditions import changes
+from stepguard.judge.counters import compare, screen_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.series import noticed
 from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
 from stepguard.judge.summary import notes, summarise
-from stepguard.metrics import JUDGED_TIME, METRICS
-from stepguard.recording import Recording
-from stepguard.verdict import Facts, MetricVerdict, Reason, Status, Verdict
 
 DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move in an epoch
 

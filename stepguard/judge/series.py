@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
-from stepguard.comparison import Comparison
-from stepguard.device import CPU, GPU
-from stepguard.evidence import Launch
+from stepguard.core.comparison import Comparison
+from stepguard.core.device import CPU, GPU
+from stepguard.core.evidence import Launch
+from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS
 from stepguard.judge.noise_limits import pooled_variance
-from stepguard.verdict import Facts, MetricVerdict, Reason, Status
 
 Numbers = npt.NDArray[Any]
 # What is in one launch alone may be the machine's. On a CPU other work slows a pair or two.

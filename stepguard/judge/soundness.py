@@ -8,12 +8,12 @@ or differs between steps.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from stepguard.evidence import Difference, Evidence, Launch
+from stepguard.core.evidence import Difference, Evidence, Launch
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.recording import Recording
+from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.summary import summarise
-from stepguard.metrics import JUDGED_TIME, METRICS
-from stepguard.recording import Recording
-from stepguard.verdict import Facts, MetricVerdict, Reason, Status
 
 _UNFIT = {
     Reason.FOREIGN_PROCESS,

@@ -6,12 +6,12 @@ from typing import Any
 
 import msgspec
 
-from stepguard.evidence import Evidence, Launch
+from stepguard.core.evidence import Evidence, Launch
+from stepguard.core.metrics import JUDGED_TIME, METRICS, OPERATORS
+from stepguard.core.recording import RecordedDifference, Recording, lines_of
 from stepguard.judge.noise_limits import paired
 from stepguard.judge.recorded_profile import recorded
 from stepguard.judge.series import lasting_ms, of_launches
-from stepguard.metrics import JUDGED_TIME, METRICS, OPERATORS
-from stepguard.recording import RecordedDifference, Recording, lines_of
 
 
 def summarise(evidence: Evidence) -> Recording:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 
-from stepguard.document import MetricDocument
-from stepguard.evidence import Evidence
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import GATEABLE, METRICS, not_gateable
+from stepguard.core.run_document import MetricDocument
+from stepguard.core.verdict import MetricVerdict, Status, Verdict
+from stepguard.core.waiver import MAX_PCT, Waiver, WaiverEffect, WaiverOutcome
 from stepguard.judge.ab.confirm import settled
 from stepguard.judge.acceptance import has_words
 from stepguard.judge.soundness import measurement_problem
-from stepguard.metrics import GATEABLE, METRICS, not_gateable
-from stepguard.verdict import MetricVerdict, Status, Verdict
-from stepguard.waiver import MAX_PCT, Waiver, WaiverEffect, WaiverOutcome
 
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded

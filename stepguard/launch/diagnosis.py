@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepguard.evidence import Fault
+from stepguard.core.evidence import Fault
+from stepguard.core.site import Site
+from stepguard.core.verdict import Reason
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.site import Site
-from stepguard.verdict import Reason
+from stepguard.machine.lifeline import pids_by_token
 from stepguard.worker.endings import Ending, Endings, first
-from stepguard.worker.lifeline import pids_by_token
 from stepguard.worker.position import read_position
 
 SHOWN_STACKS = 2  # ranks; the others are where one of these is, as a rule

@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from stepguard.evidence import Fault
-from stepguard.launch import scheduler, torchrun
-from stepguard.launch.channel import Control, LostWorker, Message, NoAnswer, Poll
+from stepguard.core.evidence import Fault
+from stepguard.launch import torchrun
 from stepguard.launch.diagnosis import LaunchFailed, Scene, alive, lost_worker, no_answer
-from stepguard.launch.supervisor import end_launcher
+from stepguard.launch.host_channel import Control, LostWorker, Message, NoAnswer, Poll
+from stepguard.launch.nodes import scheduler
+from stepguard.launch.nodes.run_launcher import end_launcher
 from stepguard.launch.torchrun import GONE_LIMIT_S, LaunchSpec
+from stepguard.machine.lifeline import interrupts_deferred
 from stepguard.worker.agent import STANDBY
-from stepguard.worker.lifeline import interrupts_deferred
 
 HELLO_LIMIT_S = 120.0
 

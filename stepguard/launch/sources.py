@@ -6,7 +6,7 @@
 * What comes from elsewhere is not what the tree has in another form under that name, or, beside
   another revision, what differs between the two: both sides would run it.
 
-Trees may lie in each other, as one of another revision does (git/worktree.py), and so may what
+Trees may lie in each other, as one of another revision does (machine/git/worktree.py), and so may what
 belongs to none: the deepest folder that holds a file says whose it is.
 """
 
@@ -14,14 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepguard.evidence import Fault
-from stepguard.git.revision import git
-from stepguard.git.worktree import FOLDER
+from stepguard.core.evidence import Fault
+from stepguard.core.text import listed
+from stepguard.core.verdict import Reason
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.engine import ENGINE
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.text import listed
-from stepguard.verdict import Reason
+from stepguard.machine.git.revision import git
+from stepguard.machine.git.worktree import FOLDER
 
 SHOWN = 3
 NOT_SOURCES = {FOLDER, "site-packages", "dist-packages"}

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from stepguard.device import is_gpu
+from stepguard.core.device import is_gpu
 from stepguard.launch import engine
-from stepguard.worker.lifeline import kill_by_token, pids_by_token
+from stepguard.machine.lifeline import kill_by_token, pids_by_token
 
 GONE_LIMIT_S = 10.0  # how long a killed process may take to disappear
 LOOPBACK = "lo"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from stepguard.case import Case
+from stepguard.core.case import Case
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.torchrun import LaunchSpec

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
 
-from stepguard.evidence import Block, Difference
-from stepguard.measure.ranks import Answers
+from stepguard.core.evidence import Block, Difference
+from stepguard.measure.rank_answers import Answers
 from stepguard.measure.running_launch import RunningLaunch
 
 LIMIT_S = 120.0  # beyond three times what the segments should take

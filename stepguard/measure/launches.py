@@ -11,18 +11,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from stepguard.case import Case
-from stepguard.comparison import gates_times
-from stepguard.device import is_gpu
-from stepguard.evidence import Difference, Evidence
+from stepguard.core.case import Case
+from stepguard.core.comparison import gates_times
+from stepguard.core.device import is_gpu
+from stepguard.core.evidence import Difference, Evidence
+from stepguard.core.metrics import JUDGED_TIME, METRICS
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import DIFFERENCES, measure_difference
 from stepguard.measure.pair import build_alone
-from stepguard.measure.ranks import Answers
+from stepguard.measure.protocol import protocol_of
+from stepguard.measure.rank_answers import Answers
 from stepguard.measure.running_launch import COMPILE_LIMIT_S, RunningLaunch, block_steps
-from stepguard.measure.warmup import protocol_of
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
-from stepguard.metrics import JUDGED_TIME, METRICS
 
 FIRST = "launch 1"
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from stepguard.measure.protocol import Protocol
 from stepguard.measure.running_launch import RunningLaunch, block_steps
-from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import CaseWorkers
 
 HEAD, BASE = 0, 1

@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from stepguard.evidence import Block, Disturbance, Fault, Launch
+from stepguard.core.evidence import Block, Disturbance, Fault, Launch
+from stepguard.core.sentences import sentence
+from stepguard.core.verdict import Reason
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.ranks import Answers
-from stepguard.measure.warmup import Protocol, WarmUp
+from stepguard.measure.protocol import Protocol, WarmUp
+from stepguard.measure.rank_answers import Answers
 from stepguard.measure.workers import CaseWorkers
-from stepguard.sentences import sentence
-from stepguard.verdict import Reason
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0

@@ -11,16 +11,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from stepguard.ab_margins import BUDGET_MIN
-from stepguard.baseline_file import Entry
-from stepguard.case import Case
-from stepguard.comparison import Comparison, glances, judged
-from stepguard.device import is_gpu
-from stepguard.evidence import Evidence, Fault
-from stepguard.expectation import Expectation
-from stepguard.git.revision import Revision, current, differing, same_files
-from stepguard.git.worktree import Tree
-from stepguard.gpu.nvml import Gpu
+from stepguard.core.baseline import Entry
+from stepguard.core.case import Case
+from stepguard.core.comparison import Comparison, glances, judged
+from stepguard.core.device import is_gpu
+from stepguard.core.evidence import Evidence, Fault
+from stepguard.core.expectation import Expectation
+from stepguard.core.margins import BUDGET_MIN
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.waiver import Waiver
 from stepguard.judge.ab.calibration import RuleFor, decision_rule, to_calibrate
 from stepguard.judge.ab.decision import (
     judge_ab,
@@ -31,21 +31,21 @@ from stepguard.judge.ab.decision import (
 from stepguard.judge.ab.expectations import expect
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import final, waive
-from stepguard.launch.scheduler import Launcher, identity
-from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted
-from stepguard.measure.confirm import Budget, compare_with, confirm
+from stepguard.launch.nodes.scheduler import Launcher, identity
+from stepguard.machine.git.revision import Revision, current, differing, same_files
+from stepguard.machine.git.worktree import Tree
+from stepguard.machine.gpu.nvml import Gpu
+from stepguard.machine.interpreter import as_typed
+from stepguard.measure.beside_base import Budget, compare_with, confirm
 from stepguard.measure.launches import ask_ranks, measure_launches
-from stepguard.measure.ranks import Answers
+from stepguard.measure.pair_run import PAIR_TIMINGS, PairsWanted
+from stepguard.measure.rank_answers import Answers
 from stepguard.measure.workers import Bench, Progress
-from stepguard.metrics import JUDGED_TIME
-from stepguard.storage import baselines as baseline
+from stepguard.storage import baseline_files as baseline
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
-from stepguard.storage.waivers import today
-from stepguard.verdict import Reason, Status, Verdict
-from stepguard.waiver import Waiver
-from stepguard.worker.interpreter import as_typed
+from stepguard.storage.waiver_file import today
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Suite:
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""
         now, then = current(self.root, self.baselines), self._bench.revision
-        # Two revisions are equal whatever their states (git/revision.py).
+        # Two revisions are equal whatever their states (machine/git/revision.py).
         if (now, now.state) == (then, then.state):
             return evidence
         return replace(evidence, tree_changed=True)

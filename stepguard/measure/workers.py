@@ -13,26 +13,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from stepguard.case import Case
-from stepguard.device import is_gpu
-from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
-from stepguard.git.revision import Revision, untracked
-from stepguard.gpu.lock import GpuLocked, exclusive
-from stepguard.gpu.nvml import Gpu, MachineError, Monitor
+from stepguard.core.case import Case
+from stepguard.core.device import is_gpu
+from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
+from stepguard.core.verdict import Reason
 from stepguard.launch.group import WorkerGroup
-from stepguard.launch.scheduler import Launcher, identity, spread
+from stepguard.launch.nodes.scheduler import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources
 from stepguard.launch.sources import of_the_tree, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.machine.git.revision import Revision, untracked
+from stepguard.machine.gpu.lock import GpuLocked, exclusive
+from stepguard.machine.gpu.nvml import Gpu, MachineError, Monitor
 from stepguard.measure.ahead import Ahead
-from stepguard.measure.ranks import (
+from stepguard.measure.rank_answers import (
     Answers,
     counts_of,
     fingerprint_of,
     refuse_other_gpus,
     refuse_unlike_ranks,
 )
-from stepguard.verdict import Reason
 
 # Imported even where nothing compiles: if a step is the first to import the compiler, it keeps only
 # the newest 64 compilations until its limit is raised (worker/count/compiler.py).

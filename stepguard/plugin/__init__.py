@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from stepguard.case import Case
+from stepguard.core.case import Case
+from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.benchmark import Bridge, Sink, WithBenchmark, WithoutBenchmark
 from stepguard.plugin.items import Collected, cases, lacks_perf
 from stepguard.plugin.options import add_options, begins_at_once, is_strict, is_typed
-from stepguard.worker.interpreter import as_typed
 
 __all__ = ["cases"]
 
@@ -118,7 +118,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def _refuse_left(config: pytest.Config, how: str) -> None:
     """Raise UsageError for a strict run that ended before its session did."""
     if is_strict(config):
-        from stepguard.plugin.documents import forget_documents
+        from stepguard.plugin.run_documents import forget_documents
 
         forget_documents(config)
         raise pytest.UsageError(

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 
 import pytest
 
-from stepguard.case import Case
-from stepguard.git.resolve import TreeError
+from stepguard.core.case import Case
+from stepguard.core.text import printable
+from stepguard.core.verdict import Status, Verdict
 from stepguard.judge.summary import summarise
+from stepguard.machine.git.resolve import TreeError
+from stepguard.machine.lifeline import notice_ends
 from stepguard.measure.suite import Result
 from stepguard.plugin.benchmark import Bridge, Sink
-from stepguard.plugin.documents import forget_documents
 from stepguard.plugin.items import (
     NOTHING_MEASURED,
     Collected,
@@ -22,14 +24,12 @@ from stepguard.plugin.items import (
     case_of,
     refuse_without_perf,
 )
+from stepguard.plugin.pytest_terminal import VerdictText, write_summary
 from stepguard.plugin.refusals import Refused
+from stepguard.plugin.run_documents import forget_documents
 from stepguard.plugin.session import Session
-from stepguard.plugin.terminal import VerdictText, write_summary
-from stepguard.report.documents import benchmark_info
+from stepguard.report.result_documents import benchmark_info
 from stepguard.storage.json_file import FileError
-from stepguard.text import printable
-from stepguard.verdict import Status, Verdict
-from stepguard.worker.lifeline import notice_ends
 
 _SESSION = pytest.StashKey[Session]()
 _RESULT = pytest.StashKey[Result]()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from stepguard.case import Case
-from stepguard.device import CPU, GPU
+from stepguard.core.case import Case
+from stepguard.core.device import CPU, GPU
 
 FIXTURE_MODULE = "stepguard.plugin"  # of our fixture perf
 NOTHING_MEASURED = "the test asked for perf and measured nothing: call perf(case)"

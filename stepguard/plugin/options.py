@@ -3,7 +3,7 @@
 import os
 from typing import Any
 
-from stepguard.ab_margins import BUDGET_MIN
+from stepguard.core.margins import BUDGET_MIN
 
 FLAGS = {
     "--perf-update": "record what is measured now: every sound result, changed ones too",

@@ -8,14 +8,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.verdict import Confirmation, Reason, Status, Verdict
 from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
-from stepguard.metrics import JUDGED_TIME
 from stepguard.report.commands import Commands
-from stepguard.report.stored.recorded import accepted_line, moves
-from stepguard.storage.accept import Action, Refused, accept
+from stepguard.report.recorded import accepted_line, moves
+from stepguard.storage.accepting import Action, Refused, accept
 from stepguard.storage.json_file import FileError, restore
-from stepguard.verdict import Confirmation, Reason, Status, Verdict
 
 DEFAULT_REASON = "accepted with --perf-update"
 

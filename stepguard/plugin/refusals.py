@@ -12,20 +12,20 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.ab_margins import BUDGET_MIN
-from stepguard.case import Case
-from stepguard.document import CaseState, Problem, ProblemCode, State
-from stepguard.git.resolve import TreeError, resolve
-from stepguard.git.revision import current, git, no_commit, untracked
-from stepguard.gpu.nvml import known_gpus
+from stepguard.core.case import Case
+from stepguard.core.margins import BUDGET_MIN
+from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
+from stepguard.core.sentences import no_folder, uncommitted, wider_margins
+from stepguard.core.text import first, printable
 from stepguard.judge.acceptance import has_words
-from stepguard.plugin.baselines import Recorded
+from stepguard.machine.git.resolve import TreeError, resolve
+from stepguard.machine.git.revision import current, git, no_commit, untracked
+from stepguard.machine.gpu.nvml import known_gpus
+from stepguard.machine.interpreter import as_typed
+from stepguard.plugin.baseline_folder import Recorded
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import TEXTS, is_typed, value_of
-from stepguard.report import documents
-from stepguard.sentences import no_folder, uncommitted, wider_margins
-from stepguard.text import first, printable
-from stepguard.worker.interpreter import as_typed
+from stepguard.report import result_documents
 
 NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"
 SHOWN = 10  # lines of a refusal
@@ -124,7 +124,7 @@ def _bad_documents(folder: Path, texts: Mapping[str, str | None]) -> Iterator[st
         if not text:
             continue
         path = Path(folder, text)
-        if problem := documents.unwritable(path):
+        if problem := result_documents.unwritable(path):
             yield f"{name}={text}: {problem}"
         if (path := path.resolve()) in seen:
             yield f"{name}={text}: that is where --perf-json is written"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from stepguard.case import Case
-from stepguard.document import CaseState, State, filled
-from stepguard.plugin.baselines import Recorded, folders_alone
+from stepguard.core.case import Case
+from stepguard.core.run_document import CaseState, State, filled
+from stepguard.core.text import listed, meant
+from stepguard.plugin.baseline_folder import Recorded, folders_alone
 from stepguard.plugin.items import Collected, CollectedTest
-from stepguard.text import listed, meant
 
 NO_TURN = "the run ended before its turn"
 NO_RESULT = "its test came to no result"

@@ -15,18 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.case import Case
-from stepguard.document import CaseState, Problem, ProblemCode
-from stepguard.expectation import Expectation
-from stepguard.git.resolve import TreeError, left_behind
-from stepguard.git.revision import current
-from stepguard.git.trailers import expectations
-from stepguard.git.worktree import Tree, tree_of
-from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
-from stepguard.launch.scheduler import Launcher, LauncherError, spread, survey
-from stepguard.measure.confirm import Budget
+from stepguard.core.case import Case
+from stepguard.core.expectation import Expectation
+from stepguard.core.run_document import CaseState, Problem, ProblemCode
+from stepguard.core.text import counted, listed, printable
+from stepguard.core.waiver import Waiver
+from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
+from stepguard.machine.git.resolve import TreeError, left_behind
+from stepguard.machine.git.revision import current
+from stepguard.machine.git.trailers import expectations
+from stepguard.machine.git.worktree import Tree, tree_of
+from stepguard.machine.gpu.nvml import Gpu, MachineError, visible_gpus
+from stepguard.machine.interpreter import interpreter
+from stepguard.measure.beside_base import Budget
 from stepguard.measure.suite import Result, Suite
-from stepguard.plugin.baselines import (
+from stepguard.plugin.baseline_folder import (
     BaseBranch,
     base_of,
     check_baselines,
@@ -35,13 +38,13 @@ from stepguard.plugin.baselines import (
     whole_folders,
 )
 from stepguard.plugin.benchmark import Bridge
-from stepguard.plugin.documents import problems_of, run_document, write
-from stepguard.plugin.guard import Guard, left_out_line, unsuited
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.pytest_terminal import progress_line
 from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
+from stepguard.plugin.run_documents import problems_of, run_document, write
 from stepguard.plugin.selection import Selection
-from stepguard.plugin.terminal import progress_line
+from stepguard.plugin.strict_run import Guard, left_out_line, unsuited
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
@@ -49,9 +52,6 @@ from stepguard.report.repeated import ReportedCauses
 from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
-from stepguard.text import counted, listed, printable
-from stepguard.waiver import Waiver
-from stepguard.worker.interpreter import interpreter
 
 
 @contextlib.contextmanager

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepguard.expectation import KEY
+from stepguard.core.expectation import KEY
+from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.waiver import Waiver
 from stepguard.judge.ab.calibration import to_calibrate
 from stepguard.judge.ab.sequential_plan import may_decide_later
 from stepguard.judge.waivers import suggested_sizes
-from stepguard.verdict import Reason, Status, Verdict
-from stepguard.waiver import Waiver
-from stepguard.worker.interpreter import called
+from stepguard.machine.interpreter import called
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")
 NEW_LEVEL = " --reason '...'"

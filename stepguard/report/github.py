@@ -5,11 +5,11 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 
 from collections.abc import Mapping, Sequence
 
-from stepguard.document import Problem, ProblemCode, ResultDocument, RunDocument
-from stepguard.expectation import FORM
+from stepguard.core.expectation import FORM
+from stepguard.core.run_document import Problem, ProblemCode, ResultDocument, RunDocument
+from stepguard.core.text import markdown, printable
+from stepguard.core.verdict import Status
 from stepguard.report.page import COMMENT_BYTES, page, worst_first
-from stepguard.text import markdown, printable
-from stepguard.verdict import Status
 
 MOST = 10  # annotations that GitHub shows of a step
 MARKER = "<!-- stepguard: one comment in a pull request -->"

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TextIO
 
-from stepguard.device import CPU, GPU
-from stepguard.text import printable, shortened
+from stepguard.core.device import CPU, GPU
+from stepguard.core.text import printable, shortened
 
 # A case that never ran here, nor another one in this run: alone, and in pairs with another tree.
 GUESS_S = {GPU: 65.0, CPU: 20.0}

@@ -2,9 +2,9 @@
 
 from collections.abc import Hashable
 
-from stepguard.metrics import METRICS
+from stepguard.core.metrics import METRICS
+from stepguard.core.verdict import Status
 from stepguard.report.table import AnyVerdict
-from stepguard.verdict import Status
 
 
 class ReportedCauses:

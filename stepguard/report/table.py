@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from stepguard.document import MetricDocument, VerdictDocument
-from stepguard.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_behind
+from stepguard.core.run_document import MetricDocument, VerdictDocument
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 
 # Counters that moved and pass, since a time says what they are worth or a commit declares them.
 _OUTWEIGHED = (Reason.TIME_DECIDES.name, Reason.PAID_FOR.name, Reason.EXPECTED.name)

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepguard.comparison import gates_times
-from stepguard.device import is_gpu
-from stepguard.document import Problem
+from stepguard.core.comparison import gates_times
+from stepguard.core.device import is_gpu
+from stepguard.core.profile import grouped
+from stepguard.core.run_document import Problem
+from stepguard.core.text import listed
+from stepguard.core.verdict import Reason, Status
 from stepguard.measure.suite import Result
-from stepguard.profile import grouped
 from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps
-from stepguard.text import listed
-from stepguard.verdict import Reason, Status
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
 

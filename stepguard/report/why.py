@@ -3,15 +3,21 @@
 import re
 from collections.abc import Iterator
 
-from stepguard.document import MOST_CAUSES, CauseDocument, ExplanationDocument, SideDocument, filled
-from stepguard.explanation import Cause, Explanation, Kind, Side
-from stepguard.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
-from stepguard.report.trace.causes import how, named, sentence
-from stepguard.report.trace.explanation import refused_because
-from stepguard.report.trace.page import is_generic
-from stepguard.sentences import on_ranks
-from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
+from stepguard.core.explanation import Cause, Explanation, Kind, Side
+from stepguard.core.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
+from stepguard.core.run_document import (
+    MOST_CAUSES,
+    CauseDocument,
+    ExplanationDocument,
+    SideDocument,
+    filled,
+)
+from stepguard.core.sentences import on_ranks
+from stepguard.core.site import Site
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
+from stepguard.lab.trace_page import is_generic
+from stepguard.report.cause_text import how, named, sentence
+from stepguard.report.explanation_text import refused_because
 
 # A cause that is named before the time makes up at least this share of what the time moved by; a
 # kernel comes before a wait that the source names from the next one on.

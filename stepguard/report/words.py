@@ -4,9 +4,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from stepguard.evidence import Evidence
-from stepguard.explanation import Cause
-from stepguard.metrics import (
+from stepguard.core.evidence import Evidence
+from stepguard.core.explanation import Cause
+from stepguard.core.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
     METRICS,
@@ -17,13 +17,13 @@ from stepguard.metrics import (
     format_value,
     unit_behind,
 )
+from stepguard.core.sentences import TREE_CHANGED, message, note, on_ranks, parts, pattern_text
+from stepguard.core.site import Site
+from stepguard.core.text import counted, cut, first, listed, printable, shortened
+from stepguard.core.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.stored.waivers import sentences
-from stepguard.sentences import TREE_CHANGED, message, note, on_ranks, parts, pattern_text
-from stepguard.site import Site
-from stepguard.text import counted, cut, first, listed, printable, shortened
-from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
+from stepguard.report.waiver_text import sentences
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more

@@ -5,11 +5,11 @@ baselines/calibration/h200x1.json       of the machines whose baselines are in b
 
 from pathlib import Path
 
-from stepguard.git.revision import CALIBRATION
 from stepguard.judge.ab.calibration import SCHEMA, CalibratedCase, CalibrationFile
-from stepguard.storage.baselines import refuse_other_machine
+from stepguard.machine.git.revision import CALIBRATION
+from stepguard.machine.interpreter import as_typed
+from stepguard.storage.baseline_files import refuse_other_machine
 from stepguard.storage.json_file import one_at_a_time, read, save
-from stepguard.worker.interpreter import as_typed
 
 
 def path_for(baseline_path: Path) -> Path:

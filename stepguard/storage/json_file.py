@@ -1,6 +1,6 @@
 """JSON files that people review and merge: read strictly, written whole or not at all.
 
-What a document has to be is in stepguard/strict_json.py.
+What a document has to be is in stepguard/core/strict_json.py.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
-from stepguard.git.revision import is_tracked
-from stepguard.strict_json import Check, OtherSchema, parse
-from stepguard.worker.interpreter import as_typed
-from stepguard.worker.lifeline import interrupts_deferred
+from stepguard.core.strict_json import Check, OtherSchema, parse
+from stepguard.machine.git.revision import is_tracked
+from stepguard.machine.interpreter import as_typed
+from stepguard.machine.lifeline import interrupts_deferred
 
 MAX_BYTES = 64 << 20  # a baseline file has some hundred KiB
 LINE_WIDTH = 100

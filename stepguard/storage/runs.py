@@ -4,7 +4,7 @@
 .stepguard/runs/.../<case>/comparison.json                    with another revision's tree
 .stepguard/runs/.../<case>/launch-1/                          its logs
 .stepguard/cache/                                             compile caches, see cache_of()
-.stepguard/trees/                                             other revisions (git/worktree.py)
+.stepguard/trees/                                             other revisions (machine/git/worktree.py)
 """
 
 import contextlib
@@ -19,15 +19,15 @@ from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
-from stepguard.case import Case
-from stepguard.comparison import Comparison
-from stepguard.comparison import from_json as comparison_from_json
-from stepguard.evidence import Evidence, from_json, to_json
-from stepguard.git.worktree import FOLDER, keep_out_of_git
+from stepguard.core.case import Case
+from stepguard.core.comparison import Comparison
+from stepguard.core.comparison import from_json as comparison_from_json
+from stepguard.core.evidence import Evidence, from_json, to_json
+from stepguard.core.text import meant
 from stepguard.judge.summary import summarise
+from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
+from stepguard.machine.interpreter import as_typed
 from stepguard.storage.json_file import FileError, contents, replace_file
-from stepguard.text import meant
-from stepguard.worker.interpreter import as_typed
 
 KEPT_RUNS = 20
 KEPT_EXTENSIONS = 4  # of this tree, and of other revisions', whose trees no later run has

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from stepguard.profile import IdleRow, KernelRow, Parts, Profile, Series
-from stepguard.roofline import Work
+from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, Series
+from stepguard.core.roofline import Work
 from stepguard.trace.classes import COMMUNICATION, OTHER, Classes
 from stepguard.trace.columns import (
     ANNOTATION,

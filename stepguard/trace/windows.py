@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepguard.text import listed
+from stepguard.core.text import listed
 from stepguard.trace.calls import works
 from stepguard.trace.classes import COMMUNICATION, Classes
 from stepguard.trace.columns import (

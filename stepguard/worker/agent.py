@@ -24,7 +24,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent, kill_by_token
+from stepguard.machine.lifeline import ENDING_SIGNALS, die_with_parent, kill_by_token
 
 STANDBY = "standby"  # in the scratch folder: a launch on standby has imported, and waits
 
@@ -51,9 +51,9 @@ def main() -> None:
         # What an import makes stays: to look for garbage meanwhile takes a sixth of its time.
         gc.disable()
         # Here, since it imports torch, for all ranks at once.
-        from stepguard.worker import ranks, session
+        from stepguard.worker import rank_session, ranks
 
-        session.preload("STEPGUARD_SHARED")
+        rank_session.preload("STEPGUARD_SHARED")
         try_widest_instructions()
         if os.environ.pop("STEPGUARD_STANDBY", ""):
             Path(scratch, STANDBY).touch()

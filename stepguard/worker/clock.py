@@ -7,7 +7,7 @@ the host shares: it finds the telemetry of a block by them.
 
 Clocks, events and the synchronization are bound here and in device.py, before a workload is
 imported: one that replaces time.perf_counter_ns or torch.cuda.Event.elapsed_time does not change
-what is read. The host times every block too (launch/channel.py).
+what is read. The host times every block too (launch/host_channel.py).
 
 Several ranks line up as the last thing before a block. What one of them still did after that, its
 garbage collection say, the others would wait for in their first exchange: on two H200s up to 83 ms
@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from stepguard.worker.device import TimingEvent, on_gpu, synchronize
+from stepguard.worker.torch_device import TimingEvent, on_gpu, synchronize
 
 Step = Callable[[], object]
 

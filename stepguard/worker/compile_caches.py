@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from stepguard.worker.count.settings import flags
+from stepguard.worker.count.steering import flags
 
 AUTOCAST = ("cpu", "cuda")
 

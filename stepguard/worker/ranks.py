@@ -29,12 +29,12 @@ from torch.distributed.elastic.agent.server import (
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
 
+from stepguard.machine.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.count.locate import raised_at
-from stepguard.worker.device import out_of_memory
 from stepguard.worker.endings import Ending, Endings
-from stepguard.worker.lifeline import ENDING_SIGNALS, die_with_parent
 from stepguard.worker.position import Note
-from stepguard.worker.session import Session
+from stepguard.worker.rank_session import Session
+from stepguard.worker.torch_device import out_of_memory
 from stepguard.worker.workload import BadWorkload, import_from_source
 
 MONITOR_INTERVAL_S = 0.1

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from stepguard.worker.clock import Step, quiet_gc
-from stepguard.worker.device import synchronize
+from stepguard.worker.torch_device import synchronize
 
 # Operators of torch.distributed, and of its functional collectives.
 EXCHANGES = ("c10d::", "_c10d_functional::")

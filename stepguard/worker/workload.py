@@ -19,7 +19,7 @@ from importlib.machinery import (
 from pathlib import Path
 from typing import Any
 
-from stepguard.text import meant
+from stepguard.core.text import meant
 
 NO_DEVICE = "has no parameter 'device', with which every factory is called"
 REQUIRED = ("step", "tokens_per_step")

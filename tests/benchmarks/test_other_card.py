@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from benchmarks.other_card import KEPT, kept, longest, main, neighbours, seen, slowed, widest
-from stepguard.profile import mean
+from stepguard.core.profile import mean
 
 PAIRS = list(neighbours(kept()))
 

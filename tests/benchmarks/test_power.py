@@ -15,8 +15,8 @@ from benchmarks.changes import EITHER, FASTER, RED, SAME, SLOWER
 from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import CASES, CHANGES, Plan, Work, as_expected, planted, said_of
 from benchmarks.shared import ROOT, git
-from stepguard.evidence import to_json
-from stepguard.expectation import KEY, parse
+from stepguard.core.evidence import to_json
+from stepguard.core.expectation import KEY, parse
 
 ALL = CHANGES | FAULTS | OF_TWO_GPUS
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import trace_readers
 from benchmarks.trace_readers import differences_pct, in_their_terms, write_longer
-from stepguard.profile import mean
+from stepguard.core.profile import mean
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.profiles import analyse, profile
 from stepguard.trace.read.chrome import read_chrome

@@ -9,11 +9,12 @@ from counts import counted
 
 import stepguard.measure.suite
 from stepguard import Case
-from stepguard.cli import common, sweep, workload
+from stepguard.cli import common, workload_arguments
 from stepguard.cli import main as cli
-from stepguard.comparison import Comparison
-from stepguard.evidence import Block, Counts, Evidence, Launch
-from stepguard.fingerprint import Fingerprint
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Block, Counts, Evidence, Launch
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.lab import sweep
 from stepguard.storage.runs import Store
 
 KNOWN_COUNTS = {
@@ -53,7 +54,7 @@ def made(name="nano", *, counters=None, params=None, **fields) -> Evidence:
 def shell(tmp_path, monkeypatch, capsys):
     """``shell(*arguments)`` calls the command line in a folder of its own: status, out, err."""
     monkeypatch.chdir(tmp_path)
-    for module in (common, sweep, workload):
+    for module in (common, sweep, workload_arguments):
         monkeypatch.setattr(module, "visible_gpus", lambda: [])
 
     def call(*arguments):

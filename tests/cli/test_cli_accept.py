@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from git_repositories import commit, git
 
-from stepguard.evidence import Block, Counts, Launch, to_json
-from stepguard.fingerprint import Fingerprint
-from stepguard.worker.interpreter import as_typed
+from stepguard.core.evidence import Block, Counts, Launch, to_json
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.machine.interpreter import as_typed
 
 
 def entries(shell, folder="baselines"):

@@ -8,12 +8,12 @@ import pytest
 from counts import counted
 
 from stepguard import Case
-from stepguard.ab_margins import Margins
-from stepguard.comparison import Comparison
-from stepguard.evidence import Block, Counts, Evidence, Fault, Launch
-from stepguard.fingerprint import Fingerprint
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.margins import Margins
 from stepguard.judge.ab.calibration import widened
-from stepguard.measure.ab import PAIR_TIMINGS
+from stepguard.measure.pair_run import PAIR_TIMINGS
 from stepguard.storage import calibrations
 from stepguard.storage.runs import Store
 

@@ -11,9 +11,9 @@ from builders import CASE_ID, baseline_file, entry
 from kineto import steps
 from run_documents import measured, run_document
 
-from stepguard.fingerprint import Fingerprint
-from stepguard.profile import KernelRow, Parts, Profile
-from stepguard.report.documents import as_json
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.profile import KernelRow, Parts, Profile
+from stepguard.report.result_documents import as_json
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "linear[nano]"

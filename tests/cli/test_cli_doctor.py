@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepguard.cli import doctor
-from stepguard.gpu.nvml import Gpu, MachineError
+from stepguard.machine.gpu.nvml import Gpu, MachineError
 
 H200 = Gpu("GPU-1", "NVIDIA H200", "580.65.06", 1980)
 START_TWICE = Path(__file__).resolve().parents[1] / "launch" / "start_twice.py"

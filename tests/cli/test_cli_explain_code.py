@@ -6,9 +6,9 @@ from collections import Counter
 import pytest
 
 from stepguard.cli.explain_code import codes
-from stepguard.document import ProblemCode
+from stepguard.core.run_document import ProblemCode
+from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.report.commands import Commands, next_steps
-from stepguard.verdict import Reason, Status, Verdict
 
 
 def test_every_code_is_explained_once(shell):

@@ -4,9 +4,9 @@ import pytest
 from builders import baseline_file, entry, evidence
 from run_documents import COMMIT, measured, run_document
 
-from stepguard.report.documents import as_json
-from stepguard.storage import baselines
-from stepguard.worker.interpreter import as_typed
+from stepguard.machine.interpreter import as_typed
+from stepguard.report.result_documents import as_json
+from stepguard.storage import baseline_files
 
 SOUND = run_document(measured(entry()))
 FOR = ("--commit", COMMIT, "--gpus", "1")
@@ -15,7 +15,7 @@ FOR = ("--commit", COMMIT, "--gpus", "1")
 @pytest.fixture
 def base(shell, tmp_path):
     """A clone of the base branch: one baseline."""
-    baselines.save(tmp_path / "baselines/h200x1.json", baseline_file())
+    baseline_files.save(tmp_path / "baselines/h200x1.json", baseline_file())
     return shell
 
 
@@ -38,7 +38,9 @@ def test_a_sound_run_passes(base, tmp_path):
 
 def test_a_copy_of_a_baseline_guards_nothing(base, tmp_path):
     """Its cases are none of the base's: a copy could have fewer gates, or others."""
-    baselines.save(tmp_path / "baselines/h200x1_copy.json", baseline_file(cases={"a[x]": entry()}))
+    baseline_files.save(
+        tmp_path / "baselines/h200x1_copy.json", baseline_file(cases={"a[x]": entry()})
+    )
     assert gate(base, tmp_path, SOUND).status == 0
 
 

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from _pytest.config.findpaths import locate_config
 
-from stepguard.cli import init, workload
+from stepguard.cli import init, workload_arguments
 from stepguard.cli.main import main
-from stepguard.cli.workload import missing
+from stepguard.cli.workload_arguments import missing
 
 FACTORY = "import torch\n\n\ndef train_step(width, device, compile=True, name=''):\n    ...\n"
 AUTHOR = {"GIT_AUTHOR_NAME": "t", "GIT_AUTHOR_EMAIL": "t@t"}
@@ -54,7 +54,7 @@ def project(tmp_path, monkeypatch):
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     monkeypatch.chdir(tmp_path)
     made = Project(tmp_path)
-    for module in (init, workload):
+    for module in (init, workload_arguments):
         monkeypatch.setattr(module, "visible_gpus", lambda: made.gpus)
     made.record = init._record
     monkeypatch.setattr(init, "_record", lambda *told: made.measured.append(told[-1]) or 0)

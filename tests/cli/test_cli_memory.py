@@ -4,12 +4,12 @@ import json
 
 import torch
 
-from stepguard.cli.profilers import memory
-from stepguard.report.trace.memory import memory_page
-from stepguard.trace.host_side.memory import Holder, MemoryTable
+from stepguard.lab import memory
+from stepguard.lab.memory_events import Holder, MemoryTable
+from stepguard.lab.memory_table import memory_page
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.position import Phases
-from stepguard.worker.profilers.memory import record_memory
+from stepguard.worker.profilers.memory_snapshot import record_memory
 
 MIB = 2**18  # numbers of four bytes
 

@@ -9,7 +9,7 @@ import pytest
 from kineto import Kineto, host_steps, steps
 from trace_exports import export
 
-from stepguard.cli.profilers import nsight
+from stepguard.lab import nsight
 from stepguard.worker.profilers import alone
 
 TESTS = Path(__file__).resolve().parents[1]

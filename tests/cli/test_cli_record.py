@@ -9,10 +9,10 @@ import pytest
 
 from stepguard import Case
 from stepguard.cli.main import main
-from stepguard.cli.profilers.record import ask, plan
-from stepguard.evidence import Fault
+from stepguard.cli.record import ask, plan
+from stepguard.core.evidence import Fault
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.worker.profilers.traces import counters
+from stepguard.worker.profilers.record_trace import counters
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from quick_launches import BUSY_LIMIT_S
 
-from stepguard.cli.workload import parse_params
+from stepguard.cli.workload_arguments import parse_params
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = (sys.executable, "-m", "quick_stepguard", "run")

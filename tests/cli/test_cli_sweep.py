@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 
 import stepguard.measure.suite
-from stepguard.evidence import Fault
-from stepguard.report.sweep import write_plot
-from stepguard.sweep import MEASURED, SCHEMA, Row, SweepFile, parse
+from stepguard.core.evidence import Fault
+from stepguard.lab.sweep_file import MEASURED, SCHEMA, Row, SweepFile, parse
+from stepguard.lab.sweep_table import write_plot
 
 DECLARED = """
 workload = "factories:linear"

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepguard.storage.waivers import today
+from stepguard.storage.waiver_file import today
 
 LATER = "2030-01-01T00:00:01+00:00"
 SIZE = ("graph_breaks", "--value", "2")

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from stepguard.cli.common import UsageError
-from stepguard.cli.workload import _as_typed, chosen_case, missing, parse_params
+from stepguard.cli.workload_arguments import _as_typed, chosen_case, missing, parse_params
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = "train_step[nano-cpu]"  # which baselines/ has

@@ -3,12 +3,12 @@
 import pytest
 from kineto import Kineto
 
-from stepguard.explain.advice import Advice, of_kernels, of_roofs, of_step
-from stepguard.explain.roofs import ClassRoof
-from stepguard.report.trace.advice import recommendations
-from stepguard.roofline import Position
-from stepguard.trace.read.tables import NcuRow
-from stepguard.trace.summary import summary
+from stepguard.core.roofline import Position
+from stepguard.lab.advice import Advice, of_kernels, of_roofs, of_step
+from stepguard.lab.advice_page import recommendations
+from stepguard.lab.read_tables import NcuRow
+from stepguard.lab.roofs import ClassRoof
+from stepguard.lab.trace_summary import summary
 
 GEMM = "nvjet_sm90_tst_256x128"
 
@@ -90,6 +90,6 @@ def test_classes_far_from_the_roof():
 
 def test_every_rule_has_a_sentence():
     """None is missing in the report."""
-    from stepguard.report.trace.advice import _ADVICE
+    from stepguard.lab.advice_page import _ADVICE
 
     assert {*_ADVICE, Advice.BOUND} == {*Advice}

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from stepguard.explain.bottleneck import Bound, bottleneck
-from stepguard.profile import IdleRow, KernelRow, Parts, Profile
-from stepguard.report.trace.page import bound
+from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile
+from stepguard.lab.bottleneck import Bound, bottleneck
+from stepguard.lab.trace_page import bound
 from stepguard.trace.idle import Idle
 
 

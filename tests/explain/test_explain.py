@@ -8,10 +8,8 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.explain.causes import explain
-from stepguard.explain.match import How, match
-from stepguard.explanation import Kind, Refusal
-from stepguard.profile import (
+from stepguard.core.explanation import Kind, Refusal
+from stepguard.core.profile import (
     OTHERS,
     IdleRow,
     KernelRow,
@@ -21,7 +19,9 @@ from stepguard.profile import (
     bounded,
     over_ranks,
 )
-from stepguard.roofline import Work
+from stepguard.core.roofline import Work
+from stepguard.explain.causes import explain
+from stepguard.explain.match import How, match
 from stepguard.trace.classes import usual_classes
 
 ANONYMOUS = "void at::native::(anonymous namespace)::"

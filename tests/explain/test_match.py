@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.core.profile import KernelRow
 from stepguard.explain.match import How, match
-from stepguard.profile import KernelRow
 
 NORM = "triton_per_fused_add_native_layer_norm"
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
+from stepguard.core.explanation import Kind
+from stepguard.core.profile import KernelRow, Parts, Profile, added
 from stepguard.explain.causes import explain
-from stepguard.explanation import Kind
-from stepguard.profile import KernelRow, Parts, Profile, added
 
 STEPS = 6
 # class, phase, us a step, how far it follows the clock, its own scatter: as on an H200

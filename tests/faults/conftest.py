@@ -23,7 +23,7 @@ LIMIT_S = 1800.0  # of a run, on a machine that is busy with something else
 INNER_CONFTEST = """
 import json, os, time, types
 import pytest
-import stepguard.launch.channel
+import stepguard.launch.host_channel
 import stepguard.launch.group as launch
 from leaping_clock import LeapingClock
 from leftovers import leftovers
@@ -55,7 +55,7 @@ def token_hex(size, plain=launch.secrets.token_hex):
 launch.secrets = types.SimpleNamespace(token_hex=token_hex)
 CLOCK = LeapingClock()
 if not os.environ.get("HANGS_ON"):  # else the run is to be there until its test ends it
-    launch.time = stepguard.launch.channel.time = CLOCK
+    launch.time = stepguard.launch.host_channel.time = CLOCK
 shorten_launches(pytest.MonkeyPatch())
 
 def pytest_runtest_logfinish(nodeid):

@@ -8,7 +8,7 @@ import pytest
 from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 
 from stepguard.launch.group import WorkerGroup
-from stepguard.worker.lifeline import pids_by_token
+from stepguard.machine.lifeline import pids_by_token
 
 TESTS = Path(__file__).resolve().parents[1]
 LISTEN = "0A"  # the state of a listening socket in /proc/net/tcp

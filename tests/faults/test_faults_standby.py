@@ -12,7 +12,7 @@ from quick_launches import BUSY_LIMIT_S, be_patient, launch_spec
 from stepguard.launch import group as launch
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.group import WorkerGroup
-from stepguard.worker.lifeline import pids_by_token
+from stepguard.machine.lifeline import pids_by_token
 
 
 @pytest.fixture

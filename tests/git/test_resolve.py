@@ -3,8 +3,8 @@
 import pytest
 from git_repositories import commit, git, repository
 
-from stepguard.git.resolve import Chosen, commit_for_confirmation
-from stepguard.text import short_hash
+from stepguard.core.text import short_hash
+from stepguard.machine.git.resolve import Chosen, commit_for_confirmation
 
 GONE = "0123456789abcdef0123456789abcdef01234567"
 ABSENT = f"the recording's commit {GONE[:12]} is not in this repository"

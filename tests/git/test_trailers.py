@@ -3,8 +3,8 @@
 import pytest
 from git_repositories import commit, git, repository
 
-from stepguard.git.resolve import TreeError
-from stepguard.git.trailers import expectations
+from stepguard.machine.git.resolve import TreeError
+from stepguard.machine.git.trailers import expectations
 
 CASE = "train_step[124m-bf16]"
 LINE = f"Perf-Expect: {CASE} step_ms: a larger vocabulary"

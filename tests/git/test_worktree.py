@@ -15,16 +15,16 @@ import pytest
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
 
-from stepguard.git import worktree
-from stepguard.git.resolve import TreeError
-from stepguard.git.worktree import tree_of
+from stepguard.machine.git import worktree
+from stepguard.machine.git.resolve import TreeError
+from stepguard.machine.git.worktree import tree_of
 
 ENGINE_ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900.0
 HOLD = """
 import sys, time
 from pathlib import Path
-from stepguard.git.worktree import tree_of
+from stepguard.machine.git.worktree import tree_of
 
 with tree_of(Path(sys.argv[1]), sys.argv[2], print) as tree:
     print("TREE", tree.root, flush=True)

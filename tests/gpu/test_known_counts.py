@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from stepguard import allow_sync
-from stepguard.worker.count.counters import count
+from stepguard.worker.count.counting import count
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.position import Phases
 

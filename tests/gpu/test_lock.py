@@ -13,23 +13,23 @@ from pathlib import Path
 import pytest
 
 from stepguard import Case
-from stepguard.git.revision import Revision
-from stepguard.gpu.lock import GpuLocked, exclusive
-from stepguard.gpu.nvml import Gpu, MachineError
+from stepguard.core.sentences import message
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
+from stepguard.machine.git.revision import Revision
+from stepguard.machine.gpu.lock import GpuLocked, exclusive
+from stepguard.machine.gpu.nvml import Gpu, MachineError
 from stepguard.measure import workers
 from stepguard.measure import workers as station
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
-from stepguard.sentences import message
-from stepguard.verdict import Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
 UUID = "GPU-1234"
 LIMIT_S = 900.0  # of waits that end by themselves
 HOLD = """
 import sys, pathlib
-from stepguard.gpu.lock import exclusive
+from stepguard.machine.gpu.lock import exclusive
 folder, uuids, command = pathlib.Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
 with exclusive(uuids, command, lambda text: print("waits", text, flush=True), folder, 60):
     print("holds", flush=True)

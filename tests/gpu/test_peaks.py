@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepguard.gpu.peaks import nominal_peak_flops, physical_peak_flops
+from stepguard.machine.gpu.published_peaks import nominal_peak_flops, physical_peak_flops
 
 
 @pytest.mark.parametrize(

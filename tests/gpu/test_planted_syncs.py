@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ANCHOR = "            loss = self._forward(*self._loader.next()) / count\n"
 DRIVER = """
 import json, torch
-from stepguard.worker.count.counters import count
+from stepguard.worker.count.counting import count
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.workload import build
 from stepguard.worker.position import Phases

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from stepguard.lab.memory_events import memory_table
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.host_side.memory import memory_table
 from stepguard.trace.profiles import analyse, profile
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.worker.count.tally import RankStep
 from stepguard.worker.position import Phases
-from stepguard.worker.profilers.memory import record_memory
-from stepguard.worker.profilers.peaks import measure
-from stepguard.worker.profilers.traces import record_trace
+from stepguard.worker.profilers.measure_peaks import measure
+from stepguard.worker.profilers.memory_snapshot import record_memory
+from stepguard.worker.profilers.record_trace import record_trace
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 ROOT = Path(__file__).resolve().parents[2]

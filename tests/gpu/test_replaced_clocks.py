@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from stepguard.evidence import EVENTS_AGREE_MS, EVENTS_AGREE_SHARE
+from stepguard.core.evidence import EVENTS_AGREE_MS, EVENTS_AGREE_SHARE
 from stepguard.worker.clock import Clock
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

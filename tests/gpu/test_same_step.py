@@ -10,7 +10,7 @@ import time
 import pytest
 import torch
 
-from stepguard.worker.count.profiled import count_profiled
+from stepguard.worker.count.profiled_steps import count_profiled
 from stepguard.worker.count.tally import RankStep, Tally
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -6,9 +6,9 @@ from dataclasses import asdict
 import pytest
 from builders import block
 
-from stepguard.gpu.telemetry import Sample, annotate
-from stepguard.launch import on_node
-from stepguard.worker.session import MachineSamples
+from stepguard.launch.nodes import on_node
+from stepguard.machine.gpu.telemetry import Sample, annotate
+from stepguard.worker.rank_session import MachineSamples
 
 EXPECTED = ((11, 12, 21, 22),)  # a group of two ranks on each of two nodes
 

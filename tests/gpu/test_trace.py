@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 
+from stepguard.core.explanation import Kind
+from stepguard.core.profile import mean
 from stepguard.explain.causes import explain
-from stepguard.explanation import Kind
-from stepguard.profile import mean
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.idle import Idle
 from stepguard.trace.profiles import analyse

@@ -7,7 +7,7 @@ from builders import PROPERTY, block, cpu_evidence, entry, evidence, launch, rec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.evidence import Disturbance
+from stepguard.core.evidence import Disturbance
 from stepguard.judge.acceptance import moved_together, spread_too_far, unfit_to_record
 from stepguard.judge.noise_limits import launch_spread_limit_pct, launch_spread_pct
 from stepguard.judge.screen import judge
@@ -75,7 +75,7 @@ def test_a_quiet_machine_is_reported_by_its_recordings():
 
 def replace_epoch(found, recordings):
     """The baseline with these recordings in its epoch."""
-    from stepguard.baseline_file import Entry, Epoch
+    from stepguard.core.baseline import Entry, Epoch
 
     return Entry(case=found.case, epochs=[Epoch(reason="first", recordings=recordings)])
 

@@ -6,14 +6,14 @@ import pytest
 from builders import CASE_ID, COUNTS, cpu_evidence, entry, epoch, evidence, with_counts
 from msgspec import structs
 
-from stepguard.evidence import Counts
-from stepguard.judge.compare import compare
+from stepguard.core.evidence import Counts
+from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, PEAK
+from stepguard.core.site import Site
+from stepguard.core.verdict import MetricVerdict, Reason, Status, cause_first
+from stepguard.judge.counters import compare
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
-from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS, PEAK
 from stepguard.report.words import evidence_lines, headline, operator_move
-from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, cause_first
 
 COUNTERS = [n for n, m in METRICS.items() if m.kind == "counter"]
 

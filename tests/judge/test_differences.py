@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from msgspec import structs
 from scipy import stats
 
-from stepguard.evidence import Counts, Difference
+from stepguard.core.evidence import Counts, Difference
+from stepguard.core.recording import RecordedDifference
+from stepguard.core.sentences import message, note
+from stepguard.core.site import Site
+from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.screen import judge
-from stepguard.measure.ranks import counts_of
-from stepguard.recording import RecordedDifference
+from stepguard.measure.rank_answers import counts_of
 from stepguard.report.words import evidence_lines
-from stepguard.sentences import message, note
-from stepguard.site import Site
-from stepguard.verdict import Reason, Status, Verdict
 
 OVERHEAD = "sync_overhead_pct"
 SYNCS = "host_syncs_per_step"

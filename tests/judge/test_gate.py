@@ -16,13 +16,13 @@ from builders import (
 from msgspec import structs
 from run_documents import COMMIT, measured, run_document
 
-from stepguard.document import CaseState, End, Problem, ProblemCode, State
-from stepguard.expectation import Expectation
-from stepguard.judge.gate import Base, expected, gate
-from stepguard.metrics import OPERATORS, default_gates
-from stepguard.recording import RecordedDifference
-from stepguard.verdict import Status
-from stepguard.waiver import Waiver
+from stepguard.core.expectation import Expectation
+from stepguard.core.metrics import OPERATORS, default_gates
+from stepguard.core.recording import RecordedDifference
+from stepguard.core.run_document import CaseState, End, Problem, ProblemCode, State
+from stepguard.core.verdict import Status
+from stepguard.core.waiver import Waiver
+from stepguard.judge.gate_rules import Base, expected, gate
 
 OTHER = "b" * 40
 SYNCS = "host_syncs_per_step"

@@ -10,19 +10,19 @@ import pytest
 from builders import CASE, COUNTS, evidence, recording, with_counts
 from comparisons import alike
 
-from stepguard.baseline_file import Entry, Epoch
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.explanation import Kind
+from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, added
+from stepguard.core.recording import RecordedProfile
+from stepguard.core.roofline import Work
+from stepguard.core.verdict import Confirmation, Reason, Status
 from stepguard.explain.causes import explain
-from stepguard.explanation import Kind
 from stepguard.judge.ab.confirm import confirmed, settled, to_confirm
 from stepguard.judge.recorded_profile import KERNELS, recorded, restored
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
-from stepguard.profile import IdleRow, KernelRow, Parts, Profile, added
-from stepguard.recording import RecordedProfile
 from stepguard.report.words import evidence_lines, headline
-from stepguard.roofline import Work
 from stepguard.storage.json_file import layout
-from stepguard.verdict import Confirmation, Reason, Status
 
 STEPS = 6
 

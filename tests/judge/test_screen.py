@@ -30,11 +30,11 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.evidence import Counts, Difference, Fault
+from stepguard.core.evidence import Counts, Difference, Fault
+from stepguard.core.metrics import METRICS
+from stepguard.core.sentences import message, note
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge, measurement_problem, wants_another_launch
-from stepguard.metrics import METRICS
-from stepguard.sentences import message, note
-from stepguard.verdict import Reason, Status
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 WORK = [name for name, metric in METRICS.items() if metric.role == "work"]

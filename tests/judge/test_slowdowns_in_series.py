@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
 
-from stepguard.ab_margins import Margins
-from stepguard.comparison import Comparison
-from stepguard.evidence import Launch
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Launch
+from stepguard.core.margins import Margins
+from stepguard.core.verdict import Confirmation, Reason, Status
 from stepguard.judge.ab.confirm import confirmation_wants_pair, confirmed, settled, to_confirm
 from stepguard.judge.ab.decision import (
     decision,
@@ -26,7 +27,6 @@ from stepguard.judge.summary import summarise
 from stepguard.report.commands import Commands
 from stepguard.report.words import block as shown_block
 from stepguard.report.words import headline
-from stepguard.verdict import Confirmation, Reason, Status
 
 GATES = ("step_ms", "flops_per_step")
 SCREEN = (range(110, 156), range(156, 202), range(202, 248))  # blocks of a launch, steps of 43 ms

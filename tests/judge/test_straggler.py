@@ -8,9 +8,9 @@ from comparisons import alike
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.core.profile import Parts, Profile
+from stepguard.judge.ab.by_profile import STRAGGLER_SHARE, straggler
 from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.ab.profiled import STRAGGLER_SHARE, straggler
-from stepguard.profile import Parts, Profile
 
 STEPS = 6
 

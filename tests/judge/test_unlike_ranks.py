@@ -9,13 +9,13 @@ from builders import PROPERTY, entry, epoch, two_rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepguard.core.metrics import METRICS
+from stepguard.core.sentences import note
+from stepguard.core.verdict import Reason, Status
+from stepguard.core.waiver import Waiver, WaiverEffect
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.judge.waivers import waive
-from stepguard.metrics import METRICS
-from stepguard.sentences import note
-from stepguard.verdict import Reason, Status
-from stepguard.waiver import Waiver, WaiverEffect
 
 SYNCS, FLOPS = "host_syncs_per_step", "flops_per_step"
 

@@ -9,18 +9,18 @@ from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.evidence import Fault
+from stepguard.core.evidence import Fault
+from stepguard.core.metrics import GATEABLE, METRICS
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.waiver import Waiver
 from stepguard.judge.screen import judge
 from stepguard.judge.waivers import MAX_DAYS, problem_of, suggested_size, waive
-from stepguard.metrics import GATEABLE, METRICS
 from stepguard.report.commands import Commands
-from stepguard.report.stored.waivers import sentences
+from stepguard.report.waiver_text import sentences
 from stepguard.report.words import block as told
-from stepguard.storage.baselines import files, load, save
+from stepguard.storage.baseline_files import files, load, save
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waivers import BadWaiver, add_waiver, load_waivers, unknown
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
-from stepguard.waiver import Waiver
+from stepguard.storage.waiver_file import BadWaiver, add_waiver, load_waivers, unknown
 
 TODAY = date(2026, 11, 21)
 UNTIL = date(2026, 12, 31)

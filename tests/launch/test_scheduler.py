@@ -11,9 +11,8 @@ import pytest
 from quick_launches import BUSY_LIMIT_S
 
 from stepguard import Case
-from stepguard.gpu.nvml import Gpu, MachineError
-from stepguard.launch import scheduler as module
-from stepguard.launch.scheduler import (
+from stepguard.launch.nodes import scheduler as module
+from stepguard.launch.nodes.scheduler import (
     Launcher,
     LauncherError,
     Node,
@@ -27,7 +26,8 @@ from stepguard.launch.scheduler import (
     unfit,
 )
 from stepguard.launch.torchrun import LaunchSpec
-from stepguard.storage.baselines import file_name
+from stepguard.machine.gpu.nvml import Gpu, MachineError
+from stepguard.storage.baseline_files import file_name
 
 START_TWICE = f"{sys.executable} {Path(__file__).with_name('start_twice.py')}"
 HERE = "this machine"

@@ -16,7 +16,7 @@ from stepguard.launch import engine
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.sources import changed_modules, check, others, strays, tree_of_root
 from stepguard.launch.torchrun import LaunchSpec, launch_environment
-from stepguard.worker.fingerprint import modules as modules_of
+from stepguard.worker.rank_fingerprint import modules as modules_of
 
 
 def sources(package):
@@ -57,7 +57,9 @@ def test_the_deepest_folder_says_whose_a_file_is(file):
 @pytest.mark.parametrize("file", [f"{REV}/stepguard/case.py", "/site-packages/stepguard/case.py"])
 def test_the_engine_is_the_callers(file):
     """Another stepguard than the caller's is a stray even in the launch's own tree."""
-    assert strays({"stepguard.case": file}, [REV], [HEAD], [], ENGINE) == [("stepguard.case", file)]
+    assert strays({"stepguard.core.case": file}, [REV], [HEAD], [], ENGINE) == [
+        ("stepguard.core.case", file)
+    ]
     assert strays({"stepguards": file}, [REV], [HEAD], [], ENGINE) == []
 
 
@@ -266,7 +268,7 @@ DIFFERING = {  # a file, and what it may be imported as
     "train.py": set(),
     "README.md": set(),
     "docs/e.md": set(),
-    "stepguard/case.py": set(),
+    "stepguard/core/case.py": set(),
 }
 
 

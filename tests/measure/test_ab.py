@@ -10,22 +10,22 @@ from dataclasses import replace
 import pytest
 from builders import FINGERPRINT
 
-import stepguard.measure.ab
 import stepguard.measure.launches
+import stepguard.measure.pair_run
 import stepguard.measure.workers
 from stepguard import Case
-from stepguard.ab_margins import Margins, Prior
-from stepguard.evidence import Disturbance, Fault
-from stepguard.git.revision import Revision
-from stepguard.gpu.nvml import Gpu
+from stepguard.core.evidence import Disturbance, Fault
+from stepguard.core.margins import Margins, Prior
+from stepguard.core.sentences import message
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.screen import judge
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted, measure_ab
+from stepguard.machine.git.revision import Revision
+from stepguard.machine.gpu.nvml import Gpu
 from stepguard.measure.launches import measure_launches
+from stepguard.measure.pair_run import PAIR_TIMINGS, PairsWanted, measure_ab
 from stepguard.measure.workers import Bench
-from stepguard.sentences import message
-from stepguard.verdict import Reason, Status
 
 H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
 GIB = 2**30
@@ -204,7 +204,7 @@ def world(monkeypatch):
     made.monitor = Monitor(made)
     monkeypatch.setattr(stepguard.measure.workers, "WorkerGroup", fake_group(made))
     monkeypatch.setattr(
-        stepguard.measure.ab,
+        stepguard.measure.pair_run,
         "watch",
         lambda case, *rest: (made.monitor if case.device == "cuda" else None, None),
     )
@@ -556,7 +556,7 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
     def refuse(*arguments):
         return None, Fault(Reason.GPU_LOCKED.name, "held by process 1", "", "preflight")
 
-    monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
+    monkeypatch.setattr(stepguard.measure.pair_run, "watch", refuse)
     found = measure(1, GPU)
     assert not world.groups and judge_ab(found).reason is Reason.GPU_LOCKED
 
@@ -783,13 +783,13 @@ def test_whoever_has_enough_is_not_out_of_time(world, measure):
 def test_a_wait_for_the_card_is_none_of_the_budget(world, measure, monkeypatch):
     """A lock that another run held for an hour leaves the budget whole."""
     clock = {"now": 0.0}
-    monkeypatch.setattr(stepguard.measure.ab.time, "monotonic", lambda: clock["now"])
+    monkeypatch.setattr(stepguard.measure.pair_run.time, "monotonic", lambda: clock["now"])
 
     def wait(*arguments):
         clock["now"] += 3600.0
         return world.monitor, None
 
-    monkeypatch.setattr(stepguard.measure.ab, "watch", wait)
+    monkeypatch.setattr(stepguard.measure.pair_run, "watch", wait)
     found = measure(3, GPU, budget_s=600.0)
     assert found.pairs == 3 and not found.out_of_time and found.wall_s == 0.0
 

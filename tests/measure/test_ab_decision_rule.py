@@ -2,13 +2,13 @@
 
 import pytest
 
-import stepguard.measure.ab
+import stepguard.measure.pair_run
 from stepguard import Case
-from stepguard.ab_margins import Margins, Prior
-from stepguard.evidence import Evidence, Fault
-from stepguard.git.revision import Revision
+from stepguard.core.evidence import Evidence, Fault
+from stepguard.core.margins import Margins, Prior
 from stepguard.judge.ab.calibration import NOT_CALIBRATED, DecisionRule
-from stepguard.measure.ab import PairsWanted, measure_ab
+from stepguard.machine.git.revision import Revision
+from stepguard.measure.pair_run import PairsWanted, measure_ab
 from stepguard.measure.workers import Bench
 
 
@@ -24,7 +24,7 @@ def measured(monkeypatch, tmp_path):
         wanted = PairsWanted(1.0, lambda found: True, **options)
         return measure_ab(case, (bench, bench), "main", print, wanted)
 
-    monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
+    monkeypatch.setattr(stepguard.measure.pair_run, "watch", refuse)
     return measure
 
 

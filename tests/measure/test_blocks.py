@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import pytest
 
 from stepguard import Case
-from stepguard.evidence import Disturbance
+from stepguard.core.evidence import Disturbance
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.differences import measure_difference
+from stepguard.measure.protocol import PROTOCOLS, protocol_of
 from stepguard.measure.running_launch import RunningLaunch
-from stepguard.measure.warmup import PROTOCOLS, protocol_of
 
 GPU = PROTOCOLS["cuda"]
 

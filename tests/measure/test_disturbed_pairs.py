@@ -9,13 +9,13 @@ from builders import block, launch
 from comparisons import comparison_of
 
 from stepguard import Case
-from stepguard.ab_margins import Prior
-from stepguard.comparison import LaunchPair
+from stepguard.core.comparison import LaunchPair
+from stepguard.core.margins import Prior
+from stepguard.core.verdict import Status
 from stepguard.judge.ab.decision import by_plan
 from stepguard.judge.ab.pairs import decide, out_of_line
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.measure.ab import MOST_AGAIN, PairsWanted, _PairRun
-from stepguard.verdict import Status
+from stepguard.measure.pair_run import MOST_AGAIN, PairsWanted, _PairRun
 
 GPU = Case("a", "m:f")
 ANALYSES = {analysis.pairs for analysis in SEQUENTIAL_PLAN}

@@ -6,13 +6,13 @@ from types import SimpleNamespace
 import pytest
 from builders import compared, evidence, recording, two_rank_evidence, values_of
 
-from stepguard.evidence import Difference
+from stepguard.core.evidence import Difference
+from stepguard.core.sentences import note
+from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.screen import judge
 from stepguard.measure.differences import measure_difference, pairs_of, plain_by_rank
-from stepguard.measure.warmup import Protocol
+from stepguard.measure.protocol import Protocol
 from stepguard.report.words import evidence_lines
-from stepguard.sentences import note
-from stepguard.verdict import Reason, Status, Verdict
 
 PAIRS = ((250.0, 260.0), (252.0, 262.0))
 ALONE = (250.0, 245.0, 251.0, 248.0)

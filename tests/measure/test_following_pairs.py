@@ -7,11 +7,11 @@ import pytest
 from builders import evidence
 from comparisons import alike, comparison_of
 
-from stepguard.case import Case
-from stepguard.identity import StepIdentity
+from stepguard.core.case import Case
+from stepguard.core.profile import Parts, Profile
+from stepguard.core.step_identity import StepIdentity
 from stepguard.judge.ab.earlier import EarlierPairs
-from stepguard.measure import ab
-from stepguard.profile import Parts, Profile
+from stepguard.measure import pair_run
 
 STEP, NONE = (250e3,) * 6, (0.0,) * 6
 PROFILE = Profile("NVIDIA H200", 1, Parts(STEP, STEP, NONE, NONE, NONE), (), ())
@@ -66,9 +66,9 @@ def started_beside(monkeypatch, case, number, found):
         return SimpleNamespace(launches=[])
 
     made = []
-    monkeypatch.setattr(ab, "Pair", pair)
+    monkeypatch.setattr(pair_run, "Pair", pair)
     head = SimpleNamespace(start_ahead=made.append)
-    run = ab._PairRun(case, [head], "main", ab.PairsWanted(60.0))
+    run = pair_run._PairRun(case, [head], "main", pair_run.PairsWanted(60.0))
     monkeypatch.setattr(run, "comparison", lambda: found)
     run._start_following(number)
     return made
@@ -81,8 +81,8 @@ def started_beside(monkeypatch, case, number, found):
 def test_the_first_pairs_whose_series_count_reach_far(spent, far):
     """Those of a retry behind what it was judged by are such ones again."""
     side = SimpleNamespace(launches=[])
-    run = ab._PairRun(
-        Case("x", "a:b", gates=("step_ms",)), [side, side], "main", ab.PairsWanted(60.0)
+    run = pair_run._PairRun(
+        Case("x", "a:b", gates=("step_ms",)), [side, side], "main", pair_run.PairsWanted(60.0)
     )
     run.earlier = EarlierPairs(spent=spent)
     for expected in far:

@@ -7,7 +7,7 @@ from builders import evidence, launch
 
 import stepguard.measure.launches
 from stepguard import Case
-from stepguard.evidence import Difference
+from stepguard.core.evidence import Difference
 from stepguard.measure.launches import _CaseRun
 
 GATES = ("step_ms", "graph_breaks", "sync_overhead_pct")

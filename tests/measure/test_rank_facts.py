@@ -6,12 +6,12 @@ import msgspec
 import pytest
 from builders import evidence
 
-from stepguard.evidence import Counts
+from stepguard.core.evidence import Counts
+from stepguard.core.profile import Parts, Profile
+from stepguard.core.site import Site
 from stepguard.judge.summary import summarise
 from stepguard.launch.diagnosis import LaunchFailed
-from stepguard.measure.ranks import counts_of, refuse_unlike_ranks
-from stepguard.profile import Parts, Profile
-from stepguard.site import Site
+from stepguard.measure.rank_answers import counts_of, refuse_unlike_ranks
 
 
 def rank(**changes):

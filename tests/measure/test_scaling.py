@@ -18,15 +18,15 @@ from builders import (
 )
 
 from stepguard import Case
-from stepguard.evidence import from_json, to_json
+from stepguard.core.evidence import from_json, to_json
+from stepguard.core.metrics import METRICS
+from stepguard.core.sentences import message, note
+from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import planned_launches
-from stepguard.metrics import METRICS
 from stepguard.report import table
 from stepguard.report.words import evidence_lines
-from stepguard.sentences import message, note
-from stepguard.storage.accept import recording_of
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.storage.accepting import recording_of
 
 EFFICIENCY, ALONE = "scaling_efficiency_pct", "one_rank_step_ms"
 NAMES = {EFFICIENCY, ALONE}

@@ -6,7 +6,7 @@ from git_repositories import commit, repository
 from quick_launches import launch_spec
 
 from stepguard import Case
-from stepguard.git.revision import current
+from stepguard.machine.git.revision import current
 from stepguard.measure.workers import Bench, CaseWorkers, Ticker
 from stepguard.report import words
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import replace
 
-from stepguard.measure.warmup import PROTOCOLS, WarmUp
+from stepguard.measure.protocol import PROTOCOLS, WarmUp
 
 PROTOCOL = replace(PROTOCOLS["cpu"], warmup_min_s=1.0, warmup_cap_s=4.0, tolerance=0.1)
 

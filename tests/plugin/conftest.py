@@ -17,20 +17,20 @@ import scipy.special  # noqa: F401  by each run anew, which it refuses, if it we
 import scipy.stats  # noqa: F401
 from counts import counted
 
-import stepguard.measure.confirm
+import stepguard.measure.beside_base
 import stepguard.measure.launches
 import stepguard.measure.suite
 import stepguard.plugin.hooks  # by each run anew, if it were not here already
 import stepguard.plugin.refusals
 import stepguard.plugin.session
 from stepguard import Case
-from stepguard.comparison import Comparison, judged
-from stepguard.evidence import Block, Counts, Evidence, Launch
-from stepguard.fingerprint import Fingerprint
-from stepguard.git.resolve import TreeError
-from stepguard.gpu.nvml import Gpu
-from stepguard.storage import baselines as baseline
-from stepguard.storage.accept import accept
+from stepguard.core.comparison import Comparison, judged
+from stepguard.core.evidence import Block, Counts, Evidence, Launch
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.machine.git.resolve import TreeError
+from stepguard.machine.gpu.nvml import Gpu
+from stepguard.storage import baseline_files as baseline
+from stepguard.storage.accepting import accept
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "a" * 40
@@ -179,7 +179,7 @@ class Gate:
         self.pair_fields[case.id] = {"pct": pct} | fields
 
     def measure_ab(self, case, benches, against, progress, wanted) -> Comparison:
-        """In place of stepguard.measure.ab.measure_ab."""
+        """In place of stepguard.measure.pair_run.measure_ab."""
         self.paired.append((case.id, benches[1].revision.commit, wanted.budget_s))
         self.pair_steps, self.wants_another = wanted.steps, wanted.wants_another
         self.earlier = wanted.earlier
@@ -304,7 +304,7 @@ def gate(pytester, monkeypatch):
     monkeypatch.setattr(stepguard.plugin.session, "visible_gpus", lambda: list(made.gpus))
     monkeypatch.setattr(stepguard.plugin.refusals, "known_gpus", made.known_gpus)
     monkeypatch.setattr(stepguard.measure.suite, "measure_launches", made.measure)
-    monkeypatch.setattr(stepguard.measure.confirm, "measure_ab", made.measure_ab)
+    monkeypatch.setattr(stepguard.measure.beside_base, "measure_ab", made.measure_ab)
     # Every run would read all that is installed, and ask git for a name that nothing shows.
     monkeypatch.setattr(importlib.metadata, "distributions", lambda: PLUGINS)
     monkeypatch.setattr(pytest_benchmark.plugin, "get_tag", lambda: "tag")

@@ -4,8 +4,8 @@ from itertools import product
 
 import pytest
 
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.plugin.hooks import Outcome, outcome_of
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 FAILING = [status for status in Status if status.outcome == "failed"]
 UNDECIDED = [status for status in Status if status.outcome == "error"]

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
-import stepguard.git.worktree
+import stepguard.machine.git.worktree
 import stepguard.plugin.session
-from stepguard.comparison import from_json
-from stepguard.evidence import Fault
+from stepguard.core.comparison import from_json
+from stepguard.core.evidence import Fault
 from stepguard.storage.runs import Store
 
 OTHER = "--perf-against=old"
@@ -385,7 +385,9 @@ def test_a_tree_that_cannot_be_had_fails_every_case(gate, h200, monkeypatch, no_
 def test_a_tree_that_cannot_be_removed_is_reported(gate, h200, monkeypatch):
     """It is given up before the summary, which says what is left to do."""
     a_case(gate, h200)
-    monkeypatch.setattr(stepguard.git.worktree, "_remove", lambda *told: "planted: rm -rf it")
+    monkeypatch.setattr(
+        stepguard.machine.git.worktree, "_remove", lambda *told: "planted: rm -rf it"
+    )
     result = gate.run(OTHER)
     result.says("* performance =*", "planted: rm -rf it")
 

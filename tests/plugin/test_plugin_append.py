@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 import stepguard.measure.suite
-from stepguard.verdict import Confirmation, Confirmed, Reason
+from stepguard.core.verdict import Confirmation, Confirmed, Reason
 
 
 def recordings(gate, case):

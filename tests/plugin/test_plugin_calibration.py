@@ -7,7 +7,7 @@ import pytest
 
 from stepguard.judge.ab.calibration import CalibratedCase
 from stepguard.judge.ab.decision import wants_another_pair, wants_every_pair
-from stepguard.measure.ab import PAIR_TIMINGS
+from stepguard.measure.pair_run import PAIR_TIMINGS
 from stepguard.storage import calibrations
 
 OTHER = "--perf-against=old"

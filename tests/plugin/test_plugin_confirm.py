@@ -5,12 +5,12 @@ from datetime import timedelta
 
 import pytest
 
-import stepguard.measure.confirm
+import stepguard.measure.beside_base
 import stepguard.measure.suite
 from stepguard.cli.main import main
-from stepguard.comparison import from_json
-from stepguard.evidence import Fault
-from stepguard.storage.waivers import today
+from stepguard.core.comparison import from_json
+from stepguard.core.evidence import Fault
+from stepguard.storage.waiver_file import today
 
 MOVED = [
     "linear?124m?: same: step_ms 10.000 -> 11.000 *",
@@ -138,7 +138,7 @@ def test_what_cannot_be_confirmed_stays_slower(gate, h200, fields, why):
 def test_a_tree_that_cannot_be_had_leaves_slower(gate, h200, monkeypatch, no_tree):
     """A full disk does not turn it green."""
     gate.recorded(h200)
-    monkeypatch.setattr(stepguard.measure.confirm, "tree_of", no_tree)
+    monkeypatch.setattr(stepguard.measure.beside_base, "tree_of", no_tree)
     result = gate.run(failed=1)
     result.says("    unconfirmed: cannot be made: no space left; *")
 

@@ -8,12 +8,12 @@ from datetime import timedelta
 import pytest
 from run_documents import OLD
 
-from stepguard.document import End, ProblemCode, State
-from stepguard.evidence import Fault
-from stepguard.git.revision import run_git
-from stepguard.report import documents
-from stepguard.storage.documents import load_document
-from stepguard.storage.waivers import today
+from stepguard.core.evidence import Fault
+from stepguard.core.run_document import End, ProblemCode, State
+from stepguard.machine.git.revision import run_git
+from stepguard.report import result_documents
+from stepguard.storage.read_documents import load_document
+from stepguard.storage.waiver_file import today
 
 JSON_FILES = {
     "cpu.json": '{"schema": 1, "machine": "CPU", "cases": {}}',
@@ -227,9 +227,9 @@ def test_a_document_takes_an_earlier_one_s_place(tmp_path, content):
     """Whichever command wrote it, and whichever version."""
     path = tmp_path / "out.json"
     path.write_text(content)
-    assert documents.unwritable(path) == ""
+    assert result_documents.unwritable(path) == ""
     path.write_text(content.replace('"', '"my ') if '"' in content else "[1]")
-    assert documents.unwritable(path).startswith("is no earlier document")
+    assert result_documents.unwritable(path).startswith("is no earlier document")
 
 
 def test_a_place_that_is_read_only_is_named(tmp_path, monkeypatch):
@@ -239,7 +239,7 @@ def test_a_place_that_is_read_only_is_named(tmp_path, monkeypatch):
     for shut in (path, tmp_path):
         monkeypatch.setattr(os, "access", lambda one, mode, shut=shut: one != shut)
         told = f"no permission to write to {shut}: make it writable, or name another file"
-        assert documents.unwritable(path) == told
+        assert result_documents.unwritable(path) == told
 
 
 def test_one_file_for_both_documents_is_refused(mixed):
@@ -380,14 +380,14 @@ def test_a_document_that_cannot_be_written_loses_no_verdict(gate, monkeypatch):
     and the run fails and says why.
     """
     gate.guarded()
-    real = documents.replace_file
+    real = result_documents.replace_file
 
     def replace_file(path, data):
         if path.name == "run.json":
             raise OSError(errno.ENOSPC, "No space left on device")
         real(path, data)
 
-    monkeypatch.setattr(documents, "replace_file", replace_file)
+    monkeypatch.setattr(result_documents, "replace_file", replace_file)
     result = gate.run("--perf-json=run.json", "--perf-report=run.md")
     assert result.ret == 1
     result.says("linear?nano? *same", "*--perf-json=run.json: No space left*")

@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ElementTree
 
 import pytest
 
-from stepguard.evidence import Fault
+from stepguard.core.evidence import Fault
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 import stepguard.plugin.session
-from stepguard.gpu.nvml import Gpu
-from stepguard.launch.scheduler import Launcher, LauncherError, Node
+from stepguard.launch.nodes.scheduler import Launcher, LauncherError, Node
+from stepguard.machine.gpu.nvml import Gpu
 
 SRUN = "--perf-launcher=srun --nodes=2"
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from stepguard import Case
-from stepguard.evidence import Fault
-from stepguard.metrics import METRICS
+from stepguard.core.evidence import Fault
+from stepguard.core.metrics import METRICS
 
 
 def outcome(gate, h200, change):

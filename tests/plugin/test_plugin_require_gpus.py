@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 import stepguard.plugin.session
-from stepguard.gpu.nvml import MachineError
+from stepguard.machine.gpu.nvml import MachineError
 
 
 def test_too_few_gpus_is_a_usage_error(gate, h200):

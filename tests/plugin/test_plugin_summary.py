@@ -3,7 +3,7 @@
 import pytest
 
 from stepguard import Case
-from stepguard.evidence import Fault
+from stepguard.core.evidence import Fault
 
 
 def test_the_summary_is_ordered_worst_first(gate, h200):

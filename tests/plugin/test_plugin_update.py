@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.evidence import Fault
-from stepguard.storage.waivers import today
+from stepguard.core.evidence import Fault
+from stepguard.storage.waiver_file import today
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ def test_a_file_that_cannot_be_written_loses_nothing(committed, monkeypatch):
             raise OSError(28, "No space left on device")
         plain(source, target)
 
-    monkeypatch.setattr("stepguard.storage.baselines.os.replace", full)
+    monkeypatch.setattr("stepguard.storage.baseline_files.os.replace", full)
     result = committed.run("--perf-update")
     assert result.ret == 1
     assert (committed.baselines / "cpu.json").read_bytes() == before

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepguard.storage.waivers import today
+from stepguard.storage.waiver_file import today
 
 
 @pytest.fixture

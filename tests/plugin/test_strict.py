@@ -14,9 +14,9 @@ from quick_launches import BUSY_LIMIT_S
 from run_documents import OLD
 
 from stepguard.cli.main import main
-from stepguard.document import ProblemCode, State
+from stepguard.core.run_document import ProblemCode, State
 from stepguard.judge.ab.calibration import SCHEMA
-from stepguard.storage.documents import load_document
+from stepguard.storage.read_documents import load_document
 
 DECLARED = (
     "@cases(\n"

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 from builders import evidence
 
-from stepguard.evidence import Counts
-from stepguard.report.stored.recorded import PARTS, figures
-from stepguard.site import Site
+from stepguard.core.evidence import Counts
+from stepguard.core.site import Site
+from stepguard.report.recorded import PARTS, figures
 
 LOSS = Site(".item()", "train.py", 10, "step", "loss.item()", "forward", 2)
 LOGGED = Site(".item()", "train.py", 30, "log", "print(loss)", allowed="every 100 steps")

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
-from stepguard.document import Problem, ProblemCode
+from stepguard.core.run_document import Problem, ProblemCode
+from stepguard.core.site import Site
+from stepguard.core.verdict import Status
 from stepguard.report.github import ARTIFACT, MARKER, MOST, annotations, comment, no_document
-from stepguard.site import Site
-from stepguard.verdict import Status
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)

@@ -10,9 +10,9 @@ from markdown_it import MarkdownIt
 from msgspec.structs import replace
 from run_documents import measured, run_document
 
-from stepguard.document import CaseState, Problem, ProblemCode, State, WaiverDocument
+from stepguard.core.run_document import CaseState, Problem, ProblemCode, State, WaiverDocument
+from stepguard.core.verdict import Status
 from stepguard.report.page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
-from stepguard.verdict import Status
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
+from stepguard.core.site import Site
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.report.commands import Commands
-from stepguard.report.documents import verdict_document
 from stepguard.report.repeated import ReportedCauses
+from stepguard.report.result_documents import verdict_document
 from stepguard.report.words import block
-from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 ITEM = Site(".item()", "model/a.py", 88, "step", "loss.item()", count=2)
 OTHER = Site(".item()", "model/a.py", 90, "step", "norm.item()", count=2)

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.metrics import METRICS
-from stepguard.report.sweep import table
+from stepguard.core.metrics import METRICS
+from stepguard.lab.sweep_file import MEASURED, Row, SweepFile, parse
+from stepguard.lab.sweep_table import table
 from stepguard.report.table import LOG_WIDTH
-from stepguard.sweep import MEASURED, Row, SweepFile, parse
 
 DECLARED = sorted((Path(__file__).resolve().parents[2] / "sweeps").glob("*.toml"))
 WIDE = {"B": 76.1 * 2**30, "ms": 12345.678, "tok/s": 12345678.0, "%": 99.99}  # else 12,345

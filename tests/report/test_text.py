@@ -15,16 +15,16 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from stepguard import Case
-from stepguard.evidence import Disturbance
+from stepguard.core.evidence import Disturbance
+from stepguard.core.metrics import METRICS
+from stepguard.core.site import Site
+from stepguard.core.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
+from stepguard.core.waiver import Waiver, WaiverEffect, WaiverOutcome
 from stepguard.judge.screen import judge
 from stepguard.measure import workers as ticker
 from stepguard.measure.suite import Result
-from stepguard.metrics import METRICS
-from stepguard.report import documents, table, terminal, words
+from stepguard.report import result_documents, table, terminal, words
 from stepguard.report.commands import Commands, next_steps
-from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
-from stepguard.waiver import Waiver, WaiverEffect, WaiverOutcome
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)
@@ -385,7 +385,7 @@ def test_commands_carry_the_folder(verdict, commands):
     steps = next_steps(verdict, "e.json", Commands(baselines="my dir"))
     assert all(step.endswith(command) for step, command in zip(steps, commands, strict=False))
     assert "--baselines 'my dir'" in words.block(verdict, "e.json", Commands(baselines="my dir"))
-    whole = documents.result_document(result(verdict), Commands(baselines="my dir"))
+    whole = result_documents.result_document(result(verdict), Commands(baselines="my dir"))
     assert any("--baselines 'my dir'" in step for step in whole.steps)
     assert "baselines" not in words.block(verdict, "e.json", Commands())
 
@@ -518,7 +518,7 @@ def no_constant(name):
 
 def as_json(made):
     """The document as whoever reads it has it, after it was read as what it is."""
-    text = documents.as_json(made)
+    text = result_documents.as_json(made)
     assert msgspec.json.decode(text, type=type(made))
     return json.loads(text, parse_constant=no_constant)
 
@@ -527,14 +527,14 @@ def as_json(made):
 @given(VERDICTS)
 def test_a_verdict_as_json(verdict):
     """Valid JSON, with the verdict in words."""
-    told = as_json(documents.verdict_document(verdict))
+    told = as_json(result_documents.verdict_document(verdict))
     assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason.name)
 
 
 def test_a_result_as_json():
     """What was measured, metrics, launches, and where evidence and baseline are."""
     found = result(SLOWER, evidence((270.0,) * 3))
-    document = as_json(documents.result_document(found, Commands()))
+    document = as_json(result_documents.result_document(found, Commands()))
     assert document["parameters"] == evidence().case
     assert document["metrics"]["step_ms"] == pytest.approx(270.0)
     assert document["launches"] == [{"step_ms": 270.0, "step_ms_median": 270.0}] * 3
@@ -551,7 +551,9 @@ def test_a_result_as_json():
 def test_a_result_without_times_as_json(launches):
     """A run that broke at once still is a document."""
     broken = evidence(launches=launches, counts=None)
-    document = as_json(documents.result_document(result(judge(broken, None), broken), Commands()))
+    document = as_json(
+        result_documents.result_document(result(judge(broken, None), broken), Commands())
+    )
     assert document["launches"] == []
 
 
@@ -644,7 +646,7 @@ def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
     verdict = Verdict("c", Status.BROKEN, reason, {"fault": "m"}, detail)
     assert words.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
-    assert documents.verdict_document(verdict).detail == detail
+    assert result_documents.verdict_document(verdict).detail == detail
 
 
 def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
@@ -672,7 +674,7 @@ def test_evidence_of_a_dirty_tree_says_what_comes_first():
 def test_a_document_offers_no_command_that_would_be_refused(how):
     """Nor for a tree that was edited while it was measured."""
     found = result(SLOWER, replace(evidence((270.0,) * 3), **how))
-    step, *_ = documents.result_document(found, Commands()).steps
+    step, *_ = result_documents.result_document(found, Commands()).steps
     assert step.startswith("accept: commit, measure again, then ")
 
 

@@ -6,15 +6,15 @@ import msgspec
 import pytest
 from builders import CASE_ID
 
-from stepguard.ab_margins import MARGINS
-from stepguard.document import MOST_CAUSES, ExplanationDocument
-from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
+from stepguard.core.margins import MARGINS
+from stepguard.core.run_document import MOST_CAUSES, ExplanationDocument
+from stepguard.core.site import Site
+from stepguard.core.verdict import MetricVerdict, PairsFinding, Reason, Status, Straggler, Verdict
 from stepguard.judge.ab.pairs import decide
 from stepguard.report import why
-from stepguard.report.documents import verdict_document
+from stepguard.report.result_documents import verdict_document
 from stepguard.report.words import evidence_lines, headline, place
-from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, PairsFinding, Reason, Status, Straggler, Verdict
 
 GELU = "triton_poi_fused_gelu_5"
 GENERIC = (

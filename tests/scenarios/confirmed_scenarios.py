@@ -23,10 +23,10 @@ from inputs import (
 from kernels import counts_of, recorded_step, step
 from scenario import Files, Run, Scenario
 
-from stepguard.ab_margins import Margins
+from stepguard.core.margins import Margins
+from stepguard.core.verdict import Confirmation
 from stepguard.judge.ab.confirm import same_code, settled, unconfirmed
 from stepguard.judge.screen import judge
-from stepguard.verdict import Confirmation
 
 GATES = ("step_ms", "flops_per_step")  # what a confirmation measures
 SLOWER_KERNEL = counts_of(evidence(), step(1.04, seed=3))

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 import pytest
 from scenario import shown
 
-import stepguard.storage.waivers
+import stepguard.storage.waiver_file
 
 
 def pytest_addoption(parser):
@@ -43,7 +43,7 @@ def found(scenario, judged, tmp_path, monkeypatch):
     """What is shown of a scenario, judged in a folder of its own on that day."""
     if scenario.name not in judged:
         monkeypatch.chdir(tmp_path)
-        monkeypatch.setattr(stepguard.storage.waivers, "datetime", Judged)
+        monkeypatch.setattr(stepguard.storage.waiver_file, "datetime", Judged)
         judged[scenario.name] = shown(scenario)
     return judged[scenario.name]
 

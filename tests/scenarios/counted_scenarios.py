@@ -16,7 +16,7 @@ from inputs import (
 )
 from scenario import Files, Run, Scenario
 
-from stepguard.site import Site
+from stepguard.core.site import Site
 
 PEAK = "peak_allocated_bytes"
 

@@ -18,13 +18,13 @@ from builders import (
 )
 from kernels import counts_of
 
-from stepguard.ab_margins import MARGINS_PCT, Margins
-from stepguard.comparison import Comparison, LaunchPair
-from stepguard.evidence import Difference, Fault
-from stepguard.identity import StepIdentity
-from stepguard.profile import Parts, Profile
-from stepguard.site import Site
-from stepguard.waiver import Waiver
+from stepguard.core.comparison import Comparison, LaunchPair
+from stepguard.core.evidence import Difference, Fault
+from stepguard.core.margins import MARGINS_PCT, Margins
+from stepguard.core.profile import Parts, Profile
+from stepguard.core.site import Site
+from stepguard.core.step_identity import StepIdentity
+from stepguard.core.waiver import Waiver
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/user/repo/model/workloads.py", line 88, in step

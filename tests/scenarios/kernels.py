@@ -6,9 +6,9 @@ from dataclasses import replace
 import msgspec
 from builders import CASE, evidence, recording
 
-from stepguard.baseline_file import Entry, Epoch
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.profile import IdleRow, KernelRow, Parts, Profile, added
 from stepguard.judge.summary import stored
-from stepguard.profile import IdleRow, KernelRow, Parts, Profile, added
 
 STEPS = 6
 NORM = "triton_poi_fused_add_gelu_native_layer_norm"

@@ -21,11 +21,11 @@ from inputs import (
 from kernels import counts_of, step
 from scenario import Files, Run, Scenario
 
-from stepguard.ab_margins import Margins
-from stepguard.identity import StepIdentity
+from stepguard.core.margins import Margins
+from stepguard.core.profile import added
+from stepguard.core.site import Site
+from stepguard.core.step_identity import StepIdentity
 from stepguard.judge.ab.decision import judge_ab, without_false_discoveries
-from stepguard.profile import added
-from stepguard.site import Site
 
 
 def one_of_many():

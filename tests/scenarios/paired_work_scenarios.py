@@ -23,8 +23,8 @@ from inputs import (
 )
 from scenario import Files, Run, Scenario
 
-from stepguard.evidence import Fault
-from stepguard.expectation import Expectation
+from stepguard.core.evidence import Fault
+from stepguard.core.expectation import Expectation
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.expectations import expect
 

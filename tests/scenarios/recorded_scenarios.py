@@ -17,8 +17,8 @@ from inputs import DIFFERENCE, FIVE, TWO_RANKS, at, recorded_of, sync_overhead, 
 from kernels import counts_of, recorded_step, step
 from scenario import Files, Run, Scenario
 
-from stepguard.evidence import Difference
-from stepguard.recording import RecordedDifference
+from stepguard.core.evidence import Difference
+from stepguard.core.recording import RecordedDifference
 
 RECORDED = (
     Scenario(

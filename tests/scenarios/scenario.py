@@ -15,19 +15,19 @@ from typing import Any
 
 import msgspec
 
-from stepguard.baseline_file import SCHEMA, BaselineFile, Entry
+from stepguard.cli.kept_evidence import verdict_of_run
 from stepguard.cli.main import main
-from stepguard.cli.stored.evidence import verdict_of_run
-from stepguard.comparison import Comparison
-from stepguard.evidence import Evidence, to_json
+from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence, to_json
+from stepguard.core.verdict import Verdict
+from stepguard.core.waiver import Waiver
 from stepguard.report import words
 from stepguard.report.commands import Commands
-from stepguard.report.documents import as_json, verdict_document
-from stepguard.storage import baselines
+from stepguard.report.result_documents import as_json, verdict_document
+from stepguard.storage import baseline_files
 from stepguard.storage.runs import kept_files, read_comparison, read_evidence
-from stepguard.storage.waivers import load_waivers, today
-from stepguard.verdict import Verdict
-from stepguard.waiver import Waiver
+from stepguard.storage.waiver_file import load_waivers, today
 
 HERE = Path(__file__).parent
 GOLDEN, KEPT = HERE / "golden", HERE / "kept"
@@ -53,14 +53,14 @@ class Run:
         if self.pairs:
             (folder / "comparison.json").write_bytes(to_json(self.pairs))
         if self.baseline:
-            machine = baselines.machine_of(head)
+            machine = baseline_files.machine_of(head)
             content = BaselineFile(
                 schema=SCHEMA, machine=machine, cases={head.case_id: self.baseline}
             )
-            baselines.save(baselines.path_of(BASELINES, head), content)
+            baseline_files.save(baseline_files.path_of(BASELINES, head), content)
         if self.waivers:
             content = {"schema": 1, "waivers": msgspec.to_builtins(self.waivers)}
-            (BASELINES / baselines.WAIVERS).write_text(json.dumps(content))
+            (BASELINES / baseline_files.WAIVERS).write_text(json.dumps(content))
 
 
 @dataclass(frozen=True)

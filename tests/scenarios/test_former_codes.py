@@ -3,20 +3,20 @@
 import pytest
 from inputs import failed, pairs
 
-import stepguard.comparison
-import stepguard.evidence
-from stepguard.evidence import FORMER_CODES, to_json
+import stepguard.core.comparison
+import stepguard.core.evidence
+from stepguard.core.evidence import FORMER_CODES, to_json
+from stepguard.core.verdict import Reason
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.screen import judge
-from stepguard.verdict import Reason
 
 KILLED = failed("KILLED", "rank 0 was killed by SIGKILL")
 BASE_KILLED = pairs(head={"launches": ()}, base={"faults": KILLED.faults, "launches": ()})
 EACH = pytest.mark.parametrize(
     ("kept", "read", "verdict_of"),
     [
-        (KILLED, stepguard.evidence.from_json, lambda found: judge(found, None)),
-        (BASE_KILLED, stepguard.comparison.from_json, judge_ab),
+        (KILLED, stepguard.core.evidence.from_json, lambda found: judge(found, None)),
+        (BASE_KILLED, stepguard.core.comparison.from_json, judge_ab),
     ],
     ids=["evidence", "comparison"],
 )

@@ -18,8 +18,8 @@ from scenario import GOLDEN, KEPT, Files
 from unsound_scenarios import UNSOUND
 from waived_scenarios import WAIVED
 
-from stepguard.document import VerdictDocument
-from stepguard.verdict import Reason, Status
+from stepguard.core.run_document import VerdictDocument
+from stepguard.core.verdict import Reason, Status
 
 TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
 SCENARIOS = tuple(scenario for table in TABLES for scenario in table)

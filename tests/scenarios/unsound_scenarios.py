@@ -4,7 +4,7 @@ from builders import KNOWN_COUNTS, block, evidence, launch, two_rank_evidence
 from inputs import DIFFERENCE, FIVE, SYNC, SYNCS, TWO_RANKS, UNSTEADY, counting, recorded_of
 from scenario import Run, Scenario
 
-from stepguard.evidence import Counts, Difference
+from stepguard.core.evidence import Counts, Difference
 
 
 def of_launch(**changes):

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from quick_launches import shorten_launches
 
-from stepguard.git.revision import Revision
+from stepguard.machine.git.revision import Revision
 from stepguard.measure.workers import Bench
 
 TESTS = Path(__file__).resolve().parents[1]

@@ -27,15 +27,15 @@ from quick_launches import (
 )
 
 from stepguard import Case
-from stepguard.evidence import Block, Evidence, Launch
-from stepguard.git.revision import current
-from stepguard.git.worktree import tree_of
+from stepguard.core.evidence import Block, Evidence, Launch
+from stepguard.core.sentences import message, note
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
-from stepguard.measure.ab import PairsWanted
-from stepguard.measure.confirm import compare_with, confirm
+from stepguard.machine.git.revision import current
+from stepguard.machine.git.worktree import tree_of
+from stepguard.measure.beside_base import compare_with, confirm
+from stepguard.measure.pair_run import PairsWanted
 from stepguard.measure.workers import Bench
-from stepguard.sentences import message, note
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01

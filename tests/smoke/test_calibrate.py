@@ -6,13 +6,13 @@ import pytest
 from git_repositories import commit, git, repository
 from quick_launches import CLOCK_OF_STEPS, PAIR_TIMING, repeat_pairs, shorten_launches
 
-import stepguard.measure.ab
+import stepguard.measure.pair_run
 from stepguard import Case
 from stepguard.cli import main as cli
-from stepguard.git.worktree import tree_of
+from stepguard.core.verdict import Status
+from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.suite import Suite
 from stepguard.storage import calibrations
-from stepguard.verdict import Status
 
 WORK = f"""
 import os
@@ -51,7 +51,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     shorten_launches(monkeypatch)
     repeat_pairs(monkeypatch)
-    monkeypatch.setattr(stepguard.measure.ab, "MOST_PAIRS", 6)
+    monkeypatch.setattr(stepguard.measure.pair_run, "MOST_PAIRS", 6)
     root = repository(tmp_path / "a tree")
     (root / ".gitignore").write_text(".stepguard/\n__pycache__/\n")
     (root / "pytest.ini").touch()

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from stepguard import Case
+from stepguard.core.sentences import message
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import summarise
 from stepguard.measure.launches import measure_launches, planned_launches
-from stepguard.sentences import message
-from stepguard.verdict import Reason, Status
 
 EXPOSED = "exposed_comm_pct"
 

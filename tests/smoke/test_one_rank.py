@@ -8,12 +8,12 @@ import pytest
 from factories import COLLECT_S
 
 from stepguard import Case
-from stepguard.baseline_file import Entry, Epoch
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.sentences import note
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.measure.launches import measure_launches, planned_launches
-from stepguard.sentences import note
-from stepguard.verdict import Reason, Status
 
 
 def measured(bench, factory, wants_more=lambda evidence: False, times=()):

@@ -11,8 +11,8 @@ from git_repositories import commit, git, repository
 from quick_launches import shorten_launches
 
 from stepguard import Case
-from stepguard.git.revision import Revision
-from stepguard.git.worktree import tree_of
+from stepguard.machine.git.revision import Revision
+from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
 

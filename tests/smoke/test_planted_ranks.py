@@ -12,17 +12,17 @@ from quick_launches import shorten_launches
 from benchmarks.shared import WORKLOADS, Change, clone_head
 from perf_tests.parameters import NANO_STEP
 from stepguard import Case, default_gates
-from stepguard.baseline_file import Entry, Epoch
-from stepguard.evidence import Evidence
-from stepguard.git.revision import current
+from stepguard.core.baseline import Entry, Epoch
+from stepguard.core.evidence import Evidence
+from stepguard.core.sentences import note
+from stepguard.core.verdict import Status, Verdict
 from stepguard.judge.screen import judge
+from stepguard.machine.git.revision import current
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
 from stepguard.report.commands import Commands
 from stepguard.report.words import block, headline
-from stepguard.sentences import note
-from stepguard.storage.accept import recording_of
-from stepguard.verdict import Status, Verdict
+from stepguard.storage.accepting import recording_of
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
 SETTINGS = "    ddp = DdpSettings(\n        bucket_cap_mb,\n"

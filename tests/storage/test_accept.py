@@ -22,18 +22,18 @@ from builders import (
 )
 from git_repositories import git, repository
 
-from stepguard.baseline_file import KEPT_RECORDINGS
-from stepguard.evidence import Counts, Difference, Fault
+from stepguard.core.baseline import KEPT_RECORDINGS
+from stepguard.core.evidence import Counts, Difference, Fault
+from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
+from stepguard.core.sentences import note
+from stepguard.core.site import Site
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
-from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
-from stepguard.report.stored.recorded import moves
-from stepguard.sentences import note
-from stepguard.site import Site
-from stepguard.storage import accept as acceptance
-from stepguard.storage.accept import Accepted, Action, Refused, accept, recording_of
-from stepguard.storage.baselines import load, save
+from stepguard.report.recorded import moves
+from stepguard.storage import accepting as acceptance
+from stepguard.storage.accepting import Accepted, Action, Refused, accept, recording_of
+from stepguard.storage.baseline_files import load, save
 from stepguard.storage.json_file import FileError
-from stepguard.verdict import Reason, Status
 
 
 @pytest.fixture

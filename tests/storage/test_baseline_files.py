@@ -26,14 +26,14 @@ from git_repositories import git, repository
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from stepguard.baseline_file import SCHEMA, BaselineFile, Entry, Epoch
-from stepguard.metrics import METRICS
-from stepguard.recording import RecordedDifference, Recording
-from stepguard.site import Site
+from stepguard.core.baseline import SCHEMA, BaselineFile, Entry, Epoch
+from stepguard.core.metrics import METRICS
+from stepguard.core.recording import RecordedDifference, Recording
+from stepguard.core.site import Site
+from stepguard.core.strict_json import LARGEST
 from stepguard.storage import json_file
-from stepguard.storage.baselines import file_name, load, save
+from stepguard.storage.baseline_files import file_name, load, save
 from stepguard.storage.json_file import FileError, layout
-from stepguard.strict_json import LARGEST
 
 KEY = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 WORDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)

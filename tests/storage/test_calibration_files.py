@@ -9,8 +9,8 @@ from builders import CASE, CASE_ID, PROPERTY, SOFTWARE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stepguard.git.revision import current
 from stepguard.judge.ab.calibration import SCHEMA, CalibratedCase, CalibrationFile
+from stepguard.machine.git.revision import current
 from stepguard.storage import calibrations
 from stepguard.storage.json_file import FileError
 

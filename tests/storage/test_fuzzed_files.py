@@ -27,10 +27,12 @@ from hypothesis import given, settings
 from mutated import FUZZ, FUZZED, mutated
 from run_documents import measured, run_document
 
-from stepguard.baseline_file import BaselineFile
-from stepguard.case import Case
-from stepguard.cli.stored import calibrate
-from stepguard.evidence import Difference, Disturbance, Fault, to_json
+from stepguard.cli import calibrate
+from stepguard.core.baseline import BaselineFile
+from stepguard.core.case import Case
+from stepguard.core.evidence import Difference, Disturbance, Fault, to_json
+from stepguard.core.site import Site
+from stepguard.core.waiver import Waiver
 from stepguard.judge.ab.calibration import SCHEMA as CALIBRATIONS
 from stepguard.judge.ab.calibration import CalibratedCase, CalibrationFile, decision_rule
 from stepguard.judge.ab.confirm import confirmed, to_confirm
@@ -39,21 +41,18 @@ from stepguard.judge.acceptance import moved_together
 from stepguard.judge.screen import judge, wants_another_launch
 from stepguard.judge.waivers import waive
 from stepguard.measure.suite import Result
-from stepguard.report import words
+from stepguard.report import recorded, words
 from stepguard.report.commands import Commands
-from stepguard.report.documents import as_json, result_document
 from stepguard.report.github import comment
 from stepguard.report.page import page
-from stepguard.report.stored import recorded
-from stepguard.report.stored.waivers import described
-from stepguard.site import Site
-from stepguard.storage import baselines, calibrations
-from stepguard.storage.accept import accept
-from stepguard.storage.documents import load_document
+from stepguard.report.result_documents import as_json, result_document
+from stepguard.report.waiver_text import described
+from stepguard.storage import baseline_files, calibrations
+from stepguard.storage.accepting import accept
 from stepguard.storage.json_file import FileError
+from stepguard.storage.read_documents import load_document
 from stepguard.storage.runs import read_comparison, read_evidence
-from stepguard.storage.waivers import WAIVERS, WaiverFile, load_waivers
-from stepguard.waiver import Waiver
+from stepguard.storage.waiver_file import WAIVERS, WaiverFile, load_waivers
 
 TODAY = date(2026, 11, 22)
 SITE = Site(".item()", "model.py", 10, "step", "loss.item()", "forward", 2)
@@ -157,17 +156,17 @@ def shown(found, verdict, comparison=None):
 def accepted(folder, found):
     """Accept it into a new file and beside a recording; whatever is written can be read."""
     for before in (None, entry(case=found.case)):
-        path = baselines.path_of(folder, found)
+        path = baseline_files.path_of(folder, found)
         path.unlink(missing_ok=True)
         try:
             if before is not None:
                 cases = {found.case_id: before}
-                machine = baselines.machine_of(found)
-                baselines.save(path, BaselineFile(schema=1, machine=machine, cases=cases))
+                machine = baseline_files.machine_of(found)
+                baseline_files.save(path, BaselineFile(schema=1, machine=machine, cases=cases))
             accept(path, found, "a reason")
         except FileError:
             pass
-        baselines.load(path)
+        baseline_files.load(path)
 
 
 REFUSED = object()
@@ -238,10 +237,10 @@ def test_fuzzed_baselines(tmp_path):
     def fuzz(text):
         path = tmp_path / "h200x1.json"
         path.write_text(text)
-        if (content := read_or_refused(baselines.load, path)) is REFUSED:
+        if (content := read_or_refused(baseline_files.load, path)) is REFUSED:
             return
-        baselines.save(mine, content)
-        assert baselines.load(mine) == content
+        baseline_files.save(mine, content)
+        assert baseline_files.load(mine) == content
         for case_id, one in content.cases.items():
             list(recorded.listing({case_id: one})), list(recorded.lines(one))
             for now in (evidence(), EVIDENCE["ranks"]):
@@ -251,7 +250,7 @@ def test_fuzzed_baselines(tmp_path):
                 accept(path, now, "a reason")
             except FileError:
                 continue
-            baselines.load(path)
+            baseline_files.load(path)
 
     fuzz()
 

@@ -6,9 +6,9 @@ import pytest
 from builders import CASE_ID, entry
 from run_documents import measured, run_document
 
-from stepguard.report.documents import as_json
-from stepguard.storage.documents import load_document
+from stepguard.report.result_documents import as_json
 from stepguard.storage.json_file import FileError
+from stepguard.storage.read_documents import load_document
 
 ONE = run_document(measured(entry()))
 

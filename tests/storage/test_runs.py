@@ -12,7 +12,7 @@ from builders import CASE_ID, evidence
 from comparisons import alike
 
 from stepguard import Case
-from stepguard.evidence import Fault, from_json
+from stepguard.core.evidence import Fault, from_json
 from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.runs import KEPT_RUNS, Store
 

@@ -7,21 +7,21 @@ from hypothesis import given, settings
 from kineto import PEAKS, steps
 from mutated import FUZZ, FUZZED, mutated
 
-from stepguard.cli.profilers.files import read_ranks
+from stepguard.core.profile import over_ranks
 from stepguard.explain.causes import explain
-from stepguard.explain.roofs import class_roofs
-from stepguard.profile import over_ranks
-from stepguard.report.trace import explanation
-from stepguard.report.trace.memory import memory_page
-from stepguard.report.trace.page import page, roof_lines
+from stepguard.lab.exchanges import exchanges
+from stepguard.lab.memory_events import memory_table
+from stepguard.lab.memory_table import memory_page
+from stepguard.lab.roofs import class_roofs
+from stepguard.lab.trace_files import read_ranks
+from stepguard.lab.trace_page import page, roof_lines
+from stepguard.lab.trace_summary import summary
+from stepguard.report import explanation_text
 from stepguard.storage.json_file import FileError
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.collectives import exchanges
-from stepguard.trace.host_side.memory import memory_table
-from stepguard.trace.host_side.steps import read_steps
+from stepguard.trace.host_steps import read_steps
 from stepguard.trace.profiles import profile
 from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.summary import summary
 
 HEAD = {
     "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
@@ -72,7 +72,7 @@ def test_fuzzed_trace_files(tmp_path):
             list(memory_page(memory_table(found.trace, CLASSES, 64, gpu=True), {}, 12))
         for pair in ((found, sound), (sound, found)):
             list(
-                explanation.lines(
+                explanation_text.lines(
                     peaks=PEAKS, found=explain(*(over_ranks([profile(one)]) for one in pair))
                 )
             )

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import MAIN, Kineto
 
-from stepguard.report.trace.memory import memory_page
+from stepguard.lab.memory_events import memory_table
+from stepguard.lab.memory_table import memory_page
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.host_side.memory import memory_table
 from stepguard.trace.read.chunks import TraceError
 
 

@@ -8,12 +8,12 @@ from kineto import Kineto
 from trace_exports import STRINGS, export
 
 from stepguard.cli.main import main
-from stepguard.profile import mean
+from stepguard.core.profile import mean
+from stepguard.lab.read_nsys import read_nsys
+from stepguard.lab.read_tables import Stats, read_ncu, read_stats
 from stepguard.trace.classes import usual_classes
 from stepguard.trace.profiles import analyse, profile
 from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.read.nsys import read_nsys
-from stepguard.trace.read.tables import Stats, read_ncu, read_stats
 
 
 def parts(trace):

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import AUTOGRAD, COMMS, Kineto, steps
 
-from stepguard.profile import mean
+from stepguard.core.profile import mean
+from stepguard.lab.exchanges import bus_factor, exchanges
+from stepguard.lab.trace_summary import summary
 from stepguard.trace.classes import parse_classes, usual_classes, with_more
-from stepguard.trace.collectives import bus_factor, exchanges
 from stepguard.trace.profiles import profile
 from stepguard.trace.read.chunks import TraceError
-from stepguard.trace.summary import summary
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from stepguard.worker import device as rank_device
+from stepguard.worker import torch_device as rank_device
 from stepguard.worker.clock import Clock, quiet_gc
 from stepguard.worker.variants import alternate
 

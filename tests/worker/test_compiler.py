@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from stepguard.worker.count import compiler
 from stepguard.worker.count.compiler import Recompiles, graph_breaks, recompile_limits
-from stepguard.worker.count.counters import Tally, count_compiler
+from stepguard.worker.count.counting import Tally, count_compiler
 from stepguard.worker.count.locate import qualified
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -404,7 +404,7 @@ def test_more_compilations_than_torch_remembers(clean):
 NOTHING = """
 import sys
 from stepguard.worker.count import compiler
-from stepguard.worker.count.counters import Tally, count_compiler
+from stepguard.worker.count.counting import Tally, count_compiler
 compiler.install()
 tally = Tally()
 with compiler.Recompiles() as seen:

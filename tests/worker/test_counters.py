@@ -4,7 +4,7 @@ import itertools
 
 import torch
 
-from stepguard.worker.count.counters import count
+from stepguard.worker.count.counting import count
 from stepguard.worker.count.tally import RankStep
 
 

@@ -11,10 +11,10 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from model import workloads
-from stepguard.allow import allow_sync, allowed_by_comment, allowed_now
-from stepguard.explanation import Cause, Kind, Side
+from stepguard.core.allow import allow_sync, allowed_by_comment, allowed_now
+from stepguard.core.explanation import Cause, Kind, Side
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.report.why import site_of
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.worker.count.eager import OperatorCounter, count_eager
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import RankStep, Tally
@@ -31,7 +31,7 @@ def program(tmp_path, monkeypatch):
     def count(*lines, before="", stable=True):
         head = [
             "import torch",
-            "from stepguard.allow import allow_sync",
+            "from stepguard.core.allow import allow_sync",
             "DEVICE, CPU = 'cpu', torch.device('cpu')",
             "x = torch.arange(6.0, device=DEVICE).reshape(2, 3)",
             "w = torch.ones(6, requires_grad=True, device=DEVICE)",

@@ -2,7 +2,7 @@
 
 import torch
 
-from stepguard.worker.fingerprint import fingerprint
+from stepguard.worker.rank_fingerprint import fingerprint
 
 CPU = torch.device("cpu")
 

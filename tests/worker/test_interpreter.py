@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.storage import baselines, calibrations
+from stepguard.machine import interpreter as module
+from stepguard.machine.interpreter import as_typed, called, interpreter
+from stepguard.storage import baseline_files, calibrations
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waivers import load_waivers, today
-from stepguard.worker import interpreter as module
-from stepguard.worker.interpreter import as_typed, called, interpreter
+from stepguard.storage.waiver_file import load_waivers, today
 
 ENGINE = Path(module.__file__).parents[1]
 # For readers elsewhere: a pull request's, of a workflow; and argparse's usage.
@@ -66,7 +66,7 @@ def test_only_an_error_asks_how_a_command_is_typed(tmp_path, monkeypatch):
     searched = []
     monkeypatch.setattr(module.shutil, "which", searched.append)
     file = tmp_path / "cpu.json"
-    loaders = (baselines.load, calibrations.load)
+    loaders = (baseline_files.load, calibrations.load)
     for load in loaders:
         load(file)
     load_waivers(tmp_path, today())

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from stepguard.metrics import BETWEEN_STEPS
+from stepguard.core.metrics import BETWEEN_STEPS
 from stepguard.worker.count.kept import LEAK, locate_kept
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.position import Phases

@@ -8,14 +8,14 @@ import time
 
 import pytest
 
-from stepguard.worker.lifeline import die_with_parent, kill_by_token, pids_by_token
+from stepguard.machine.lifeline import die_with_parent, kill_by_token, pids_by_token
 
 LONG_S = 300.0  # less than what the children would sleep
 
 
 CHILD = """
 import os, sys, time
-from stepguard.worker.lifeline import die_with_parent
+from stepguard.machine.lifeline import die_with_parent
 tied = die_with_parent(int(sys.argv[1]))
 print(os.getpid(), tied, flush=True)
 time.sleep(600)
@@ -61,7 +61,7 @@ def test_a_child_dies_with_its_parent(signum):
 
 def test_a_parent_that_is_gone_already_is_noticed():
     """If another process adopted the child before it asked, die_with_parent says so."""
-    code = "from stepguard.worker.lifeline import die_with_parent; print(die_with_parent(1234567))"
+    code = "from stepguard.machine.lifeline import die_with_parent; print(die_with_parent(1234567))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=LONG_S
     )

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from stepguard.worker.session import MachineSamples
+from stepguard.worker.rank_session import MachineSamples
 
 
 @pytest.fixture

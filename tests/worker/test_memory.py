@@ -13,9 +13,9 @@ from builders import PROPERTY
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.worker import device
-from stepguard.worker.count import memory
-from stepguard.worker.count.memory import count_memory, live_tensor_bytes, running_peaks
+from stepguard.worker import torch_device
+from stepguard.worker.count import memory_counters
+from stepguard.worker.count.memory_counters import count_memory, live_tensor_bytes, running_peaks
 from stepguard.worker.count.tally import RankStep, Tally
 from stepguard.worker.position import Phases
 
@@ -458,7 +458,7 @@ def test_peaks_of_known_events():
         Event(1, size=50),
         Event(9, "aten::mm", 999),
         Event(2, size=-20),
-        Event(3, memory._PHASE + "backward"),
+        Event(3, memory_counters._PHASE + "backward"),
     ]
     assert running_peaks(events, 100) == {OUTSIDE: 150, "backward": 160}
 
@@ -472,7 +472,7 @@ def test_peaks_of_known_events():
 def test_the_highest_phase_is_the_highest_prefix(changes, live, border):
     """Wherever a phase begins, the highest peak is live plus the highest prefix sum, or live."""
     events = [Event(2 * at, size=size) for at, size in enumerate(changes)]
-    events.append(Event(2 * border - 1, memory._PHASE + "forward"))
+    events.append(Event(2 * border - 1, memory_counters._PHASE + "forward"))
     prefixes = [sum(changes[: index + 1]) for index in range(len(changes))]
     assert max(running_peaks(events, live).values()) == live + max(0, *prefixes, 0)
 
@@ -487,7 +487,7 @@ class FakeGpu:
             "reset_peak_memory_stats": self.reset,
         }.items():
             monkeypatch.setattr(torch.cuda, name, function)
-        monkeypatch.setattr(device, "_synchronize", lambda: None)
+        monkeypatch.setattr(torch_device, "_synchronize", lambda: None)
 
     def add(self, size):
         self.current += size
@@ -518,7 +518,7 @@ def test_on_a_gpu_the_allocator_is_asked(monkeypatch):
         phases("backward")
         gpu.add(-30)
         gpu.add(5)
-        gpu.mallocs += len(steps) % memory.LEAK_STEPS == 0
+        gpu.mallocs += len(steps) % memory_counters.LEAK_STEPS == 0
         gpu.add(-25)
 
     count_memory(tally, RankStep(step, GPU, phases))
@@ -534,8 +534,8 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
     gpu, tally = FakeGpu(monkeypatch), Tally()
     count_memory(tally, RankStep(lambda: gpu.add(7), GPU))
     assert tally.values == {
-        BETWEEN: 7 * memory.PERIOD,
-        PEAK: 7 * (memory.PERIOD + memory.ACTIVE_STEPS),
+        BETWEEN: 7 * memory_counters.PERIOD,
+        PEAK: 7 * (memory_counters.PERIOD + memory_counters.ACTIVE_STEPS),
         LEAK: 7,
         "device_allocations_per_step": 0,
     }
@@ -544,7 +544,7 @@ def test_a_leak_on_a_gpu_is_exact(monkeypatch):
 
 HIDDEN = """
 import gc, sys, torch
-from stepguard.worker.count.memory import count_memory
+from stepguard.worker.count.memory_counters import count_memory
 from stepguard.worker.count.tally import RankStep, Tally
 kept = []
 def storage():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from stepguard.worker.device import out_of_memory
+from stepguard.worker.torch_device import out_of_memory
 
 TOO_MUCH = 1 << 55  # bytes; more than a process can address
 

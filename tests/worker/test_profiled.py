@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from stepguard.trace.host_side.steps import read_steps
-from stepguard.worker.count import profiled
-from stepguard.worker.count.profiled import MARK, ProfiledSteps
+from stepguard.trace.host_steps import read_steps
+from stepguard.worker.count import profiled_steps
+from stepguard.worker.count.profiled_steps import MARK, ProfiledSteps
 from stepguard.worker.count.tally import RankStep, Tally
 
 
@@ -24,7 +24,7 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
     """A rank whose own trace is whole takes part: its steps have the others' exchanges."""
     found = read_steps([{"name": MARK, "cat": "user_annotation", "ts": 0, "dur": 1}], MARK, 1)
     taken = iter([ProfiledSteps([replace(found[0], lost_copies=count)], []) for count in lost])
-    monkeypatch.setattr(profiled, "profile_steps", lambda *rest: next(taken))
+    monkeypatch.setattr(profiled_steps, "profile_steps", lambda *rest: next(taken))
     others = iter(others_lost)
     asked = []
 
@@ -33,13 +33,15 @@ def test_all_ranks_profile_again_if_one_has_to(monkeypatch, lost, others_lost, p
         return own or bool(next(others))
 
     counted = RankStep(lambda: None, torch.device("cpu"), any_rank=any_rank)
-    profiled.count_profiled(Tally(), counted)
+    profiled_steps.count_profiled(Tally(), counted)
     assert asked == [bool(count) for count in lost[:profiles]] and next(taken, None) is None
 
 
 def test_a_trace_that_found_no_room_says_so(monkeypatch):
     """On a full disk torch writes what it can, and says nothing."""
-    monkeypatch.setattr(profiled, "_exported", lambda profile: b'{"traceEvents": [{"ph": "X",')
+    monkeypatch.setattr(
+        profiled_steps, "_exported", lambda profile: b'{"traceEvents": [{"ph": "X",'
+    )
     counted = RankStep(lambda: None, torch.device("cpu"))
     with pytest.raises(OSError, match=r"no whole trace to .* \(28 bytes of it\): make room"):
-        profiled.count_profiled(Tally(), counted)
+        profiled_steps.count_profiled(Tally(), counted)

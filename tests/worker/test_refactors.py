@@ -16,13 +16,13 @@ import pytest
 import torch
 from builders import cpu_evidence, entry, epoch
 
-from stepguard.evidence import Counts
+from stepguard.core.evidence import Counts
+from stepguard.core.verdict import Status
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.report.words import evidence_lines, headline
-from stepguard.verdict import Status
 from stepguard.worker.count import candidates
-from stepguard.worker.count.counters import count
+from stepguard.worker.count.counting import count
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import RankStep
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 import torch
 
-from stepguard.worker.count.settings import settings
+from stepguard.worker.count.steering import settings
 
 
 def set_matmul(monkeypatch):

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from stepguard.site import Site
+from stepguard.core.site import Site
 from stepguard.worker.count.tally import Tally
 
 

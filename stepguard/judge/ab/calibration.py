@@ -18,18 +18,18 @@ from typing import Annotated, Any
 import msgspec
 import scipy
 
-from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
-from stepguard.comparison import Comparison
-from stepguard.evidence import Evidence
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.margins import MARGINS, PRIOR, Margins, Prior
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.recording import Text
+from stepguard.core.sentences import message, note
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.conditions import first_change
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.metrics import JUDGED_TIME
-from stepguard.recording import Text
-from stepguard.sentences import message, note
-from stepguard.verdict import Reason, Status
 
 SCHEMA = 2
 POOLED_PAIRS = 4 * MOST_PAIRS  # the newest; older ones are of a machine of long ago

@@ -3,14 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from stepguard.comparison import Comparison
-from stepguard.judge.ab.decision import decision, pairs_finding, problem, wants_another_pair, why
-from stepguard.judge.ab.earlier import says_slower
-from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.judge.series import judged_within, of_pairs
-from stepguard.judge.summary import summarise
-from stepguard.metrics import JUDGED_TIME
-from stepguard.verdict import (
+from stepguard.core.comparison import Comparison
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.verdict import (
     Confirmation,
     Confirmed,
     Decision,
@@ -20,6 +15,11 @@ from stepguard.verdict import (
     Verdict,
     worst_of,
 )
+from stepguard.judge.ab.decision import decision, pairs_finding, problem, wants_another_pair, why
+from stepguard.judge.ab.earlier import says_slower
+from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
+from stepguard.judge.series import judged_within, of_pairs
+from stepguard.judge.summary import summarise
 
 # Of a step time, that another card or clock may make with the same code. H200s: cards differ by
 # 4.8 % at most (13 of them), and the SM clock of steady steps was between 1575 and 1800 MHz in all

@@ -14,23 +14,13 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-from stepguard.ab_margins import Margins
-from stepguard.comparison import Comparison
-from stepguard.evidence import Evidence
-from stepguard.explain.causes import explain
-from stepguard.explanation import Explanation
-from stepguard.judge.ab.identical import identical, not_enough
-from stepguard.judge.ab.pairs import benjamini_hochberg, decide
-from stepguard.judge.ab.profiled import other_kernels, straggler
-from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS, MOST_PAIRS
-from stepguard.judge.compare import compare
-from stepguard.judge.screen import moved_counters
-from stepguard.judge.series import judged_within, of_pairs
-from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
-from stepguard.judge.summary import summarise
-from stepguard.metrics import JUDGED_TIME, METRICS
-from stepguard.recording import Recording
-from stepguard.verdict import (
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.explanation import Explanation
+from stepguard.core.margins import Margins
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.recording import Recording
+from stepguard.core.verdict import (
     Decision,
     Facts,
     MetricVerdict,
@@ -39,6 +29,16 @@ from stepguard.verdict import (
     Status,
     Verdict,
 )
+from stepguard.explain.causes import explain
+from stepguard.judge.ab.by_profile import other_kernels, straggler
+from stepguard.judge.ab.identical import identical, not_enough
+from stepguard.judge.ab.pairs import benjamini_hochberg, decide
+from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS, MOST_PAIRS
+from stepguard.judge.counters import compare
+from stepguard.judge.screen import moved_counters
+from stepguard.judge.series import judged_within, of_pairs
+from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
+from stepguard.judge.summary import summarise
 
 # Another revision's tree may well lack the case, without anybody having made HEAD worse.
 _LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name)

@@ -17,16 +17,16 @@ from typing import Any
 
 import scipy  # as in pairs.py
 
-from stepguard.comparison import Comparison, LaunchPair
-from stepguard.evidence import Launch
+from stepguard.core.comparison import Comparison, LaunchPair
+from stepguard.core.evidence import Launch
+from stepguard.core.text import listed
+from stepguard.core.verdict import Status
 from stepguard.judge.ab.decision import by_plan, decision, problem
 from stepguard.judge.ab.identical import identical
 from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.judge.conditions import first_change
 from stepguard.judge.series import of_pairs
-from stepguard.text import listed
-from stepguard.verdict import Status
 
 MACHINE = ("device_uuid", "device_name", "driver", "torch", "python", "cpu_threads")
 # At which a fresh pair is called slower than the earlier ones: 0.42 % above the mean of four pairs,

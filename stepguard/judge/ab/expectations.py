@@ -7,8 +7,8 @@ never of what is BROKEN, UNFIT, NOT COMPARABLE or INCONCLUSIVE.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from stepguard.expectation import Expectation, ExpectationEffect, ExpectationOutcome
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.core.expectation import Expectation, ExpectationEffect, ExpectationOutcome
+from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 
 _EXPECTABLE = (Status.SLOWER, Status.CHANGED)
 

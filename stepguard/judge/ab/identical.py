@@ -11,11 +11,11 @@ import math
 from dataclasses import replace
 from statistics import fmean, median
 
-from stepguard.comparison import Comparison
-from stepguard.evidence import Counts, Launch
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Counts, Launch
+from stepguard.core.profile import mean
 from stepguard.judge.ab.pairs import out_of_line
 from stepguard.judge.series import of_pairs
-from stepguard.profile import mean
 
 # A host that needs most of the step for its launches may bound it when it gets slower. It waits for
 # room in the queue with more than some 1,000 launches: on H200s it needs 0.09 of a step for

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import scipy  # whose .special is imported when it is first used: a third of a short command's time
 
-from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
-from stepguard.evidence import Launch
+from stepguard.core.evidence import Launch
+from stepguard.core.margins import MARGINS, PRIOR, Margins, Prior
+from stepguard.core.verdict import Decision, Status
 from stepguard.judge.ab.sequential_plan import (
     ALPHA,
     MIN_PAIRS,
@@ -28,7 +29,6 @@ from stepguard.judge.ab.sequential_plan import (
     may_decide,
     may_decide_later,
 )
-from stepguard.verdict import Decision, Status
 
 POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
 

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from stepguard.roofline import Work
+from stepguard.core.roofline import Work
 from stepguard.trace.columns import (
     ANNOTATION,
     CALL,

@@ -27,7 +27,7 @@ from typing import Any, Self
 
 import torch
 
-from stepguard.site import Site
+from stepguard.core.site import Site
 from stepguard.worker.count.locate import Place, enclosing, locate, qualified
 
 Stack = list[tuple[str, int, str]]  # (file, line, function), from the innermost frame outwards

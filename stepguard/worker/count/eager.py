@@ -13,12 +13,12 @@ import torch
 from torch.utils import flop_counter
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepguard.site import Site, merge
+from stepguard.core.site import Site, merge
 from stepguard.worker.clock import Step
 from stepguard.worker.count.candidates import count_candidates
 from stepguard.worker.count.locate import TORCH, Place, frames, locate, machinery
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
-from stepguard.worker.device import empty_cache, on_gpu
+from stepguard.worker.torch_device import empty_cache, on_gpu
 
 # What calls operators for a line of its caller's: a change elsewhere shows there, too.
 _FOLLOWS = {"autograd/": "backward", "optim/": "optimizer", "nn/utils/clip_grad": "optimizer"}

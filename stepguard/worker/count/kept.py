@@ -15,9 +15,9 @@ from msgspec.structs import replace
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from stepguard.metrics import BETWEEN_STEPS
-from stepguard.site import Site
-from stepguard.worker.count.memory import LEAK_STEPS, PERIOD, gradients
+from stepguard.core.metrics import BETWEEN_STEPS
+from stepguard.core.site import Site
+from stepguard.worker.count.memory_counters import LEAK_STEPS, PERIOD, gradients
 from stepguard.worker.count.placement import storages
 from stepguard.worker.count.syncs import by_place, site_here
 from stepguard.worker.count.tally import RankStep, Tally

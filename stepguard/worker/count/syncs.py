@@ -1,6 +1,6 @@
 """Finds where the host waits for the device: on which line, in which phase, for what.
 
-torch tells Python about the synchronizations that it makes (worker/device.py). How many there are
+torch tells Python about the synchronizations that it makes (worker/torch_device.py). How many there are
 never depends on that: the profiler's trace has every call, also those of other libraries. What is
 found here gives the calls their lines.
 
@@ -14,12 +14,12 @@ from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from stepguard.allow import allowed_by_comment, allowed_now
-from stepguard.site import Site
-from stepguard.trace.host_side.steps import Sync
+from stepguard.core.allow import allowed_by_comment, allowed_now
+from stepguard.core.site import Site
+from stepguard.trace.host_steps import Sync
 from stepguard.worker.count.locate import frames, locate
-from stepguard.worker.device import SYNC_KINDS, call_on_sync
 from stepguard.worker.position import MICRO_STEP, Phases
+from stepguard.worker.torch_device import SYNC_KINDS, call_on_sync
 
 _AUTOGRAD = "autograd::engine::evaluate_function: "
 # What waits, by the operator that it waits in; the first that is found decides.

@@ -10,11 +10,11 @@ from typing import Any
 import msgspec
 import torch
 
-from stepguard.identity import StepIdentity
-from stepguard.metrics import METRICS
-from stepguard.profile import Profile
-from stepguard.site import Site, added
-from stepguard.text import listed
+from stepguard.core.metrics import METRICS
+from stepguard.core.profile import Profile
+from stepguard.core.site import Site, added
+from stepguard.core.step_identity import StepIdentity
+from stepguard.core.text import listed
 from stepguard.worker.clock import Step
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.position import Phases

@@ -13,10 +13,10 @@ import sys
 import msgspec
 import torch
 
-from stepguard.case import Scalar
-from stepguard.worker import device
+from stepguard.core.case import Scalar
+from stepguard.worker import torch_device
 from stepguard.worker.clock import Step
-from stepguard.worker.session import join_process_group
+from stepguard.worker.rank_session import join_process_group
 from stepguard.worker.workload import BadWorkload, build
 
 
@@ -25,7 +25,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     factory: str
     params: dict[str, Scalar]
-    device: str
+    torch_device: str
     warmup: int
     steps: int
     one_thread: bool = False  # autograd launches from the thread that has the workload's ranges
@@ -35,9 +35,9 @@ def main() -> str:
     """Run what the first argument says; return what went wrong, "" if nothing."""
     wanted = msgspec.json.decode(sys.argv[1], type=Run)
     try:
-        where = device.rank_device(wanted.device, int(os.environ.get("LOCAL_RANK", "0")))
-        device.select(where)
-        join_process_group(device.backend(where))
+        where = torch_device.rank_device(wanted.device, int(os.environ.get("LOCAL_RANK", "0")))
+        torch_device.select(where)
+        join_process_group(torch_device.backend(where))
         workload = build(wanted.factory, wanted.params, where.type)
     except (BadWorkload, ValueError) as error:
         return f"stepguard: {error}"
@@ -50,12 +50,12 @@ def _record(step: Step, where: torch.device, wanted: Run) -> None:
     """Run the steps before the marks and between them."""
     for _ in range(wanted.warmup):
         step()
-    device.synchronize(where)
-    if not device.on_gpu(where):
+    torch_device.synchronize(where)
+    if not torch_device.on_gpu(where):
         return  # there is nothing to record
-    with device.profiled():
+    with torch_device.profiled():
         for number in range(wanted.steps):
-            with device.nvtx_range(f"step_{number}"):
+            with torch_device.nvtx_range(f"step_{number}"):
                 step()
 
 

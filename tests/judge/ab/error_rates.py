@@ -3,7 +3,7 @@
 import numpy as np
 from scipy import stats
 
-from stepguard.ab_margins import Prior
+from stepguard.core.margins import Prior
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS, SEQUENTIAL_PLAN
 
 

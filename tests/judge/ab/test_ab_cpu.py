@@ -7,8 +7,9 @@ import pytest
 from test_ab_rules import decided, metric, turns
 
 from stepguard import Case
-from stepguard.ab_margins import MARGINS_PCT, Margins
-from stepguard.comparison import glances, judged
+from stepguard.core.comparison import glances, judged
+from stepguard.core.margins import MARGINS_PCT, Margins
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.ab.decision import (
     LEAST_GLANCED,
     MOST_GLANCED,
@@ -17,7 +18,6 @@ from stepguard.judge.ab.decision import (
     wants_every_pair,
 )
 from stepguard.report.words import times
-from stepguard.verdict import Reason, Status
 
 QUICK = {"floor_flops_per_step": 0.0}
 HOW = {"head": QUICK, "base": QUICK, "margins": Margins(*MARGINS_PCT["cpu"]), "glance": True}

@@ -10,9 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard import Case
-from stepguard.ab_margins import Margins, Prior
-from stepguard.comparison import Comparison, LaunchPair, from_json, judged
-from stepguard.evidence import Counts, Fault, to_json
+from stepguard.core.comparison import Comparison, LaunchPair, from_json, judged
+from stepguard.core.evidence import Counts, Fault, to_json
+from stepguard.core.margins import Margins, Prior
+from stepguard.core.metrics import METRICS
+from stepguard.core.sentences import message, note
+from stepguard.core.site import Site
+from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.ab.decision import (
     FALSE_DISCOVERIES,
     decision,
@@ -20,13 +24,9 @@ from stepguard.judge.ab.decision import (
     wants_another_pair,
     without_false_discoveries,
 )
-from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import block as told_block
 from stepguard.report.words import headline, place
-from stepguard.sentences import message, note
-from stepguard.site import Site
-from stepguard.verdict import Reason, Status, Verdict
 
 OLD, NEW = "0" * 40, "f" * 40
 CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})

@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from stepguard.ab_margins import MARGINS, PRIOR, Margins, Prior
-from stepguard.evidence import Fault
+from stepguard.core.evidence import Fault
+from stepguard.core.margins import MARGINS, PRIOR, Margins, Prior
+from stepguard.core.sentences import note
 from stepguard.judge.ab.calibration import (
     NOT_CALIBRATED,
     POOLED_PAIRS,
@@ -33,7 +34,6 @@ from stepguard.judge.ab.calibration import (
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair, wants_every_pair
 from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import ALPHA, BETA, MOST_PAIRS
-from stepguard.sentences import note
 
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01]
 

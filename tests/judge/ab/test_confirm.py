@@ -8,9 +8,12 @@ from builders import PROPERTY, block, entry, evidence, launch, metric, with_coun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.ab_margins import Margins
-from stepguard.comparison import Comparison
-from stepguard.evidence import Fault
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Fault
+from stepguard.core.margins import Margins
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.sentences import message, note
+from stepguard.core.verdict import Confirmation, Reason, Status, Verdict
 from stepguard.judge.ab.confirm import (
     MACHINE_LIMIT_PCT,
     confirmation_wants_pair,
@@ -23,11 +26,8 @@ from stepguard.judge.ab.confirm import (
 )
 from stepguard.judge.ab.decision import decision
 from stepguard.judge.screen import judge
-from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.words import evidence_lines, times
-from stepguard.sentences import message, note
-from stepguard.verdict import Confirmation, Reason, Status, Verdict
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 HOW = "the recording's own commit, 000000000000"

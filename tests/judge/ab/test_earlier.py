@@ -7,14 +7,14 @@ import pytest
 from builders import evidence
 from comparisons import alike, comparison_of
 
-from stepguard.ab_margins import MARGINS, Margins, Prior
-from stepguard.comparison import LaunchPair, from_json
-from stepguard.evidence import Fault, to_json
+from stepguard.core.comparison import LaunchPair, from_json
+from stepguard.core.evidence import Fault, to_json
+from stepguard.core.margins import MARGINS, Margins, Prior
+from stepguard.core.verdict import Status
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.earlier import contradicts, pooled
 from stepguard.judge.ab.pairs import bounds, decide
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS, may_decide
-from stepguard.verdict import Status
 
 QUIET = (0.05, -0.05, 0.02, -0.02)
 SLOW = (1.0, 1.1, 0.9, 1.05, 0.95, 1.0)

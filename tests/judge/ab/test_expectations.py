@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 from test_ab_rules import COST, fault, metric, shifted, turns
 
-from stepguard.expectation import Expectation, ExpectationEffect
+from stepguard.core.expectation import Expectation, ExpectationEffect
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.ab.decision import judge_ab, without_false_discoveries
 from stepguard.judge.ab.expectations import expect
 from stepguard.report.commands import Commands
-from stepguard.report.documents import verdict_document
+from stepguard.report.result_documents import verdict_document
 from stepguard.report.words import block as shown_block
-from stepguard.verdict import Reason, Status
 
 ID = "train_step[124m-bf16]"
 

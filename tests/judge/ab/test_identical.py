@@ -15,20 +15,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard import Case
-from stepguard.ab_margins import Margins
-from stepguard.comparison import LaunchPair
-from stepguard.evidence import Counts
-from stepguard.identity import StepIdentity
+from stepguard.core.comparison import LaunchPair
+from stepguard.core.evidence import Counts
+from stepguard.core.margins import Margins
+from stepguard.core.profile import Parts, Profile
+from stepguard.core.step_identity import StepIdentity
+from stepguard.core.verdict import Reason, Status
 from stepguard.judge.ab.calibration import prior_of, widened
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.judge.ab.earlier import pooled
 from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, PAIR_SDS, enough, identical, unlike
 from stepguard.measure.suite import Result
-from stepguard.profile import Parts, Profile
 from stepguard.report.commands import Commands
 from stepguard.report.terminal import Run, lines
 from stepguard.report.words import times
-from stepguard.verdict import Reason, Status
 
 MS, STEPS = 250.0, 32
 IDENTITY = StepIdentity({"kernels and copies": "a1", "operators": "b2", "settings": "c3"})

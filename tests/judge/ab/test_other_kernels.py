@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 from builders import evidence
 
-from stepguard.ab_margins import MARGINS
-from stepguard.comparison import Comparison
+from stepguard.core.comparison import Comparison
+from stepguard.core.margins import MARGINS
+from stepguard.core.profile import KernelRow, Parts, Profile, added
+from stepguard.core.verdict import Status
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair, without_false_discoveries
 from stepguard.judge.ab.earlier import pooled
 from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS
-from stepguard.profile import KernelRow, Parts, Profile, added
-from stepguard.verdict import Status
 
 STEPS = 6
 SPREAD = (0.0004, -0.0004, 0.0003, -0.0003, 0.0004, -0.0004)

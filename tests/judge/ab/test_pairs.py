@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from benchmarks.judge_rates import NOISES, binomial_bounds, outcomes
-from stepguard.ab_margins import Margins, Prior
+from stepguard.core.margins import Margins, Prior
+from stepguard.core.verdict import Status
 from stepguard.judge.ab.pairs import benjamini_hochberg, bounds, decide, smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import ALPHA, BETA, MIN_PAIRS, SEQUENTIAL_PLAN
-from stepguard.verdict import Status
 
 BUDGET = SEQUENTIAL_PLAN[-1].pairs
 LOG_RATIOS = st.lists(st.floats(-0.02, 0.02), min_size=1, max_size=BUDGET)

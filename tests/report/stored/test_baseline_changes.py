@@ -13,12 +13,12 @@ from builders import (
 )
 from msgspec import structs
 
+from stepguard.core.waiver import Waiver
 from stepguard.judge.ab.calibration import CalibratedCase
-from stepguard.report.stored.baseline_changes import changes
-from stepguard.storage import baselines, calibrations
+from stepguard.report.baseline_changes import changes
+from stepguard.storage import baseline_files, calibrations
 from stepguard.storage.json_file import FileError
-from stepguard.storage.waivers import add_waiver, today
-from stepguard.waiver import Waiver
+from stepguard.storage.waiver_file import add_waiver, today
 
 DETAIL = recording().detail
 NOISE = CalibratedCase(
@@ -32,7 +32,7 @@ def folders(tmp_path):
     """Two folders of baselines that hold the same."""
     both = tmp_path / "old", tmp_path / "new"
     for folder in both:
-        baselines.save(folder / "h200x1.json", baseline_file())
+        baseline_files.save(folder / "h200x1.json", baseline_file())
     return both
 
 
@@ -77,7 +77,7 @@ def test_an_entry_is_told_by_what_it_changes(folders, cases, said):
     """Its level first, then what the level rests on; the other way round it is the reverse."""
     old, new = folders
     assert changes(old, new) == []
-    baselines.save(new / "h200x1.json", edited(**cases))
+    baseline_files.save(new / "h200x1.json", edited(**cases))
     (line,) = changes(old, new)
     assert line.startswith(f"h200x1.json: {said}")
     (back,) = changes(new, old)
@@ -103,9 +103,9 @@ SPREAD = {"step_ms": [240.0, 250.0, 260.0]}
 def test_a_levels_earlier_recordings_are_judged_too(folders, recordings, said):
     """Times are compared with all of them, and the card decides which limit applies."""
     old, new = folders
-    baselines.save(old / "h200x1.json", edited(**{CASE_ID: entry((250.0, 251.0))}))
+    baseline_files.save(old / "h200x1.json", edited(**{CASE_ID: entry((250.0, 251.0))}))
     one = entry(epochs=[epoch(recordings=recordings)])
-    baselines.save(new / "h200x1.json", edited(**{CASE_ID: one}))
+    baseline_files.save(new / "h200x1.json", edited(**{CASE_ID: one}))
     (line,) = changes(old, new)
     assert line == f"h200x1.json: {CASE_ID}: {said}"
 
@@ -114,7 +114,7 @@ def test_many_figures_are_counted(folders):
     """Four are shown, and how many more there are."""
     counters = {name: 2 * n + 1 for name, n in recording().counters.items()}
     one = entry(epochs=[epoch(recordings=[recording(counters=counters)])])
-    baselines.save(folders[1] / "h200x1.json", edited(**{CASE_ID: one}))
+    baseline_files.save(folders[1] / "h200x1.json", edited(**{CASE_ID: one}))
     (line,) = changes(*folders)
     assert line.count("->") == 5 and f"other figures 0 -> {len(counters) - 4} changed" in line
 

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from builders import CASE_ID, entry, epoch, recording
 
-from stepguard.metrics import METRICS
-from stepguard.recording import RecordedDifference
+from stepguard.core.metrics import METRICS
+from stepguard.core.recording import RecordedDifference
+from stepguard.core.verdict import MetricVerdict, PartMove, Reason, Status
 from stepguard.report.commands import Commands
-from stepguard.report.stored.recorded import accepted_line, lines, moves
-from stepguard.storage.accept import Accepted, Action
-from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
+from stepguard.report.recorded import accepted_line, lines, moves
+from stepguard.storage.accepting import Accepted, Action
 
 
 def test_times_stand_with_their_distance_from_the_first():

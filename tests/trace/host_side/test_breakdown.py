@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import AUTOGRAD, Kineto
 
+from stepguard.lab.host_breakdown import host_summary, own_us
 from stepguard.trace.classes import usual_classes
-from stepguard.trace.host_side.breakdown import host_summary, own_us
 from stepguard.trace.read.chunks import TraceError
 
 

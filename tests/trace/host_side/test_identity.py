@@ -5,7 +5,7 @@ import copy
 import pytest
 from kineto import AUTOGRAD, Kineto
 
-from stepguard.trace.host_side.identity import identity_of, with_settings
+from stepguard.trace.operator_identity import identity_of, with_settings
 
 MARK, STEPS = "stepguard.step", 3
 OPERANDS = {"Input Dims": [[4, 8]], "Input Strides": [[8, 1]], "Input type": ["float"]}

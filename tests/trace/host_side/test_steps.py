@@ -14,10 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 from training_runs import run_two_ranks
 
 from model.workloads import train_step
-from stepguard.measure.ranks import counts_of
+from stepguard.measure.rank_answers import counts_of
 from stepguard.trace.calls import LAUNCH_CALLS, SYNC_CALLS
-from stepguard.trace.host_side.steps import read_steps
-from stepguard.worker.count import profiled
+from stepguard.trace.host_steps import read_steps
+from stepguard.worker.count import profiled_steps
 from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -164,7 +164,7 @@ def test_lost_records_leave_the_copies_uncounted():
     trace, tally = Trace(), Tally()
     trace.step(api("cudaLaunchKernel"), copy(H2D, 8), api("cudaMemsetAsync"))
     trace.step(api("cudaLaunchKernel"), copy(H2D, 8, recorded=False), api("cudaMemsetAsync"))
-    profiled.count_device_calls(tally, trace.steps(2))
+    profiled_steps.count_device_calls(tally, trace.steps(2))
     assert tally.values == {"launches_per_step": 1, "memsets_per_step": 1}
     names = {"copies_per_step", "copied_bytes_per_step", "pageable_copies_per_step"}
     assert tally.unstable.keys() == names
@@ -176,7 +176,7 @@ def test_device_calls_by_name():
     tally, trace = Tally(), Trace()
     for _ in range(2):
         trace.step(copy(H2D, 5), copy(H2D, 5), copy(D2H, 3), api("cuLaunchKernel"))
-    profiled.count_device_calls(tally, trace.steps(2))
+    profiled_steps.count_device_calls(tally, trace.steps(2))
     assert tally.values == {
         "launches_per_step": 1,
         "memsets_per_step": 0,
@@ -383,7 +383,7 @@ def test_unsized_collectives_leave_the_bytes_uncounted():
     trace, tally = Trace(), Tally()
     for _ in range(2):
         trace.step(operator("c10d::allreduce_"), nccl("allreduce_", 10, "Float"))
-    profiled.count_collectives(tally, trace.steps(2))
+    profiled_steps.count_collectives(tally, trace.steps(2))
     assert tally.values == {"collectives_per_step": 2}
     assert tally.unstable.keys() == {"collective_bytes_per_step"}
     assert "no size of allreduce (" in tally.unstable["collective_bytes_per_step"]
@@ -401,7 +401,7 @@ def test_a_real_trace_has_its_operators(count):
         for _ in range(count):
             x.add_(y)
 
-    found = profiled.profile_steps(RankStep(step, torch.device("cpu")))
+    found = profiled_steps.profile_steps(RankStep(step, torch.device("cpu")))
     assert [calls.operators["aten::add_"] for calls in found.calls] == [count] * ACTIVE_STEPS
     assert [calls.operators.total() for calls in found.calls] == [count] * ACTIVE_STEPS
     assert found.seen == [[]] * ACTIVE_STEPS and found.profile is None
@@ -443,7 +443,7 @@ def count_of_gloo(rank, folder):
             step()
         tally = Tally()
         counted = RankStep(step, torch.device("cpu"), world_size=2)
-        profiled.count_collectives(tally, profiled.profile_steps(counted).calls)
+        profiled_steps.count_collectives(tally, profiled_steps.profile_steps(counted).calls)
         found[step.__name__] = tally.as_dict()
     Path(folder, f"rank-{rank}").write_text(json.dumps(found))
 

@@ -1,0 +1,114 @@
+"""The command accept: make kept evidence a recording.
+
+python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
+"""
+
+import argparse
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import add_parser, commands_of, complain, say
+from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_today, wanted_evidence
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.text import printable, short_hash
+from stepguard.judge.acceptance import has_words, moved_together
+from stepguard.judge.waivers import waive
+from stepguard.machine.git.resolve import TreeError, has_commit, known_commit, main_branch
+from stepguard.machine.git.revision import current, no_commit
+from stepguard.report.recorded import accepted_line, moves
+from stepguard.report.waiver_text import sentences
+from stepguard.storage import baseline_files as baseline
+from stepguard.storage.accepting import Refused, accept
+from stepguard.storage.json_file import FileError
+from stepguard.storage.runs import Store, evidence_files, read_evidence
+from stepguard.storage.waiver_file import load_waivers, today
+
+
+def add_command(commands: Any, root: Path) -> None:
+    text = "make the last run's evidence a recording"
+    command = add_parser(commands, root, "accept", _accept, text)
+    add_evidence(command, "every case of that run")
+    command.add_argument("--reason", default="", help="why a new level is right")
+
+
+def _accept(options: argparse.Namespace) -> int:
+    refused, commands = 0, commands_of(options)
+    waivers = load_waivers(options.baselines, today())
+    for path, evidence in wanted_evidence(options, named_files(options)[0]):
+        try:
+            # In the loop: one case that is refused does not stop the others.
+            _refuse_without_git(evidence, options)
+            _refuse_older(path, evidence, options)
+            _refuse_foreign(path, evidence, options)
+            _refuse_together(path, evidence, options)
+            target = baseline.path_of(options.baselines, evidence)
+            done = accept(target, evidence, options.reason, where=commands.in_folder())
+            say(accepted_line(done, commands), *moves(done))
+            # By the new level, whose figures may be what a waiver was for.
+            verdict = waive(verdict_today(evidence, options.baselines), evidence, waivers, today())
+            say(*(f"{evidence.case_id}: {text}" for text in sentences(verdict, commands)))
+        except FileError as error:
+            complain(error)
+            refused += 1
+    return 1 if refused else 0
+
+
+def _refuse_without_git(evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for evidence of no commit where the tree still has none, by what is the case of
+    all that can be; when it has one by now, what measured the evidence is not known.
+    """
+    if not evidence.commit and (why := no_commit(options.root)):
+        raise Refused(f"{evidence.case_id}: not recorded, {why}; then measure again")
+
+
+def _refuse_older(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for evidence of an older run if it is of another commit than HEAD: what the
+    last run measured may have left none, and an older one was not meant. A path names it.
+    """
+    last = not options.case and Store(options.root).is_newest(path)
+    # That of a dirty tree is refused below, named or not: there, with what mends it.
+    if options.evidence or last or evidence.of_no_commit:
+        return
+    head = current(options.root, options.baselines).commit
+    if head and evidence.commit != head:
+        raise Refused(
+            f"{evidence.case_id}: not recorded, its newest evidence ({evidence.date}) is of commit "
+            f"{short_hash(evidence.commit) or 'none'}, HEAD is {short_hash(head)}; measure again, "
+            f"or, if it is that one you mean: --evidence {shlex.quote(os.path.relpath(path))}"
+        )
+
+
+def _refuse_foreign(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for evidence that this checkout did not measure, unless the main branch has its
+    commit: a level is confirmed by that commit, so it has to stay, and to be what was reviewed.
+    """
+    if not options.evidence or path.resolve().is_relative_to(Store(options.root).runs.resolve()):
+        return
+    front = f"{evidence.case_id}: not recorded, its commit {short_hash(printable(evidence.commit))}"
+    commit = known_commit(options.root, evidence.commit)
+    if not commit:
+        raise Refused(f"{front} is not in this repository: git fetch origin")
+    try:
+        main = main_branch(options.root)
+    except TreeError as error:
+        raise Refused(f"{front} cannot be looked for: {error}") from None
+    if not has_commit(options.root, main.tip, commit):
+        raise Refused(f"{front} is not on {main.name}: accept what a run of {main.name} measured")
+
+
+def _refuse_together(path: Path, evidence: Evidence, options: argparse.Namespace) -> None:
+    """Raise Refused for a time out of a run in which all times moved alike, without a reason."""
+    if has_words(options.reason) or JUDGED_TIME not in evidence.gates:
+        return
+    beside = [read_evidence(one) for one in {path, *evidence_files(path.parents[1])}]
+    # A folder may hold what another run left.
+    this = evidence.commit, evidence.command
+    run = [one for one in beside if (one.commit, one.command) == this]
+    verdicts = [verdict_today(one, options.baselines) for one in run]
+    commands = commands_of(options)
+    again = commands.called(f"stepguard accept{commands.in_folder()}")
+    if problem := moved_together(verdicts, again):
+        raise Refused(f"{evidence.case_id}: not recorded, {problem}")

@@ -1,0 +1,73 @@
+"""The command judge: judge kept evidence by today's baselines; nothing is measured.
+
+python -m stepguard judge 'train_step[124m-bf16]' --evidence artifacts/
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import (
+    add_json,
+    add_parser,
+    complain,
+    put_json,
+    refuse_target,
+    say,
+    table_width,
+)
+from stepguard.cli.kept_evidence import add_evidence, named_files, verdict_of_run, wanted_evidence
+from stepguard.core.expectation import KEY
+from stepguard.core.text import short_hash
+from stepguard.core.verdict import Status, Verdict
+from stepguard.report import table, words
+from stepguard.report.result_documents import verdict_document
+from stepguard.report.waiver_text import sentences
+from stepguard.storage import baseline_files as baseline
+from stepguard.storage.runs import Store, pairs_beside, read_comparison
+from stepguard.storage.waiver_file import load_waivers, today, unknown
+
+
+def add_command(commands: Any, root: Path) -> None:
+    text = "judge kept evidence against the baselines again"
+    command = add_parser(commands, root, "judge", _judge, text)
+    add_evidence(command, "every case of the last run")
+    add_json(command)
+
+
+def _judge(options: argparse.Namespace) -> int:
+    refuse_target(options.json)
+    verdicts = []
+    waivers = load_waivers(options.baselines, today())
+    paths, alone = named_files(options)
+    read = map(read_comparison, alone)
+    pairs_alone = [one for one in read if not options.case or one.head.case_id in options.case]
+    wanted = wanted_evidence(options, paths, {found.head.case_id for found in pairs_alone})
+    # A new case has no baseline yet, but may have a waiver; to know all takes reading all runs.
+    known = Store(options.root).measured_cases() if waivers else set()
+    known |= {evidence.case_id for _, evidence in wanted}
+    for case_id in unknown(options.baselines, waivers, known):
+        where = options.baselines / baseline.WAIVERS
+        complain(f"{where}: no baseline or kept run has {case_id!r}")
+    for kept, evidence in wanted:
+        path = baseline.path_of(options.baselines, evidence)
+        pairs = pairs_beside(kept)
+        verdicts.append(verdict_of_run(evidence, pairs, options.baselines, waivers))
+        commit = short_hash(evidence.commit) or "no commit"
+        say(f"{evidence.case_id}: measured {evidence.date} on {commit}, {path.name}")
+    for found in pairs_alone:
+        verdicts.append(verdict_of_run(None, found, options.baselines, waivers))
+        with_base = f"in pairs with {found.named}, {KEY} of its commits is not applied"
+        say(f"{found.head.case_id}: measured {found.head.date}, {with_base}")
+    _say(verdicts)
+    put_json([verdict_document(verdict) for verdict in verdicts], options.json)
+    return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
+
+
+def _say(verdicts: list[Verdict]) -> None:
+    say(*(text for text, _ in table.lines(table.rows(verdicts), table_width())))
+    for verdict in verdicts:
+        if verdict.status is not Status.SAME:
+            say(words.headline(verdict), *words.evidence_lines(verdict))
+        else:
+            say(*(f"{verdict.case_id}: {text}" for text in sentences(verdict)))

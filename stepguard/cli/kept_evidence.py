@@ -1,0 +1,101 @@
+"""Kept evidence that a command is about: which files, and what today's baselines say of it."""
+
+import argparse
+import os
+import shlex
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from stepguard.cli.common import say
+from stepguard.core.baseline import Entry
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.verdict import Verdict
+from stepguard.core.waiver import Waiver
+from stepguard.judge.ab.confirm import confirmed, may_ask, to_confirm
+from stepguard.judge.ab.decision import judge_ab
+from stepguard.judge.screen import comparable, judge
+from stepguard.judge.waivers import final, waive
+from stepguard.machine.interpreter import as_typed
+from stepguard.storage import baseline_files as baseline
+from stepguard.storage.runs import Store, kept_files, read_evidence
+from stepguard.storage.waiver_file import today
+
+
+def add_evidence(command: argparse.ArgumentParser, cases: str) -> None:
+    """Add the cases and the evidence that a command is about; ``cases`` are the default."""
+    command.add_argument("case", nargs="*", metavar="CASE", help=f"default: {cases}")
+    command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
+
+
+def verdict_today(evidence: Evidence, folder: Path) -> Verdict:
+    """Return the screen's verdict by today's baseline on the evidence."""
+    return judge(evidence, _entry_today(evidence, folder))
+
+
+def _entry_today(evidence: Evidence, folder: Path) -> Entry | None:
+    path = baseline.path_of(folder, evidence)
+    content = baseline.load_for(path, baseline.machine_of(evidence))
+    return content.cases.get(evidence.case_id) if content else None
+
+
+def verdict_of_run(
+    evidence: Evidence | None, pairs: Comparison | None, folder: Path, waivers: Sequence[Waiver]
+) -> Verdict:
+    """Return the verdict as a run ends with it, by today's baselines and waivers; ``pairs`` are
+    those that were kept of its confirmation. Without evidence they alone judge.
+    """
+    if evidence is None:
+        assert pairs is not None, "nothing was measured"
+        return waive(judge_ab(pairs), pairs.head, waivers, today())
+    entry = _entry_today(evidence, folder)
+    found = waive(judge(evidence, entry), evidence, waivers, today())
+    recordings = comparable(entry.level, evidence) if entry and evidence.fingerprint else []
+    # Another commit in place of the recording's own, or of a level since, excuses nothing.
+    own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]
+    if pairs is not None and (to_confirm(found) or own and may_ask(found, [pairs])):
+        found = confirmed(found, pairs, pairs.named, own, steps=evidence.timed_steps)
+    return final(found, evidence, waivers, today())
+
+
+def named_files(options: argparse.Namespace) -> tuple[list[Path], list[Path]]:
+    """Return the files of evidence that the options name, and the comparisons beside none."""
+    if options.evidence:
+        return kept_files(Path(options.evidence))
+    store = Store(options.root)
+    # A named case's newest, of whatever run: the last run may have measured other cases only.
+    return list(store.newest().values()) if options.case else store.last_run(), []
+
+
+def wanted_evidence(
+    options: argparse.Namespace, paths: Sequence[Path], judged: Collection[str] = ()
+) -> list[tuple[Path, Evidence]]:
+    """Return the evidence in these files of named_files() that is of the cases in the options, by
+    file: a case may have some of several machines. Those that are ``judged`` by something else need
+    not have any.
+
+    Raises ValueError when there is none, or a case is unknown, FileError for a file that is none.
+    """
+    store = Store(options.root)
+    source = str(Path(options.evidence) if options.evidence else store.runs)
+    if not options.evidence and paths and not options.case and not store.is_newest(paths[0]):
+        say(f"the last run left no evidence; that of {os.path.relpath(paths[0].parents[1])}:")
+    found = [(path, read_evidence(path)) for path in paths]
+    known = {*judged, *(evidence.case_id for _, evidence in found)}
+    unknown = [case_id for case_id in options.case if case_id not in known]
+    against, folder = ("", store.runs) if options.evidence else store.last_against()
+    # Before the other errors: they would send the reader looking for evidence that never was.
+    if against and (unknown or not found):
+        raise ValueError(
+            f"{source}: the last run judged against {against}, which leaves nothing to accept; "
+            f"measure: {as_typed('pytest perf_tests')}; what it said: "
+            + as_typed(f"stepguard judge --evidence {shlex.quote(os.path.relpath(folder))}")
+        )
+    if not known:
+        here = f"nothing is kept; measure: {as_typed('pytest perf_tests')}"
+        there = "no evidence.json is below it"
+        raise ValueError(f"{source}: {there if options.evidence else here}")
+    if unknown:
+        listed = ", ".join(sorted(known))
+        raise ValueError(f"no evidence of {unknown[0]!r} in {source}; it has: {listed}")
+    return [item for item in found if item[1].case_id in (options.case or known)]

@@ -1,1 +1,0 @@
-"""Commands around profilers: traces of runs and of others, memory, Nsight Systems and Compute."""

@@ -1,1 +1,0 @@
-"""Commands about what is stored: evidence, baselines, waivers, calibrations."""

@@ -1,0 +1,104 @@
+"""The command waive: let a known regression pass for some days, up to a size.
+
+Without a metric it is all that the case failed for when it was measured last, as large as it was.
+
+    python -m stepguard waive 'train_step[124m-bf16]' \\
+        --reason 'waits for torch 2.14' --days 30
+    python -m stepguard waive 'train_step[124m-bf16]' step_ms --limit-pct 6 \\
+        --reason 'waits for torch 2.14' --days 30
+    python -m stepguard waive 'train_step[124m-bf16]' --remove
+"""
+
+import argparse
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import UsageError, add_parser, say
+from stepguard.cli.kept_evidence import verdict_of_run
+from stepguard.core.waiver import Waiver
+from stepguard.judge.waivers import MAX_DAYS, Size, suggested_sizes
+from stepguard.machine.git.revision import git
+from stepguard.report.waiver_text import described
+from stepguard.report.words import headline
+from stepguard.storage.runs import Store, last_measured
+from stepguard.storage.waiver_file import (
+    BadWaiver,
+    add_waiver,
+    load_waivers,
+    remove_waivers,
+    today,
+)
+
+
+def add_command(commands: Any, root: Path) -> None:
+    text = "let a known regression pass for some days"
+    command = add_parser(commands, root, "waive", _waive, text)
+    command.add_argument("case", metavar="CASE")
+    command.add_argument(
+        "metric", nargs="?", metavar="METRIC", help="default: all that failed, or is waived"
+    )
+    command.add_argument("--evidence", metavar="PATH", help="a file or folder, e.g. of a CI run")
+    size = command.add_mutually_exclusive_group()
+    size.add_argument("--remove", action="store_true", help="remove it instead")
+    size.add_argument("--limit-pct", type=float, metavar="X", help="of a time: at most X percent")
+    size.add_argument("--value", type=int, metavar="N", help="of a counter: at most N")
+    command.add_argument("--reason", help="why it may pass, and what will end that")
+    command.add_argument("--days", type=int, metavar="N", help=f"1 to {MAX_DAYS}")
+    command.add_argument("--who", help="who answers for it (default: git's user.name)")
+
+
+def _waive(options: argparse.Namespace) -> int:
+    sized = (options.limit_pct, options.value) != (None, None)
+    if options.remove:
+        path = remove_waivers(options.baselines, options.case, options.metric or "", today())
+        which = f"waiver of {options.metric}" if options.metric else "waivers"
+        say(f"{options.case}: {which} removed from {path}; commit it")
+        return 0
+    if bool(options.metric) != sized:
+        raise UsageError(
+            "a METRIC and one of --limit-pct --value go together; without them it is all that "
+            "failed, as it was measured last"
+        )
+    for name in ("reason", "days"):
+        if getattr(options, name) is None:
+            raise UsageError(f"--{name} is missing: a waiver has a reason and an end")
+    if not 1 <= options.days <= MAX_DAYS:
+        raise UsageError(
+            f"--days {options.days}: 1 to {MAX_DAYS}; accept what is going to last longer"
+        )
+    known = Store(options.root).measured_cases()
+    sizes = {options.metric: (options.limit_pct, options.value)}
+    for metric, (limit_pct, value) in (sizes if options.metric else _as_measured(options)).items():
+        waiver = Waiver(
+            case=options.case,
+            metric=metric,
+            limit_pct=limit_pct,
+            value=value,
+            reason=options.reason,
+            expires=today() + timedelta(days=options.days),
+            who=options.who or (git(options.root, "config", "user.name") or "").strip(),
+        )
+        try:
+            path = add_waiver(options.baselines, waiver, today(), known)
+        except BadWaiver as error:
+            raise UsageError(str(error)) from None
+        say(f"{waiver.case}: {described(waiver)}")
+    say(f"written to {path}; commit it, so that everybody has it")
+    return 0
+
+
+def _as_measured(options: argparse.Namespace) -> dict[str, Size]:
+    """Return limit and value of all that the case failed for when it was measured last.
+
+    Raises ValueError where it passed, or failed for what no waiver covers.
+    """
+    source = Path(options.evidence) if options.evidence else Store(options.root).runs
+    evidence, pairs = last_measured(source, options.case)
+    waivers = load_waivers(options.baselines, today())
+    verdict = verdict_of_run(evidence, pairs, options.baselines, waivers)
+    if sizes := suggested_sizes(verdict):
+        return sizes
+    if verdict.outcome == "passed":
+        raise ValueError(f"{options.case}: it passes, nothing is to be waived")
+    raise ValueError(f"{headline(verdict)}: no waiver covers that")

@@ -1,0 +1,248 @@
+"""The workload that a command is about: a factory with its parameters, or a recorded case's id.
+
+model.workloads:train_step size=nano batch=4 seq=64 device=cpu
+'train_step[nano-cpu]'
+"""
+
+import argparse
+import ast
+import contextlib
+import json
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from pkgutil import iter_modules
+
+from stepguard.cli.common import UsageError
+from stepguard.core.case import Case, Scalar, from_dict
+from stepguard.core.device import CPU, DEVICES, GPU, is_gpu
+from stepguard.core.text import listed, meant
+from stepguard.machine.gpu.nvml import visible_gpus
+from stepguard.machine.interpreter import as_typed
+from stepguard.storage import baseline_files as baseline
+from stepguard.worker.workload import NO_DEVICE, where_else
+
+
+def add_workload(command: argparse.ArgumentParser) -> None:
+    """Add the options that choose a workload, and on what it runs."""
+    text = "package.module:function, or the id of a case that has a baseline"
+    command.add_argument("factory", metavar="CASE", help=text)
+    add_parameters(command)
+    command.add_argument("--gpus", type=int, metavar="N", help="ranks (1, or the case's)")
+
+
+def add_parameters(command: argparse.ArgumentParser) -> None:
+    """Add the factory's parameters, and the device, to the options."""
+    text = "the factory's parameters"
+    command.add_argument("params", nargs="*", default=[], metavar="key=value", help=text)
+    command.add_argument("--device", choices=DEVICES, help=f"default: {GPU} where there is one")
+
+
+def parameters(options: argparse.Namespace) -> tuple[dict[str, Scalar], str]:
+    """Return the parameters, and the device that is among them, an option, or what there is."""
+    params = parse_params(options.params)
+    device = params.pop("device", None) or options.device
+    return params, str(device or (GPU if visible_gpus() else CPU))
+
+
+def chosen_case(options: argparse.Namespace, launches: int | None = None) -> Case:
+    """Return the case that the options of add_workload() choose; on a GPU it has ``launches`` (3).
+
+    Raises UsageError for one that cannot be.
+    """
+    params, device = parameters(options)
+    if options.gpus is not None and options.gpus < 1:
+        raise UsageError(f"--gpus {options.gpus}: at least 1 is needed")
+    try:
+        if ":" not in options.factory:
+            case = _varied(_on_device(options, device), params, options.gpus)
+        else:
+            case = Case("run", options.factory, params, device, options.gpus or 1)
+        # On a CPU times are not gated, so that one launch is enough for the counters.
+        usual = 3 if is_gpu(case.device) else 1
+        case = replace(case, launches=usual if launches is None else launches)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if problem := missing(case.workload, options.root, case.params):
+        raise UsageError(problem)
+    return case
+
+
+def _on_device(options: argparse.Namespace, device: str) -> Case:
+    """Return the recorded case that the options name; of several machines' the one for the device,
+    of another device's only where none was asked for.
+    """
+    known = _recorded(options.factory, options.root)
+    case = known.get(device) or next(iter(known.values()))
+    asked = options.device or "device" in parse_params(options.params)
+    if asked and case.device != device:
+        params = {**case.params, **parameters(options)[0]}
+        pairs = [f"{key}={_as_typed(value)}" for key, value in params.items()]
+        ranks = options.gpus or case.world_size
+        several = ["--gpus", str(ranks)] if ranks > 1 else []
+        factory = shlex.join([case.workload, *pairs, "--device", device, *several])
+        raise UsageError(
+            f"{options.factory} is recorded for {' and '.join(known)}, not {device}; "
+            f"name its factory instead, with all parameters: {factory}"
+        )
+    return case
+
+
+def _varied(case: Case, params: Mapping[str, Scalar], gpus: int | None) -> Case:
+    """Return the case with these parameters and ranks: if they are others than its own, it is
+    another case, which is never recorded as this one.
+    """
+    params, ranks = {**case.params, **params}, gpus or case.world_size
+    own = (params, ranks) == (case.params, case.world_size)
+    name = case.name if own else "run"
+    return replace(case, name=name, params=params, world_size=ranks, gates=())
+
+
+def _recorded(case_id: str, root: Path) -> dict[str, Case]:
+    """Return a case of the baseline files by its id, for each device that it is recorded for."""
+    found, known = {}, set()
+    for path in baseline.files(baseline.usual(root)):
+        content = baseline.load(path)
+        known |= set(content.cases) if content else set()
+        if content and case_id in content.cases:
+            case = from_dict(content.cases[case_id].case)
+            found[case.device] = replace(case, name=case_id.partition("[")[2].rstrip("]"))
+    if not found:
+        hint = meant(case_id, known)
+        cases = as_typed("stepguard baselines list")
+        factory = "a factory is package.module:function key=value"
+        hint = hint or with_colon(case_id, root)
+        raise UsageError(f"{case_id!r} has no baseline{hint}; what has: {cases}; {factory}")
+    return found
+
+
+def with_colon(name: str, root: Path) -> str:
+    """Return " (did you mean a.b:c?)" for a.b, or its file, that is a module with factories, and
+    for the a.b.c that is one; empty for anything else.
+    """
+    module = name.removesuffix(".py").replace("/", ".")
+    if named := [f"{module}:{function}" for function in _factories(module, root)]:
+        return f" (did you mean {listed(named, 3)}?)"
+    workload = ":".join(name.rsplit(".", 1))
+    with contextlib.suppress(ValueError):
+        if not missing(workload, root):
+            return f" (did you mean {workload}?)"
+    return ""
+
+
+def _factories(module: str, root: Path) -> list[str]:
+    """Return the functions of a module that are defined in its source and take a device."""
+    spec = _spec(module.split("."), [str(root), *sys.path])
+    if spec is None or not (spec.origin or "").endswith(".py"):
+        return []
+    tree = _parsed(Path(str(spec.origin)).read_text(errors="replace"))
+    functions = [node for node in tree if isinstance(node, ast.FunctionDef)]
+    return [one.name for one in functions if "device" in _names(one) and one.name[0] != "_"]
+
+
+def parse_params(pairs: list[str]) -> dict[str, Scalar]:
+    """Return {"batch": 64} for "batch=64". Values are JSON scalars, anything else is a string.
+
+    Raises UsageError for an argument without "=" or a key given twice.
+    """
+    found: dict[str, Scalar] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise UsageError(f"{pair!r}: write key=value")
+        if key in found:
+            raise UsageError(f"{key} is given twice")
+        try:
+            value = json.loads(text.lower() if text in ("True", "False") else text)
+        except ValueError:
+            value = text
+        found[key] = value if isinstance(value, Scalar) else text
+    return found
+
+
+def _as_typed(value: Scalar) -> str:
+    """Return a value as parse_params() reads it back: bare where a text is none of JSON's."""
+    if isinstance(value, str) and parse_params([f"x={value}"]) == {"x": value}:
+        return value
+    return json.dumps(value)
+
+
+def missing(workload: str, root: Path, params: Mapping[str, Scalar] | None = None) -> str:
+    """Return what a rank that starts in ``root`` would not find of "package.module:function", or
+    which of ``params`` it would not take; empty where all is there, or where the source does not
+    tell. Nothing is imported, since torch alone takes seconds. Raises ValueError for what is no
+    such name.
+    """
+    Case("x", workload, device=CPU)
+    module, _, function = workload.partition(":")
+    path = [str(root), *sys.path]
+    spec = _spec(module.split("."), path)
+    if spec is None:
+        package = module.partition(".")[0]
+        elsewhere = "" if _spec([package], path) else where_else(package, root)
+        return f"there is no module {module}, seen from {root}{elsewhere or _beside(module, root)}"
+    if spec.origin and spec.origin.endswith(".py"):
+        # Its name, wherever: a function may be imported there, or made by another one.
+        text = Path(spec.origin).read_text(errors="replace")
+        if function not in text:
+            defined = re.findall(r"^(?:def|class) (\w+)", text, re.MULTILINE)
+            return f"{spec.origin} has no {function}{meant(function, defined)}"
+        return _unfit(text, function, params) if params is not None else ""
+    return ""
+
+
+def _unfit(source: str, function: str, params: Mapping[str, Scalar]) -> str:
+    """Return which parameters a function that is defined in the source lacks, or does not take."""
+    for node in _parsed(source):
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            return "" if node.decorator_list else _unlike(node, params)
+    return ""
+
+
+def _parsed(source: str) -> list[ast.stmt]:
+    """Return a source's statements; none where it has an error, as whoever imports it says."""
+    with contextlib.suppress(SyntaxError):
+        return ast.parse(source).body
+    return []
+
+
+def _names(node: ast.FunctionDef) -> list[str]:
+    """Return a function's parameters."""
+    taken = node.args
+    return [one.arg for one in (*taken.posonlyargs, *taken.args, *taken.kwonlyargs)]
+
+
+def _unlike(node: ast.FunctionDef, params: Mapping[str, Scalar]) -> str:
+    taken, names = node.args, _names(node)
+    needed = names[: len(names) - len(taken.kwonlyargs) - len(taken.defaults)]
+    kwonly = zip(taken.kwonlyargs, taken.kw_defaults, strict=True)
+    needed += [one.arg for one, default in kwonly if default is None]
+    wrong = [key for key in params if key not in names and taken.kwarg is None]
+    if wrong:
+        return f"{node.name} takes no {wrong[0]}{meant(wrong[0], names)}"
+    if "device" not in names and taken.kwarg is None:
+        return f"{node.name} {NO_DEVICE}"
+    lacks = [name for name in needed if name not in params and name != "device"]
+    return f"{node.name} needs {listed(lacks, 3)}: add {lacks[0]}=..." if lacks else ""
+
+
+def _beside(module: str, root: Path) -> str:
+    """Return " (did you mean a.b?)" of the modules that lie where ``module`` would."""
+    package, dot, _ = module.rpartition(".")
+    names = [one.name for one in iter_modules([str(root.joinpath(*package.split(".")))])]
+    return meant(module, [package + dot + name for name in names])
+
+
+def _spec(parts: Sequence[str], path: Sequence[str]) -> ModuleSpec | None:
+    """Return the spec of a module by its packages' folders; importing a package would run it."""
+    if parts[0] in sys.builtin_module_names:
+        return None
+    spec = PathFinder.find_spec(parts[0], list(path))
+    if len(parts) == 1 or spec is None:
+        return spec
+    inner = spec.submodule_search_locations
+    return _spec(parts[1:], list(inner)) if inner else None

@@ -1,0 +1,122 @@
+"""An A/B comparison: one case, measured in two trees in pairs on the same machine."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from stepguard.core.case import Case
+from stepguard.core.device import is_gpu
+from stepguard.core.evidence import Evidence, Launch, decode, problems
+from stepguard.core.margins import Margins, Prior
+from stepguard.core.metrics import JUDGED_TIME, METRICS
+from stepguard.core.text import revision
+
+SCHEMA = 2
+
+
+@dataclass(frozen=True)
+class LaunchPair:
+    """A pair: a launch of each side."""
+
+    head: Launch
+    base: Launch
+    compiled: bool = False  # in a timed block, by one side, what later pairs take from the cache
+
+    @property
+    def log_ratio(self) -> float:
+        """Return ``log(head / base)`` of the step time."""
+        return math.log(self.head.step_ms) - math.log(self.base.step_ms)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """HEAD's tree and the other one, measured, and by which margins they are judged.
+
+    Launch ``i`` of ``head`` and launch ``i`` of ``base`` ran alternately: they are a pair.
+    """
+
+    against: str  # the other revision, as it was asked for
+    head: Evidence
+    base: Evidence
+    margins: Margins = field(default_factory=Margins)
+    prior: Prior = field(default_factory=Prior)
+    why: str = ""  # those margins and that prior
+    together: bool = True  # both groups alive, one of them parked; else one after the other
+    out_of_time: bool = False  # there were to be more pairs, and the budget was spent
+    wall_s: float = 0.0
+    case_margins: Margins = field(default_factory=Margins)  # the case's own, never widened
+    timing: dict[str, float] = field(default_factory=dict)  # of a pair, as a calibration keeps it
+    # Whose blocks were out of line, so that others were measured in their place: for the record.
+    again: tuple[LaunchPair, ...] = ()
+    glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
+    files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
+    earlier: int = 0  # pairs, the first ones, that an earlier run of these commits measured
+    check: LaunchPair | None = None  # a fresh one beside those, where they alone decide
+    spent: tuple[int, ...] = ()  # pairs at which such a run was judged since its time was up
+    decided: bool = False  # that run said SLOWER or FASTER by them
+    not_pooled: str = ""  # why pairs of an earlier run of these commits do not count
+    unproven: bool = False  # SLOWER by these pairs, but not among all that its run tried
+    digest: str = ""  # of the file that it is kept in, without these digits
+    schema: int = SCHEMA
+
+    @property
+    def named(self) -> str:
+        """Return the other revision as a reader knows it: "main (4f2a91c0d3e7)"."""
+        return revision(self.against, self.base.commit)
+
+    @property
+    def same_commit(self) -> bool:
+        """Tell whether both sides are one commit: then the truth is zero, and the rest noise."""
+        # The base is a checkout of its own and never dirty.
+        return self.head.commit == self.base.commit and not self.head.dirty
+
+    @property
+    def pairs(self) -> int:
+        """Return how many pairs are complete."""
+        return min(len(self.head.launches), len(self.base.launches))
+
+    def log_ratios(self) -> list[float]:
+        """Return ``log(head / base)`` of the step time, a value a pair."""
+        both = zip(self.head.launches, self.base.launches, strict=False)
+        return [LaunchPair(*launches).log_ratio for launches in both]
+
+
+def judged(case: Case) -> tuple[str, ...]:
+    """Return the gates that another revision is judged by: the case's counters, and the step time.
+
+    A difference of two variants of the step would cost as much again, and is in the step's time,
+    which is judged in its place.
+    """
+    times = (JUDGED_TIME,) if gates_times(case) or glances(case) else ()
+    return times + tuple(name for name in case.gates if METRICS[name].kind == "counter")
+
+
+def glances(case: Case) -> bool:
+    """Tell whether the case is on a CPU and gates no time. Beside another revision its step time is
+    judged all the same, but only for a slowdown that is beyond doubt.
+    """
+    return not is_gpu(case.device) and not gates_times(case)
+
+
+def gates_times(case: Case) -> bool:
+    """Tell whether a time, or a difference of times, is among a case's gates."""
+    return any(METRICS[name].kind in ("time", "difference") for name in case.gates)
+
+
+def from_json(data: bytes, source: str) -> Comparison:
+    """Read what to_json wrote. Raises ValueError, naming ``source``, for anything else."""
+    return decode(data, Comparison, SCHEMA, source, _problems)
+
+
+def _problems(found: Comparison) -> Iterator[str]:
+    """Yield what is wrong with a comparison although every field has its type."""
+    for side, evidence in (("head", found.head), ("base", found.base)):
+        yield from (f"{side}: {problem}" for problem in problems(evidence))
+    if (found.head.case_id, found.head.case) != (found.base.case_id, found.base.case):
+        yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"
+    if not 1e-6 < found.prior.sd_pct < 1e6 or not 1e-6 < found.prior.degrees < 1e6:
+        yield f"no noise of pairs is like {found.prior}"
+    if not 0 <= found.earlier <= found.pairs or any(one < 1 for one in found.spent):
+        yield f"it has {found.earlier} pairs of earlier runs, judged at {found.spent}"
+    if not all(value > 0 for value in found.timing.values()):
+        yield f"its pairs have the timing {found.timing}"

@@ -1,0 +1,339 @@
+"""Evidence: everything that one run measured of one case, raw samples included.
+
+Workers send rank reports; measure/ makes ``Block``, ``Launch`` and ``Evidence`` of them, and the
+verdict reads nothing else. All of it is frozen and turns into JSON and back without loss. Its
+figures are taken once, by judge/summary.py.
+"""
+
+import math
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Annotated, Any
+
+import msgspec
+
+from stepguard.core.case import from_dict
+from stepguard.core.device import is_gpu
+from stepguard.core.fingerprint import Fingerprint
+from stepguard.core.metrics import METRICS
+from stepguard.core.profile import Parts, Profile
+from stepguard.core.recording import Count
+from stepguard.core.site import Site
+from stepguard.core.step_identity import StepIdentity
+from stepguard.core.strict_json import Check, Content, OtherSchema, parse
+from stepguard.core.verdict import Reason
+
+SCHEMA = 2
+EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
+EVENTS_AGREE_MS = 1.0  # ... or this many milliseconds, whichever is more
+# The same of a block's wall clock and the time that the host took: it waits for every rank's answer
+# and may be late for it. Only a clock that was replaced is far off.
+OUTSIDE_AGREE_SHARE = 0.05
+OUTSIDE_AGREE_MS = 500.0
+Steps = Annotated[int, msgspec.Meta(le=10**9)]
+# Codes of faults that kept evidence may hold, and the names of Reasons that they have today. A
+# Reason that is renamed, or merged into another one, leaves its name here.
+FORMER_CODES: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """A reason why a block was measured again."""
+
+    reason: str  # the name of a Reason: THROTTLED, FOREIGN_PROCESS, CLOCKS_DISAGREE ...
+    text: str  # "thermal slowdown (hardware)", "process 4711 on the GPU"
+
+
+@dataclass(frozen=True)
+class Block:
+    """Consecutive timed steps between two synchronizations, on every rank."""
+
+    steps: Steps
+    wall_ms: tuple[float, ...]  # by rank: synchronize to synchronize
+    events_ms: tuple[float, ...]  # by rank: first to last event; equals wall_ms on a CPU
+    step_ms: tuple[float, ...]  # single steps of the slowest rank
+    enqueue_ms: float | None = None  # host time for the first step, of the slowest host; GPUs only
+    energy_j: float | None = None  # of all GPUs, between the two synchronizations
+    sm_clock_mhz: float | None = None  # median of the samples taken during the block
+    temperature_c: float | None = None
+    power_w: float | None = None
+    disturbance: Disturbance | None = None  # such a block is measured again and does not count
+    ran: Steps | None = None  # steps of its launch before it, behind the first; None: not known
+    outside_ms: float | None = None  # by the host's clock; None: measured before it took the time
+
+    @property
+    def mean_ms(self) -> float:
+        """Return the step time of the slowest rank: its wall clock over the steps."""
+        return max(self.wall_ms) / self.steps
+
+    @property
+    def timed_steps(self) -> range:
+        """Return the steps of its launch that it timed, counted like ``ran``; none if unknown."""
+        return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
+
+    def bad_times(self) -> dict[str, float] | None:
+        """Return what is wrong with its times: one is missing, or not a positive finite number."""
+        if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
+            return {"steps": self.steps, "times": len(self.step_ms) if self.wall_ms else 0}
+        for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
+            if not (math.isfinite(ms) and ms > 0):
+                return {"ms": ms}
+        return None
+
+    def clock_gap(self) -> dict[str, float] | None:
+        """Return the first rank whose wall clock and events disagree, with both times; or the
+        slowest one's and the host's time.
+        """
+        for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
+            if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
+                return {"rank": rank, "wall_ms": wall, "events_ms": events}
+        wall, outside = max(self.wall_ms), self.outside_ms
+        if outside is not None and not (
+            abs(wall - outside) <= max(OUTSIDE_AGREE_MS, OUTSIDE_AGREE_SHARE * outside)
+        ):
+            return {"wall_ms": wall, "outside_ms": outside}
+        return None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One fresh worker group that ran the case: its warm-up and its blocks."""
+
+    index: int
+    blocks: tuple[Block, ...]
+    compile_s: float  # the first step, to synchronization
+    warmup_s: float
+    warmup_steps: int
+    steady: str  # empty when the warm-up ended in a steady state, else why not
+    wall_s: float  # the whole launch, start and teardown included
+    discarded: tuple[Block, ...] = ()  # disturbed blocks, kept for the record
+
+    def has_times(self) -> bool:
+        """Tell whether there is a block, and every block has a time for each of its steps."""
+        return bool(self.blocks) and not any(block.bad_times() for block in self.blocks)
+
+    @property
+    def step_ms(self) -> float:
+        """Return the mean step time over the blocks, weighted by their steps."""
+        total = sum(max(block.wall_ms) for block in self.blocks)
+        return total / sum(block.steps for block in self.blocks)
+
+    @property
+    def step_ms_median(self) -> float:
+        """Return the median of single steps over the blocks."""
+        return statistics.median(ms for block in self.blocks for ms in block.step_ms)
+
+
+@dataclass(frozen=True)
+class Counts:
+    """The counting pass' result. ``unstable`` says why a metric is missing from ``values``."""
+
+    values: dict[str, int]
+    unstable: dict[str, str] = field(default_factory=dict)
+    detail: dict[str, dict[str, int]] = field(default_factory=dict)  # metric -> what -> count
+    sites: dict[str, tuple[Site, ...]] = field(default_factory=dict)  # metric -> where
+    by_rank: dict[str, tuple[int, ...]] = field(default_factory=dict)  # where the ranks differ
+    information: dict[str, float] = field(default_factory=dict)  # beside the counts, never judged
+    profile: Profile | None = None  # the mean over ranks; None on a CPU
+    profile_problem: str = ""  # why a GPU's step has none
+    parts_by_rank: tuple[Parts, ...] = ()  # ... of the step, where there are several ranks
+    identity: StepIdentity | None = None  # of the step, all ranks; None on a CPU
+    wall_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Two variants of the same step, segment beside segment in one launch: (plain, other) in ms.
+
+    ``name`` is the difference's. "sync_overhead": the other variant synchronizes after every step.
+    "exposed_comm": the plain variant exchanges nothing between ranks, the other is the step as is.
+    """
+
+    name: str
+    pairs_ms: tuple[tuple[float, float], ...]
+    plain_by_rank_ms: tuple[float, ...] = ()  # mean of the plain variant on each rank
+
+    def bad_times(self) -> dict[str, float | str] | None:
+        """Return what is wrong with its times: there is none, or not a positive finite number."""
+        if not self.pairs_ms:
+            return {"difference": self.name, "times": 0}
+        for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
+            if not (math.isfinite(ms) and ms > 0):
+                return {"difference": self.name, "ms": ms}
+        return None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A failed measurement. ``code`` is the name of a Reason."""
+
+    code: str
+    message: str  # one sentence
+    detail: str = ""  # traceback or the tail of stderr
+    during: str = ""  # "launch 2, block"
+    site: Site | None = None  # that raised it; without a file where none is known
+
+    def __post_init__(self) -> None:
+        # Here, since evidence and both sides of a comparison are read by way of it.
+        object.__setattr__(self, "code", FORMER_CODES.get(self.code, self.code))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything that one run measured of a case."""
+
+    case_id: str
+    case: dict[str, Any]
+    date: str  # UTC, ISO 8601
+    commit: str
+    dirty: tuple[str, ...]  # files outside baselines/ that differ from the commit
+    command: str
+    planned_launches: int
+    gates: tuple[str, ...]
+    fingerprint: Fingerprint | None = None
+    launches: tuple[Launch, ...] = ()
+    counts: Counts | None = None
+    differences: tuple[Difference, ...] = ()
+    one_rank: Launch | None = None  # the same case as one rank alone; none of its launches
+    one_rank_tokens_per_step: Count = 0
+    one_rank_problem: str = ""  # why there is none, one sentence
+    faults: tuple[Fault, ...] = ()
+    tokens_per_step: Count = 0  # all ranks
+    flops_per_step: float = 0.0  # by formula, all ranks
+    floor_flops_per_step: float = 0.0  # fewest that do the step, one rank
+    wall_s: float = 0.0
+    extended: bool = False  # a case beyond the core suite
+    tree_changed: bool = False  # while it was measured: launches may be of different code
+    untracked: tuple[str, ...] = ()  # modules of the tree that it ran and git ignores
+    margins_pct: tuple[float, ...] = ()  # of the case itself, never widened; empty: the device's
+    schema: int = SCHEMA
+
+    @property
+    def on_gpu(self) -> bool:
+        """Tell whether the case runs on a GPU."""
+        return is_gpu(self.case["device"])
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of the case's ranks."""
+        return int(self.case["world_size"])
+
+    def software_key(self) -> dict[str, str]:
+        """Return the software that must be equal in recordings that this is compared with."""
+        assert self.fingerprint is not None
+        return self.fingerprint.software_key(self.world_size)
+
+    @property
+    def counted(self) -> Counts:
+        """Return the counts, empty ones where nothing was counted."""
+        return self.counts or Counts({})
+
+    @property
+    def of_no_commit(self) -> bool:
+        """Tell whether its tree had changes that are in no commit, or was changed meanwhile."""
+        return bool(self.dirty) or self.tree_changed
+
+    def samples_ms(self) -> list[float]:
+        """Return every single step of every launch's blocks."""
+        return [ms for launch in self.launches for block in launch.blocks for ms in block.step_ms]
+
+    @property
+    def timed_steps(self) -> range:
+        """Return the first to the last step that any launch timed, counted like ``Block.ran``."""
+        blocks = [block for launch in self.launches for block in launch.blocks]
+        timed = [block.timed_steps for block in blocks if block.timed_steps]
+        first = min((steps.start for steps in timed), default=0)
+        return range(first, max((steps.stop for steps in timed), default=0))
+
+    @property
+    def disturbances(self) -> list[str]:
+        """Return why blocks were measured again, one for each."""
+        blocks = [block for launch in self.launches for block in launch.discarded]
+        return [block.disturbance.text for block in blocks if block.disturbance]
+
+    def floor_ms(self) -> float | None:
+        """Return the step time below which the result contradicts the hardware, None if unknown."""
+        if self.fingerprint is None or not self.fingerprint.floor_flops:
+            return None
+        return self.floor_flops_per_step / self.fingerprint.floor_flops * 1e3
+
+
+def to_json(kept: object) -> bytes:
+    """Return evidence, or a comparison, as one JSON document, keys in order of definition."""
+    return msgspec.json.format(msgspec.json.encode(kept), indent=1)
+
+
+def from_json(text: bytes, source: str) -> Evidence:
+    """Read what to_json wrote. Raises ValueError naming ``source`` and what is wrong with it."""
+    return decode(text, Evidence, SCHEMA, source, problems)
+
+
+def decode(
+    data: bytes, kind: type[Content], schema: int, source: str, check: Check[Content]
+) -> Content:
+    """Read a document of that kind that ``check`` passes. Raises ValueError naming ``source``."""
+    name = kind.__name__.lower()
+    try:
+        return parse(data.decode(), kind, schema, check)
+    except OtherSchema as error:
+        raise ValueError(f"{source}: {name} {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{source}: no {name} that stepguard wrote: {error}") from None
+
+
+def problems(evidence: Evidence) -> Iterator[str]:
+    """Yield what is wrong with evidence although every field has its type: it could not be judged.
+    What is wrong with a measurement is for the judge to say, not here.
+    """
+    # METRICS and Reason are looked up by these names.
+    known = [gate for gate in evidence.gates if gate not in METRICS]
+    known += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
+    yield from (f"{name!r} is not known to this version of stepguard" for name in known)
+    try:
+        ranks = from_dict(evidence.case, evidence.gates, evidence.margins_pct).world_size
+    except ValueError as error:
+        yield str(error)
+        return
+    for launch in (*evidence.launches, *filter(None, [evidence.one_rank])):
+        yield from _problems_of_launch(launch)
+    for one in evidence.differences:
+        metric = METRICS.get(f"{one.name}_pct")
+        if metric is None or metric.kind != "difference":
+            yield f"{one.name!r} is no difference"
+        yield from _unlikely((*chain.from_iterable(one.pairs_ms), *one.plain_by_rank_ms))
+    yield from _problems_of_counts(evidence.counted, ranks)
+
+
+def _problems_of_launch(launch: Launch) -> Iterator[str]:
+    for block in (*launch.blocks, *launch.discarded):
+        if len(block.wall_ms) != len(block.events_ms):
+            yield f"a block has {len(block.wall_ms)} wall clocks and {len(block.events_ms)} events"
+        yield from _unlikely((*block.wall_ms, *block.events_ms, *block.step_ms))
+
+
+def _unlikely(times_ms: Iterable[float]) -> Iterator[str]:
+    """Yield times that no clock gives; one that is not positive is for the judge."""
+    yield from (f"a time of {ms!r} ms" for ms in times_ms if 0 < ms < 1e-6 or abs(ms) > 1e12)
+
+
+def _problems_of_counts(counts: Counts, ranks: int) -> Iterator[str]:
+    tables = (counts.values, counts.unstable, counts.detail, counts.sites, counts.by_rank)
+    for name in chain(*tables):
+        if name not in METRICS or METRICS[name].kind != "counter":
+            yield f"{name!r} is no counter"
+    for name in counts.information:
+        if name not in METRICS or METRICS[name].kind != "information":
+            yield f"{name!r} is no information"
+    parts = (each.values() for each in counts.detail.values())
+    for count in chain(counts.values.values(), *parts, *counts.by_rank.values()):
+        if not 0 <= count < 1 << 63:
+            yield f"a count of {count}"
+    for name, each in counts.by_rank.items():
+        if len(each) != ranks or name not in counts.values:
+            yield f"{name} has {len(each)} counts by rank for {ranks} ranks"
+    if counts.profile and (problem := counts.profile.problem()):
+        yield problem
+    if any(site.count < 1 for sites in counts.sites.values() for site in sites):
+        yield "a place is there less than once"

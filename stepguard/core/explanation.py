@@ -1,0 +1,95 @@
+"""An explanation: why one profile's step takes longer than another's, as causes whose sum closes.
+
+explain/ makes it, report/ puts it into words.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepguard.core.roofline import Work
+
+
+class Refusal(StrEnum):
+    """Say why nothing is explained."""
+
+    GPU = "gpu"
+    RANKS = "ranks"
+    LOST = "lost records"
+    NO_STEPS = "no steps"
+    FOREIGN = "foreign"
+
+
+@dataclass(frozen=True)
+class Refused:
+    """One reason, with what was found on both sides."""
+
+    reason: Refusal
+    before: str
+    after: str
+
+
+class Kind(StrEnum):
+    """Describe what a cause is."""
+
+    IDLE = "idle"
+    CALLS = "calls"  # a kernel is launched more or less often
+    TIME = "time"  # each launch takes longer or shorter
+    SHAPE = "shape"  # another launch shape
+    REPLACED = "replaced"
+    ADDED = "added"
+    REMOVED = "removed"
+    MOVED = "moved"  # came and went in one phase, or changed its phase
+    CLOCK = "clock"  # several classes by one ratio
+    COMMUNICATION = "exposed communication"
+    COPIES = "exposed copies"
+    OVERLAP = "overlap"  # kernels run beside each other more or less
+
+
+@dataclass(frozen=True)
+class Side:
+    """Describe what a cause is made of on one side."""
+
+    names: tuple[str, ...]  # kernels, the longest first
+    calls: float  # a step
+    us: float  # a step
+    shapes: tuple[tuple[int, ...], ...] = ()  # grids
+    begin_us: float | None = None  # in the file: where to look
+    work: Work = Work()  # of a launch, the mean, where it is known of all
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One term of the difference."""
+
+    kind: Kind
+    us: float  # of the step's difference
+    what: str  # a kernel, a class, a CUDA call or a cause of idle time
+    phase: str
+    place: str  # source line or operators, "" where the profile does not say
+    before: Side
+    after: Side
+    other_code: bool = False  # than before, of what the compiler generated
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """Say why ``after`` takes longer than ``before``; the causes are in order of their time."""
+
+    refused: tuple[Refused, ...]
+    before_us: float = 0.0  # a step
+    after_us: float = 0.0
+    causes: tuple[Cause, ...] = ()
+    scatter_us: float = 0.0  # the sum of what is within the scatter between steps
+    scatter_parts: tuple[tuple[str, float], ...] = ()  # ... by class or part, the largest first
+    calls: tuple[tuple[str, float, float], ...] = ()  # CUDA calls a step that changed
+    software: tuple[tuple[str, str, str], ...] = ()  # versions that differ
+
+    @property
+    def change_us(self) -> float:
+        """The difference of the steps."""
+        return self.after_us - self.before_us
+
+    @property
+    def explained_us(self) -> float:
+        """The sum of the causes."""
+        return sum(cause.us for cause in self.causes)

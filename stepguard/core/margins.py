@@ -1,0 +1,86 @@
+"""Margins, by which another revision may be slower, and the noise that pairs are expected to have.
+
+Formulas: Smyth 2004 (moderated variance).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stepguard.core.device import CPU, GPU
+
+BUDGET_MIN = 30.0  # of pairs in a run, unless it says otherwise
+
+
+@dataclass(frozen=True)
+class Margins:
+    """The slowdown that is ignored, and the one that must not be missed; percent of a step time.
+
+    Between the two either answer is right, and without that gap a change equal to the one margin
+    would want pairs for ever. Raises ValueError unless ``0 <= ignore_pct < matter_pct``, finite.
+    """
+
+    ignore_pct: float = 0.2
+    matter_pct: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.ignore_pct < self.matter_pct < math.inf):
+            raise ValueError(f"{self}: 0 <= ignore_pct < matter_pct is needed")
+
+    @property
+    def ignore(self) -> float:
+        """Return the ignore margin as a log-ratio."""
+        return math.log1p(self.ignore_pct / 100)
+
+    @property
+    def matter(self) -> float:
+        """Return the matter margin as a log-ratio."""
+        return math.log1p(self.matter_pct / 100)
+
+    def wider(self, other: "Margins") -> bool:
+        """Tell whether either margin is larger than the other's."""
+        return self.ignore_pct > other.ignore_pct or self.matter_pct > other.matter_pct
+
+
+@dataclass(frozen=True)
+class Prior:
+    """The noise of a machine's own A/A pairs, and how many pairs that knowledge is worth.
+
+    ``sd_pct`` is the standard deviation of 100 * d. The default is that of H200s: pairs on six of
+    them scattered by 0.13 to 0.34 %, 0.24 % all together. Raises ValueError unless both are
+    positive and finite.
+    """
+
+    sd_pct: float = 0.2
+    degrees: float = 4.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.sd_pct < math.inf and 0 < self.degrees < math.inf):
+            raise ValueError(f"{self}: both must be positive and finite")
+
+    def moderated(self, sample_variance: float, pairs: int) -> tuple[float, float]:
+        """Return the standard deviation of d and its degrees of freedom, with the prior taken in.
+
+        Smyth's ``(f0 * s0**2 + (n - 1) * s**2) / (f0 + n - 1)`` on ``f0 + n - 1`` degrees, but f0
+        is multiplied by ``(s0 / s)**4`` once the sample's s exceeds s0: a prior that the pairs
+        contradict would else make noise look like proof (up to 24 times the nominal level).
+        """
+        prior = (self.sd_pct / 100) ** 2
+        weight = self.degrees * min(1.0, prior / max(sample_variance, prior)) ** 2
+        degrees = weight + pairs - 1
+        pooled = (weight * prior + (pairs - 1) * sample_variance) / degrees
+        return math.sqrt(pooled), degrees
+
+
+MARGINS = Margins()
+# By device, where a case says nothing. A CPU's clock and its other work move a step by percents.
+MARGINS_PCT = {GPU: (MARGINS.ignore_pct, MARGINS.matter_pct), CPU: (5.0, 20.0)}
+PRIOR = Prior()
+
+
+def margins_of(percents: Sequence[float], device: str) -> Margins:
+    """Return the two percentages as margins; where there are none, the device's. Raises ValueError
+    for what are no margins.
+    """
+    ignore, matter = percents or MARGINS_PCT[device]
+    return Margins(ignore, matter)

@@ -1,0 +1,189 @@
+"""Every metric there is, in one table: its unit, which way is better, and how it is judged.
+
+Kinds: a ``time`` is judged against a limit in percent; a ``counter`` is an exact count, of which
+every unit counts; a ``difference`` of two variants of the step is judged in percentage points of a
+step; ``information`` is shown and never judged.
+
+A counter has a role. ``work`` is what the step does (FLOPs, operator calls): a move either way
+means that it is no longer the same step. ``cost`` is what it pays (launches, peak memory): a rise
+fails, a fall is an improvement. Of times and differences less is better. What each of them counts
+is in docs/method.md.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import partial
+from typing import Literal
+
+from stepguard.core.device import is_gpu
+
+ALLOCATION_BYTES = 512  # to multiples of it CUDA's caching allocator rounds every request
+PEAK = "peak_allocated_bytes"
+COLLECTIVES = "collectives_per_step"
+BETWEEN_STEPS = "allocated_bytes_between_steps"
+OPERATORS = "operator_calls_per_step"
+OPERATOR_METRICS = (OPERATORS, "compiled_operator_calls_per_step")
+Kind = Literal["time", "counter", "difference", "information"]
+Role = Literal["work", "cost", ""]
+
+
+class Scope(Enum):
+    """The cases that have a metric."""
+
+    ANY = "any case"
+    GPU = "a case on a GPU"
+    CPU = "a case on a CPU"
+    SEVERAL_RANKS = "a case of several ranks"
+    # A CPU's profile has only what the profiling thread frees, and with several ranks gloo's
+    # threads free tensors, too.
+    EXACT_MEMORY = "a case on a GPU, or of one rank on a CPU,"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One row of the table. ``digits`` is for display; stored values are never rounded to it."""
+
+    name: str
+    unit: str
+    scope: Scope = Scope.ANY  # the cases that have it
+    kind: Kind = "information"
+    role: Role = ""  # of a counter
+    digits: int = 0
+    slack_pct: float = 0.0  # counters: a rise up to this much is still `same`
+    floor: int = 0  # counters: a move of fewer units is still `same`, either way
+    parts: bool = False  # counters: what it is made of is judged too, not only how much it is
+
+    @property
+    def tolerant(self) -> bool:
+        """Return whether a counter may rise and still be `same`."""
+        return bool(self.slack_pct or self.floor)
+
+    def exists(self, device: str, world_size: int) -> bool:
+        """Return whether a case on ``world_size`` ranks of ``device`` can have it."""
+        gpu, several = is_gpu(device), world_size > 1
+        return {
+            Scope.ANY: True,
+            Scope.GPU: gpu,
+            Scope.CPU: not gpu,
+            Scope.SEVERAL_RANKS: several,
+            Scope.EXACT_MEMORY: gpu or not several,
+        }[self.scope]
+
+
+_time = partial(Metric, kind="time", digits=3)
+_work = partial(Metric, kind="counter", role="work")
+_cost = partial(Metric, kind="counter", role="cost")
+_difference = partial(Metric, kind="difference", digits=2)
+_information = partial(Metric, kind="information", digits=3)
+
+_GPU, _SEVERAL, _EXACT = Scope.GPU, Scope.SEVERAL_RANKS, Scope.EXACT_MEMORY
+_TABLE = (
+    _time("step_ms", "ms"),
+    _work("flops_per_step", "FLOP", parts=True),
+    *(_work(name, "calls", parts=True) for name in OPERATOR_METRICS),
+    _work("tokens_per_step", "tokens"),
+    _cost("host_syncs_per_step", "syncs", _GPU),
+    _cost("sync_candidates_per_step", "calls", Scope.CPU),
+    _cost("launches_per_step", "calls", _GPU, slack_pct=2.0),
+    _cost("copies_per_step", "copies", _GPU, parts=True),
+    _cost("copied_bytes_per_step", "B", _GPU, parts=True),
+    _cost("pageable_copies_per_step", "copies", _GPU),
+    _cost("memsets_per_step", "calls", _GPU),
+    _cost(COLLECTIVES, "calls", _SEVERAL, parts=True),
+    _work("collective_bytes_per_step", "B", _SEVERAL, parts=True),
+    _cost("generated_kernels", "kernels"),
+    _cost("graph_breaks", "breaks"),
+    _cost("unique_graphs", "graphs"),
+    _cost("recompiles", "recompiles"),
+    _cost(
+        PEAK,
+        "B",
+        _EXACT,
+        # Two summands that change places moved it by 0.02 %: backward passes run in another order.
+        slack_pct=0.05,
+        floor=ALLOCATION_BYTES,
+    ),
+    _cost(BETWEEN_STEPS, "B", _EXACT, floor=ALLOCATION_BYTES),
+    _cost("leaked_bytes_per_step", "B", _EXACT),
+    _cost("device_allocations_per_step", "calls", _GPU),
+    _difference("sync_overhead_pct", "% of a step", _GPU),
+    _information("sync_overhead_ms", "ms", _GPU),
+    _difference("exposed_comm_pct", "% of a step", _SEVERAL),
+    _information("exposed_comm_ms", "ms", _SEVERAL),
+    _information("rank_skew_pct", "%", _SEVERAL, digits=2),
+    _information("step_ms_median", "ms"),
+    _information("tokens_per_s", "tok/s", digits=0),
+    _information("scaling_efficiency_pct", "%", _SEVERAL, digits=2),
+    _information("one_rank_step_ms", "ms", _SEVERAL),
+    _information("mfu_pct", "%", digits=2),
+    _information("compile_s", "s", digits=2),
+    _information("enqueue_ms", "ms"),
+    _information("energy_j_per_step", "J", digits=2),
+    _information("peak_reserved_bytes", "B", _GPU, digits=0),
+    _information("sync_api_share_pct", "%", _GPU, digits=1),
+)
+METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
+GATEABLE = tuple(metric.name for metric in _TABLE if metric.kind != "information")
+# A good step has none of these: a first recording of one that has takes them for its level.
+WASTE = (
+    "host_syncs_per_step",
+    "sync_candidates_per_step",
+    "pageable_copies_per_step",
+    "device_allocations_per_step",
+    "graph_breaks",
+    "recompiles",
+    "leaked_bytes_per_step",
+)
+# The only one of its kind: what costs time moves the mean, and at half the noise of the median.
+JUDGED_TIME = "step_ms"
+
+
+def not_gateable(metric: str) -> str:
+    """Return what is wrong with a metric's name that is none that a case can gate."""
+    # A project without cases, whose plugins import this module, does not pay for it.
+    from stepguard.core.text import meant
+
+    hint = meant(metric, GATEABLE) or f"; there are: {', '.join(GATEABLE)}"
+    return f"{metric!r} is no metric that can be gated{hint}"
+
+
+def default_gates(device: str, world_size: int = 1) -> tuple[str, ...]:
+    """Return what a case gates unless it says otherwise: counters everywhere, times on GPUs.
+
+    A time on a shared CPU says nothing that should stop a merge. A difference has a launch's worth
+    of blocks of its own to pay for, so a case has to ask for it.
+    """
+    times = (JUDGED_TIME,) if is_gpu(device) else ()
+    counters = (metric for metric in METRICS.values() if metric.kind == "counter")
+    return (*times, *(metric.name for metric in counters if metric.exists(device, world_size)))
+
+
+def format_value(name: str, value: float | None) -> str:
+    """Format a value as a person reads it: thousands separated, bytes in GiB or MiB, no unit."""
+    if value is None:
+        return "-"
+    metric = METRICS[name]
+    if metric.unit == "B":
+        return format_bytes(value)
+    if metric.digits:
+        return f"{value:,.{metric.digits}f}"
+    if abs(value) >= 1e12:
+        return f"{value:.6g}"
+    return f"{value:,.0f}"
+
+
+def unit_behind(name: str, value: float) -> str:
+    """Return a metric's unit as it is written behind a value: 2 calls, 1 call."""
+    metric = METRICS[name]
+    if metric.kind != "counter" or abs(value) != 1:
+        return metric.unit
+    return "copy" if metric.unit == "copies" else metric.unit.removesuffix("s")
+
+
+def format_bytes(value: float) -> str:
+    """Format bytes in binary units, as torch prints them (1 GiB = 2**30 B); exact under 10 MiB."""
+    if abs(value) >= 2**30:
+        return f"{value / 2**30:,.3f} GiB"
+    if abs(value) >= 10 * 2**20:
+        return f"{value / 2**20:,.3f} MiB"
+    return f"{value:,.0f} B"

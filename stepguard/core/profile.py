@@ -1,0 +1,191 @@
+"""A profile: what a few steps of one workload did on the GPU, small enough to keep with a run.
+
+Every figure is given for each profiled step, so that two profiles are compared with their scatter.
+The identity closes for each step: compute + exposed communication + exposed copies + idle = step.
+"""
+
+from collections.abc import Callable, Container, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
+
+from stepguard.core.roofline import Work
+
+Series = tuple[float, ...]  # one item a step
+Row = TypeVar("Row")
+Key = TypeVar("Key", bound=Hashable)
+LONGEST_US = 1e12  # of a step: eleven days
+
+
+@dataclass(frozen=True)
+class KernelRow:
+    """All launches of one kernel in one shape, for one work, from one phase."""
+
+    name: str
+    canonical: str  # without what differs from build to build
+    kind: str  # the class: "GEMM", "attention", ...
+    phase: str
+    calls: Series  # a step
+    us: Series  # summed over the calls of a step
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
+    operator: str = ""  # that launched it
+    source: str = ""  # "model/gpt.py(166): forward", where the stack was recorded
+    code: str = ""  # hash of the source that the compiler generated for it; "" for others
+    begin_us: float = 0.0  # of the first one, in the file
+    work: Work = Work()  # of a launch, where the operators' shapes were recorded
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """Return what tells it from the other rows of a profile."""
+        return self.name, self.grid, self.block, self.phase, self.work
+
+
+@dataclass(frozen=True)
+class IdleRow:
+    """Idle time of one cause at one place."""
+
+    cause: str  # a value of trace.idle.Idle
+    call: str  # that made the host wait, "" without one
+    place: str  # the operators or the phase around it, or the source line
+    count: Series  # gaps a step
+    us: Series
+    begin_us: float = 0.0  # of the first one, in the file
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Split the step's time on the GPU, us for each step; the parts sum up to ``step_us``."""
+
+    step_us: Series
+    compute_us: Series  # at least one kernel that is no communication
+    exposed_communication_us: Series  # communication while nothing computes
+    exposed_copies_us: Series  # copies and fills while nothing else runs
+    idle_us: Series
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The profiled steps of one rank, or the mean over several ranks."""
+
+    gpu: str
+    ranks: int  # in the group
+    parts: Parts
+    kernels: tuple[KernelRow, ...]
+    idle: tuple[IdleRow, ...]
+    calls: dict[str, Series] = field(default_factory=dict)  # CUDA calls a step, by name
+    lost_share: float = 0.0  # of the launches of these steps, those without a record
+    incomplete: int = 0  # steps that were left out since launches of theirs lack records
+    software: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def steps(self) -> int:
+        """The number of profiled steps."""
+        return len(self.parts.step_us)
+
+    def problem(self) -> str:
+        """Return what is wrong with it although every field has its type, "" if nothing."""
+        series = [getattr(self.parts, name) for name in _PARTS] + [*self.calls.values()]
+        for row in self.kernels:
+            series += [row.calls, row.us]
+        for gap in self.idle:
+            series += [gap.count, gap.us]
+        if any(len(one) != self.steps for one in series):
+            return f"not every figure of its profile is of {self.steps} steps"
+        if not all(-1 <= value <= LONGEST_US for one in series for value in one):
+            return "its profile has a time that no profiler measures"
+        return ""
+
+
+def over_ranks(profiles: Sequence[Profile]) -> Profile:
+    """Return the mean of several ranks' profiles, step by step; what a rank lacks counts as 0."""
+    if len(profiles) == 1:
+        return profiles[0]
+    steps = min(one.steps for one in profiles)
+
+    def mean_of(rows: Sequence[Series]) -> Series:
+        return tuple(total / len(profiles) for total in added([row[:steps] for row in rows]))
+
+    kernels = grouped([row for one in profiles for row in one.kernels], lambda row: row.key)
+    idle = grouped(
+        [gap for one in profiles for gap in one.idle], lambda gap: (gap.cause, gap.call, gap.place)
+    )
+    return replace(
+        profiles[0],
+        parts=Parts(*(mean_of([getattr(p.parts, name) for p in profiles]) for name in _PARTS)),
+        kernels=tuple(
+            replace(one[0], calls=mean_of([r.calls for r in one]), us=mean_of([r.us for r in one]))
+            for one in kernels.values()
+        ),
+        idle=tuple(
+            replace(one[0], count=mean_of([r.count for r in one]), us=mean_of([r.us for r in one]))
+            for one in idle.values()
+        ),
+        calls={
+            name: mean_of([one.calls[name] for one in profiles if name in one.calls])
+            for name in sorted({name for one in profiles for name in one.calls})
+        },
+        lost_share=max(one.lost_share for one in profiles),
+        incomplete=max(one.incomplete for one in profiles),
+    )
+
+
+def merged(rows: Sequence[KernelRow], **alike: Any) -> tuple[KernelRow, ...]:
+    """Return rows with these fields, those that nothing else tells apart as one."""
+    return tuple(
+        replace(same[0], calls=added([r.calls for r in same]), us=added([r.us for r in same]))
+        for same in grouped([replace(r, **alike) for r in rows], lambda row: row.key).values()
+    )
+
+
+def bounded(profile: Profile, most: int, kept: Container[object] = ()) -> Profile:
+    """Return a profile of the ``most`` longest kernels and those whose keys are ``kept``; the other
+    kernels are a row for each class and phase, other idle time a row for each cause.
+    """
+    alone: list[KernelRow] = []
+    others: list[KernelRow] = []
+    for i, row in enumerate(sorted(profile.kernels, key=lambda row: -sum(row.us))):
+        own = (i < most or row.key in kept) and not row.name.startswith(OTHERS)
+        (alone if own else others).append(row)
+    for (kind, phase), rows in grouped(others, lambda row: (row.kind, row.phase)).items():
+        calls, us = added([row.calls for row in rows]), added([row.us for row in rows])
+        name = f"{OTHERS}{kind}"
+        alone.append(KernelRow(name, name, kind, phase, calls, us, begin_us=rows[0].begin_us))
+    gaps = sorted(profile.idle, key=lambda row: -sum(row.us))
+    idle = gaps[:most] + [
+        IdleRow(cause, "", "", added([gap.count for gap in rows]), added([gap.us for gap in rows]))
+        for cause, rows in grouped(gaps[most:], lambda gap: gap.cause).items()
+    ]
+    return replace(profile, kernels=tuple(alone), idle=tuple(idle))
+
+
+OTHERS = "other kernels of the class "  # a row of all that a bounded profile does not name
+_PARTS = tuple(one.name for one in fields(Parts))
+
+
+def grouped(rows: Iterable[Row], key: Callable[[Row], Key]) -> dict[Key, list[Row]]:
+    """Return the rows of each key, in their order."""
+    found: dict[Key, list[Row]] = {}
+    for row in rows:
+        found.setdefault(key(row), []).append(row)
+    return found
+
+
+def by_class(profile: Profile) -> dict[str, float]:
+    """Return the us a step of each class of kernels; those that overlap count twice."""
+    kinds = grouped(profile.kernels, lambda row: row.kind)
+    return {kind: sum(mean(row.us) for row in rows) for kind, rows in kinds.items()}
+
+
+def mean(series: Sequence[float]) -> float:
+    """Return the mean over steps, 0 without any."""
+    return sum(series) / len(series) if series else 0.0
+
+
+def less(one: Series, other: Series) -> Series:
+    """Return the difference of two figures, step by step."""
+    return tuple(a - b for a, b in zip(one, other, strict=True))
+
+
+def added(rows: Sequence[Series]) -> Series:
+    """Return the sum of several figures, step by step."""
+    return tuple(map(sum, zip(*rows, strict=True)))

@@ -1,0 +1,104 @@
+"""A recording: one evidence, summarised (judge/summary.py), so that like is compared with like.
+
+This run's figures and those of a baseline file (baseline_file.py) have this one type.
+"""
+
+from collections.abc import Sequence
+from statistics import geometric_mean
+from typing import Annotated
+
+import msgspec
+
+from stepguard.core.metrics import OPERATORS
+from stepguard.core.site import Site
+
+# Of a step: from a nanosecond to 30 years.
+Milliseconds = Annotated[float, msgspec.Meta(ge=1e-6, le=1e12)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class RecordedDifference(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A difference of two variants of the step, in percent of a step."""
+
+    mean: float
+    half_width: Annotated[float, msgspec.Meta(ge=0)]  # of its 95 % interval
+
+
+# Launches a step, or gaps, then us in each profiled step.
+ProfileRow = Annotated[list[float], msgspec.Meta(min_length=1, max_length=50)]
+
+
+class RecordedProfile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a profile says (stepguard/core/profile.py), a line for each kernel:
+
+    "backward": {"GEMM": {"nvjet_sm90_tst_256x128 2x66x1 384x1x1": [74, 35135, 34601, ...]}}
+    """
+
+    gpu: str
+    ranks: Annotated[int, msgspec.Meta(ge=1)]
+    parts_us: dict[str, ProfileRow]  # of each profiled step
+    kernels: dict[str, dict[str, dict[str, ProfileRow]]]  # phase -> class -> kernel, grid, block
+    idle: dict[str, dict[str, dict[str, ProfileRow]]]  # cause -> place -> CUDA call
+
+
+class Recording(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One evidence, summarised."""
+
+    date: Text  # UTC, ISO 8601
+    commit: Text
+    device_uuid: str
+    software: dict[str, str]  # versions that must be equal for a comparison
+    driver: str
+    tokens_per_step: Annotated[int, msgspec.Meta(gt=0)]
+    times_ms: dict[str, list[Milliseconds]]  # metric -> one value a launch
+    counters: dict[str, Count]
+    information: dict[str, float]  # shown beside the verdict, never judged
+    # metric -> operator, call or graph break -> count; only in the newest of its software
+    detail: dict[str, dict[str, Count]]
+    # metric -> the places that its count is made of; only in the newest, too
+    sites: dict[str, list[Site]] = {}
+    differences_pct: dict[str, RecordedDifference] = {}
+    # line of source -> operator of the eager step -> calls; unset but in the newest
+    operators: dict[str, dict[str, Count]] | msgspec.UnsetType = msgspec.UNSET
+    # metric -> what each rank counted, where ranks differ; unset for one rank, and in old files
+    by_rank: dict[str, list[Count]] | msgspec.UnsetType = msgspec.UNSET
+    # of a GPU's step; unset but in the newest of its software
+    profile: RecordedProfile | msgspec.UnsetType = msgspec.UNSET
+
+    def unlike_ranks(self) -> dict[str, list[int]]:
+        """Return ``by_rank``, empty where ranks were not kept apart."""
+        return {} if self.by_rank is msgspec.UNSET else self.by_rank
+
+    def operator_sites(self) -> list[Site]:
+        """Return where the eager step calls its operators: of a baseline without line numbers."""
+        return self.sites.get(OPERATORS) or _read_lines(self.operators or {})
+
+    def values(self) -> dict[str, float]:
+        """Return one figure for each metric that it holds, by name."""
+        found: dict[str, float] = dict(self.counters)
+        found |= self.information
+        found |= {name: one.mean for name, one in self.differences_pct.items()}
+        if self.tokens_per_step:  # 0 where a run failed before it knew
+            found["tokens_per_step"] = self.tokens_per_step
+        # The level at which ratios of launches average out.
+        found |= {name: geometric_mean(times) for name, times in self.times_ms.items() if times}
+        return found
+
+
+def lines_of(sites: Sequence[Site]) -> dict[str, dict[str, int]]:
+    """Return operators by "file function: source", without line numbers, which move."""
+    found: dict[str, dict[str, int]] = {}
+    for site in sites:
+        calls = found.setdefault(f"{site.file} {site.function}: {site.text}", {})
+        calls[site.what] = calls.get(site.what, 0) + site.count
+    return found
+
+
+def _read_lines(lines: dict[str, dict[str, int]]) -> list[Site]:
+    found = []
+    for line, calls in lines.items():
+        place, _, text = line.partition(": ")
+        file, _, function = place.rpartition(" ")
+        found += [Site(what, file, 0, function, text, count=n) for what, n in calls.items()]
+    return found

@@ -1,1 +1,0 @@
-"""Revisions of the measured repository, and their trees."""

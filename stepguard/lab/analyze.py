@@ -1,0 +1,86 @@
+"""The command analyze: a folder of profilers' files as one report, with what to try.
+
+    python -m stepguard analyze FOLDER
+
+Traces of torch.profiler, exports of nsys (.sqlite), tables of nsys stats and ncu (.csv).
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from stepguard.cli.common import add_top, say
+from stepguard.lab.advice import Found, of_kernels, of_roofs, of_step
+from stepguard.lab.advice_page import recommendations
+from stepguard.lab.host_page import host_page
+from stepguard.lab.roofs import class_roofs
+from stepguard.lab.trace import print_table, show
+from stepguard.lab.trace_files import (
+    Files,
+    analysed,
+    has_kernels,
+    in_folders,
+    named,
+    on_cpu,
+    read_files,
+)
+from stepguard.storage import measured_peaks
+from stepguard.storage.json_file import FileError
+from stepguard.trace.classes import usual_classes
+
+
+def add_command(commands: Any, root: Path) -> None:
+    text = "a folder of profilers' files as one report, with recommendations"
+    command = commands.add_parser("analyze", help=text)
+    command.add_argument("paths", nargs="+", type=Path, metavar="FOLDER", help="or files")
+    add_top(command, 12)
+    command.set_defaults(call=lambda options: report(options.paths, options.top), root=root)
+
+
+def report(paths: list[Path], top: int) -> int:
+    """Print what the files say and what follows; return the exit status.
+
+    Raises FileError where nothing can be read.
+    """
+    files = (one for path in paths for one in (path.glob("*") if path.is_dir() else [path]))
+    tables = sorted(path for path in files if path.suffix == ".csv")
+    traces = [path for path in paths if path not in tables and _has_trace(path)]
+    if not traces and not tables:
+        raise FileError(f"{paths[0]}: no trace, no export of nsys and no table in it")
+    found: list[Found] = []
+    on_gpu = bool(tables)
+    for read in _by_profiler(traces):
+        on_gpu |= has_kernels(read)
+        found += _of_traces(read, top)
+    for path in tables:
+        say("", str(path))
+        with named(path):
+            found += of_kernels(print_table(path, usual_classes(), top))
+    say("", *recommendations(found, on_gpu))
+    return 0
+
+
+def _has_trace(path: Path) -> bool:
+    try:
+        return bool(in_folders([path]))
+    except FileError:
+        return False
+
+
+def _by_profiler(paths: list[Path]) -> Iterator[Files]:
+    """Yield the traces of each profiler by rank."""
+    files = in_folders(paths)
+    for kind in dict.fromkeys(path.suffix == ".sqlite" for path in files):
+        yield read_files([path for path in files if (path.suffix == ".sqlite") == kind])
+
+
+def _of_traces(traces: Files, top: int) -> Iterator[Found]:
+    """Print a page for the traces of a run; yield what the first rank's suggests."""
+    if not has_kernels(traces):
+        say(*host_page(on_cpu(traces, usual_classes()), top))
+        return
+    found = analysed(traces, usual_classes())
+    (first, *_), _ = show(found, sorted(found), top)
+    yield from of_step(first)
+    if known := measured_peaks.newest(first.profile.gpu):
+        yield from of_roofs(class_roofs(first.profile, known))

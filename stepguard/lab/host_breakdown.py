@@ -1,0 +1,104 @@
+"""Takes the trace of a CPU apart: where the host's time goes, by phase and operator.
+
+The host computes here, so an operator's own time, less that of the operators inside it, is what a
+kernel's time is on a GPU.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepguard.core.profile import Series
+from stepguard.trace.classes import Classes
+from stepguard.trace.columns import NONE, Floats, Host, Ints, Trace
+from stepguard.trace.phases import find_passes, pass_at
+from stepguard.trace.read.chunks import TraceError
+from stepguard.trace.windows import annotations_in, marked, step_at
+
+
+@dataclass(frozen=True)
+class OperatorRow:
+    """All calls of one operator in one phase."""
+
+    name: str
+    phase: str
+    calls: float  # a step
+    us: float  # a step, its own
+
+
+@dataclass(frozen=True)
+class HostPhase:
+    """A phase on the host."""
+
+    path: str
+    us: float  # a step
+
+
+@dataclass(frozen=True)
+class HostSummary:
+    """One rank that computes on a CPU."""
+
+    source: str
+    rank: int
+    ranks: int
+    step_us: Series
+    phases: tuple[HostPhase, ...]
+    operators: tuple[OperatorRow, ...]  # the longest first
+
+
+def host_summary(trace: Trace, classes: Classes, source: str, rank: int) -> HostSummary:
+    """Return the figures of a trace without a GPU. Raises TraceError without a marked step."""
+    steps = marked(trace, classes.steps)
+    if not len(steps):
+        there = annotations_in(trace)
+        has = f"its annotations are {there}" if there else "call profiler.step()"
+        raise TraceError(f"it has neither a kernel of a GPU nor a marked step; {has}")
+    begin, end = trace.annotations.start_us[steps], trace.annotations.end_us[steps]
+    passes = find_passes(trace, classes)
+    rows = trace.operators
+    rows = rows.where(step_at(rows.start_us, begin, end) != NONE)
+    phase = pass_at(passes, rows.start_us)
+    own = own_us(rows)
+    operators = _by_operator(trace, rows, phase, own, [one.path for one in passes], len(begin))
+    paths: dict[str, float] = {}
+    for one in passes:
+        if begin[0] <= one.start_us < end[-1]:
+            paths[one.path] = paths.get(one.path, 0.0) + one.end_us - one.start_us
+    return HostSummary(
+        source=source,
+        rank=rank,
+        ranks=trace.machine.world_size,
+        step_us=tuple((end - begin).tolist()),
+        phases=tuple(HostPhase(path, us / len(begin)) for path, us in paths.items()),
+        operators=operators,
+    )
+
+
+def own_us(rows: Host) -> Floats:
+    """Return each operator's time less that of the operators directly inside it, us."""
+    own = rows.end_us - rows.start_us
+    around: dict[int, list[int]] = {}
+    threads, ends = rows.thread.tolist(), rows.end_us.tolist()
+    length = own.copy()
+    for row, (thread, start) in enumerate(zip(threads, rows.start_us.tolist(), strict=True)):
+        stack = around.setdefault(thread, [])
+        while stack and ends[stack[-1]] <= start:
+            stack.pop()
+        if stack:
+            own[stack[-1]] -= length[row]
+        stack.append(row)
+    return np.maximum(own, 0.0)
+
+
+def _by_operator(
+    trace: Trace, rows: Host, phase: Ints, own: Floats, paths: list[str], steps: int
+) -> tuple[OperatorRow, ...]:
+    found: dict[tuple[str, str], list[float]] = {}
+    for name, at, us in zip(rows.name.tolist(), phase.tolist(), own.tolist(), strict=True):
+        path = "" if at == NONE else paths[at]
+        found.setdefault((trace.names[name], path), []).append(us)
+    table = [
+        OperatorRow(name, path, len(us) / steps, sum(us) / steps)
+        for (name, path), us in found.items()
+    ]
+    return tuple(sorted(table, key=lambda row: -row.us))

@@ -1,0 +1,48 @@
+"""The page of a trace of a CPU, at most 80 columns: phases and operators of the host."""
+
+from collections.abc import Iterator, Sequence
+
+from stepguard.core.profile import mean
+from stepguard.lab.host_breakdown import HostSummary
+from stepguard.report.table import aligned
+
+
+def host_page(ranks: Sequence[HostSummary], top: int) -> Iterator[str]:
+    """Yield the lines: the steps of all ranks, then phases and operators of the first one."""
+    yield "No kernel of a GPU: these times are the host's. A profiled step is slower."
+    yield ""
+    header = ("rank", "step [ms]", "each step [ms]", "file")
+    body = [
+        (
+            f"{one.rank} of {one.ranks}",
+            _ms(mean(one.step_us)),
+            " ".join(map(_ms, one.step_us[:4])) + (" ..." if len(one.step_us) > 4 else ""),
+            one.source,
+        )
+        for one in ranks
+    ]
+    yield from aligned([header, *body], left=(0, 2, 3))
+    one, step = ranks[0], mean(ranks[0].step_us)
+    if one.phases:
+        yield ""
+        rows = [(row.path, _ms(row.us), _pct(row.us, step)) for row in one.phases]
+        yield from aligned([("phase", "[ms]", "[% of the step]"), *rows])
+    yield ""
+    yield from aligned(
+        [
+            ("operator, own time", "phase", "calls", "[ms]", "[%]"),
+            *(
+                (row.name[:34], row.phase[-22:], f"{row.calls:g}", _ms(row.us), _pct(row.us, step))
+                for row in one.operators[:top]
+            ),
+        ],
+        left=(0, 1),
+    )
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:.3f}"
+
+
+def _pct(us: float, step: float) -> str:
+    return f"{100 * us / step:.1f}" if step else ""

@@ -1,0 +1,221 @@
+"""The command trace: where the time of a step goes, in anybody's trace of torch.profiler.
+
+python -m stepguard trace rank0.json.gz rank1.json.gz
+python -m stepguard trace new.json.gz --against old.json.gz
+"""
+
+import argparse
+import csv
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from statistics import stdev
+from typing import Any
+
+from stepguard.cli.common import (
+    UsageError,
+    add_json,
+    add_top,
+    put_json,
+    put_text,
+    refuse_target,
+    say,
+)
+from stepguard.core.profile import mean, over_ranks
+from stepguard.explain.causes import explain
+from stepguard.lab.exchanges import Exchange, exchanges
+from stepguard.lab.host_page import host_page
+from stepguard.lab.operator_tables import ncu_page, stats_page
+from stepguard.lab.read_tables import NcuRow, is_ncu, read_ncu, read_stats
+from stepguard.lab.roofs import class_roofs
+from stepguard.lab.timeline import BEGINS, timeline
+from stepguard.lab.trace_files import (
+    Files,
+    Ranks,
+    analysed,
+    has_kernels,
+    in_folders,
+    named,
+    on_cpu,
+    read_files,
+)
+from stepguard.lab.trace_page import page, roof_lines
+from stepguard.lab.trace_summary import Summary, summary
+from stepguard.machine.interpreter import as_typed
+from stepguard.report import explanation_text
+from stepguard.report.result_documents import Kind
+from stepguard.storage import measured_peaks
+from stepguard.trace.classes import Classes, usual_classes, with_more
+from stepguard.trace.profiles import profile
+from stepguard.trace.windows import annotations_in, marked
+
+COLUMNS = ("rank", "kernel", "class", "phase", "operator", "source", "grid", "block")
+FIGURES = (
+    "flops_per_launch",
+    "bytes_per_launch",
+    "calls_per_step",
+    "us_per_step",
+    "us_sd_per_step",
+)
+TABLE = Kind((".csv",), ",".join(COLUMNS).encode())
+PICTURE = Kind((".svg",), BEGINS.encode())
+
+
+def add_command(commands: Any, root: Path) -> None:
+    trace = commands.add_parser("trace", help="where a step's time goes, from profiler traces")
+    each = "a trace of each rank, or a folder of them"
+    trace.add_argument("files", nargs="+", type=Path, metavar="FILE", help=each)
+    trace.add_argument(
+        "--against", nargs="+", type=Path, metavar="FILE", help="explain the difference from these"
+    )
+    trace.add_argument("--rank", type=int, metavar="N", help="whose details to print (the first)")
+    trace.add_argument("--step", metavar="REGEX", help="the annotations that mark steps")
+    trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
+    add_top(trace, 12)
+    add_json(trace)
+    trace.add_argument("--svg", type=Path, metavar="PATH", help="draw one step: host and GPU")
+    trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
+    trace.set_defaults(call=_trace, root=root)
+
+
+def _trace(options: argparse.Namespace) -> int:
+    _refuse_targets(options)
+    classes = _classes(options.classes, options.step)
+    tables = [path for path in options.files if path.suffix == ".csv"]
+    if tables and (len(tables) < len(options.files) or options.against or options.json):
+        raise UsageError("tables in CSV are printed by themselves: give no other files and options")
+    if tables:
+        return _tables(options, classes)
+    traces = _read(options.files, classes, options.step)
+    if not has_kernels(traces):
+        if options.against or options.csv or options.svg:
+            raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
+        _refuse_rank(options, sorted(traces))
+        hosts = on_cpu(traces, classes, options.rank)
+        say(*host_page(hosts, options.top))
+        put_json({"ranks": hosts}, options.json)
+        return 0
+    found = analysed(traces, classes)
+    if options.against:
+        before = analysed(_read(options.against, classes, options.step), classes)
+        return _explain(found, before, options)
+    order = sorted(found, key=lambda rank: (rank != options.rank, rank))
+    _refuse_rank(options, order)
+    ranks, rows = show(found, order, options.top)
+    put_json({"ranks": ranks, "collectives": rows}, options.json)
+    if options.csv:
+        put_text(_csv(ranks), options.csv, "--csv")
+    if options.svg:
+        put_text(timeline(found[order[0]][1], ranks[0].source), options.svg, "--svg")
+    return 0
+
+
+def _refuse_targets(options: argparse.Namespace) -> None:
+    """Raise UsageError for a path that cannot be written, or whose file would be lost."""
+    inputs = in_folders([*options.files, *(options.against or ())])
+    inputs += [options.classes] if options.classes else []
+    refuse_target(options.json, inputs=inputs)
+    refuse_target(options.csv, "--csv", TABLE, inputs)
+    refuse_target(options.svg, "--svg", PICTURE, inputs)
+
+
+def _read(files: list[Path], classes: Classes, step: str | None) -> Files:
+    """Return the traces by rank. Raises UsageError where a step that was asked for is in none."""
+    traces = read_files(files)
+    for path, trace in traces.values():
+        # Without a mark a whole file counts as one step, which is not what was asked for.
+        if step is not None and not len(marked(trace, classes.steps)):
+            has = annotations_in(trace) or "none; call profiler.step()"
+            raise UsageError(f"--step {step!r}: no annotation of {path} matches; it has {has}")
+    return traces
+
+
+def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
+    if options.rank is not None and options.rank not in ranks:
+        raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, ranks))}")
+
+
+def show(found: Ranks, order: list[int], top: int) -> tuple[list[Summary], list[Exchange]]:
+    """Print the page of these ranks, in this order; return its figures."""
+    ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
+    rows = exchanges([found[rank][1] for rank in order])
+    say(*page(ranks, rows, top), *_roofline(ranks[0]))
+    return ranks, rows
+
+
+def _roofline(one: Summary) -> Iterator[str]:
+    """Yield where the classes of kernels are under the roof, if shapes and peaks are known."""
+    if any(row.work.flops or row.work.bytes for row in one.profile.kernels):
+        if found := measured_peaks.newest(one.profile.gpu):
+            yield from roof_lines(class_roofs(one.profile, found), found)
+        else:
+            yield ""
+            measure = as_typed("stepguard doctor --peaks")
+            yield f"For a roofline measure the card's peaks: {measure}"
+
+
+def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
+    """Print why ``after`` takes longer; return 1 if the two cannot be compared."""
+    if options.csv or options.svg or options.rank is not None:
+        raise UsageError("--against: it takes no --csv, --svg or --rank; it compares all ranks")
+    if before.keys() != after.keys():
+        ranks = [", ".join(map(str, sorted(side))) for side in (after, before)]
+        raise UsageError(f"--against: ranks {ranks[0]} against {ranks[1]}; give the same ones")
+    sides = (before, after)
+    profiles = [over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in sides]
+    found = explain(*profiles)
+    say(*explanation_text.lines(found, peaks=measured_peaks.newest(profiles[1].gpu)))
+    put_json({"explanation": found, "before": profiles[0], "after": profiles[1]}, options.json)
+    return 1 if found.refused else 0
+
+
+def _classes(path: Path | None, step: str | None) -> Classes:
+    try:
+        found = with_more(path.read_text(encoding="utf-8")) if path else usual_classes()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--classes {path}: {error}") from None
+    try:
+        return found if step is None else replace(found, steps=(re.compile(step).pattern,))
+    except re.error as error:
+        raise UsageError(f"--step {step!r}: {error}") from None
+
+
+def _tables(options: argparse.Namespace, classes: Classes) -> int:
+    """Print the tables of nsys stats and of ncu."""
+    for path in options.files:
+        say(str(path))
+        with named(path):
+            print_table(path, classes, options.top)
+    return 0
+
+
+def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
+    """Print a table of nsys stats or ncu; return the launches under ncu, if it is one of those.
+
+    Raises OSError or TraceError for a file that is neither.
+    """
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if not is_ncu(text):
+        say(*stats_page(read_stats(text), classes, top))
+        return []
+    rows = read_ncu(text)
+    say(*ncu_page(rows, top))
+    return rows
+
+
+def _csv(ranks: list[Summary]) -> str:
+    """Return a row for each kernel, launch shape, work and phase of each rank."""
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow([*COLUMNS, *FIGURES])
+    for one in ranks:
+        for row in one.profile.kernels:
+            spread = stdev(row.us) if len(row.us) > 1 else 0.0
+            shape = ["x".join(map(str, row.grid)), "x".join(map(str, row.block))]
+            named = [one.rank, row.name, row.kind, row.phase, row.operator, row.source]
+            # Without shapes the work is not known, which is not none.
+            work = [row.work.flops or "", row.work.bytes or ""]
+            table.writerow([*named, *shape, *work, mean(row.calls), mean(row.us), spread])
+    return text.getvalue()

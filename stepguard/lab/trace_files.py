@@ -1,0 +1,116 @@
+"""Files of profilers: the traces in them by rank, taken apart. What is wrong with one names it."""
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from stepguard.core.text import counted
+from stepguard.lab.host_breakdown import HostSummary, host_summary
+from stepguard.lab.read_nsys import read_nsys
+from stepguard.storage.json_file import FileError
+from stepguard.trace.classes import Classes
+from stepguard.trace.columns import Trace
+from stepguard.trace.profiles import Analysis, analyse
+from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.read.chunks import TraceError
+
+_TRACES = (".json", ".json.gz", ".sqlite")
+_TWO_RUNS = "two runs: name the files of one, or put each run into a folder of its own"
+_SQLITE = b"SQLite format 3\0"
+Files = dict[int, tuple[Path, Trace]]  # by rank
+Ranks = dict[int, tuple[Path, Analysis]]
+
+
+def read_ranks(files: list[Path], classes: Classes) -> Ranks:
+    """Return the analysed trace of each file by rank. Raises FileError that names the file."""
+    return analysed(read_files(files), classes)
+
+
+def read_files(files: list[Path]) -> Files:
+    """Return the trace of each file by rank: the file's own, or its place in the list.
+
+    Raises FileError that names the file.
+    """
+    found: Files = {}
+    for path in in_folders(files):
+        with named(path):
+            for trace in _traces(path):
+                _refuse_other_size(trace, found)
+                own = trace.machine.rank
+                rank = len(found) if own is None else own
+                if rank in found:
+                    raise TraceError(f"it is of rank {rank}, as {found[rank][0]} is; {_TWO_RUNS}")
+                found[rank] = path, trace
+    return found
+
+
+def _refuse_other_size(trace: Trace, found: Files) -> None:
+    """Raise TraceError for a trace of more or fewer ranks than those before it."""
+    size = trace.machine.world_size
+    for path, one in found.values():
+        if (other := one.machine.world_size) != size:
+            sizes = f"its run has {counted(size, 'rank')}, and that of {path} {other}"
+            raise TraceError(f"{sizes}; {_TWO_RUNS}")
+
+
+def analysed(traces: Files, classes: Classes) -> Ranks:
+    """Return the traces taken apart. Raises FileError that names the file."""
+    found: Ranks = {}
+    for rank, (path, trace) in traces.items():
+        with named(path):
+            found[rank] = path, analyse(trace, classes)
+    return found
+
+
+@contextmanager
+def named(path: Path) -> Iterator[None]:
+    """Name the file in what is wrong with it."""
+    try:
+        yield
+    except OSError as error:
+        # Only of a pipe, which cannot be read twice, there is no text.
+        raise FileError(f"{path}: {error.strerror or 'give a file, not a pipe'}") from None
+    except TraceError as error:
+        raise FileError(f"{path}: {error}") from None
+
+
+def on_cpu(traces: Files, classes: Classes, first: int | None = None) -> list[HostSummary]:
+    """Return where the host's time goes, which computes; the rank ``first`` comes first."""
+    ranks = []
+    for rank in sorted(traces, key=lambda rank: (rank != first, rank)):
+        path, trace = traces[rank]
+        with named(path):
+            ranks.append(host_summary(trace, classes, path.name, rank))
+    return ranks
+
+
+def in_folders(paths: list[Path]) -> list[Path]:
+    """Return the paths, and for a folder the traces in it. Raises FileError for one without."""
+    found: list[Path] = []
+    for path in paths:
+        inside = traces_in(path)
+        if path.is_dir() and not inside:
+            raise FileError(f"{path}: no trace in it, looked for {', '.join(_TRACES)}")
+        found += inside if path.is_dir() else [path]
+    return found
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """Return the traces of a folder; none where there is no such folder."""
+    return sorted(one for one in folder.glob("*") if one.name.endswith(_TRACES))
+
+
+def _traces(path: Path) -> list[Trace]:
+    """Return the traces in a file: one of torch.profiler, or one a process in an export of nsys."""
+    with path.open("rb") as file:
+        if file.read(len(_SQLITE)) != _SQLITE:
+            file.seek(0)
+            return [read_chrome(file)]
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        return read_nsys(connection)
+
+
+def has_kernels(traces: Files) -> bool:
+    """Tell whether any of the traces has records of a GPU."""
+    return any(len(trace.gpu.kind) for _, trace in traces.values())

@@ -1,0 +1,1 @@
+"""Several machines, through a scheduler."""

@@ -1,0 +1,335 @@
+"""A command that starts its argument once on each node of a job: srun, mpirun, a script.
+
+It is put in front of every launch of a case of several ranks and starts launch/nodes/on_node.py, which
+finds its rank among the nodes in what the scheduler has put into the environment there. Node 0 has
+to be this host, since rank 0 talks to this process; the project has to lie on a file system that
+all nodes share. Before anything is measured every node is asked to describe itself.
+"""
+
+import contextlib
+import os
+import random
+import secrets
+import shlex
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepguard.core.case import Case
+from stepguard.core.fingerprint import steers
+from stepguard.launch import engine
+from stepguard.launch.torchrun import LaunchSpec, spawn
+from stepguard.machine.git.worktree import FOLDER, keep_out_of_git
+from stepguard.machine.gpu.nvml import Gpu, MachineError
+
+SURVEY_LIMIT_S = 120.0
+END_LIMIT_S = 10.0  # for a launcher that got SIGTERM
+MARK = "stepguard-node "  # before what a node prints of itself
+PORTS = range(29400, 1 << 16)  # from torchrun's own on
+KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")  # for who asks for any
+ADDRESS = "STEPGUARD_ADDRESS"  # of this host, as the other nodes reach it
+# How many processes there are, and which one this is: where a process is started on each node.
+SIZE_AND_RANK = (
+    # In this order, since who started the process last knows: mpirun's processes in a SLURM job
+    # have SLURM's variables as well, and a step may have fewer nodes than its job.
+    ("STEPGUARD_NODES", "STEPGUARD_NODE_RANK"),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("SLURM_STEP_NUM_NODES", "SLURM_NODEID"),
+    ("SLURM_NNODES", "SLURM_NODEID"),
+)
+
+
+class LauncherError(Exception):
+    """A launcher that cannot be used; one sentence with the remedy."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node as it describes itself."""
+
+    rank: int
+    nodes: int  # how many there are
+    host: str
+    machine: str  # alike for two processes that see each other's sockets and processes
+    shares_files: bool
+    software: dict[str, str]
+    gpus: tuple[Gpu, ...] = ()
+    problem: str = ""  # why its GPUs are not fit to measure on
+    unreadable: str = ""  # why that cannot be found out
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher command and the nodes that it starts on, by rank."""
+
+    command: tuple[str, ...]
+    nodes: tuple[Node, ...]
+
+    def per_node(self, case: Case) -> int:
+        """Return the case's ranks on each node. Raises LauncherError if nodes cannot share them."""
+        count = len(self.nodes)
+        if case.world_size % count:
+            raise LauncherError(
+                f"{case.id} has {case.world_size} ranks, which {count} nodes cannot share equally; "
+                "deselect it, or use another number of nodes"
+            )
+        return case.world_size // count
+
+    def preflight(self) -> str:
+        """Return why GPUs of another node were not fit to measure on. Raises MachineError."""
+        for node in self.nodes[1:]:
+            if node.unreadable:
+                raise MachineError(f"{node.host}: {node.unreadable}")
+            if node.problem:
+                return f"{node.host}: {node.problem}"
+        return ""
+
+    @property
+    def fewest_gpus(self) -> int:
+        """GPUs that every node has."""
+        return min(len(node.gpus) for node in self.nodes)
+
+    def gpus(self, per_node: int) -> tuple[Gpu, ...]:
+        """Return the GPUs by rank where each node has so many ranks."""
+        return tuple(gpu for node in self.nodes for gpu in node.gpus[:per_node])
+
+
+def spread(case: Case, launcher: Launcher | None) -> Launcher | None:
+    """Return the launcher of a case of several ranks; one rank runs here, without any."""
+    return launcher if case.world_size > 1 else None
+
+
+def identity(case: Case, launcher: Launcher | None) -> dict[str, Any]:
+    """Return what the case's figures depend on: itself, and over how many nodes it is spread."""
+    shared = spread(case, launcher)
+    return case.as_dict() | ({"nodes": len(shared.nodes)} if shared else {})
+
+
+def node_of(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Return this node's rank and the number of nodes. Raises LauncherError if nothing tells."""
+    for size, rank in SIZE_AND_RANK:
+        if size in environment and rank in environment:
+            found = environment[rank], environment[size]
+            if not all(text.isdecimal() for text in found) or int(found[0]) >= int(found[1]):
+                raise LauncherError(f"{rank}={found[0]} is no node's rank of {size}={found[1]}")
+            return int(found[0]), int(found[1])
+    names = ", ".join(f"{size} and {rank}" for size, rank in SIZE_AND_RANK[:3])
+    raise LauncherError(
+        f"the launcher sets none of {names} on {socket.gethostname()}: "
+        "srun and mpirun set them, for each process that they start"
+    )
+
+
+def survey(text: str, root: Path) -> Launcher:
+    """Ask every node that the launcher ``text`` starts on to describe itself.
+
+    Raises LauncherError, which says what mends it, for nodes on which nothing could be measured.
+    """
+    launcher = describe_nodes(text, root)
+    if problem := unfit(launcher.nodes, machine_id()):
+        raise LauncherError(problem)
+    return launcher
+
+
+def describe_nodes(text: str, root: Path) -> Launcher:
+    """Ask the nodes, and return their answers as they are, by rank. Raises LauncherError if the
+    command does not run, or if none answers.
+    """
+    try:
+        command = tuple(shlex.split(text))
+    except ValueError as error:
+        raise LauncherError(f"{text!r} is no command: {error}") from None
+    if not command:
+        raise LauncherError(f"{text!r} is no command: srun --nodes=2 --ntasks-per-node=1 is one")
+    folder = root / FOLDER
+    folder.mkdir(exist_ok=True)
+    keep_out_of_git(folder)
+    proof = folder / f"shared-{secrets.token_hex(8)}"
+    proof.touch()
+    try:
+        status, output, errors = _run([*command, *on_each_node("describe", proof)])
+    finally:
+        proof.unlink(missing_ok=True)
+    # What a launcher puts before each line, a label for one, is cut off.
+    lines = [line.partition(MARK)[2] for line in output.splitlines() if MARK in line]
+    if status or not lines:
+        last = (errors.strip() or output.strip() or "it printed nothing").splitlines()[-1]
+        raise LauncherError(f"{shlex.join(command)} ended with {status}: {last}")
+    nodes = [msgspec.json.decode(line, type=Node) for line in lines]
+    return Launcher(command, tuple(sorted(nodes, key=lambda node: node.rank)))
+
+
+def on_each_node(*arguments: object) -> list[str]:
+    """Return the command line of launch/nodes/on_node.py. ``env``, since a launcher may not hand the
+    environment on.
+    """
+    path = f"PYTHONPATH={engine.ENGINE.parent}"
+    return ["env", path, *engine.command("stepguard.launch.nodes.on_node"), *map(str, arguments)]
+
+
+def _run(command: list[str]) -> tuple[int, str, str]:
+    """Run a launcher to its end; its status and what it wrote. Raises LauncherError."""
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # a Ctrl-C at the terminal is ours to handle
+        )
+    except OSError as error:
+        raise LauncherError(f"{command[0]} cannot be started: {error.strerror}") from None
+    try:
+        output, errors = process.communicate(timeout=SURVEY_LIMIT_S)
+        return process.returncode, output, errors
+    except subprocess.TimeoutExpired:
+        text = f"{shlex.join(command[:-1])} has not ended after {SURVEY_LIMIT_S:.0f} s"
+        raise LauncherError(
+            f"{text}: does the job have so many nodes, and are they free?"
+        ) from None
+    finally:
+        if process.poll() is None:
+            process.terminate()  # not SIGKILL: srun would leave its tasks
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=END_LIMIT_S)
+            process.kill()
+            process.wait()
+
+
+def machine_id() -> str:
+    """Return what is alike for two processes that see each other's sockets and processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{boot} {os.readlink('/proc/self/ns/net')} {os.readlink('/proc/self/ns/pid')}"
+
+
+def unfit(nodes: Sequence[Node], here: str) -> str:
+    """Return why cases cannot be spread over these nodes, with the remedy, or the empty string.
+    ``here``: the machine_id() of this process.
+    """
+    first, count = nodes[0], nodes[0].nodes
+    ranks = [node.rank for node in nodes]
+    if len(set(ranks)) < len(ranks):
+        twice = next(node for node in nodes if ranks.count(node.rank) > 1)
+        return (
+            f"{twice.host} was started on {ranks.count(twice.rank)} times: the launcher has to "
+            "start one process on each node (srun: --ntasks-per-node=1)"
+        )
+    if ranks != list(range(count)):
+        return f"{len(nodes)} of {count} nodes answered; give the launcher all of them"
+    if count == 1:
+        return "the launcher starts on one node only; leave it out"
+    if first.machine != here:
+        return (
+            f"node 0 is {first.host}, and this is {socket.gethostname()}: start it on {first.host},"
+            " outside of any container that the launcher does not use"
+        )
+    if blind := [node.host for node in nodes if not node.shares_files]:
+        return (
+            f"{', '.join(blind)} does not see a file that was just written here: the project has "
+            "to lie on a file system that all nodes share"
+        )
+    uuids = [gpu.uuid for node in nodes for gpu in node.gpus]
+    if same := sorted({uuid for uuid in uuids if uuids.count(uuid) > 1}):
+        return f"two nodes show {same[0]}: the launcher has to start one process on each node"
+    return unlike(nodes)
+
+
+def unlike(nodes: Sequence[Node]) -> str:
+    """Return how a node differs from the first one where it must not, or the empty string."""
+    first, known = nodes[0], _facts(nodes[0])
+    for node in nodes[1:]:
+        mine = _facts(node)
+        for name in sorted(known.keys() | mine.keys()):
+            here, there = known.get(name, "none"), mine.get(name, "none")
+            if here != there:
+                return (
+                    f"{node.host} has {name} {there}, {first.host} has {here}: "
+                    "use the same software and GPUs of one kind on every node"
+                )
+    return ""
+
+
+def _facts(node: Node) -> dict[str, str]:
+    kinds = sorted({f"{gpu.name} with driver {gpu.driver}" for gpu in node.gpus})
+    return node.software | {"GPU": ", ".join(kinds) or "none"}
+
+
+@dataclass(frozen=True)
+class SharedLaunch:
+    """Tells every node of a launch what it has to know, by a file in the launch's folder."""
+
+    spec: LaunchSpec
+    token: str
+    address: str  # of this host, if the user says it
+    host: str  # its name, for where the scheduler does not say it either
+    scratch: Path  # a folder of this host that is removed at the end
+    port: int  # where node 0's agent lets the others join
+    steering: dict[str, str]  # the variables that steer, as they are here
+    python_path: str  # the caller's own
+
+    FILE = "launch.json"
+
+    def write(self) -> Path:
+        """Leave it for all nodes."""
+        path = self.spec.folder / self.FILE
+        path.write_bytes(msgspec.json.encode(self, enc_hook=str))
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> "SharedLaunch":
+        """Return what write() left."""
+        return msgspec.json.decode(
+            path.read_bytes(), type=cls, dec_hook=lambda kind, value: kind(value)
+        )
+
+
+def start(spec: LaunchSpec, token: str, scratch: Path) -> "subprocess.Popen[bytes]":
+    """Start the launcher on a launch, under launch/nodes/run_launcher.py, which ends it if we die."""
+    theirs = os.environ.get("PYTHONPATH", "")
+    shared = SharedLaunch(
+        spec=replace(spec, standby=False),  # that is the supervisor's to heed
+        token=token,
+        address=os.environ.get(ADDRESS, ""),
+        host=socket.gethostname(),
+        scratch=scratch,
+        port=free_port(),
+        steering={name: value for name, value in os.environ.items() if steers(name)},
+        python_path=theirs,
+    )
+    environment = {name: v for name, v in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {
+        "STEPGUARD_TOKEN": launcher_token(token),
+        "STEPGUARD_SCRATCH": str(scratch),
+        "STEPGUARD_HOST_PID": str(os.getpid()),
+        "STEPGUARD_STANDBY": "1" if spec.standby else "",
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(engine.ENGINE.parent), theirs])),
+    }
+    supervisor = [*engine.command("stepguard.launch.nodes.run_launcher"), *spec.launcher]
+    command = [*supervisor, *on_each_node("run", shared.write())]
+    return spawn(command, spec, environment, spec.folder / "launcher.log")
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on. Every node has to know it seconds before node 0 does:
+    until then the kernel must give it to no other process either, which asks for any port.
+    """
+    low, high = 32768, 60999  # Linux' own default, for who does not show what is set
+    with contextlib.suppress(OSError):
+        low, high = map(int, KERNELS_PORTS.read_text().split())
+    others = [port for port in PORTS if not low <= port <= high]
+    for port in (*random.sample(others, len(others)), 0):
+        with contextlib.suppress(OSError), socket.create_server(("", port)) as probe:
+            return int(probe.getsockname()[1])
+    raise LauncherError("no TCP port is free here, for node 0 to listen on: ss -tlnp names who has")
+
+
+def launcher_token(token: str) -> str:
+    """Return the token of the launcher's own processes, which have to be ended before the ranks."""
+    return f"{token}-launcher"

@@ -1,0 +1,1 @@
+"""The machine that measures: its GPUs, its git, its processes."""

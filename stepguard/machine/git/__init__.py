@@ -1,0 +1,1 @@
+"""Revisions, worktrees and trailers of git."""

@@ -1,0 +1,287 @@
+"""Checks out the tree of another revision beside this one for as long as it is measured.
+
+.stepguard/trees/4f2a91c0d3e7-1b6c/         a worktree of git's, detached at the revision
+.stepguard/trees/4f2a91c0d3e7-1b6c.lock     held with flock by the process that uses it
+.stepguard/trees/lock                       held while trees are claimed and given up
+
+A process that dies lets go of its lock, however it dies, and the next one removes its tree. Only
+what git knows is in such a tree: files that are ignored, or not added, are not there.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from stepguard.core.text import short_hash
+from stepguard.machine.git.resolve import Named, TreeError, resolve
+from stepguard.machine.git.revision import GIT_LIMIT_S, complaint, run_git
+from stepguard.machine.lifeline import interrupts_deferred
+
+FOLDER = ".stepguard"  # of all that is kept in a checkout: trees, runs, caches
+CHECKOUT_LIMIT_S = 600.0
+LOCK_LIMIT_S = 60.0
+LFS_POINTER = b"version https://git-lfs.github.com/spec/v1\n"
+COLLISION_PAUSES_S = (0.05, 0.2, 1.0)
+# The last worktree that is removed takes the folder of all entries with it.
+_COLLIDED = re.compile(
+    r"(failed to read|Invalid path) .*worktrees/"
+    r"|could not create directory of .*worktrees/.*No such file"
+)
+# A hook or a submodule is not what was asked for, and might outlive us.
+PLAIN = ("core.hooksPath=/dev/null", "submodule.recurse=false")
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Tree:
+    """Another revision, checked out."""
+
+    rev: str  # as it was asked for
+    commit: str  # in full
+    root: Path  # what corresponds to the caller's root: launch from here
+    top: Path  # the whole checkout, of which root may be a folder
+    base: Path  # the caller's own repository
+
+
+@contextlib.contextmanager
+def tree_of(root: Path, rev: str, notice: Notice = lambda text: None) -> Iterator[Tree]:
+    """Check out the tree of ``rev`` beside ``root``; it is gone at the end, however that comes.
+
+    ``notice`` takes a sentence on what a killed run had left and was removed, and on what could not
+    be removed.
+    Raises TreeError.
+    """
+    named = resolve(root, rev)
+    folder = root.resolve() / FOLDER / "trees"
+    with _alone(folder):
+        for sentence in _remove_orphans(root, folder):
+            notice(sentence)
+        path, lock = _claim(folder, named)
+    try:
+        _check_out(named, path)
+        _check_complete(named, path)
+        below = path / named.below
+        if not below.is_dir():
+            raise TreeError(
+                f"{named.shown} has no folder {named.below!r}, which {root} is here: "
+                "choose a revision that has it"
+            )
+        yield Tree(rev, named.commit, below, path, named.top)
+    finally:
+        with interrupts_deferred():
+            _give_up(root, folder, path, lock, notice)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other processes from claiming and giving up trees meanwhile."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_out_of_git(folder.parent)
+        file = (folder / "lock").open("a")
+    except OSError as error:
+        raise TreeError(_not_made(folder, error)) from None
+    with file:
+        until = time.monotonic() + LOCK_LIMIT_S
+        while not _locked(file):
+            if time.monotonic() > until:
+                raise TreeError(
+                    f"{file.name} is held by another process for {LOCK_LIMIT_S:.0f} s: "
+                    f"fuser {file.name!r} names it"
+                )
+            time.sleep(0.02)
+        yield
+
+
+def _not_made(path: Path, error: OSError) -> str:
+    top = path.parents[1] if path.name == "trees" else path.parents[2]
+    return f"{path} cannot be made: {error.strerror}; make {top} writable or free some space"
+
+
+def _locked(file: TextIO) -> bool:
+    """Take the lock unless somebody has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _claim(folder: Path, named: Named) -> tuple[Path, TextIO]:
+    """Choose a name for a tree; return its path and its lock, held until the file is closed."""
+    path = folder / f"{short_hash(named.commit)}-{secrets.token_hex(4)}"
+    try:
+        lock = path.with_suffix(".lock").open("x")
+        lock.write(f"{named.shown}, process {os.getpid()}")
+        lock.flush()
+    except OSError as error:
+        raise TreeError(_not_made(path, error)) from None
+    # Nobody can be first: the file is new, and others look for orphans under _alone() only.
+    _locked(lock)
+    return path, lock
+
+
+def _remove_orphans(root: Path, folder: Path) -> Iterator[str]:
+    """Remove what nobody holds any more."""
+    for path in sorted(folder.glob("*.lock")):
+        try:
+            with path.open() as lock:
+                if not _locked(lock):
+                    continue
+                tree, whose = path.with_suffix(""), lock.read()
+                problem = _remove(root, tree)
+                if not problem:
+                    path.unlink()
+        except OSError as error:
+            yield f"{path} cannot be taken over: {error.strerror}"
+        else:
+            yield problem or f"{tree} removed: the run that made it was killed ({whose})"
+    for tree in sorted(folder.iterdir()):
+        if tree.is_dir() and not tree.with_suffix(".lock").exists():
+            yield _remove(root, tree) or f"{tree} removed: nobody holds it"
+
+
+def _give_up(root: Path, folder: Path, path: Path, lock: TextIO, notice: Notice) -> None:
+    """Remove the tree and its lock; what is left after all is the next run's to remove."""
+    # Still locked meanwhile, so that no other run takes it for an orphan.
+    problem = _remove(root, path)
+    with lock:
+        try:
+            with _alone(folder):
+                if not problem:
+                    path.with_suffix(".lock").unlink(missing_ok=True)
+                lock.close()
+        except TreeError as error:
+            problem = str(error)
+    if problem:
+        notice(problem)
+
+
+def _remove(root: Path, path: Path) -> str:
+    """Remove a tree, and its entry in the repository; a sentence if it cannot be.
+
+    Not by ``git worktree prune``: that would forget other worktrees too, if their disk is not
+    mounted at the moment. Twice --force, since git leaves an entry locked if it dies meanwhile.
+    """
+    try:
+        for parent, folders, _ in os.walk(path):
+            for name in folders:  # a workload may have taken its own folder's rights away
+                if not os.path.islink(inner := os.path.join(parent, name)):
+                    os.chmod(inner, 0o700)
+        with contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(path)
+    except OSError as error:
+        return f"{path} cannot be removed: {error.strerror}; rm -rf {str(path)!r}"
+    done = _worktree(root, "remove", "--force", "--force", str(path))
+    if done is None or done.returncode != 0 and "is not a working tree" not in done.stderr:
+        why = complaint(done.stderr) if done else "git did not answer"
+        return f"git still lists the worktree {path}: {why}; git worktree prune"
+    return ""
+
+
+def _worktree(
+    root: Path, *arguments: str, limit_s: float = GIT_LIMIT_S
+) -> "subprocess.CompletedProcess[str] | None":
+    """Run git worktree, again while it trips over an entry that another process is just writing or
+    removing: git reads all of them, and locks none.
+    """
+    plain = [part for setting in PLAIN for part in ("-c", setting)]
+    for pause_s in (*COLLISION_PAUSES_S, None):
+        done = run_git(root, *plain, "worktree", *arguments, limit_s=limit_s)
+        if pause_s is None or done is None or not _COLLIDED.search(done.stderr):
+            break
+        time.sleep(pause_s)
+    return done
+
+
+def _check_out(named: Named, path: Path) -> None:
+    add = ("add", "--quiet", "--detach", str(path), named.commit)
+    done = _worktree(named.top, *add, limit_s=CHECKOUT_LIMIT_S)
+    if done is None:
+        raise TreeError(
+            f"{named.shown} was not checked out to {path} in {CHECKOUT_LIMIT_S:.0f} s: "
+            "see that its disk answers (df), and that git can reach what a partial clone lacks"
+        )
+    if done.returncode != 0:
+        raise TreeError(
+            f"{named.shown} cannot be checked out to {path}: {complaint(done.stderr)}; make room "
+            f"for it and see that {path.parent} and the repository are writable"
+        )
+
+
+def _check_complete(named: Named, path: Path) -> None:
+    """Raise TreeError if the caller's tree has what this one lacks: submodules, git-lfs files, and
+    what an absolute link has the caller's file for.
+
+    Without them it could be other work, quietly. Where both trees lack them, they are alike.
+    """
+    listed = _files(path, "--stage")
+    modules = _of_mode("160000", listed)
+    if back := [name for name in _of_mode("120000", listed) if _leads_back(path / name, named.top)]:
+        place = os.path.realpath((named.top / back[0]).parent)
+        target = os.path.relpath(os.path.realpath(os.readlink(path / back[0])), place)
+        raise TreeError(
+            f"{named.shown} has links that lead into this tree: {', '.join(back[:3])}; "
+            f"so that each tree has its own: ln -sfn {shlex.quote(target)} {shlex.quote(back[0])}"
+        )
+    filled = [name for name in modules if any((named.top / name).glob("*"))]
+    if filled:
+        raise TreeError(
+            f"{named.shown} has submodules, which are not checked out for another revision: "
+            f"{', '.join(filled)}; if the workload needs none: git submodule deinit {filled[0]}"
+        )
+    empty = [name for name in _files(path, "--", ":(attr:filter=lfs)") if _is_pointer(path / name)]
+    empty = [name for name in empty if not _is_pointer(named.top / name)]
+    if empty:
+        raise TreeError(
+            f"{named.shown} has git-lfs files whose content is not here: {', '.join(empty[:3])}; "
+            f"git lfs install && git lfs fetch origin {named.commit}"
+        )
+
+
+def _of_mode(mode: str, listed: Sequence[str]) -> list[str]:
+    return [line.partition("\t")[2] for line in listed if line.startswith(f"{mode} ")]
+
+
+def _leads_back(link: Path, top: Path) -> bool:
+    """Tell whether a link of another revision's tree ends in the tree at ``top``."""
+    if not link.is_symlink():  # a file that holds the path: core.symlinks=false
+        return False
+    target, own = os.readlink(link), os.path.realpath(top)
+    return os.path.isabs(target) and Path(os.path.realpath(target)).is_relative_to(own)
+
+
+def _files(path: Path, *arguments: str) -> list[str]:
+    """Return what git lists of a tree. Raises TreeError if it cannot: that is not an empty list."""
+    done = run_git(path, "ls-files", "-z", *arguments, limit_s=CHECKOUT_LIMIT_S)
+    if done is None or done.returncode != 0:
+        why = complaint(done.stderr) if done else "no answer"
+        raise TreeError(f"git cannot list the files of {path}: {why}; git -C {str(path)!r} status")
+    return [entry for entry in done.stdout.split("\0") if entry]
+
+
+def _is_pointer(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.read(len(LFS_POINTER)) == LFS_POINTER
+    except OSError:
+        return False
+
+
+def keep_out_of_git(folder: Path) -> None:
+    """Make git ignore a folder that is there: what is kept in it must not dirty the tree."""
+    path, text = folder / ".gitignore", "*\n"
+    # Written again it would be empty for a moment, and another run's tree dirty.
+    if not path.is_file() or path.read_bytes() != text.encode():
+        path.write_text(text)

@@ -1,0 +1,199 @@
+"""Finds, checks and samples the GPUs of this host through NVML.
+
+Everything is read through NVML by GPU UUID and nothing is ever set. NVML starts no CUDA context, so
+the calling process can sample while a worker is timed: it is idle then, and not the timed process.
+"""
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from stepguard.core.evidence import Block
+from stepguard.machine.gpu.telemetry import Expected, Poll, Ranks, Sample, annotate
+
+SAMPLE_S = 0.05
+GONE_LIMIT_S = 10.0
+HIDDEN_MEMORY_BYTES = 2 << 30  # more than this in use with no process to see: somebody is hiding
+# Bits of nvmlDeviceGetCurrentClocksThrottleReasons (nvml.h). The software power cap, 0x4, is left
+# out: a big GPU lives at it, and the recordings do too.
+_SLOWDOWN_BITS = {
+    0x08: "hardware slowdown",
+    0x20: "thermal slowdown (software)",
+    0x40: "thermal slowdown (hardware)",
+    0x80: "power brake",
+}
+
+
+class MachineError(Exception):
+    """Raised for a machine that cannot be read, or is not fit; one sentence, with the remedy."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A GPU that this process may use."""
+
+    uuid: str
+    name: str
+    driver: str
+    max_sm_clock_mhz: int
+
+
+def visible_gpus() -> list[Gpu]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves, in PCI order; none without a driver.
+
+    Raises MachineError when a driver is there but does not answer: that is not a CPU machine.
+    """
+    return _visible(_all_gpus(), os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def known_gpus() -> int:
+    """Return how many GPUs this machine, or container, has, also those that CUDA_VISIBLE_DEVICES
+    hides. Raises MachineError as visible_gpus() does.
+    """
+    return len(_all_gpus())
+
+
+def _all_gpus() -> list[Gpu]:
+    try:
+        pynvml.nvmlInit()
+        driver = str(pynvml.nvmlSystemGetDriverVersion())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [_describe(handle, driver) for handle in handles]
+    except pynvml.NVMLError_LibraryNotFound:
+        if any(Path("/dev").glob("nvidia[0-9]*")):
+            raise MachineError(
+                "/dev has NVIDIA GPUs but libnvidia-ml.so.1 cannot be loaded; "
+                "put the driver's library folder on LD_LIBRARY_PATH"
+            ) from None
+        return []
+    except pynvml.NVMLError_DriverNotLoaded:
+        return []
+    except pynvml.NVMLError as error:
+        raise MachineError(f"NVML does not answer: {error}; try: nvidia-smi") from None
+
+
+def _describe(handle: Any, driver: str) -> Gpu:
+    return Gpu(
+        uuid=str(pynvml.nvmlDeviceGetUUID(handle)),
+        name=str(pynvml.nvmlDeviceGetName(handle)),
+        driver=driver,
+        max_sm_clock_mhz=int(pynvml.nvmlDeviceGetMaxClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+    )
+
+
+def _visible(gpus: list[Gpu], variable: str | None) -> list[Gpu]:
+    """Apply CUDA_VISIBLE_DEVICES as CUDA does: up to the first entry that names no GPU."""
+    if variable is None:
+        return gpus
+    chosen: list[Gpu] = []
+    for entry in (part.strip() for part in variable.split(",")):
+        if entry.isdecimal() and int(entry) < len(gpus):
+            chosen.append(gpus[int(entry)])
+        elif entry.startswith("GPU-") and (hit := [g for g in gpus if g.uuid.startswith(entry)]):
+            chosen.append(hit[0])
+        else:
+            break
+    return chosen
+
+
+class Sampler:
+    """Reads GPUs of this host, as often as it is polled and SAMPLE_S apart."""
+
+    def __init__(self, gpus: Sequence[Gpu]) -> None:
+        self.gpus = tuple(gpus)
+        # By UUID: CUDA_VISIBLE_DEVICES has chosen these, and an index is one of all GPUs.
+        self._handles = [pynvml.nvmlDeviceGetHandleByUUID(gpu.uuid) for gpu in gpus]
+        self._next = 0.0
+
+    def preflight(self) -> str:
+        """Return why a GPU is not fit to measure on, with the remedy, or the empty string.
+
+        Raises MachineError when the machine cannot be asked. The driver may list a process for
+        seconds after it has ended, so a first no is not final.
+        """
+        until = time.monotonic() + GONE_LIMIT_S
+        while (problem := self._problem()) and time.monotonic() < until:
+            time.sleep(0.2)
+        return problem
+
+    def _problem(self) -> str:
+        for gpu, handle in zip(self.gpus, self._handles, strict=True):
+            try:
+                if problem := _preflight(handle):
+                    return f"{gpu.uuid}: {problem}"
+            except pynvml.NVMLError as error:
+                problem = f"{gpu.uuid}: NVML does not answer ({error}); try: nvidia-smi"
+                raise MachineError(problem) from None
+        return ""
+
+    def poll(self) -> list[Sample | None]:
+        """Return a sample of every GPU, None of one that cannot be read; none before it is due."""
+        now = time.monotonic()
+        if now < self._next:
+            return []
+        self._next = now + SAMPLE_S
+        return [_sample(handle) for handle in self._handles]
+
+
+class Monitor:
+    """Watches the GPUs of a case while its blocks run. ``gpus``: by rank, over all nodes, of which
+    this host is the first and has ``per_node``; ranks of the others bring their samples along.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], per_node: int = 0) -> None:
+        self.gpus = tuple(gpus)
+        self._per_node = per_node or len(gpus)
+        self._sampler = Sampler(gpus[: self._per_node])
+        self._polls: list[Poll] = []
+        self._expected: Expected = ()
+
+    def preflight(self) -> str:
+        """Return why a GPU of this host is not fit to measure on. Raises MachineError."""
+        return self._sampler.preflight()
+
+    def expect(self, *groups: Sequence[int]) -> None:
+        """Let only these processes be on the GPUs from now on: of each worker group, by rank."""
+        self._expected = groups
+
+    def poll(self) -> None:
+        """Take a sample of every GPU of this host if one is due."""
+        if found := self._sampler.poll():
+            self._polls.append(found)
+
+    def annotate(self, block: Block, ranks: Ranks) -> Block:
+        """Return the block with the telemetry of the GPUs that its ranks ran on."""
+        polls, self._polls = self._polls, self._polls[-2:]
+        return annotate(block, ranks, polls, self._expected, self._per_node)
+
+
+def _preflight(handle: Any) -> str:
+    if processes := pynvml.nvmlDeviceGetComputeRunningProcesses(handle):
+        pids = ", ".join(str(process.pid) for process in processes)
+        return f"in use by process {pids}; end it, or choose a GPU with CUDA_VISIBLE_DEVICES"
+    # Version 2 leaves out what the driver reserves for itself.
+    used = pynvml.nvmlDeviceGetMemoryInfo(handle, version=pynvml.nvmlMemory_v2).used
+    if used > HIDDEN_MEMORY_BYTES:
+        return f"{used >> 20} MiB in use by a process that cannot be seen; see: nvidia-smi"
+    return ""
+
+
+def _sample(handle: Any) -> Sample | None:
+    try:
+        bits = int(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+        processes = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        return Sample(
+            at_ns=time.perf_counter_ns(),
+            sm_clock_mhz=int(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)),
+            temperature_c=int(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
+            power_w=pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3,
+            energy_mj=int(pynvml.nvmlDeviceGetTotalEnergyConsumption(handle)),
+            slowdown=", ".join(text for bit, text in _SLOWDOWN_BITS.items() if bits & bit),
+            pids=tuple(sorted({process.pid for process in processes})),
+        )
+    except pynvml.NVMLError:  # a block without samples does not count
+        return None

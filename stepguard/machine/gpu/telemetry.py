@@ -1,0 +1,135 @@
+"""Says what a case's GPUs did during a block, on every node, and if the block may count. Pure.
+
+Ranks are laid out node after node, ``per_node`` on each, rank i of a node on its GPU i. Every node
+has a clock of its own: its samples are cut by what its own ranks say of a block.
+"""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
+from statistics import median_high
+from typing import Any
+
+import msgspec
+
+from stepguard.core.evidence import Block, Disturbance
+from stepguard.core.verdict import Reason
+
+Ranks = Sequence[dict[str, Any]]  # what the ranks answered to one command, in rank order
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One reading of one GPU."""
+
+    at_ns: int  # time.perf_counter_ns
+    sm_clock_mhz: int
+    temperature_c: int
+    power_w: float
+    energy_mj: int
+    slowdown: str  # what holds the clocks down besides the power cap, or ""
+    pids: tuple[int, ...]  # of the processes on it
+
+
+Poll = Sequence[Sample | None]  # a sample of every GPU of a node
+
+
+# The worker groups whose ranks may be on the GPUs: the process ids of each, by rank.
+Expected = Sequence[Sequence[int]]
+
+
+def _stranger(pids: Sequence[int], expected: Expected, node: range) -> int | None:
+    """Return a process on a GPU of the node (its ranks) that belongs to no expected group.
+
+    In a container NVML may show pids of the host: ours are not among them, and only numbers
+    compare. A GPU has one rank of each group.
+    """
+    ours = {pid for group in expected for pid in group[node.start : node.stop]}
+    if not ours:
+        return None
+    strangers = sorted(set(pids) - ours) if ours & set(pids) else pids[len(expected) :]
+    return min(strangers, default=None)
+
+
+@dataclass(frozen=True)
+class _Gpu:
+    """One GPU during a block."""
+
+    samples: Sequence[Sample]
+    seconds: float
+    strangers: frozenset[str]  # processes that are not expected, in words
+
+    @property
+    def energy_j(self) -> float | None:
+        """Return the rise of the counter from the first to the last sample, scaled to the block."""
+        if len(self.samples) < 2:
+            return None
+        first, last = self.samples[0], self.samples[-1]
+        between = (last.at_ns - first.at_ns) / 1e9
+        if between <= 0:
+            return None
+        return (last.energy_mj - first.energy_mj) / 1e3 / between * self.seconds
+
+
+def annotate(
+    block: Block, ranks: Ranks, local: Sequence[Poll], expected: Expected, per_node: int
+) -> Block:
+    """Return the block with the telemetry of all nodes whose ranks ran it. ``local``: the polls of
+    this host; other nodes' come with the answers of their first ranks.
+
+    ``disturbance`` says why the block must be measured again.
+    """
+    gpus: list[_Gpu] = []
+    for first in range(0, len(ranks), per_node):
+        # One rank alone is less than what a node has of the case.
+        node = range(first, min(first + per_node, len(ranks)))
+        polls = local if first == 0 else _carried(ranks[first])
+        gpus += _gpus_of(node, ranks[node.start : node.stop], polls, expected, per_node)
+    if unseen := [str(rank) for rank, gpu in enumerate(gpus) if not gpu.samples]:
+        where = f" of rank {', '.join(unseen)}" if len(gpus) > 1 else ""
+        text = f"no telemetry{where} during the block"
+        return replace(block, disturbance=Disturbance(Reason.MACHINE_UNREADABLE.name, text))
+    flat = [sample for gpu in gpus for sample in gpu.samples]
+    slowdowns = {sample.slowdown for sample in flat if sample.slowdown}
+    strangers = frozenset().union(*(gpu.strangers for gpu in gpus))
+    joules = [gpu.energy_j for gpu in gpus]
+    return replace(
+        block,
+        sm_clock_mhz=float(median_high(sample.sm_clock_mhz for sample in flat)),
+        temperature_c=max(sample.temperature_c for sample in flat),
+        power_w=median_high(sample.power_w for sample in flat),
+        energy_j=sum(j for j in joules if j is not None) if None not in joules else None,
+        disturbance=_disturbance(strangers, slowdowns),
+    )
+
+
+def _disturbance(strangers: Set[str], slowdowns: Set[str]) -> Disturbance | None:
+    """Return what spoilt a block; another process explains a slowdown, and goes first."""
+    if not strangers and not slowdowns:
+        return None
+    reason = Reason.FOREIGN_PROCESS if strangers else Reason.THROTTLED
+    return Disturbance(reason.name, "; ".join([*sorted(strangers), *sorted(slowdowns)]))
+
+
+def _gpus_of(
+    node: range, ranks: Ranks, polls: Sequence[Poll], expected: Expected, per_node: int
+) -> list[_Gpu]:
+    began = min(rank["began_ns"] for rank in ranks)
+    ended = max(rank["ended_ns"] for rank in ranks)
+    where = f" of node {node.start // per_node}" if node.start else ""
+    found = []
+    for at in range(len(node)):
+        read = [poll[at] for poll in polls if at < len(poll)]
+        inside = [one for one in read if one and began <= one.at_ns <= ended]
+        pids = {_stranger(sample.pids, expected, node) for sample in inside} - {None}
+        strangers = frozenset(f"process {pid} on the GPU{where}" for pid in pids)
+        found.append(_Gpu(inside, (ended - began) / 1e9, strangers))
+    return found
+
+
+def _carried(rank: dict[str, Any]) -> list[Poll]:
+    """Return what a rank of another node brought along; nothing where it had nothing to read."""
+    try:
+        polls: list[Poll] = msgspec.convert(rank.get("samples", []), list[list[Sample | None]])
+    except msgspec.ValidationError:
+        return []
+    return polls

@@ -1,0 +1,134 @@
+"""HEAD's tree measured beside another revision's: because that was asked for, or to tell the code
+from the machine when a stored baseline says SLOWER or FASTER.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from stepguard.core.case import Case
+from stepguard.core.comparison import Comparison
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import JUDGED_TIME
+from stepguard.core.verdict import Confirmation, Verdict
+from stepguard.judge.ab.confirm import (
+    confirmation_wants_pair,
+    confirmed,
+    may_ask,
+    same_code,
+    to_confirm,
+    unconfirmed,
+)
+from stepguard.launch.sources import changed_modules
+from stepguard.machine.git.resolve import TreeError, commit_for_confirmation
+from stepguard.machine.git.revision import Revision, differing
+from stepguard.machine.git.worktree import Tree, tree_of
+from stepguard.measure.ahead import Ahead
+from stepguard.measure.pair_run import PairsWanted, measure_ab
+from stepguard.measure.workers import Bench, Progress
+
+
+@dataclass
+class Budget:
+    """Minutes that a run may spend on pairs, shared out over the cases still to come."""
+
+    left_s: float
+    cases: int
+
+    def share_s(self) -> float:
+        """Return how long the next case may take."""
+        return max(0.0, self.left_s / max(1, self.cases))
+
+    @contextlib.contextmanager
+    def spent(self) -> Iterator[None]:
+        """Take a case's share; what it leaves is for the others."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.left_s -= time.monotonic() - began
+            self.cases -= 1
+
+
+def compare_with(
+    case: Case, bench: Bench, tree: Tree, progress: Progress, wanted: PairsWanted
+) -> Comparison:
+    """Measure pairs of HEAD's tree, ``bench``, and of ``tree``."""
+    files = wanted.files
+    if files is None:  # nobody has asked git yet
+        files = differing(tree.base, tree.commit, tree.base / "baselines")
+    if files is None:  # git does not say: any may
+        files = tuple(str(path.relative_to(tree.top)) for path in tree.top.rglob("*.py"))
+    bench = replace(bench, changed=changed_modules((tree.base, tree.top), files))
+    head = replace(bench, folder=bench.folder / "head", own=tree.base, forbidden=(tree.top,))
+    base = replace(
+        bench,
+        root=tree.root,
+        folder=bench.folder / "base",
+        revision=Revision(tree.commit),
+        own=tree.top,
+        forbidden=(tree.base,),
+    )
+    return measure_ab(case, (head, base), tree.rev, progress, wanted)
+
+
+def confirm(
+    case: Case,
+    bench: Bench,
+    verdict: Verdict,
+    evidence: Evidence,
+    recorded: tuple[str, str],
+    progress: Progress,
+    wanted_beside: Callable[[Case, str], PairsWanted],
+) -> tuple[Verdict, Comparison | None]:
+    """Return the verdict after the recording's commit was measured beside HEAD, and what was
+    measured. A verdict that no time decided, now or in an earlier run of these commits, is returned
+    as it is. ``recorded`` is that commit, and the branch that has to have it; empty: the main
+    branch. ``wanted_beside`` says what is wanted of pairs of a case with a commit.
+
+    The pairs time the steps that the screen's ``evidence`` timed: what slows a step down later on
+    is in both.
+    """
+    moved, dirty = to_confirm(verdict) is not None, bench.revision.dirty
+    if not moved and (dirty or evidence.tree_changed or JUDGED_TIME not in case.gates):
+        return verdict, None
+    if evidence.tree_changed:  # nobody knows what was measured
+        return unconfirmed(verdict, Confirmation.TREE_CHANGED), None
+    chosen = commit_for_confirmation(bench.root, *recorded)
+    if moved and not chosen.commit:
+        return unconfirmed(verdict, Confirmation.NO_TREE, chosen.how), None
+    # A module that git ignores may be another one than it was then.
+    of_commit = not (dirty or evidence.untracked)
+    if moved and chosen.commit == bench.revision.commit and of_commit:
+        return same_code(verdict, chosen.how), None
+    # FLOPs as well: of trees that do other work no times are compared.
+    times, steps = replace(case, gates=(JUDGED_TIME, "flops_per_step")), evidence.timed_steps
+    wanted = wanted_beside(times, chosen.commit)
+    if not may_ask(verdict, wanted.earlier):
+        return verdict, None
+    wants = partial(confirmation_wants_pair, verdict, steps=steps)
+    wanted = replace(wanted, wants_another=wants, steps=steps)
+    try:
+        comparison = _beside(times, bench, chosen.commit, progress, wanted)
+    except TreeError as error:
+        return (unconfirmed(verdict, Confirmation.NO_TREE, str(error)) if moved else verdict), None
+    kept = wanted.keep(comparison)
+    if moved and kept.head.tree_changed:
+        return unconfirmed(verdict, Confirmation.TREE_CHANGED), kept
+    return confirmed(verdict, comparison, chosen.how, chosen.own, steps), kept
+
+
+def _beside(
+    case: Case, bench: Bench, commit: str, progress: Progress, wanted: PairsWanted
+) -> Comparison:
+    """Measure pairs of HEAD's tree and of a commit. Raises TreeError."""
+    alone = replace(bench, ahead=Ahead())  # the next case is not measured in pairs
+    front = f"confirming, {wanted.budget_s / 60:.0f} min at most"
+    notices: list[str] = []
+    with tree_of(bench.root, commit, notices.append) as tree:
+        found = compare_with(case, alone, tree, lambda text: progress(f"{front}: {text}"), wanted)
+    for notice in notices:
+        progress(notice)
+    return found

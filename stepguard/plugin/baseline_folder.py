@@ -1,0 +1,163 @@
+"""The folder of baselines in one pytest run: read, and refused, before anything is measured; and
+what of it the run had no use for.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stepguard.core.baseline import Entry
+from stepguard.core.text import first, meant, revision
+from stepguard.core.verdict import Status
+from stepguard.core.waiver import Waiver
+from stepguard.machine.git.resolve import files_at, main_branch
+from stepguard.machine.gpu.nvml import Gpu
+from stepguard.measure.suite import Result
+from stepguard.report.baseline_changes import changes
+from stepguard.report.commands import Commands
+from stepguard.report.waiver_text import described, sentences
+from stepguard.storage import calibrations
+from stepguard.storage.baseline_files import CPU_MACHINE, WAIVERS, files, judged_by, load
+from stepguard.storage.json_file import FileError
+from stepguard.storage.waiver_file import load_waivers, today, unknown
+
+
+@dataclass(frozen=True)
+class BaseBranch:
+    """The branch that a tree is merged into, as far as its baselines and waivers judge."""
+
+    name: str  # as it was asked for
+    commit: str  # the last that both have
+    folder: Path  # a copy of its baselines
+    changes: tuple[str, ...]  # old -> new, where this tree's differ
+
+    def lines(self, most: int = 20) -> list[str]:
+        """Return what a reader has to know first; nothing if the tree changes no baseline."""
+        if not self.changes:
+            return []
+        judges = revision(self.name, self.commit)
+        return [
+            f"judged by the baselines and waivers of {judges}, not by this tree's, which differ; "
+            "a person has to look at:",
+            *first([f"  {line}" for line in self.changes], most, "  "),
+        ]
+
+
+def base_of(root: Path, baselines: Path, rev: str, into: Path) -> BaseBranch:
+    """Return the branch ``rev``, its baselines copied to the folder ``into``.
+
+    Raises TreeError if git cannot say, FileError for a file of it or of this tree that cannot be
+    trusted.
+    """
+    main = main_branch(root, rev)
+    for name, text in files_at(root, main.base, baselines).items():
+        path = into / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, errors="surrogateescape")
+    return BaseBranch(rev, main.base, into, tuple(changes(into, baselines)))
+
+
+def folders_alone(config: pytest.Config, arguments: Sequence[str] | None = None) -> bool:
+    """Tell whether pytest was asked for whole folders of tests, by no path to a part of one: one
+    below `testpaths` or, without them or where they are all of it, below a folder of the project's.
+    ``arguments``: some of those that it was asked by, instead of all.
+    """
+    root = config.rootpath.resolve()
+    folders = {(root / path).resolve() for path in config.getini("testpaths")}
+    # All of the project lies below its root: which of its folders is whole nobody said.
+    if not folders or folders & {root, *root.parents}:
+        folders |= {*root.iterdir()}
+        folders -= {root, *root.parents}
+    paths = [
+        Path(argument).resolve() for argument in (config.args if arguments is None else arguments)
+    ]
+    return all(path.is_dir() and not folders & {*path.parents} for path in paths)
+
+
+def whole_folders(config: pytest.Config) -> bool:
+    """Tell whether pytest collects whole folders, and all that is in them."""
+    option = config.option
+    # `lf` is of pytest's cache plugin, which -p no:cacheprovider leaves out.
+    if option.ignore or option.ignore_glob or option.deselect or getattr(option, "lf", False):
+        return False
+    return folders_alone(config)
+
+
+def check_baselines(
+    folder: Path, cases: Collection[str], whole: bool, commands: Commands
+) -> tuple[Waiver, ...]:
+    """Read all of the folder and return its waivers. Raises FileError for what cannot be
+    trusted, and for a waiver of a case that is nowhere: a misspelt one must not wait unseen.
+    ``cases`` are those collected, ``whole`` says that they are all there are.
+    """
+    # Those of other machines, too: they will be read next, and the mistake is in this tree.
+    for path in files(folder):
+        load(path)
+    calibrations.check_all(folder)
+    waivers = load_waivers(folder, today())
+    # Where a part was collected nobody knows which cases there are: waiver_lines() says then that
+    # a waiver was not used.
+    if whole and (nowhere := unknown(folder, waivers, cases)):
+        raise FileError(
+            f"{folder / WAIVERS}: a waiver names {nowhere[0]!r}, which is no case of a baseline "
+            "here or of a collected test; correct its name, or remove it: "
+            f"{commands.unwaive(next(one for one in waivers if one.case == nowhere[0]))}"
+        )
+    return waivers
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A case's baseline, and the file that it is in."""
+
+    path: Path
+    entry: Entry
+
+
+def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
+    """Return the baselines, by case, that are for this machine and that it has GPUs for.
+
+    Raises FileError for a file that cannot be trusted.
+    """
+    machine = gpus[0].name if gpus else CPU_MACHINE
+    found: dict[str, Recorded] = {}
+    for path in files(folder):
+        content = load(path)
+        if content is None or content.machine != machine:
+            continue
+        for case_id, entry in judged_by(path, content).items():
+            # Several nodes are no part of this machine.
+            fits = not gpus or entry.case["world_size"] <= len(gpus)
+            if fits and entry.case.get("nodes", 1) == 1:
+                found[case_id] = Recorded(path, entry)
+    return found
+
+
+def waiver_lines(
+    waivers: Sequence[Waiver], results: Sequence[Result], commands: Commands
+) -> list[str]:
+    """Return a line for every waiver: what it did, or that its case was not measured."""
+    used = {result.case.id: sentences(result.verdict, commands) for result in results}
+    lines = [f"{case_id}: {text}" for case_id, texts in used.items() for text in texts]
+    return lines + [
+        f"{waiver.case}: waiver not used, its case was not measured: {described(waiver)}"
+        for waiver in waivers
+        if waiver.case not in used
+    ]
+
+
+def stale_lines(cases: Collection[str], results: Sequence[Result], commands: Commands) -> list[str]:
+    """Return a line for every baseline entry that none of all ``cases`` claims; a case without a
+    baseline and with a name like its own may be what became of it.
+    """
+    lines = []
+    new = [one.case.id for one in results if one.verdict.status is Status.NO_BASELINE]
+    for path in sorted({result.baseline_path for result in results}):
+        content = load(path)
+        for case_id in sorted(set(content.cases) - set(cases) if content else ()):
+            gone = f"{case_id} has a baseline but no case{meant(case_id, new)}: "
+            gone += f"if it is gone for good, {commands.prune(case_id)}"
+            lines.append(f"{commands.relative(path)}: {gone}")
+    return lines

@@ -1,0 +1,79 @@
+"""The writing to pytest's terminal: the progress line, verdicts among the failures, the summary."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from stepguard.core.case import Case
+from stepguard.core.text import printable
+from stepguard.report import terminal
+from stepguard.report.progress_line import (
+    GUESS_S,
+    PAIRS_GUESS_S,
+    Display,
+    ProgressLine,
+    columns,
+    has_cursor,
+)
+
+
+def progress_line(
+    config: pytest.Config, cases: Sequence[Case], last_s: dict[str, float], pairs: bool
+) -> ProgressLine:
+    """Return the run's line on pytest's terminal; ``last_s``: what cases took, also in pairs."""
+    display = _display(config, config.pluginmanager.getplugin("terminalreporter"))
+    devices = {case.id: case.device for case in cases}
+    guess_s = PAIRS_GUESS_S if pairs else GUESS_S
+    return ProgressLine(display, config.option.verbose > 0, devices, last_s, guess_s)
+
+
+def _display(config: pytest.Config, reporter: Any) -> Display:
+    """Return pytest's terminal, past its capturing: a case runs inside its test."""
+    capture = config.pluginmanager.getplugin("capturemanager")
+    uncaptured = capture.global_and_fixture_disabled if capture else contextlib.nullcontext
+    if reporter is None:
+        return Display(lambda text: None)
+    writer, file = reporter._tw, reporter._tw._file
+    with uncaptured():  # else the file may be one that pytest captures in
+        terminal = has_cursor(file)
+
+    def write(text: str) -> None:
+        with uncaptured():
+            if not terminal:
+                writer.write(text, flush=True)
+                return
+            # Not by the writer, which counts the columns of what pytest itself has written.
+            file.write(text)
+            file.flush()
+
+    def width() -> int:
+        with uncaptured():
+            return columns(file)
+
+    return Display(write, terminal, width, lambda: int(writer.width_of_current_line))
+
+
+class VerdictText:
+    """A verdict as pytest prints it among its failures. Of a text, or of what crashed somewhere,
+    pytest's summary would show the first words.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __str__(self) -> str:
+        return self._text
+
+    def toterminal(self, writer: Any) -> None:
+        """Print it; called by pytest, with its terminal writer."""
+        writer.line(self._text)
+
+
+def write_summary(reporter: pytest.TerminalReporter, run: terminal.Run) -> None:
+    """Write the table and, for everything that did not pass, what to do."""
+    reporter.section("performance")
+    width = reporter._tw.fullwidth if reporter.isatty else 0  # a log has any width
+    for text, markup in terminal.lines(run, width):
+        reporter.line(printable(text), **markup)

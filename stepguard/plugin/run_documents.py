@@ -1,0 +1,140 @@
+"""The document of one pytest run: put together at its end, however that came, and written."""
+
+import contextlib
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepguard.core.margins import BUDGET_MIN
+from stepguard.core.run_document import (
+    SCHEMA,
+    End,
+    GpuDocument,
+    Options,
+    Problem,
+    ProblemCode,
+    RunDocument,
+    filled,
+)
+from stepguard.core.waiver import Waiver
+from stepguard.machine.git.revision import Revision
+from stepguard.machine.gpu.nvml import Gpu
+from stepguard.measure.suite import Result
+from stepguard.report import result_documents
+from stepguard.report.commands import Commands
+from stepguard.report.page import page
+from stepguard.storage.baseline_files import CPU_MACHINE
+
+_ENDS = {
+    pytest.ExitCode.USAGE_ERROR: End.REFUSED,
+    pytest.ExitCode.INTERRUPTED: End.INTERRUPTED,
+    pytest.ExitCode.INTERNAL_ERROR: End.FAILED,
+}
+_UNSET = (None, False, "", 0, BUDGET_MIN)
+
+
+def _end_of(exitstatus: int) -> End:
+    return _ENDS.get(pytest.ExitCode(exitstatus), End.FINISHED)
+
+
+def problems_of(exitstatus: int, unrecorded: Sequence[str], nothing: bool) -> list[Problem]:
+    """Return why a run is no pass, strict or not, apart from its verdicts: by how it ended, by what
+    is ``unrecorded`` though that was asked for, and where ``nothing`` that was selected came to a
+    result.
+    """
+    problems = [Problem(ProblemCode.NOT_RECORDED, text) for text in unrecorded]
+    end = _end_of(exitstatus)
+    if end is End.REFUSED:
+        problems.append(Problem(ProblemCode.REFUSED, "pytest refused its arguments"))
+    elif end is not End.FINISHED:
+        why = f"the run did not finish: {end.value}"
+        problems.append(Problem(ProblemCode.NOT_FINISHED, why))
+    elif nothing:
+        why = "no selected case came to a result"
+        problems.append(Problem(ProblemCode.NOTHING_MEASURED, why))
+    return problems
+
+
+def run_document(
+    config: pytest.Config,
+    exitstatus: int,
+    commands: Commands,
+    *,
+    began: datetime,
+    revision: Revision,
+    gpus: tuple[Gpu, ...] | None,
+    baselines: Path,
+    problems: list[Problem],
+    results: Sequence[Result],
+    waivers: Sequence[Waiver],
+    **others: Any,
+) -> RunDocument:
+    """Return the document of a run that ends with ``exitstatus``, as pytest has it by now. ``gpus``
+    is None where the machine cannot be read; ``others`` are fields of the document.
+    """
+    inside = Commands(config.rootpath, baselines=commands.baselines)
+    machine = gpus[0].name if gpus else CPU_MACHINE
+    # Whoever reads it may have another interpreter, and another folder: paths are the project's.
+    return RunDocument(
+        schema=SCHEMA,
+        date=began.isoformat(timespec="seconds"),
+        wall_s=round((datetime.now(UTC) - began).total_seconds(), 3),
+        end=_end_of(exitstatus),
+        passed=exitstatus == pytest.ExitCode.OK and not problems,
+        commit=revision.commit,
+        dirty=list(revision.dirty),
+        machine="" if gpus is None else machine,
+        gpus=[filled(GpuDocument, gpu) for gpu in gpus or ()],
+        baselines=inside.relative(baselines),
+        options=_options(config),
+        results=[result_documents.result_document(result, inside) for result in results],
+        problems=problems,
+        waivers=result_documents.waiver_documents(waivers, results),
+        **others,
+    )
+
+
+def _options(config: pytest.Config) -> Options:
+    option = vars(config.option)
+    return Options(
+        arguments=[str(argument) for argument in config.invocation_params.args],
+        environment=os.environ.get("PYTEST_ADDOPTS", ""),
+        settings=[str(argument) for argument in config.getini("addopts")],
+        keyword=config.option.keyword,
+        markers=config.option.markexpr,
+        perf={
+            f"--{name.replace('_', '-')}": value
+            for name, value in sorted(option.items())
+            if name.startswith("perf_") and value not in _UNSET
+        },
+    )
+
+
+def forget_documents(config: pytest.Config) -> None:
+    """Remove the documents of the run before: one that is killed must not leave them as its own."""
+    option = config.option
+    if option.collectonly or hasattr(config, "workerinput"):
+        return
+    for name in filter(None, (option.perf_json, option.perf_report)):
+        path = Path(config.invocation_params.dir, name)
+        with contextlib.suppress(OSError):  # a path that is refused in a moment
+            if not result_documents.kept_from(path):
+                path.unlink(missing_ok=True)
+
+
+def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
+    """Write the documents that were asked for; return why one could not be, a sentence each."""
+    problems = []
+    for name, text in (("json", result_documents.as_json(document)), ("report", page(document))):
+        target = getattr(option, f"perf_{name}")
+        # A path that was refused, a folder for one, is no reason to lose the other document.
+        if not target or not target.strip():
+            continue
+        path = folder / target
+        if problem := result_documents.unwritable(path) or result_documents.put(path, text):
+            problems.append(f"--perf-{name}={target}: {problem}")
+    return problems

@@ -1,0 +1,149 @@
+"""Baselines, calibrations and waivers that a change edits: old -> new, a line for each entry."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from pathlib import Path
+from typing import TypeVar
+
+from stepguard.core.baseline import Entry
+from stepguard.core.metrics import GATEABLE, METRICS, format_value
+from stepguard.core.recording import Recording
+from stepguard.core.sentences import both_pct
+from stepguard.core.text import listed, short_hash
+from stepguard.judge.ab.calibration import CalibratedCase, widened
+from stepguard.machine.git.revision import CALIBRATION
+from stepguard.report.waiver_text import described
+from stepguard.storage import baseline_files, calibrations
+from stepguard.storage.waiver_file import load_waivers, today
+
+FIGURES = 4  # of an entry; the diff has them all
+NONE = "none"
+Kept = TypeVar("Kept")
+
+
+def changes(old: Path, new: Path) -> list[str]:
+    """Return what the folder of baselines ``new`` has otherwise than ``old``, in the order of files
+    and cases. Raises FileError for a file of either that cannot be trusted.
+    """
+    lines: list[str] = []
+    for name in _names(old, new):
+        if name != baseline_files.WAIVERS:
+            was, now = baseline_files.load(old / name), baseline_files.load(new / name)
+            both = (was.cases if was else {}, now.cases if now else {})
+            lines += _lines(name, both, _entry)
+    for name in _names(old / CALIBRATION, new / CALIBRATION):
+        then, noise = (calibrations.load(folder / CALIBRATION / name) for folder in (old, new))
+        pair_sds = (then.cases if then else {}, noise.cases if noise else {})
+        lines += _lines(f"{CALIBRATION}/{name}", pair_sds, _noise)
+    waived = _waived(old), _waived(new)
+    return lines + list(
+        _lines(baseline_files.WAIVERS, waived, lambda a, b: f"{a or NONE} -> {b or NONE}")
+    )
+
+
+def _names(old: Path, new: Path) -> list[str]:
+    return sorted({path.name for folder in (old, new) for path in folder.glob("*.json")})
+
+
+def _waived(folder: Path) -> dict[str, str]:
+    return {f"{one.case}, {one.metric}": described(one) for one in load_waivers(folder, today())}
+
+
+def _lines(
+    name: str,
+    both: tuple[Mapping[str, Kept], Mapping[str, Kept]],
+    say: Callable[[Kept | None, Kept | None], str],
+) -> Iterator[str]:
+    """Yield a line for each entry that is not the same in both."""
+    old, new = both
+    for key in sorted(old.keys() | new.keys()):
+        was, now = old.get(key), new.get(key)
+        if was != now:
+            yield f"{name}: {key}: {say(was, now)}"
+
+
+def _noise(old: CalibratedCase | None, new: CalibratedCase | None) -> str:
+    shown = (_judged_by(one) if one else NONE for one in (old, new))
+    # What calibrate writes is of newer pairs; somebody's wish is not.
+    edited = old and new and (old.date, old.commit) == (new.date, new.commit)
+    return " -> ".join(shown) + (", with no newer pairs" if edited else "")
+
+
+def _judged_by(one: CalibratedCase) -> str:
+    """Return a noise, and what passes by it: of a case with the usual margins."""
+    return f"pair sd {one.sd_pct:.3f} % (matter margin {widened(one.prior).matter_pct:g} %)"
+
+
+def _entry(old: Entry | None, new: Entry | None) -> str:
+    """Return how a case's baseline differs: its level, and what the level rests on."""
+    if old is None or new is None:
+        return f"{_level(old)} -> {_level(new)}"
+    was, now = old.level, new.level
+    counted = (
+        ("levels", str(len(old.epochs)), str(len(new.epochs))),
+        ("recordings", str(len(was.recordings)), str(len(now.recordings))),
+        ("commit", *(short_hash(one.recordings[0].commit) for one in (was, now))),
+        ("reason", repr(was.reason), repr(now.reason)),
+        ("gates", *_apart(old.required_gates, new.required_gates)),
+        ("margins", *map(both_pct, (old.margins, new.margins))),
+        ("extended", str(old.extended), str(new.extended)),
+    )
+    same_level = len(old.epochs) == len(new.epochs)
+    edited = _edited(was.recordings, now.recordings) if same_level else 0
+    changed = ("recordings edited or taken out", "0", str(edited))
+    parts = [*_figures(old, new), *_parts(old, new), *counted, changed]
+    moved = [f"{name} {a} -> {b}" for name, a, b in parts if a != b]
+    return ", ".join(moved) or "fields that are not judged"
+
+
+def _edited(old: Sequence[Recording], new: Sequence[Recording]) -> int:
+    """Return how many of a level's recordings are no longer there as far as they are judged: times
+    are compared with all of them. The newest one's figures are told by themselves.
+    """
+
+    def origin(one: Recording) -> object:
+        return one.commit, one.device_uuid, one.software
+
+    def judged(one: Recording) -> object:
+        return origin(one), one.times_ms, one.counters, one.differences_pct
+
+    lost = [one for one in old[:-1] if judged(one) not in map(judged, new)]
+    return len(lost) + (origin(old[-1]) not in map(origin, new))
+
+
+def _apart(old: frozenset[str], new: frozenset[str]) -> tuple[str, str]:
+    """Return what each of the two has that the other lacks."""
+    first, second = (", ".join(sorted(one)) or NONE for one in (old - new, new - old))
+    return first, second
+
+
+def _figures(old: Entry, new: Entry) -> list[tuple[str, str, str]]:
+    """Return the judged figures that differ, the first FIGURES of them, as name, old and new."""
+    was, now = (entry.newest.values() for entry in (old, new))
+    names = [name for name in GATEABLE if was.get(name) != now.get(name)]
+    shown = [(n, format_value(n, was.get(n)), format_value(n, now.get(n))) for n in names[:FIGURES]]
+    rest = len(names) - len(shown)
+    return [*shown, ("other figures", "0", f"{rest} changed")] if rest else shown
+
+
+def _parts(old: Entry, new: Entry) -> Iterator[tuple[str, str, str]]:
+    """Yield what differs in the parts of counts, and between ranks: these are judged, too."""
+    was, now = (entry.newest for entry in (old, new))
+    ranks = was.unlike_ranks(), now.unlike_ranks()
+    for name, row in METRICS.items():
+        yield f"{name} of ranks", str(ranks[0].get(name, NONE)), str(ranks[1].get(name, NONE))
+        if row.parts:
+            then, there = (one.detail.get(name, {}).items() for one in (was, now))
+            yield f"parts of {name}", _listed(then - there), _listed(there - then)
+
+
+def _listed(parts: Set[tuple[str, int]]) -> str:
+    return listed([f"{count} {name}" for name, count in sorted(parts)]) or NONE
+
+
+def _level(entry: Entry | None) -> str:
+    """Return the first figures of a baseline that is new or gone."""
+    if entry is None:
+        return NONE
+    values = entry.newest.values()
+    names = [name for name in GATEABLE if name in values][:2]
+    return "recorded, " + ", ".join(f"{name} {format_value(name, values[name])}" for name in names)

@@ -1,0 +1,77 @@
+"""A cause in words: what it is, what makes its time, and the figures of that."""
+
+from collections.abc import Sequence
+
+from stepguard.core.explanation import Cause, Kind, Side
+from stepguard.core.text import listed
+from stepguard.lab.trace_page import short
+
+# By kind: what, how, and what a page of its own says besides.
+_WORDS = {
+    Kind.IDLE: ("GPU idle, {idle}", "{calls} gaps", ""),
+    Kind.CALLS: ("{what}", "{calls} launches", ""),
+    Kind.TIME: ("{what}", "{launched}, each {slower}", "{each}"),
+    Kind.SHAPE: ("{what}", "{new:g} launches, another shape", "{shapes}"),
+    Kind.REPLACED: ("{before} replaced {part}by {come}", "{calls} launches", ""),
+    Kind.ADDED: ("{what}", "{new:g} launches, new", ""),
+    Kind.REMOVED: ("{what}", "{old:g} launches, gone", ""),
+    Kind.MOVED: ("{before} moved to {after}", "{calls} launches", ""),
+    Kind.CLOCK: ("the clock ({classes})", "by one ratio", "{times}"),
+}
+_PART = ("{what}", "", "{ms}")  # of the step, which is no kernel
+
+
+def named(cause: Cause) -> str:
+    """Return what a cause is: a kernel, "GPU idle, sync: cudaStreamSynchronize"."""
+    return _word(cause, 0)
+
+
+def how(cause: Cause) -> str:
+    """Return what makes a cause's time: "12 launches, each slower"; of a part nothing."""
+    return _word(cause, 1)
+
+
+def sentence(cause: Cause) -> str:
+    """Return all of a cause: what, how often, by how much and where."""
+    place = ", ".join(filter(None, (cause.phase, cause.place)))
+    words = ", ".join(filter(None, (named(cause), how(cause), _word(cause, 2))))
+    return words + (f" in {place}" if place else "")
+
+
+def _word(cause: Cause, column: int) -> str:
+    before, after = cause.before, cause.after
+    old, new = before.calls, after.calls
+    # Beside a kernel that is still the longest those count that came; or else those that went.
+    stays = before.names[:1] == after.names[:1]
+    come = [name for name in after.names if stays and name not in before.names]
+    went = [name for name in before.names if stays and not come and name not in after.names]
+    idle = (*after.names, *before.names, cause.what)[0]
+    each = [f"{side.us / side.calls:,.1f}" for side in (before, after) if side.calls]
+    times = f"{after.us / before.us:.3f} times as long" if before.us else ""
+    return _WORDS.get(cause.kind, _PART)[column].format(
+        what=short(cause.what, 44),
+        idle=cause.what if cause.what == idle else f"{idle}: {cause.what}",
+        before=_names(went or before.names),
+        after=_names(after.names),
+        part="in part " if come else "",
+        come=_names(come or after.names),
+        classes=", ".join(after.names),
+        old=old,
+        new=new,
+        calls=f"{old:g} -> {new:g}" if old != new else f"{new:g}",
+        launched=f"{new:g} launches" if new else "launched as before",
+        slower="slower" if cause.us > 0 else "faster",
+        each=f"{' -> '.join(each)} us a launch" if len(each) == 2 else times,
+        shapes=f"{_shape(before)} -> {_shape(after)}",
+        times=times,
+        ms=f"{before.us / 1e3:.3f} -> {after.us / 1e3:.3f} ms",
+    )
+
+
+def _names(kernels: Sequence[str]) -> str:
+    """Return the first of some kernels, the longest, and how many more there are."""
+    return listed([short(name, 36) for name in kernels]) or "nothing"
+
+
+def _shape(side: Side) -> str:
+    return "x".join(map(str, side.shapes[0])) if side.shapes else "?"

@@ -1,0 +1,91 @@
+"""An explanation as text, at most 80 columns: the causes in order of their time, and the rest."""
+
+import textwrap
+from collections.abc import Iterator
+
+from stepguard.core.explanation import Cause, Explanation, Refusal, Refused
+from stepguard.core.roofline import Peaks, position
+from stepguard.explain.causes import LOST_AT_MOST
+from stepguard.report.cause_text import sentence
+
+WIDTH = 80
+_REFUSED = {
+    Refusal.GPU: "different GPUs: {before} and {after}",
+    Refusal.RANKS: "different numbers of ranks: {before} and {after}",
+    Refusal.LOST: f"launches without a record of the GPU, at most {100 * LOST_AT_MOST:.0f} % are "
+    "allowed: {before} and {after}; profile fewer steps",
+    Refusal.NO_STEPS: "no complete step to compare: {before} and {after}",
+    Refusal.FOREIGN: "different programs: {before} of the kernels' time is of the same classes",
+}
+
+
+def lines(found: Explanation, most: int = 12, peaks: Peaks | None = None) -> Iterator[str]:
+    """Yield the page of an explanation; with ``peaks`` where kernels are under the roof."""
+    if found.refused:
+        yield "The two cannot be compared:"
+        yield from (f"  {refused_because(one)}" for one in found.refused)
+        return
+    share = 100 * found.change_us / found.before_us
+    yield (
+        f"step: {_ms(found.after_us)} ms against {_ms(found.before_us)} ms, "
+        f"{_signed(found.change_us)} ms ({share:+.2f} %)"
+    )
+    for name, old, new in found.software:
+        yield f"note: {name} was {old}, is {new}"
+    yield ""
+    yield from _causes(found, most, peaks)
+    yield f"explained: {_signed(found.explained_us)} of {_signed(found.change_us)} ms"
+    if found.scatter_us:
+        parts = [f"{name} {_signed(us)}" for name, us in found.scatter_parts if abs(us) > 100]
+        text = (
+            f"the other {_signed(found.scatter_us)} ms is within what the steps of one file differ"
+        )
+        yield from textwrap.wrap(text + (": " + ", ".join(parts) if parts else ""), WIDTH)
+    if found.calls:
+        changed = ", ".join(f"{name} {old:g} -> {new:g}" for name, old, new in found.calls[:6])
+        yield from textwrap.wrap(f"CUDA calls a step: {changed}", WIDTH)
+
+
+def _causes(found: Explanation, most: int, peaks: Peaks | None) -> Iterator[str]:
+    if not found.causes:
+        yield "No cause is beyond the scatter between steps."
+    for cause in found.causes[:most]:
+        text = sentence(cause) + _when(cause) + _roof(cause, peaks)
+        first, *more = textwrap.wrap(text, WIDTH - 13)
+        yield f"{_signed(cause.us):>8} ms  {first}"
+        yield from (f"{'':13}{line}" for line in more)
+    if len(found.causes) > most:
+        rest = sum(cause.us for cause in found.causes[most:])
+        yield f"{_signed(rest):>8} ms  {len(found.causes) - most} smaller causes"
+
+
+def _roof(cause: Cause, peaks: Peaks | None) -> str:
+    """Return how near to the roof the kernels were and are, as far as both are known."""
+    if peaks is None:
+        return ""
+    found = [
+        position(side.work, side.us / side.calls, peaks) if side.calls else None
+        for side in (cause.before, cause.after)
+    ]
+    before, after = (f"{100 * one.utilisation:.0f} %" if one else "?" for one in found)
+    bound = next((one.bound for one in reversed(found) if one), "")
+    return f"; {before} -> {after} of its roof, {bound}-bound" if bound else ""
+
+
+def refused_because(one: Refused) -> str:
+    """Return the sentence of a reason not to compare."""
+    return _REFUSED[one.reason].format(before=one.before, after=one.after)
+
+
+def _when(cause: Cause) -> str:
+    """Return where to look in the file that has the cause."""
+    begin = cause.after.begin_us if cause.after.begin_us is not None else cause.before.begin_us
+    return "" if begin is None else f" (at {begin / 1e3:,.3f} ms of the file)"
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:.3f}"
+
+
+def _signed(us: float) -> str:
+    return f"{us / 1e3:+.3f}"

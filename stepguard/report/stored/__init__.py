@@ -1,1 +1,0 @@
-"""Describe what is stored: recordings, what a change edits of them, waivers, calibrations."""

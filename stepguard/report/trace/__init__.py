@@ -1,1 +1,0 @@
-"""Pages about traces: text, picture, tables."""

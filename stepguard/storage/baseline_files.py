@@ -1,0 +1,155 @@
+"""Baseline files: which one a machine's figures are in, and what it may contain."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from stepguard.core.baseline import SCHEMA, BaselineFile, Entry
+from stepguard.core.case import from_dict
+from stepguard.core.device import is_gpu
+from stepguard.core.evidence import Evidence
+from stepguard.core.metrics import METRICS
+from stepguard.core.recording import Recording
+from stepguard.judge.recorded_profile import restored
+from stepguard.machine.interpreter import as_typed
+from stepguard.storage.json_file import FileError, one_at_a_time, read, restore
+from stepguard.storage.json_file import save as save_json
+
+CPU_MACHINE = "CPU"
+WAIVERS = "waivers.json"  # lies among the baseline files, but is none
+# A table of a recording, and the kind of metric that its keys have to be.
+_KINDS = {"times_ms": "time", "counters": "counter", "sites": "counter"}
+_KINDS |= {"differences_pct": "difference"}
+
+
+def file_name(device: str, device_name: str, world_size: int, nodes: int = 1) -> str:
+    """Name the file for a kind of machine: "h100-80gb-hbm3x1.json", "cpu.json".
+
+    ``world_size`` is that of all ``nodes`` together.
+    """
+    over = f"-{nodes}-nodes" if nodes > 1 else ""
+    if not is_gpu(device):
+        return f"cpu{over}.json"
+    words = re.findall(r"[a-z0-9]+", device_name.lower().replace("nvidia", ""))
+    return f"{'-'.join(words)}x{world_size}{over}.json"
+
+
+def name_of(case: Mapping[str, Any], machine: str) -> str:
+    """Name the file that the figures of a case, as a baseline describes it, are in."""
+    return file_name(case["device"], machine, case["world_size"], case.get("nodes", 1))
+
+
+def path_of(folder: Path, evidence: Evidence) -> Path:
+    """Return the file in ``folder`` that the evidence belongs to."""
+    return folder / name_of(evidence.case, machine_of(evidence))
+
+
+def usual(root: Path) -> Path:
+    """Return the usual folder of baselines, as it would be typed here."""
+    return Path(os.path.relpath(root / "baselines"))
+
+
+def files(folder: Path) -> list[Path]:
+    """Return the baseline files of a folder, by name."""
+    return [path for path in sorted(folder.glob("*.json")) if path.name != WAIVERS]
+
+
+def judged_by(path: Path, content: BaselineFile) -> dict[str, Entry]:
+    """Return the cases of a file that it is for by its name: a copy of a file judges nothing."""
+    cases, machine = content.cases.items(), content.machine
+    return {case_id: one for case_id, one in cases if name_of(one.case, machine) == path.name}
+
+
+def load(path: Path) -> BaselineFile | None:
+    """Return the file's content; None where there is no file.
+
+    Raises FileError for anything that is not exactly a baseline file.
+    """
+    return read(path, BaselineFile, SCHEMA, "pytest perf_tests --perf-update", _problems)
+
+
+def machine_of(evidence: Evidence) -> str:
+    """Return the kind of machine that the evidence is from, as a baseline file names it."""
+    if not evidence.on_gpu:
+        return CPU_MACHINE
+    return evidence.fingerprint.device_name if evidence.fingerprint else ""
+
+
+def load_for(path: Path, machine: str) -> BaselineFile | None:
+    """Return the file's content. Raises FileError, as load() does, and for another machine's:
+    nothing is compared with it, or recorded into it.
+    """
+    content = load(path)
+    if content is not None:
+        refuse_other_machine(path, content.machine, machine)
+    return content
+
+
+def refuse_other_machine(path: Path, holds: str, machine: str) -> None:
+    """Raise FileError if a file holds another machine's figures."""
+    if holds != machine:
+        raise FileError(f"{path}: holds figures of {holds!r}, not of {machine!r}; {restore(path)}")
+
+
+def _problems(content: BaselineFile) -> Iterator[str]:
+    """Yield what is wrong with a file although every field has its type."""
+    for case_id, entry in content.cases.items():
+        yield from (f"{case_id}: {problem}" for problem in _problems_of_entry(entry))
+
+
+def _problems_of_entry(entry: Entry) -> Iterator[str]:
+    try:
+        from_dict(entry.case, tuple(entry.gates), tuple(entry.margins_pct))
+    except ValueError as error:
+        yield str(error)
+        return
+    ranks = entry.case.get("world_size", 1)
+    # Older recordings may lack it: they are from before ranks were kept apart.
+    if ranks != 1 and entry.newest.by_rank is msgspec.UNSET:
+        yield (
+            "the newest recording lacks by_rank, without which a rank hides behind the busiest one"
+        )
+    for epoch in entry.epochs:
+        for recording in epoch.recordings:
+            yield from _problems_of_recording(recording, ranks)
+
+
+def _problems_of_recording(recording: Recording, ranks: int) -> Iterator[str]:
+    for field, kind in _KINDS.items():
+        for name in getattr(recording, field):
+            if name not in METRICS or METRICS[name].kind != kind:
+                yield f"{field} has {name!r}, which is no metric of the kind {kind!r}"
+    for name, values in recording.times_ms.items():
+        if not values:
+            yield f"{name} has no values"
+    for name, sites in recording.sites.items():
+        if lowest := [site for site in sites if site.count < 1]:
+            yield f"{name} has a site with the count {lowest[0].count}, at least 1 is needed"
+    try:
+        if recording.profile is not msgspec.UNSET:
+            restored(recording.profile)
+    except ValueError as error:
+        yield str(error)
+    for name, counts in recording.unlike_ranks().items():
+        if name not in recording.counters:
+            yield f"by_rank has {name!r}, which counters has not"
+        elif len(counts) != ranks:
+            yield f"by_rank of {name!r} has {len(counts)} counts for {ranks} ranks"
+
+
+@one_at_a_time
+def remove(path: Path, case_id: str) -> None:
+    """Remove a case from a baseline file. Raises FileError, and leaves it, where that fails."""
+    if content := load(path):
+        cases = {name: entry for name, entry in content.cases.items() if name != case_id}
+        save(path, msgspec.structs.replace(content, cases=cases))
+
+
+def save(path: Path, content: BaselineFile) -> None:
+    """Write a baseline file. Raises FileError, and leaves the old one, where it cannot be."""
+    remedy = f"the evidence is kept: {as_typed('stepguard accept')}, once it can be written"
+    save_json(path, content, SCHEMA, remedy, _problems)

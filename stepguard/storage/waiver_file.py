@@ -1,0 +1,130 @@
+"""baselines/waivers.json: the waivers that people wrote, read strictly like a baseline file."""
+
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import msgspec
+
+from stepguard.core.baseline import BaselineFile
+from stepguard.core.metrics import GATEABLE
+from stepguard.core.text import meant
+from stepguard.core.waiver import Waiver
+from stepguard.judge.waivers import may_cover, problem_of
+from stepguard.storage.baseline_files import WAIVERS, files, load
+from stepguard.storage.json_file import FileError, one_at_a_time, read, save
+
+SCHEMA = 1
+
+
+class WaiverFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file of waivers."""
+
+    schema: int
+    waivers: list[Waiver]
+
+
+class BadWaiver(FileError):
+    """A waiver that is refused before it is written."""
+
+
+def today() -> date:
+    """Return the day that waivers expire by, in UTC: the same on every machine."""
+    return datetime.now(UTC).date()
+
+
+def load_waivers(folder: Path, day: date) -> tuple[Waiver, ...]:
+    """Return the waivers of a folder of baselines; none where there is no file.
+
+    Raises FileError, which names the place, for a file that is not exactly one, and for a waiver
+    that is too long, without a limit or there twice. Cases are not looked up: see unknown().
+    """
+    path = folder / WAIVERS
+    content = read(path, WaiverFile, SCHEMA, "stepguard waive CASE --reason '...' --days N")
+    waivers = tuple(content.waivers) if content else ()
+    seen: set[tuple[str, str]] = set()
+    for index, waiver in enumerate(waivers):
+        problem = problem_of(waiver, day)
+        if _key(waiver) in seen:
+            problem = problem or "there is another one of the same metric; keep one"
+        seen.add(_key(waiver))
+        if problem:
+            where = f"waiver {index + 1} ({waiver.case}, {waiver.metric})"
+            raise FileError(f"{path}, {where}: {problem}")
+    return waivers
+
+
+def _key(waiver: Waiver) -> tuple[str, str]:
+    return waiver.case, waiver.metric
+
+
+def unknown(folder: Path, waivers: Sequence[Waiver], known: Collection[str]) -> list[str]:
+    """Return cases of waivers that no baseline has and that are not ``known``: misspelt ones."""
+    recorded = _recorded(folder) if waivers else set()
+    return sorted({waiver.case for waiver in waivers} - recorded - set(known))
+
+
+def _recorded(folder: Path) -> set[str]:
+    return {case_id for content in _baselines(folder) for case_id in content.cases}
+
+
+def _baselines(folder: Path) -> Iterator[BaselineFile]:
+    yield from filter(None, map(load, files(folder)))
+
+
+def _idle(folder: Path, waiver: Waiver) -> str:
+    """Return why a waiver lets nothing pass, whatever its case measures; else empty."""
+    every = (one.cases.get(waiver.case) for one in _baselines(folder))
+    entries = [entry for entry in every if entry]
+    if not entries:
+        return ""
+    newest = [one.newest for one in entries if waiver.metric in one.required_gates]
+    if not newest:
+        gates = frozenset[str]().union(*(one.required_gates for one in entries))
+        known = ", ".join(name for name in GATEABLE if name in gates)
+        return f"it does not gate {waiver.metric}, but {known}"
+    if waiver.value is None:
+        return ""
+    for one in newest:
+        ranks = one.unlike_ranks().get(waiver.metric) or [one.counters.get(waiver.metric, -1)]
+        if any(may_cover(waiver.value, waiver.metric, old) for old in ranks):
+            return ""
+    count = newest[0].counters[waiver.metric]
+    return f"{waiver.metric} is {count} as recorded: a value of {waiver.value} lets nothing pass"
+
+
+@one_at_a_time
+def remove_waivers(folder: Path, case_id: str, metric: str, day: date) -> Path:
+    """Remove the case's waiver of a metric, or all of its waivers where that is empty, from the
+    folder's file; one that is left empty stays.
+
+    Raises FileError where there is none of it, or the file is not sound.
+    """
+    path, waivers = folder / WAIVERS, load_waivers(folder, day)
+    kept = [one for one in waivers if (one.case, metric and one.metric) != (case_id, metric)]
+    if len(kept) == len(waivers):
+        has = ", ".join(f"{one.case} {one.metric}" for one in waivers) or "none at all"
+        raise FileError(f"{path}: no waiver of {f'{case_id} {metric}'.rstrip()}; it has: {has}")
+    save(path, WaiverFile(schema=SCHEMA, waivers=kept), SCHEMA, "run the command again")
+    return path
+
+
+@one_at_a_time
+def add_waiver(folder: Path, waiver: Waiver, day: date, known: Collection[str] = ()) -> Path:
+    """Write the waiver into the folder's file, in place of an older one of the same metric.
+
+    Raises BadWaiver when it is not sound, or of a case that no baseline has and that is not
+    ``known`` either, FileError when the file is not; the file is then unchanged.
+    """
+    path = folder / WAIVERS
+    problem = problem_of(waiver, day)
+    if not problem and unknown(folder, [waiver], known):
+        hint = meant(waiver.case, _recorded(folder) | set(known))
+        problem = f"no baseline and no run that is kept here has this case{hint}"
+    if problem := problem or _idle(folder, waiver):
+        raise BadWaiver(f"{waiver.case}: not waived, {problem}")
+    others = [one for one in load_waivers(folder, day) if _key(one) != _key(waiver)]
+    # Sorted, so that a diff shows the waiver that was written and no other one.
+    whole = WaiverFile(schema=SCHEMA, waivers=sorted([*others, waiver], key=_key))
+    save(path, whole, SCHEMA, "run the command again")
+    return path

@@ -1,1 +1,0 @@
-"""Reads the host side of a trace: the calls of steps, their identity, time and memory."""

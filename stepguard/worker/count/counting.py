@@ -1,0 +1,60 @@
+"""Runs the counting pass: exact counts of what a step does, never inside a timed block.
+
+The order of its parts matters. Whatever the compiler does during the compiled steps is a recompile.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from stepguard.core.metrics import METRICS
+from stepguard.core.site import merge
+from stepguard.worker.count import compiler
+from stepguard.worker.count.eager import count_eager
+from stepguard.worker.count.kept import locate_kept
+from stepguard.worker.count.memory_counters import count_memory
+from stepguard.worker.count.profiled_steps import count_profiled
+from stepguard.worker.count.tally import RankStep, Tally
+
+
+def count(counted: RankStep, progress: Callable[[str], None]) -> dict[str, Any]:
+    """Return every counter of a workload whose step has run at least once: a Tally's fields."""
+    tally = Tally()
+    progress("count: settling")
+    counted.step()  # gradients and optimizer state exist from the second step on
+    progress("count: compiler")
+    count_compiler(tally)
+    with compiler.Recompiles() as recompiles:
+        # Not on several CPU ranks: gloo's threads free tensors there that no profile sees freed.
+        if METRICS["peak_allocated_bytes"].exists(counted.device.type, counted.world_size):
+            # Before the profiler, whose records are live tensors' neighbours.
+            progress("count: memory")
+            count_memory(tally, counted)
+        # After memory: on a GPU this listens for syncs, which slows allocations for good.
+        progress("count: profiled steps")
+        count_profiled(tally, counted)
+    count_recompiles(tally, recompiles)
+    # Last, since a step without the compiler leaves other buffers behind.
+    progress("count: eager operators")
+    count_eager(tally, counted)
+    locate_kept(tally, counted)
+    return tally.as_dict()
+
+
+def count_compiler(tally: Tally) -> None:
+    """Count graphs, unique graph breaks and generated kernels of this process so far."""
+    breaks = compiler.graph_breaks()
+    reasons = Counter(site.what.removeprefix("graph break: ") for site in breaks)
+    tally.add("graph_breaks", [len(breaks)], reasons, [breaks])
+    tally.add("unique_graphs", [compiler.unique_graphs()])
+    tally.add("generated_kernels", [compiler.generated_kernels()])
+
+
+def count_recompiles(tally: Tally, seen: compiler.Recompiles) -> None:
+    """Count compilations while ``seen`` was active, and functions that torch gave up compiling.
+
+    Such a function no longer recompiles, which must not read as steady.
+    """
+    given_up = [site for site in compiler.recompile_limits() if site not in seen.sites]
+    sites = merge([*seen.sites, *given_up])
+    tally.add("recompiles", [seen.compilations + len(given_up)], sites=[sites])

@@ -1,0 +1,189 @@
+"""Counts from the profiler: what the step calls on the device's API and in the dispatcher; and on a
+GPU the profile of the same steps.
+"""
+
+import tempfile
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from torch.profiler import profile, record_function
+
+from stepguard.core.profile import Profile, bounded
+from stepguard.core.site import Site
+from stepguard.core.step_identity import StepIdentity
+from stepguard.trace.classes import usual_classes
+from stepguard.trace.host_steps import StepCalls, read_steps
+from stepguard.trace.operator_identity import identity_of, with_settings
+from stepguard.trace.profiles import analyse
+from stepguard.trace.profiles import profile as profile_of
+from stepguard.trace.read.chrome import read_chrome
+from stepguard.trace.read.chunks import TraceError
+from stepguard.worker.count.steering import settings
+from stepguard.worker.count.syncs import SyncListener, located
+from stepguard.worker.count.tally import ACTIVE_STEPS, RankStep, Tally
+from stepguard.worker.position import MICRO_STEP
+from stepguard.worker.profilers.ranges import Ranges
+from stepguard.worker.torch_device import activities, on_gpu, synchronize
+
+TRIES = 3  # profiles taken until one holds the GPU's record of every copy
+MARK = "stepguard.step"
+# On a GPU: six whole steps, the seventh being where the sixth ends. A class of kernels scatters by
+# 0.5 to 1.3 % from step to step there, so that their mean is good to half a percent.
+PROFILED_STEPS = 7
+KEPT_KERNELS = 200  # GPT-2's step has 90 to 105
+
+
+@dataclass(frozen=True)
+class ProfiledSteps:
+    """What a trace says of the steps in it."""
+
+    calls: list[StepCalls]  # of the first ACTIVE_STEPS
+    seen: list[list[Site]]  # ... the synchronizations that torch reported
+    profile: Profile | None = None  # of all
+    problem: str = ""  # why a GPU's steps have none
+    identity: StepIdentity | None = None  # of a GPU's steps
+
+
+def count_profiled(tally: Tally, counted: RankStep) -> None:
+    """Count all that a trace of ACTIVE_STEPS steps shows: operators everywhere; collectives with
+    several ranks; launches, copies, memsets and host syncs on a GPU.
+
+    All ranks profile again if any has to: one that ran more steps than the others would wait in its
+    exchange for ever.
+    """
+    listener = SyncListener(counted.phases) if on_gpu(counted.device) else None
+    for _ in range(TRIES):
+        found = profile_steps(counted, listener)
+        steps = found.calls
+        if not counted.any_rank(any(calls.lost_copies for calls in steps)):
+            break
+    tally.add_parts("compiled_operator_calls_per_step", [calls.operators for calls in steps])
+    if counted.world_size > 1:
+        count_collectives(tally, steps)
+    if listener is not None:
+        count_device_calls(tally, steps)
+        count_syncs(tally, steps, found.seen, len(counted.phases.micro_steps))
+        tally.profile, tally.profile_problem = found.profile, found.problem
+        tally.identity = found.identity
+
+
+def count_device_calls(tally: Tally, steps: list[StepCalls]) -> None:
+    """Count launches_per_step, memsets_per_step and the copies with their bytes."""
+    tally.add_parts("launches_per_step", [calls.launches for calls in steps])
+    tally.add("memsets_per_step", [calls.memsets for calls in steps])
+    copies: dict[str, list[Counter[str]]] = {
+        "copies_per_step": [calls.copies for calls in steps],
+        "copied_bytes_per_step": [calls.copy_bytes for calls in steps],
+        "pageable_copies_per_step": [
+            Counter({name: n for name, n in calls.copies.items() if "Pageable" in name})
+            for calls in steps
+        ],
+    }
+    if lost := sum(calls.lost_copies for calls in steps):
+        reason = f"the trace lacks the GPU's record of {lost} copies, in {TRIES} profiles"
+        tally.missing(reason, *copies)
+        return
+    for metric, by_step in copies.items():
+        tally.add_parts(metric, by_step)
+
+
+def count_collectives(tally: Tally, steps: list[StepCalls]) -> None:
+    """Count collectives_per_step and collective_bytes_per_step of this rank."""
+    tally.add_parts("collectives_per_step", [calls.collectives for calls in steps])
+    if unsized := {name for calls in steps for name in calls.unsized_collectives}:
+        tally.missing(
+            f"the trace has no size of {', '.join(sorted(unsized))} (gloo: of one length and "
+            "several types); take the metric out of the case's gates, or use another length",
+            "collective_bytes_per_step",
+        )
+        return
+    tally.add_parts("collective_bytes_per_step", [calls.collective_bytes for calls in steps])
+
+
+def count_syncs(
+    tally: Tally, steps: list[StepCalls], seen: list[list[Site]], micro_steps: int = 0
+) -> None:
+    """Count host_syncs_per_step and keep their sites; allowed ones do not count."""
+    both = zip(steps, seen, strict=True)
+    sites = [located(calls.syncs, lines, micro_steps) for calls, lines in both]
+    counts = [sum(site.count for site in of_step if not site.allowed) for of_step in sites]
+    tally.add("host_syncs_per_step", counts, sites=sites)
+    if api_us := sum(calls.api_us for calls in steps):
+        share = 100 * sum(calls.sync_us for calls in steps) / api_us
+        tally.information["sync_api_share_pct"] = share
+
+
+def profile_steps(counted: RankStep, listener: SyncListener | None = None) -> ProfiledSteps:
+    """Run a step, then profile ACTIVE_STEPS, on a GPU PROFILED_STEPS."""
+    seen: list[list[Site]] = []
+    gpu = on_gpu(counted.device)
+    steps = PROFILED_STEPS if gpu else ACTIVE_STEPS
+    # Of messages, else their bytes are not in the trace; and with them the code of each kernel.
+    shapes = gpu or counted.world_size > 1
+    ranges = Ranges(_phase)
+    with (
+        counted.phases.heard_by(ranges),
+        profile(activities=activities(counted.device), record_shapes=shapes) as profiled,
+    ):
+        counted.step()
+        for _ in range(steps):
+            counted.phases.begin_step()
+            reported: AbstractContextManager[list[Site]]
+            reported = listener.listen() if listener else nullcontext([])
+            with record_function(MARK), reported as sites:
+                counted.step()
+                ranges.end_step()
+            seen.append(sites)
+        synchronize(counted.device)
+    text = _exported(profiled)
+    events = _events(text)
+    calls = read_steps(events, MARK, steps)[:ACTIVE_STEPS]
+    if not gpu:
+        return ProfiledSteps(calls, seen)
+    return ProfiledSteps(
+        calls, seen[:ACTIVE_STEPS], *_profile(text), _identity(events, steps, settings())
+    )
+
+
+def _phase(name: str) -> AbstractContextManager[object]:
+    """Return the range of a phase; micro-steps have none, so that their kernels are one row."""
+    return nullcontext() if name.startswith(MICRO_STEP) else record_function(name)
+
+
+def _identity(events: list[dict[str, Any]], steps: int, found: dict[str, Any]) -> StepIdentity:
+    try:
+        return with_settings(identity_of(events, MARK, steps), found)
+    except RuntimeError as error:
+        return StepIdentity(problem=str(error))
+
+
+def _exported(profiled: Any) -> bytes:
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiled.export_chrome_trace(file.name)
+        return Path(file.name).read_bytes()  # by name: torch may replace the file
+
+
+def _events(text: bytes) -> list[dict[str, Any]]:
+    try:
+        trace = msgspec.json.decode(text)
+    except msgspec.DecodeError:  # the profiler does not say that it could not write
+        raise OSError(
+            f"the profiler wrote no whole trace to {tempfile.gettempdir()} ({len(text)} bytes of "
+            "it): make room there (df), or set TMPDIR to a folder that has some"
+        ) from None
+    return [event for event in trace["traceEvents"] if event.get("ph") == "X"]
+
+
+def _profile(text: bytes) -> tuple[Profile | None, str]:
+    """Return the profile of an exported trace, or why there is none."""
+    try:
+        return bounded(
+            profile_of(analyse(read_chrome(BytesIO(text)), usual_classes())), KEPT_KERNELS
+        ), ""
+    except TraceError as error:
+        return None, str(error)

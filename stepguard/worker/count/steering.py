@@ -1,0 +1,115 @@
+"""What steers a step beside its code: settings of libraries, threads, processes, the interpreter.
+
+Code may set them anywhere, and they need not show in what is launched: another precision of
+products, or a thread that takes the interpreter's time now and then.
+"""
+
+import gc
+import os
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepguard.core.fingerprint import steers
+
+# torch's own helpers come and go with its compile cache.
+_HELPERS = ("torch.", "tqdm.")
+_HELPER_PROCESS = "torch/_inductor/compile_worker"
+_ENVIRONMENT = ("CUDA", "CUBLAS", "CUDNN", "NVIDIA", "PYTORCH", "OMP_", "MKL_", "PYTHON")
+
+_FLAGS = (
+    "backends.cuda.matmul.allow_tf32",
+    "backends.cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "backends.cuda.matmul.allow_fp16_accumulation",
+    "backends.cuda.preferred_blas_library",
+    "backends.cuda.preferred_linalg_library",
+    "backends.cuda.flash_sdp_enabled",
+    "backends.cuda.mem_efficient_sdp_enabled",
+    "backends.cuda.math_sdp_enabled",
+    "backends.cuda.cudnn_sdp_enabled",
+    "backends.cuda.fp16_bf16_reduction_math_sdp_allowed",
+    "_C._get_sdp_priority_order",
+    "backends.cudnn.enabled",
+    "backends.cudnn.allow_tf32",
+    "backends.cudnn.benchmark",
+    "backends.cudnn.benchmark_limit",
+    "backends.cudnn.deterministic",
+    "get_float32_matmul_precision",
+    "are_deterministic_algorithms_enabled",
+    "is_deterministic_algorithms_warn_only_enabled",
+    "utils.deterministic.fill_uninitialized_memory",
+    "get_default_dtype",
+    "get_num_threads",
+    "get_num_interop_threads",
+    "is_anomaly_enabled",
+    "is_grad_enabled",
+    "is_autocast_enabled",
+    "cuda.get_per_process_memory_fraction",
+    "cuda.memory.get_allocator_backend",
+)
+
+
+def flags() -> dict[str, str | None]:
+    """Return torch's own settings by name; one that this torch lacks is None."""
+    return {name: _value(name) for name in _FLAGS}
+
+
+def settings() -> dict[str, Any]:
+    """Return all that is looked at, by name."""
+    return {
+        **flags(),
+        "threads": sorted(_own_threads()),
+        "processes": sorted(_own_processes()),
+        "environment": {
+            key: value
+            for key, value in sorted(os.environ.items())
+            if (steers(key) or key.startswith(_ENVIRONMENT)) and key != "PYTHONPATH"
+        },
+        "garbage collection": [gc.isenabled(), gc.get_threshold()],
+        "interpreter": [sys.getswitchinterval(), bool(sys.gettrace()), bool(sys.getprofile())],
+    }
+
+
+def _value(path: str) -> str | None:
+    found: Any = torch
+    try:
+        for name in path.split("."):
+            found = getattr(found, name)
+        return str(found() if callable(found) else found)
+    except (AssertionError, AttributeError, RuntimeError, TypeError):
+        return None
+
+
+def _own_threads() -> list[str]:
+    """Return the names of Python's threads that are none of torch's, without their numbers."""
+    found = []
+    for thread in threading.enumerate():
+        target = getattr(thread, "_target", None)
+        module = str(getattr(target, "__module__", "") or type(thread).__module__)
+        if not module.startswith(_HELPERS):
+            found.append(re.sub(r"\d+", "", f"{module} {thread.name}"))
+    return found
+
+
+def _own_processes() -> list[str]:
+    """Return the commands of this process' children that are no compiler's."""
+    mine, found = str(os.getpid()), []
+    for folder in Path("/proc").glob("[0-9]*"):
+        # pid (name, which may have spaces and brackets) state parent ...
+        if _read(folder / "stat").rpartition(")")[2].split()[1:2] == [mine]:
+            command = _read(folder / "cmdline").replace("\0", " ")
+            if command and _HELPER_PROCESS not in command:
+                found.append(re.sub(r"\d+", "", command))
+    return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:  # it has ended
+        return ""

@@ -1,0 +1,122 @@
+"""A rank's device and software, the variables that change either, and its modules' files."""
+
+import functools
+import os
+import platform
+import site
+import sys
+import sysconfig
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stepguard.core.fingerprint import STEERING
+from stepguard.worker.torch_device import properties
+
+_PREFIXES = (*STEERING, "TORCH_", "PYTORCH_", "NCCL_", "CUDNN_")
+_OURS = ("TORCHINDUCTOR_CACHE_DIR", "TORCHELASTIC")  # set by every launch
+_READ_ONCE = (
+    "ENABLE_PERSISTENT_TMA_MATMUL",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "TORCH_ALLOW_TF32",
+    "TORCH_COMPILE",
+    "TORCH_DYNAMO_",
+)
+
+
+def fingerprint(device: torch.device) -> dict[str, Any]:
+    """Return the fields of evidence.Fingerprint that only torch can tell, and the SM count."""
+    return properties(device) | {
+        "torch": torch.__version__,
+        "triton": _version("triton"),
+        "python": platform.python_version(),
+        "arch": platform.machine(),
+        "cpu_threads": torch.get_num_threads(),
+        "environment": _variables(_PREFIXES),
+    }
+
+
+def read_once() -> dict[str, str]:
+    """Return the variables that torch and its compiler read as they are imported, by the agent:
+    whoever sets one of them in a rank sets what nothing reads any more.
+    """
+    return _variables(_READ_ONCE)
+
+
+def _variables(prefixes: tuple[str, ...]) -> dict[str, str]:
+    return {
+        key: value
+        for key, value in sorted(os.environ.items())
+        if key.startswith(prefixes) and not key.startswith(_OURS)
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def modules(package: str) -> dict[str, dict[str, str]]:
+    """Return, by module name, the files that modules were loaded from, links followed: "installed",
+    of those from where packages are, and "sources", of all others and of ``package``; and of every
+    other library, whoever loaded it (torch.ops.load_library, ctypes).
+
+    Python's own are in neither. What is a link or a path that leads elsewhere is not installed: an
+    editable install shows where its source is. A module without a file (built in, a namespace, or
+    torch.ops, which names one that does not exist) has no code of its own; Python code that was run
+    but not imported is not seen.
+    """
+    packages = _packages()
+    with_python = (*_folders("stdlib", "platstdlib"), *packages)
+    loaded = dict(_loaded())
+    installed = {name: path for name, path in loaded.items() if path.startswith(packages)}
+    sources = {
+        name: path
+        for name, path in loaded.items()
+        if name.partition(".")[0] == package or not path.startswith(with_python)
+    }
+    known = {*sources.values()}
+    libraries = (path for path in _libraries() if not path.startswith(with_python))
+    sources |= {f"library {path}": path for path in libraries if path not in known}
+    return {"sources": sources, "installed": installed}
+
+
+def _loaded() -> Iterator[tuple[str, str]]:
+    """Yield every module with a file, or a place in an archive, and that, links followed."""
+    real_folder = functools.cache(os.path.realpath)  # torch has two thousand modules in few folders
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str):
+            continue
+        folder, base = os.path.split(file)
+        path = os.path.join(real_folder(folder), base)
+        if os.path.islink(path):
+            path = os.path.realpath(path)
+        if os.path.isfile(path) or any(one.is_file() for one in Path(path).parents):
+            yield name, path
+
+
+def _packages() -> tuple[str, ...]:
+    """Return the folders that packages are installed in."""
+    others = (*site.getsitepackages(), site.getusersitepackages())
+    return (*_folders("purelib", "platlib"), *(f"{Path(one).resolve()}/" for one in others))
+
+
+def _folders(*names: str) -> Iterator[str]:
+    known = sysconfig.get_paths()
+    return (f"{Path(known[name]).resolve()}/" for name in names)
+
+
+def _libraries() -> list[str]:
+    """Return the files that this process runs machine code of, but Python's own."""
+    own = tuple(f"{os.path.realpath(one)}/" for one in (sys.prefix, sys.base_prefix))
+    with open("/proc/self/maps", errors="surrogateescape") as maps:
+        fields = [line.rstrip("\n").split(maxsplit=5) for line in maps]
+    mapped = {one[5] for one in fields if len(one) == 6 and "x" in one[1]}
+    return sorted(path for path in mapped if not path.startswith(own) and os.path.isfile(path))

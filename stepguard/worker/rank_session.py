@@ -1,0 +1,256 @@
+"""A rank's session: runs the host's commands one at a time on a workload that it keeps.
+
+    prepare     import the factory and build the workload
+    first_step  run one step and wait for it: compilation
+    block       run n timed steps
+    alternate   run segments of variants of the step
+    count       the counting pass
+    trace       write a trace of a few steps
+    memory      write what allocates in a step
+    sources     the files that the modules came from, those imported late included
+    park        give cached memory back, so that another group can use the card
+    exit
+
+An exception ends the launch.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+import torch.distributed as dist
+
+from stepguard.worker import torch_device
+from stepguard.worker.clock import Clock
+from stepguard.worker.compile_caches import (
+    has_compiler,
+    keep_headers,
+    take_kept_headers,
+    trace_own_code_anew,
+)
+from stepguard.worker.count import compiler
+from stepguard.worker.count.counting import count
+from stepguard.worker.count.placement import Placement
+from stepguard.worker.count.tally import RankStep
+from stepguard.worker.position import Note, Phases
+from stepguard.worker.profilers.memory_snapshot import record_memory
+from stepguard.worker.profilers.record_trace import record_trace
+from stepguard.worker.rank_channel import Channel
+from stepguard.worker.rank_fingerprint import fingerprint, modules, read_once
+from stepguard.worker.variants import VARIANTS, alternate
+from stepguard.worker.workload import BadWorkload, build
+
+
+class MachineSamples:
+    """Samples of another node's GPUs, which a process beside the ranks writes to a file
+    (launch/nodes/on_node.py): the node's first rank brings them along with its answers.
+    """
+
+    def __init__(self) -> None:
+        first = os.environ.get("LOCAL_RANK", "0") == "0"
+        self._path = os.environ.get("STEPGUARD_SAMPLES", "") if first else ""
+        self._read_bytes = 0
+
+    def since(self) -> dict[str, Any]:
+        """Return what was written since the last call, as a part of an answer."""
+        if not self._path:
+            return {}
+        with contextlib.suppress(OSError), open(self._path, "rb") as file:
+            file.seek(self._read_bytes)
+            # A line that is still being written is left for the next call.
+            whole = file.read().rpartition(b"\n")
+            self._read_bytes += len(whole[0]) + len(whole[1])
+            return {"samples": [json.loads(line) for line in whole[0].splitlines()]}
+        return {}  # a block without samples does not count
+
+
+class Session:
+    """One rank's state and its commands: ``do_NAME`` runs NAME and returns the rank's answer."""
+
+    def __init__(self, note: Note) -> None:
+        self._frozen, self._read_once = gc.get_freeze_count(), read_once()
+        trace_own_code_anew()  # before the workload is imported, and not in an agent that forks
+        preload("STEPGUARD_PRELOAD")
+        self.note = note
+        self.phases = Phases(note.phase)
+        try:
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            self.device = torch_device.rank_device(os.environ["STEPGUARD_DEVICE"], local_rank)
+        except ValueError as error:
+            raise BadWorkload(str(error)) from None
+        self.on_gpu = torch_device.on_gpu(self.device)
+        join_process_group(torch_device.backend(self.device))
+        self.channel = Channel()
+        self.clock = Clock(self.device)
+        self.machine = MachineSamples()
+        self.placement = Placement()
+        self.workload: Any = None
+        self.package = ""  # of the workload's factory
+
+    def serve(self) -> None:
+        """Answer commands until ``exit``."""
+        while True:
+            message = self.channel.receive()
+            name = message.pop("command")
+            self.note.command(name.replace("_", " "))
+            if name == "exit":
+                break
+            handler: Callable[..., Any] = getattr(self, f"do_{name}")
+            replies = self.channel.gather(handler(**message) | self.machine.since())
+            self.channel.reply({"reply": name, "ranks": replies})
+            self.note.command("idle")
+        if dist.is_initialized():  # in order, so that no rank is left waiting for another
+            dist.destroy_process_group()
+        if has_compiler():
+            keep_headers()
+
+    def do_prepare(self, factory: str, params: dict[str, Any]) -> dict[str, Any]:
+        """Build the workload; return what it says of itself, and what this rank runs on."""
+        torch_device.select(
+            self.device
+        )  # not before: a launch on standby must not hold a GPU context
+        if has_compiler():
+            take_kept_headers()
+        self.package = factory.partition(":")[0].partition(".")[0]
+        # A GPU's tensors say themselves where they are.
+        watched = contextlib.nullcontext() if self.on_gpu else self.placement.observed()
+        with watched:
+            self.workload = build(factory, params, self.device.type)
+        refuse_set_too_late(self._read_once, read_once())
+        compiler.install()  # not before: only a workload that compiles has imported the compiler
+        if hasattr(self.workload, "on_phase"):
+            self.workload.on_phase = self.phases
+        return {
+            "tokens_per_step": int(self.workload.tokens_per_step),
+            "flops_per_step": float(getattr(self.workload, "flops_per_step", 0.0)),
+            "floor_flops_per_step": float(getattr(self.workload, "floor_flops_per_step", 0.0)),
+            "precision": str(getattr(self.workload, "precision", "")),
+            "fingerprint": fingerprint(self.device),
+            "memory_bytes": torch_device.usable_bytes(self.device),
+            **self.do_sources(),
+        }
+
+    def do_sources(self) -> dict[str, Any]:
+        """Return the files that this rank's modules came from, and what of them is installed."""
+        return modules(self.package)
+
+    def do_first_step(self) -> dict[str, Any]:
+        """Run the first step, compilation included; return the seconds to synchronization, and
+        whether something was compiled that no cache had.
+        """
+        torch_device.synchronize(self.device)
+        began = perf_counter()
+        self.workload.step()
+        torch_device.synchronize(self.device)
+        took_s = perf_counter() - began
+        compiler.install()  # a step may have been the first to ask for the compiler
+        return {"compile_s": took_s, "compiled_afresh": compiler.compiled_afresh()}
+
+    def do_block(self, steps: int) -> dict[str, Any]:
+        """Time one block; return its times, and what would show that it was not steady."""
+        found = self.clock.block(self.workload.step, steps, self.note.step, self._line_up)
+        found["compiled_graphs"] = compiler.unique_graphs()
+        found["compiled_afresh"] = compiler.compiled_afresh()
+        if self.on_gpu:
+            found["device_allocations"] = torch_device.allocator_calls()["cudaMalloc"]
+        return found
+
+    def _line_up(self) -> None:
+        self.channel.barrier()  # or the host's time would hold what another rank still does
+        self.channel.begin()
+        self.channel.barrier()
+
+    def do_alternate(self, variants: list[str], order: list[int], steps: int) -> dict[str, Any]:
+        """Time segments of the named variants, in the order of their indices."""
+        try:
+            chosen = [VARIANTS[name](self.workload, self.device) for name in variants]
+        except ValueError as error:
+            raise BadWorkload(str(error)) from None
+        self.channel.begin()
+        began_ns = perf_counter_ns()
+        segments_ms = alternate(chosen, order, steps, self.device, self.channel.barrier)
+        ended_ns = perf_counter_ns()
+        return {"segments_ms": segments_ms, "began_ns": began_ns, "ended_ns": ended_ns}
+
+    def do_count(self) -> dict[str, Any]:
+        """Run the counting pass; return its counts."""
+        return count(self._step(), self._progress)
+
+    def _step(self) -> RankStep:
+        ranks, step = self.channel, self.workload.step
+        return RankStep(
+            step,
+            self.device,
+            self.phases,
+            ranks.world_size,
+            ranks.any,
+            self._frozen,
+            self.placement,
+        )
+
+    def _progress(self, text: str) -> None:
+        self.note.command(text)
+        self.channel.reply({"progress": text})
+
+    def do_trace(self, folder: str, plan: list[int], **wanted: bool) -> dict[str, Any]:
+        """Write a trace of this rank's steps into the folder; return its path and size."""
+        path = Path(folder) / f"rank{self.channel.rank}.json.gz"
+        return record_trace(self._step(), path, plan, self._progress, **wanted)
+
+    def do_memory(self, folder: str) -> dict[str, Any]:
+        """Write what allocates in a step of this rank into the folder; return paths and bytes."""
+        path = Path(folder) / f"rank{self.channel.rank}.json.gz"
+        return record_memory(self._step(), path, self._progress)
+
+    def do_park(self) -> dict[str, Any]:
+        """Hand cached memory back to the driver."""
+        torch_device.synchronize(self.device)
+        if self.on_gpu:
+            torch_device.empty_cache()
+        return {}
+
+
+def refuse_set_too_late(then: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Raise BadWorkload where a workload changed variables that torch had read ``then``: without
+    the engine it would run with other settings than it is measured with.
+    """
+    moved = sorted(key for key in then.keys() | now.keys() if then.get(key) != now.get(key))
+    if moved:
+        unset = [f"-u {key}" for key in moved if key not in now]
+        set_to = [f"{key}={shlex.quote(now[key])}" for key in moved if key in now]
+        raise BadWorkload(
+            f"the workload changes {', '.join(moved)}, which torch has read by then: set it in "
+            "torch._inductor.config or torch._dynamo.config, or begin the command with: env "
+            + " ".join(unset + set_to)
+        )
+
+
+def preload(variable: str) -> None:
+    """Import the modules that an environment variable lists, while nobody waits for them: the next
+    launch starts early. Whatever fails here fails again in ``prepare``, where it is reported.
+    """
+    for name in os.environ.get(variable, "").split():
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+
+
+def join_process_group(backend: str) -> None:
+    """Join the other ranks, if there are any. A single rank of a case that has several does it too:
+    its workload may reduce without asking how many ranks there are.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 and "STEPGUARD_ONE_OF_SEVERAL" not in os.environ:
+        return
+    # No device_id: that would open NCCL at once, on a card that another launch is measured on.
+    if path := os.environ.get("STEPGUARD_STORE"):  # of a launch on one node; see launch/torchrun.py
+        rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = dist.FileStore(path, ranks)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks)
+    else:
+        dist.init_process_group(backend)

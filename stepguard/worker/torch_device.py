@@ -1,0 +1,188 @@
+"""Wraps torch's interface to the rank's device: in worker/ only this module names a vendor's.
+
+Functions that take no device are for GPUs alone.
+"""
+
+import contextlib
+import importlib
+import platform
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from stepguard.core.device import is_gpu
+from stepguard.machine.interpreter import interpreter
+
+# Bound before a workload is imported, which may replace them.
+_synchronize, _Event = torch.cuda.synchronize, torch.cuda.Event
+_record, _elapsed_time = _Event.record, _Event.elapsed_time
+
+SYNC_KINDS = ("stream", "device", "event")
+HISTORY_EVENTS = 1_000_000  # of the allocator, at most: a step has some ten thousand
+REQUESTED, RESERVED = "requested_bytes", "reserved_bytes"  # by tensors; by the caching allocator
+
+
+def rank_device(kind: str, local_rank: int) -> torch.device:
+    """Return the device of a rank. Raises ValueError where torch cannot use this machine's GPU."""
+    if not is_gpu(kind):
+        return torch.device(kind)
+    if not torch.cuda.is_available():
+        raise ValueError(
+            f"torch {torch.__version__} cannot use this machine's GPU "
+            f"(built for CUDA {torch.version.cuda}); see: {interpreter()} -m stepguard doctor"
+        )
+    return torch.device(kind, local_rank)
+
+
+def on_gpu(device: torch.device) -> bool:
+    """Return whether the device is a GPU."""
+    return is_gpu(device.type)
+
+
+def select(device: torch.device) -> None:
+    """Make a GPU this process's current one; on a CPU do nothing."""
+    if on_gpu(device):
+        torch.cuda.set_device(device)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for a GPU; on a CPU there is nothing to wait for."""
+    if on_gpu(device):
+        _synchronize()
+
+
+class TimingEvent:
+    """A CUDA event that is timed."""
+
+    def __init__(self) -> None:
+        self._event = _Event(enable_timing=True)
+
+    def record(self) -> None:
+        """Record it on the current stream."""
+        _record(self._event)
+
+    def elapsed_time(self, later: "TimingEvent") -> float:
+        """Return the milliseconds until ``later``, both of which the device has passed."""
+        return float(_elapsed_time(self._event, later._event))
+
+
+def backend(device: torch.device) -> str:
+    """Return the backends by which ranks exchange, as init_process_group takes them."""
+    return "cpu:gloo,cuda:nccl" if on_gpu(device) else "gloo"
+
+
+def activities(device: torch.device) -> list[ProfilerActivity]:
+    """Return what the profiler has to record of a step on the device."""
+    host = [ProfilerActivity.CPU]
+    return [*host, ProfilerActivity.CUDA] if on_gpu(device) else host
+
+
+def properties(device: torch.device) -> dict[str, Any]:
+    """Return the device's fields of evidence.Fingerprint, and a GPU's number of SMs."""
+    if not on_gpu(device):
+        return {"device_name": platform.processor() or "CPU", "device_uuid": ""}
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "device_name": found.name,
+        "device_uuid": f"GPU-{found.uuid}",
+        "cuda": torch.version.cuda or "",
+        "cudnn": str(torch.backends.cudnn.version() or ""),
+        "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
+        "capability": f"{found.major}.{found.minor}",
+        "sm_count": found.multi_processor_count,
+    }
+
+
+def usable_bytes(device: torch.device) -> int:
+    """Return what this process may take of its GPU (a workload may have set a share); CPU: 0."""
+    if not on_gpu(device):
+        return 0
+    total = torch.cuda.get_device_properties(device).total_memory
+    return int(total * torch.cuda.get_per_process_memory_fraction(device))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that memory ran out, the GPU's or the host's."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    # torch has no type for that of a CPU: its allocator can be told by its name alone.
+    return type(error) is RuntimeError and "DefaultCPUAllocator: can't allocate" in str(error)
+
+
+def live_bytes() -> int:
+    """Return the bytes that live tensors on the GPU asked for."""
+    return int(torch.cuda.memory_stats()[f"{REQUESTED}.all.current"])
+
+
+def peak_bytes(what: str) -> int:
+    """Return the peak of REQUESTED or RESERVED bytes since the last call, and begin a new one."""
+    peak = int(torch.cuda.memory_stats()[f"{what}.all.peak"])
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def allocated_bytes() -> int:
+    """Return the bytes that the GPU's caching allocator has handed out."""
+    return int(torch.cuda.memory_allocated())
+
+
+def begin_history() -> None:
+    """Note every allocation on the GPU with its stack from now on, and begin a new peak."""
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.memory._record_memory_history(max_entries=HISTORY_EVENTS)
+
+
+def end_history(path: str) -> dict[str, int]:
+    """Write what was noted, for memory_viz; return bytes allocated, reserved, and the most."""
+    torch.cuda.memory._dump_snapshot(path)
+    torch.cuda.memory._record_memory_history(enabled=None)
+    now = ("memory_allocated", "memory_reserved")
+    return {name: int(getattr(torch.cuda, name)()) for name in (*now, *(f"max_{x}" for x in now))}
+
+
+@contextlib.contextmanager
+def profiled() -> Iterator[None]:
+    """Let NVIDIA's profilers record what the GPU does inside the block, and nothing else."""
+    torch.cuda.profiler.start()
+    yield
+    _synchronize()
+    torch.cuda.profiler.stop()
+
+
+def nvtx_range(name: str) -> contextlib.AbstractContextManager[object]:
+    """Return a range that NVIDIA's profilers show."""
+    found: contextlib.AbstractContextManager[object] = torch.cuda.nvtx.range(name)
+    return found
+
+
+def empty_cache() -> None:
+    """Hand memory that the allocator caches back to the driver."""
+    torch.cuda.empty_cache()
+
+
+def allocator_calls() -> dict[str, int]:
+    """Return how often the allocator has called the driver so far, by call."""
+    stats = torch.cuda.memory_stats()
+    names = {
+        "cudaMalloc": "num_device_alloc",
+        "cudaFree": "num_device_free",
+        "retries": "num_alloc_retries",
+    }
+    return {name: int(stats.get(key, 0)) for name, key in names.items()}
+
+
+def call_on_sync(callback: Callable[[str], None]) -> None:
+    """Call back with the kind of every synchronization that torch makes from now on.
+
+    The module is private to torch (it serves the CUDA sanitizer), and what it registers stays. A
+    torch without it calls nobody back.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        trace: Any = importlib.import_module("torch.cuda._gpu_trace")
+        torch._C._activate_gpu_trace()
+        for kind in SYNC_KINDS:
+            register = getattr(trace, f"register_callback_for_{kind}_synchronization")
+            # torch passes a stream or an event on, and for a device nothing.
+            register(lambda *stream, kind=kind: callback(kind))
