@@ -13,13 +13,12 @@ from stepguard.ab_margins import margins_of
 from stepguard.baseline_file import Entry
 from stepguard.device import is_gpu
 from stepguard.document import End, Problem, ProblemCode, ResultDocument, RunDocument
-from stepguard.expectation import Expectation
-from stepguard.judge.waivers import effect_of
+from stepguard.judge.permit import effect_of
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.permission import Effect, Permission
 from stepguard.sentences import wider_margins
 from stepguard.text import revision, short_hash
 from stepguard.verdict import Reason, Status
-from stepguard.waiver import Waiver, WaiverEffect
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,10 @@ class Base:
     commit: str  # that should have been measured, in full
     gpus: int  # of the machine that should have measured it, at the least
     recorded: Mapping[str, Mapping[str, Entry]]  # by machine and case, as the base branch has them
-    waivers: Sequence[Waiver]
     today: date
     against: str = ""  # the commit, in full, that a run may have been measured in pairs with
-    expectations: Sequence[Expectation] = ()  # of the commits from there to ``commit``
+    # The base's waivers, and the trailers of the commits from ``against`` to ``commit``.
+    permissions: Sequence[Permission] = ()
 
 
 def expected(found: RunDocument, base: Base) -> dict[str, Entry]:
@@ -146,7 +145,8 @@ def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterat
     if absent and verdict.status.outcome == "passed":
         text = f"its verdict says nothing of {', '.join(absent)}"
         yield Problem(ProblemCode.FEWER_GATES, text, name)
-    declared = {one.metric for one in base.expectations if one.case == name and found.against}
+    mine = [one for one in base.permissions if one.case == name]
+    declared = {one.metric for one in mine if one.is_trailer and found.against}
     for metric in judged.values():
         if metric.reason == Reason.EXPECTED.name and metric.metric not in declared:
             text = f"{metric.metric} passes as declared, and no commit of the range declares it"
@@ -155,9 +155,9 @@ def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterat
     # The run's own rule: what is wider than a run takes passes no document, either.
     waived = {
         one.metric
-        for one in base.waivers
-        if one.case == name
-        and effect_of(one, judged.get(one.metric), base.today) is WaiverEffect.WAIVED
+        for one in mine
+        if not one.is_trailer
+        and effect_of(one, judged.get(one.metric), base.today) is Effect.ALLOWED
     }
     unwaived = [one for one in failing if one.metric not in waived]
     if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:

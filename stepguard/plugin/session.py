@@ -17,15 +17,15 @@ import pytest
 
 from stepguard.case import Case
 from stepguard.document import CaseState, Problem, ProblemCode
-from stepguard.expectation import Expectation
 from stepguard.git.resolve import TreeError, left_behind
 from stepguard.git.revision import current
-from stepguard.git.trailers import expectations
+from stepguard.git.trailers import trailers
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
 from stepguard.launch.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import Result, Suite
+from stepguard.permission import Permission
 from stepguard.plugin.baselines import (
     BaseBranch,
     base_of,
@@ -50,7 +50,6 @@ from stepguard.report.terminal import Run
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.text import counted, listed, printable
-from stepguard.waiver import Waiver
 from stepguard.worker.interpreter import interpreter
 
 
@@ -85,7 +84,7 @@ class Session:
         self._checked = False  # pytest goes on with refused options
         self._whole = False  # all cases are known
         self._base: BaseBranch | None = None
-        self._waivers: tuple[Waiver, ...] = ()
+        self._waivers: tuple[Permission, ...] = ()
         self._cases: list[Case] = []  # that this run measures
         self._ran = False  # whether any test ran, or was skipped, not only collected
         self._launcher: Launcher | None = None
@@ -235,7 +234,7 @@ class Session:
     def _started(self) -> tuple[Suite, ProgressLine]:
         if self._suite is None or self._line is None:
             option, notice = self._option, self._notices.append
-            expected: tuple[Expectation, ...] = ()
+            declared: list[Permission] = []
             if rev := option.perf_against:
                 try:
                     self._tree = self._stack.enter_context(tree_of(self._root, rev, notice))
@@ -244,14 +243,13 @@ class Session:
                 if lacks := left_behind(self._root, rev, self._tree.commit):
                     notice(lacks)
                 cases = self._collection.cases if self._whole else None
-                expected = tuple(expectations(self._root, self._tree.commit, "HEAD", cases))
+                declared = trailers(self._root, self._tree.commit, "HEAD", cases)
             self._suite = Suite(
                 self._root,
                 self._baselines,
                 self._gpus,
                 ["pytest", *self._config.invocation_params.args],
-                waivers=self._waivers,
-                expectations=expected,
+                permissions=(*self._waivers, *declared),
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
                 tree=self._tree,

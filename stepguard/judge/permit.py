@@ -1,11 +1,12 @@
-"""Rules of waivers. Pure: no I/O, no clock.
+"""Rules of permissions: which metrics that fail pass all the same. Pure: no I/O, no clock.
 
-A waiver is of one metric of one case. It never covers what could not be measured, compared or
-decided. Against another revision its limit is compared with the change against that revision.
+A permission is of one metric of one case. It never covers what could not be measured, compared or
+decided. Against another revision a waiver's limit is compared with the change against that
+revision.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from datetime import date
 
@@ -15,76 +16,115 @@ from stepguard.judge.ab.confirm import settled
 from stepguard.judge.acceptance import has_words
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import GATEABLE, METRICS, not_gateable
-from stepguard.verdict import MetricVerdict, Status, Verdict
-from stepguard.waiver import MAX_PCT, Waiver, WaiverEffect, WaiverOutcome
+from stepguard.permission import Effect, Permission, PermissionOutcome
+from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
+MAX_PCT = 50
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
-_WAIVABLE = (Status.SLOWER, Status.CHANGED)
+_FAILING = (Status.SLOWER, Status.CHANGED)
 Found = MetricVerdict | MetricDocument
 Size = tuple[float | None, int | None]  # limit_pct and value of a waiver, which has one of them
 
 
-def waive(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date) -> Verdict:
-    """Return the verdict with the case's waivers applied, and what each of them did.
+def permit(
+    verdict: Verdict, evidence: Evidence, permissions: Iterable[Permission], today: date
+) -> Verdict:
+    """Return the verdict with the case's permissions applied, and what each of them did.
 
-    Unsound evidence is never waived, nor is any verdict but SLOWER and CHANGED.
+    Only SLOWER and CHANGED are ever permitted. What a waiver allows keeps its status and is marked
+    with the waiver's last day. What a trailer allows is `same`, as a notice. Trailers count beside
+    another revision alone, and come first: a waiver of the same metric is then not needed.
     """
-    mine = {waiver.metric: waiver for waiver in waivers if waiver.case == verdict.case_id}
-    if not mine:
+    mine = [one for one in permissions if one.case == verdict.case_id]
+    trailers = [one for one in mine if one.is_trailer and verdict.against]
+    waivers = [one for one in mine if not one.is_trailer]
+    if not trailers and not waivers:
         return verdict
-    # A counter that moved decides although others are unknown: that is not sound either.
+    # A counter that moved decides although others are unknown: a waiver of it would pass the case
+    # undecided. Beside another revision the unknown ones are metrics of the verdict, and fail it.
     unsound = verdict.whole or measurement_problem(evidence) is not None
-    found = {metric.metric: metric for metric in verdict.metrics}
-    effects = {
-        name: WaiverEffect.NOT_APPLIED if unsound else effect_of(waiver, found.get(name), today)
-        for name, waiver in mine.items()
-    }
-    outcomes = tuple(WaiverOutcome(mine[name], effect) for name, effect in effects.items())
-    if WaiverEffect.WAIVED in effects.values():
-        verdict = verdict.with_metrics(
-            tuple(
-                replace(metric, waived_until=mine[metric.metric].expires.isoformat())
-                if effects.get(metric.metric) is WaiverEffect.WAIVED
-                else metric
-                for metric in verdict.metrics
-            )
+    metrics, declared = _applied(verdict.metrics, trailers, verdict.whole, today, _as_declared)
+    metrics, waived = _applied(metrics, waivers, unsound, today, _as_waived)
+    outcomes = (*waived, *declared)
+    if any(one.effect is Effect.ALLOWED for one in outcomes):
+        verdict = verdict.with_metrics(metrics)
+    return replace(verdict, permissions=outcomes)
+
+
+def _applied(
+    metrics: tuple[MetricVerdict, ...],
+    permissions: Sequence[Permission],
+    unsound: bool,
+    today: date,
+    allowed: Callable[[MetricVerdict, Permission], MetricVerdict],
+) -> tuple[tuple[MetricVerdict, ...], list[PermissionOutcome]]:
+    """Return the metrics with those that pass replaced by ``allowed``, and each permission's
+    outcome.
+    """
+    known = {one.metric: one for one in metrics}
+    outcomes = [
+        PermissionOutcome(
+            one, Effect.NOT_APPLIED if unsound else effect_of(one, known.get(one.metric), today)
         )
-    return replace(verdict, waivers=outcomes)
+        for one in permissions
+    ]
+    passing = {
+        outcome.permission.metric: outcome.permission
+        for outcome in outcomes
+        if outcome.effect is Effect.ALLOWED
+    }
+    changed = (
+        allowed(one, passing[one.metric]) if one.metric in passing else one for one in metrics
+    )
+    return tuple(changed), outcomes
 
 
-def final(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today: date) -> Verdict:
+def _as_declared(found: MetricVerdict, permission: Permission) -> MetricVerdict:
+    facts = {**found.facts, "was": found.status.value}
+    return replace(found, status=Status.SAME, reason=Reason.EXPECTED, facts=facts)
+
+
+def _as_waived(found: MetricVerdict, permission: Permission) -> MetricVerdict:
+    assert permission.expires is not None
+    return replace(found, waived_until=permission.expires.isoformat())
+
+
+def final(
+    verdict: Verdict, evidence: Evidence, waivers: Sequence[Permission], today: date
+) -> Verdict:
     """Return the screen's verdict as it may leave a run, after pairs or without: waived, and less
     the alarms that nothing confirmed. What is waived stays as the screen saw it.
     """
-    waived = waive(verdict, evidence, waivers, today)
-    return waive(settled(waived), evidence, waivers, today)
+    waived = permit(verdict, evidence, waivers, today)
+    return permit(settled(waived), evidence, waivers, today)
 
 
-def effect_of(waiver: Waiver, found: Found | None, today: date) -> WaiverEffect:
-    """Return what a waiver does to a metric; ``found`` is None where the case has none."""
+def effect_of(permission: Permission, found: Found | None, today: date) -> Effect:
+    """Return what a permission does to a metric; ``found`` is None where the case has none."""
     if found is None or not found.gated:
-        return WaiverEffect.NOT_GATED
-    if found.status not in _WAIVABLE:
-        return WaiverEffect.NOT_NEEDED
+        return Effect.NOT_GATED
+    if found.status not in _FAILING:
+        return Effect.NOT_NEEDED
+    if permission.is_trailer:  # whoever approves the commit approves the figure beside it
+        return Effect.ALLOWED
     # After NOT_NEEDED: an expired waiver of what passes is only stale.
-    if waiver.expires < today:
-        return WaiverEffect.EXPIRED
-    if waiver.limit_pct is not None:
-        known = found.change_pct is not None and 0 < found.change_pct <= waiver.limit_pct
-        return WaiverEffect.WAIVED if known else WaiverEffect.EXCEEDED
-    if waiver.value is None or found.new is None:
-        return WaiverEffect.EXCEEDED
-    work = METRICS[waiver.metric].role == "work"
+    if permission.expires is None or permission.expires < today:
+        return Effect.EXPIRED
+    if permission.limit_pct is not None:
+        known = found.change_pct is not None and 0 < found.change_pct <= permission.limit_pct
+        return Effect.ALLOWED if known else Effect.EXCEEDED
+    if permission.value is None or found.new is None:
+        return Effect.EXCEEDED
     # A count of a million is no limit beside ten: the waiver would pass anything.
-    if not work and waiver.value > largest_value(found):
-        return WaiverEffect.TOO_WIDE
-    if uncovered_count(waiver, found) is None:
-        return WaiverEffect.WAIVED
-    return WaiverEffect.OTHER_WORK if work else WaiverEffect.EXCEEDED
+    limits = METRICS[permission.metric].role == "work" or permission.value <= largest_value(found)
+    if not limits:
+        return Effect.TOO_WIDE
+    covered = uncovered_count(permission, found) is None
+    return Effect.ALLOWED if covered else Effect.EXCEEDED
 
 
-def uncovered_count(waiver: Waiver, found: Found) -> tuple[float, float] | None:
+def uncovered_count(waiver: Permission, found: Found) -> tuple[float, float] | None:
     """Return the recorded and the present count of a rank that the waiver's value does not cover,
     or None. Only the ranks that fail are asked.
     """
@@ -120,7 +160,7 @@ def largest_value(found: Found) -> float:
 
 def suggested_size(found: MetricVerdict) -> Size | None:
     """Return the size that covers a failing metric, a time with room of 0.5 %; None if none can."""
-    if found.status not in _WAIVABLE or found.new is None:
+    if found.status not in _FAILING or found.new is None:
         return None
     if METRICS[found.metric].kind == "counter":
         counts = _failing_counts(found)
@@ -144,7 +184,7 @@ def suggested_sizes(verdict: Verdict) -> dict[str, Size]:
     return known if len(known) == len(sizes) and not verdict.whole else {}
 
 
-def problem_of(waiver: Waiver, today: date) -> str:
+def problem_of(waiver: Permission, today: date) -> str:
     """Return what is wrong with a waiver, its case aside, or the empty string."""
     # People edit the file, so every rule is checked when it is read, not by the command alone.
     if waiver.metric not in GATEABLE:
@@ -164,6 +204,7 @@ def problem_of(waiver: Waiver, today: date) -> str:
         text = getattr(waiver, name)
         if not has_words(text) or not text.isprintable():
             return f"{name} is {text!r}: write a line of words (--{name} of the command waive)"
+    assert waiver.expires is not None, "the file's reader takes no waiver without a day"
     ahead = (waiver.expires - today).days
     if ahead > MAX_DAYS:
         return f"expires {waiver.expires}, {ahead} days ahead; at most {MAX_DAYS} are possible"
