@@ -19,7 +19,8 @@ from stepguard.baseline_file import Entry
 from stepguard.cli.common import UsageError, add_parser, complain, say
 from stepguard.document import RunDocument
 from stepguard.git.trailers import trailers
-from stepguard.judge.gate import Base, expected, gate
+from stepguard.judge.gate import expected, gate
+from stepguard.judge.guarded_run import Base
 from stepguard.permission import Permission
 from stepguard.report import github
 from stepguard.report.stored.permissions import described

@@ -36,8 +36,8 @@ from stepguard.plugin.baselines import (
 )
 from stepguard.plugin.benchmark import Bridge
 from stepguard.plugin.documents import problems_of, run_document, write
-from stepguard.plugin.guard import Guard, left_out_line, unsuited
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.live_run import LiveRun, left_out_line, unsuited
 from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.selection import Selection
@@ -77,7 +77,8 @@ class Session:
         self._commands = Commands(start, interpreter(start), named)
         self._collection = collection
         self.selection = Selection(config, collection)
-        self.guard = Guard(config, self._baselines, self._commands, self.selection, self._unsuited)
+        parts = self._baselines, self._commands, self.selection
+        self.guard = LiveRun(config, *parts, self._unsuited)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
         self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured
@@ -163,7 +164,7 @@ class Session:
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         written = [self._commands.folder / path for path in self._documents]
-        self.guard.begin(self._gpus, written, judges)
+        self.guard.begin(self._gpus, written, judges, self._option.perf_base or "")
         # Last: only what passed all checks lets plan() start a launcher.
         self._checked = True
 

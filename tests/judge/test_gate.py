@@ -17,7 +17,8 @@ from msgspec import structs
 from run_documents import COMMIT, measured, run_document
 
 from stepguard.document import CaseState, End, Problem, ProblemCode, State
-from stepguard.judge.gate import Base, expected, gate
+from stepguard.judge.gate import expected, gate
+from stepguard.judge.guarded_run import Base
 from stepguard.metrics import OPERATORS, default_gates
 from stepguard.permission import Permission
 from stepguard.recording import RecordedDifference
