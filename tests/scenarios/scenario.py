@@ -94,7 +94,7 @@ class Shown:
     """A verdict as users and machines read it."""
 
     document: dict[str, Any]  # of judge --json
-    block: str  # of the terminal
+    text: str  # the block of the terminal, and notes of the document
     printed: str  # by judge; "" where it was not judge
 
     def projection(self) -> dict[str, Any]:
@@ -115,14 +115,15 @@ def shown(scenario: Scenario) -> Shown:
     Path("pytest.ini").touch()  # what judge takes for the root of a project
     if callable(scenario.inputs):
         verdict = scenario.inputs()
-        return Shown(json.loads(as_json(verdict_document(verdict))), _block(verdict), "")
+        document = json.loads(as_json(verdict_document(verdict)))
+        return Shown(document, _text(verdict, document), "")
     scenario.inputs.write()
     options = ["--evidence", str(RUN), "--baselines", str(BASELINES), "--json", str(DOCUMENT)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         status = main(["judge", *options])
     (document,) = json.loads(DOCUMENT.read_bytes())
     assert status == (0 if document["outcome"] == "passed" else 1)
-    return Shown(document, _block(_kept_verdict()), printed.getvalue())
+    return Shown(document, _text(_kept_verdict(), document), printed.getvalue())
 
 
 def _kept_verdict() -> Verdict:
@@ -134,5 +135,12 @@ def _kept_verdict() -> Verdict:
     return verdict_of_run(evidence, pairs, BASELINES, load_waivers(BASELINES, today()))
 
 
-def _block(verdict: Verdict) -> str:
-    return words.block(verdict, "run/case/evidence.json", Commands()) + "\n"
+def _text(verdict: Verdict, document: dict[str, Any]) -> str:
+    """Return the terminal's block, and the notes of gated metrics, which it has not always."""
+    block = words.block(verdict, "run/case/evidence.json", Commands())
+    notes = [
+        f"{one['metric']}: {one['note']}"
+        for one in document["metrics"]
+        if one["gated"] and one["note"]
+    ]
+    return "\n".join([block, *(["notes in the document:", *notes] if notes else [])]) + "\n"
