@@ -1,14 +1,20 @@
 """The document of a run as a file: what was written reads back, and nothing else does."""
 
 import json
+from datetime import date
+from pathlib import Path
 
 import pytest
 from builders import CASE_ID, entry
 from run_documents import measured, run_document
 
+from stepguard.expectation import Expectation
+from stepguard.judge.gate import Base, gate
 from stepguard.report.documents import as_json
+from stepguard.report.github import annotations, comment
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
+from stepguard.waiver import Waiver
 
 ONE = run_document(measured(entry()))
 
@@ -92,3 +98,37 @@ def test_no_document_is_refused(tmp_path):
     """Nothing to read is no pass."""
     with pytest.raises(FileError, match="no such document"):
         load_document(tmp_path / "perf.json")
+
+
+KEPT = Path(__file__).parent / "documents"
+WAIVER = Waiver(
+    case="waived",
+    metric="graph_breaks",
+    value=3,
+    reason="waits for torch 2.14",
+    expires=date(2026, 12, 1),
+    who="A. Author",
+)
+
+
+def test_a_document_of_schema_2_says_what_it_said_then():
+    """Of every status, by recordings and in pairs, with problems of every code: what the gate says,
+    what a log shows and what a pull request's comment says is what the version said that wrote it.
+    """
+    found = load_document(KEPT / "schema-2.json")
+    declared = Expectation("declared", "step_ms", "a larger vocabulary", "c" * 40, "A. Author")
+    base = Base(
+        commit="a" * 40,
+        gpus=1,
+        recorded={"NVIDIA H200": {result.case: entry() for result in found.results}},
+        waivers=[WAIVER],
+        today=date(2026, 11, 22),
+        against="b" * 40,
+        expectations=[declared],
+    )
+    problems = gate(found, base)
+    said = "".join(f"{problem.code.value}: {problem.sentence}\n" for problem in problems)
+    assert said == (KEPT / "schema-2.gate.txt").read_text()
+    shown = "\n".join(annotations(found, problems)) + "\n"
+    assert shown == (KEPT / "schema-2.annotations.txt").read_text()
+    assert comment(found, "42", "failure") == (KEPT / "schema-2.comment.md").read_text()
