@@ -5,7 +5,8 @@ run, so a run that failed, was stopped or was refused leaves one, too. Paths are
 project's folder. Whoever reads one from a file reads it with storage/documents.py.
 """
 
-from enum import Enum
+from collections.abc import Mapping
+from enum import Enum, StrEnum
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -42,7 +43,7 @@ class End(Enum):
     FAILED = "failed"  # an internal error
 
 
-class ProblemCode(Enum):
+class ProblemCode(StrEnum):
     """Say why a run is no pass, apart from its verdicts."""
 
     REFUSED = "REFUSED"  # a usage error
@@ -51,13 +52,11 @@ class ProblemCode(Enum):
     NOT_RECORDED = "NOT_RECORDED"  # --perf-update could not record
     CASE_MISSING = "CASE_MISSING"  # a case that is guarded was not measured
     NO_CASES = "NO_CASES"  # there is no performance test
-    ONLY_COLLECTED = "ONLY_COLLECTED"  # --collect-only
     FEWER_GATES = "FEWER_GATES"  # than the case's recording has, or wider margins
     OTHER_CASE = "OTHER_CASE"  # than its test declares, or than is recorded
     EXPECTED_TO_FAIL = "EXPECTED_TO_FAIL"  # an xfail mark lets a case fail
     RECORDS = "RECORDS"  # the run records what it measures
-    NO_COMMIT = "NO_COMMIT"  # what was measured is no commit
-    DIRTY = "DIRTY"  # files differ from the commit
+    DIRTY = "DIRTY"  # what was measured is in no commit
     TREE_CHANGED = "TREE_CHANGED"  # while it was measured
     # The gate's own, of a document:
     FOREIGN_COMMIT = "FOREIGN_COMMIT"  # another one should have been measured
@@ -66,6 +65,17 @@ class ProblemCode(Enum):
     NOT_PASSED = "NOT_PASSED"  # pytest failed, whatever the verdicts are
     FAILED = "FAILED"  # a case's verdict is no pass
     OTHER_BASELINE = "OTHER_BASELINE"  # judged by what the base has not recorded
+
+    @classmethod
+    def _missing_(cls, value: object) -> "ProblemCode | None":
+        return OLD_PROBLEM_CODES.get(value)
+
+
+# Codes that documents of earlier versions have, and what they are called now.
+OLD_PROBLEM_CODES: Mapping[object, ProblemCode] = {
+    "NO_COMMIT": ProblemCode.DIRTY,
+    "ONLY_COLLECTED": ProblemCode.NOTHING_MEASURED,
+}
 
 
 class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +126,7 @@ class MetricDocument(_Part, frozen=True, kw_only=True):
 
     metric: Text
     status: Status
-    reason: Text  # the name of a Reason
+    reason: Reason
     old: float | None
     new: float | None
     change_pct: float | None
@@ -168,7 +178,7 @@ class VerdictDocument(_Part, frozen=True, kw_only=True):
 
     case_id: Text
     status: Status
-    reason: Text  # the name of a Reason
+    reason: Reason
     outcome: Outcome
     headline: Text  # one line: the cause first
     message: str  # of a case that was judged as a whole
@@ -193,7 +203,7 @@ class VerdictDocument(_Part, frozen=True, kw_only=True):
     @property
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
-        reasons = (Reason[one.reason] for one in self.metrics if one.gated)
+        reasons = (one.reason for one in self.metrics if one.gated)
         return notable(self.status, reasons, bool(self.expectations))
 
 

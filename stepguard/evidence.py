@@ -20,10 +20,10 @@ from stepguard.fingerprint import Fingerprint
 from stepguard.identity import StepIdentity
 from stepguard.metrics import METRICS
 from stepguard.profile import Parts, Profile
+from stepguard.reasons import Reason
 from stepguard.recording import Count
 from stepguard.site import Site
 from stepguard.strict_json import Check, Content, OtherSchema, parse
-from stepguard.verdict import Reason
 
 SCHEMA = 2
 EVENTS_AGREE_SHARE = 0.005  # wall clock and CUDA events of a block agree within this share ...
@@ -39,7 +39,7 @@ Steps = Annotated[int, msgspec.Meta(le=10**9)]
 class Disturbance:
     """A reason why a block was measured again."""
 
-    reason: str  # the name of a Reason: THROTTLED, FOREIGN_PROCESS, CLOCKS_DISAGREE ...
+    reason: Reason  # THROTTLED, FOREIGN_PROCESS, CLOCKS_DISAGREE ...
     text: str  # "thermal slowdown (hardware)", "process 4711 on the GPU"
 
 
@@ -164,9 +164,9 @@ class Difference:
 
 @dataclass(frozen=True)
 class Fault:
-    """A failed measurement. ``code`` is the name of a Reason."""
+    """A failed measurement."""
 
-    code: str
+    code: Reason
     message: str  # one sentence
     detail: str = ""  # traceback or the tail of stderr
     during: str = ""  # "launch 2, block"
@@ -280,10 +280,9 @@ def problems(evidence: Evidence) -> Iterator[str]:
     """Yield what is wrong with evidence although every field has its type: it could not be judged.
     What is wrong with a measurement is for the judge to say, not here.
     """
-    # METRICS and Reason are looked up by these names.
-    known = [gate for gate in evidence.gates if gate not in METRICS]
-    known += [fault.code for fault in evidence.faults if fault.code not in Reason.__members__]
-    yield from (f"{name!r} is not known to this version of stepguard" for name in known)
+    # METRICS is looked up by these names.
+    unknown = (gate for gate in evidence.gates if gate not in METRICS)
+    yield from (f"{name!r} is not known to this version of stepguard" for name in unknown)
     try:
         ranks = from_dict(evidence.case, evidence.gates, evidence.margins_pct).world_size
     except ValueError as error:

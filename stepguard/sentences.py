@@ -45,7 +45,7 @@ def sentence(reason: Reason, facts: Facts) -> str:
         text = _after(facts.get("launch"), facts["fault"])
     else:
         say = _SENTENCES.get(reason)
-        text = say(facts) if say else reason.value
+        text = say(facts) if say else reason.phrase
     # Those name the revision within the sentence.
     return text if reason in _NAMES_REVISION else _after(facts.get("revision"), text)
 
@@ -55,6 +55,8 @@ def _after(label: Any, text: str) -> str:
 
 
 def _nothing_measured(facts: Facts) -> str:
+    if "planned" in facts or "head" in facts:
+        return _too_few_launches(facts)
     if "difference" in facts:
         name = facts["difference"]
         return (
@@ -133,7 +135,7 @@ def _other_work(facts: Facts) -> str:
 
 def _not_recorded(facts: Facts) -> str:
     where = f" in {facts['path']}" if "path" in facts else ""
-    return Reason.NOT_RECORDED.value + where
+    return Reason.NOT_RECORDED.phrase + where
 
 
 def _unstable(facts: Facts) -> str:
@@ -141,10 +143,9 @@ def _unstable(facts: Facts) -> str:
     return _after(facts["metric"], facts["text"] + where)
 
 
-_NAMES_REVISION = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
+_NAMES_REVISION = (Reason.WORK_MOVED,)
 _SENTENCES: Mapping[Reason, Callable[[Facts], str]] = {
     Reason.NOTHING_MEASURED: _nothing_measured,
-    Reason.TOO_FEW_LAUNCHES: _too_few_launches,
     Reason.CLOCKS_DISAGREE: _clocks_disagree,
     Reason.CONTRADICTION: _contradiction,
     Reason.FASTER_THAN_PHYSICS: lambda f: (
@@ -157,8 +158,7 @@ _SENTENCES: Mapping[Reason, Callable[[Facts], str]] = {
     Reason.NOT_RECORDED: _not_recorded,
     Reason.OTHER_PARAMETERS: _changes,
     Reason.OTHER_SOFTWARE: _changes,
-    Reason.OTHER_TOKENS: _other_work,
-    Reason.OTHER_FLOPS: _other_work,
+    Reason.WORK_MOVED: _other_work,
 }
 
 
@@ -172,7 +172,7 @@ def note(found: MetricVerdict) -> str:
     if found.pairs and found.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
         # Few pairs outside the plan: neither its interval nor what it could find is what decided.
         mean = f"{found.pairs.decision.estimate_pct:+.1f} % on average"
-        return f"{within}{found.reason.value}: {mean} {_over(found.pairs)}"
+        return f"{within}{found.reason.phrase}: {mean} {_over(found.pairs)}"
     if found.pairs:
         return within + pairs_text(found.pairs)
     if "text" in found.facts:

@@ -7,119 +7,20 @@ themselves are made in sentences.py. The rules that choose are in judge/.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
 from stepguard.ab_margins import Margins
 from stepguard.expectation import ExpectationOutcome
 from stepguard.explanation import Explanation
 from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK
+from stepguard.reasons import NOTICES as NOTICES
+from stepguard.reasons import Reason as Reason
 from stepguard.site import Site
+from stepguard.status import Outcome as Outcome
+from stepguard.status import Status as Status
 from stepguard.waiver import WaiverOutcome
 
-Outcome = Literal["passed", "failed", "error"]  # pytest's words
 Facts = Mapping[str, Any]  # JSON scalars and short tuples of them, by name
-
-
-class Status(Enum):
-    """The verdicts, worst first. Of a case's metrics one that is known to have moved decides before
-    one of which nothing is known: it is what there is to look at, and to confirm.
-    """
-
-    BROKEN = "BROKEN"
-    UNFIT = "UNFIT"
-    NOT_COMPARABLE = "NOT COMPARABLE"
-    SLOWER = "SLOWER"
-    CHANGED = "CHANGED"
-    NO_BASELINE = "NO BASELINE"
-    INCONCLUSIVE = "INCONCLUSIVE"
-    FASTER = "FASTER"
-    SAME = "same"
-
-    @property
-    def rank(self) -> int:
-        """Return the place in the order, 0 for the worst."""
-        return list(Status).index(self)
-
-    @property
-    def outcome(self) -> Outcome:
-        """Return pytest's word: passed, failed, or error when nothing could be decided."""
-        if self in (Status.SAME, Status.FASTER):
-            return "passed"
-        return "failed" if self in (Status.SLOWER, Status.CHANGED) else "error"
-
-
-class Reason(Enum):
-    """A reason: the code that docs/reason-codes.md lists, and a short phrase for it."""
-
-    WITHIN_LIMIT = "within the limit"
-    EQUAL = "equal"
-    NOT_JUDGED = "shown, not judged"
-    BEYOND_LIMIT = "beyond the limit"
-    UNCONFIRMED = "beyond the limit, and no pairs confirmed it"
-    WITHIN_LEVEL = "beyond the limit the good way, and no pairs confirmed it"
-    KERNELS_MOVED = "within the limit, though kernels, or gaps between them, take longer"
-    COUNTER_ROSE = "a counter rose"
-    COUNTER_FELL = "a counter fell"
-    WORK_MOVED = "the step does other work"
-    BEYOND_MARGIN = "beyond the margin, both revisions measured in pairs"
-    WITHIN_MARGINS = "within the margins, both revisions measured in pairs"
-    IDENTICAL_STEP = "the step is the same, and pairs of both revisions show no difference"
-    UNDECIDED = "the pairs do not decide"
-    NO_SLOWDOWN = "no slowdown seen, on a CPU"
-    MAYBE_SLOWER = "slower in the mean, but not beyond doubt, on a CPU"
-    EXPECTED = "worse, as a commit of the range declares"
-    UNPROVEN = "not significant among all cases of this run"
-    TIME_DECIDES = "moved; beside another revision the time decides"
-    PAID_FOR = "a cost rose, and the step is faster"
-    LATE_SLOWDOWN = "steps are slower from some step on, in every launch"
-    PERIODIC_SLOWDOWN = "steps are slower at one interval, in every launch"
-    BASE_LACKS = "the other revision cannot run this case"
-    OTHER_FLOPS = "the other revision's step does other work"
-    MACHINE_MOVED = "the machine changed, the code did not"
-    MACHINE_TOO_FAR = "the code did not change, and cards and clocks cannot change so much"
-    NOT_RECORDED = "no recording for this machine"
-    METRIC_NOT_RECORDED = "the recording lacks this metric"
-    OTHER_SOFTWARE = "recorded under other software"
-    OTHER_PARAMETERS = "recorded with other parameters"
-    OTHER_TOKENS = "another number of tokens in a step"
-    NOT_STEADY = "no steady state within the warm-up's time"
-    TOO_NOISY = "launches differ by more than the limit allows"
-    TOO_FEW_LAUNCHES = "fewer launches than the case asks for"
-    COUNT_UNSTABLE = "a counter differs between steps"
-    FOREIGN_PROCESS = "another process uses the GPU"
-    GPU_LOCKED = "another run measures on the GPU"
-    THROTTLED = "the GPU was throttled"
-    MACHINE_UNREADABLE = "the machine's state cannot be read"
-    RANKS_DIFFER = "a rank runs on or with something else than rank 0"
-    TOO_FEW_GPUS = "fewer GPUs than the case needs"
-    NOTHING_MEASURED = "nothing was measured"
-    METRIC_MISSING = "a gated metric was not measured"
-    FASTER_THAN_PHYSICS = "faster than the hardware can be"
-    CLOCKS_DISAGREE = "clocks of the same block disagree"
-    CONTRADICTION = "two measurements contradict each other"
-    RAISED = "the workload raised"
-    BAD_WORKLOAD = "the factory is not one, or returned no workload"
-    TREE_CHANGED = "the tree changed while it was measured"
-    OTHER_TREE = "a module came from another tree"
-    OUT_OF_MEMORY = "out of memory"
-    KILLED = "a worker was killed"
-    AGENT_DIED = "the launcher died"
-    NO_ANSWER = "a worker did not answer in time"
-    NOT_STARTED = "the workers did not start"
-
-
-# What is shown although it passes: the machine changed, counters that a time outweighs, a slowdown
-# within launches that the other side has too, or of which nobody knows whether it had.
-NOTICES = (
-    Reason.MACHINE_MOVED,
-    Reason.TIME_DECIDES,
-    Reason.PAID_FOR,
-    Reason.EXPECTED,
-    Reason.MAYBE_SLOWER,
-    Reason.LATE_SLOWDOWN,
-    Reason.PERIODIC_SLOWDOWN,
-    Reason.KERNELS_MOVED,
-)
 
 
 class Confirmation(Enum):

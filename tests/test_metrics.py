@@ -97,7 +97,7 @@ def test_statuses_from_worst_to_best():
 
 def test_every_reason_says_something_else():
     """No two reasons share their words."""
-    assert len({reason.value for reason in Reason}) == len(list(Reason)) > 20
+    assert len({reason.phrase for reason in Reason}) == len(list(Reason)) > 20
 
 
 def test_the_worst_gated_metric_is_a_verdicts_worst():

@@ -1,34 +1,50 @@
 """The command explain-code: what the code of a reason means, and what to do about it.
 
-    python -m stepguard explain-code NOT_STEADY
-    python -m stepguard explain-code CHANGED
-    python -m stepguard explain-code
-
-Its table is docs/reason-codes.md, which an installation has, too.
+python -m stepguard explain-code NOT_STEADY
+python -m stepguard explain-code CHANGED
+python -m stepguard explain-code
+python -m stepguard explain-code --page > docs/reason-codes.md
 """
 
 import argparse
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib import resources
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, say
+from stepguard.reason_help import OF_REASONS, OF_RUNS, Help
+from stepguard.reasons import Reason
 
-PAGE = "reason-codes.md"  # a link into docs/, of which an installation has a copy
+OF_A_RUN = "problem of a run"
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
+_PAGE = """\
+# Reason codes
+
+Every verdict has a reason. The JSON (`--perf-json`) has it under `verdict.reason` and in
+`verdict.metrics[].reason`. The rules that choose it are in `stepguard/judge/screen.py`, in the
+order in which they apply; the first that applies decides.
+`python -m stepguard explain-code REASON` prints a row of this page, `explain-code --page` makes it.
+"""
+_RUNS = """\
+## Problems of a run
+
+Why a run is no pass apart from its verdicts; the JSON has them under `problems`, and
+`python -m stepguard gate` prints them. Most are of [strict runs](options.md#strict-runs) alone.
+"""
+_BOTH = "| what it means | what to do |"
 
 
 @dataclass(frozen=True)
 class Code:
-    """A row of the table, as text."""
+    """A code as text."""
 
     name: str
-    verdict: str  # or "problem of a run"
+    verdict: str  # or OF_A_RUN
     means: str
     remedy: str
 
@@ -36,24 +52,50 @@ class Code:
 def add_command(commands: Any, root: Path) -> None:
     command = commands.add_parser("explain-code", help="what a reason means, and what mends it")
     command.add_argument("code", nargs="?", metavar="REASON", help="default: a list of all")
+    command.add_argument("--page", action="store_true", help="print all as a page of Markdown")
     command.set_defaults(call=_explain, root=root)
 
 
+def page() -> str:
+    """Return docs/reason-codes.md."""
+    parts = [_PAGE]
+    for section in OF_REASONS:
+        parts += [f"## {section.title}\n", *([f"{section.begins}\n"] if section.begins else [])]
+        parts.append("\n".join(["| reason | verdict " + _BOTH, *_rows(section.codes), ""]))
+    parts += [_RUNS, "\n".join(["| code " + _BOTH, *_rows(OF_RUNS), ""])]
+    return "\n".join(parts)
+
+
+def _rows(codes: Mapping[Any, Help]) -> Iterator[str]:
+    """Yield the rows of a table of Markdown, below its header."""
+    for number, (code, its) in enumerate(codes.items()):
+        cells = [f"`{code}`", *_statuses(code), its.means, its.remedy]
+        if not number:
+            yield f"|{'---|' * len(cells)}"
+        yield f"| {' | '.join(cells)} |"
+
+
+def _statuses(code: StrEnum) -> list[str]:
+    if not isinstance(code, Reason):
+        return []
+    return [", ".join(f"`{status.value}`" for status in code.statuses)]
+
+
 def codes() -> list[Code]:
-    """Return the page's rows in order; a code may be there for a case and for a run."""
-    page = resources.files("stepguard.cli").joinpath(PAGE).read_text("utf-8")
-    return list(_rows(page))
-
-
-def _rows(page: str) -> Iterator[Code]:
-    for line in page.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split(" | ")]
-        if line.startswith("| `") and len(cells) in (3, 4):
-            name, *verdict, means, remedy = (_LINK.sub(r"\1", c).replace("`", "") for c in cells)
-            yield Code(name, verdict[0] if verdict else "problem of a run", means, remedy)
+    """Return all codes in the page's order; a code may be there for a case and for a run."""
+    of_cases = [item for section in OF_REASONS for item in section.codes.items()]
+    found = []
+    for code, its in (*of_cases, *OF_RUNS.items()):
+        verdict = "".join(_statuses(code)) or OF_A_RUN
+        texts = (verdict, its.means, its.remedy)
+        found.append(Code(code, *(_LINK.sub(r"\1", text).replace("`", "") for text in texts)))
+    return found
 
 
 def _explain(options: argparse.Namespace) -> int:
+    if options.page:
+        say(*page().splitlines())
+        return 0
     known = codes()
     if not options.code:
         width = max(len(code.name) for code in known)

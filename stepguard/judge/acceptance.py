@@ -49,7 +49,7 @@ def unfit_to_record(evidence: Evidence) -> str:
     if evidence.dirty:
         return f"measured on a tree with {uncommitted(evidence.dirty)}, then measure again"
     if evidence.tree_changed:
-        return f"{Reason.TREE_CHANGED.value}; measure again"
+        return f"{Reason.TREE_CHANGED.phrase}; measure again"
     # Last: these need blocks, launches and differences that are sound.
     return _disturbed(evidence) or _too_few(evidence) or _vague(evidence)
 

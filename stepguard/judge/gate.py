@@ -148,7 +148,7 @@ def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterat
         yield Problem(ProblemCode.FEWER_GATES, text, name)
     declared = {one.metric for one in base.expectations if one.case == name and found.against}
     for metric in judged.values():
-        if metric.reason == Reason.EXPECTED.name and metric.metric not in declared:
+        if metric.reason == Reason.EXPECTED and metric.metric not in declared:
             text = f"{metric.metric} passes as declared, and no commit of the range declares it"
             yield Problem(ProblemCode.FAILED, text, name)
     failing = [metric for metric in judged.values() if metric.status.outcome != "passed"]

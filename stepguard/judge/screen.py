@@ -67,7 +67,7 @@ def _past(
     # nothing.
     tokens = past[-1].tokens_per_step
     if tokens != now.tokens_per_step:
-        return [], Reason.OTHER_TOKENS, {"old": tokens, "new": now.tokens_per_step}
+        return [], Reason.WORK_MOVED, {"old": tokens, "new": now.tokens_per_step}
     return past, None, {}
 
 

@@ -15,15 +15,6 @@ from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.recording import Recording
 from stepguard.verdict import Facts, MetricVerdict, Reason, Status
 
-_UNFIT = {
-    Reason.FOREIGN_PROCESS,
-    Reason.GPU_LOCKED,
-    Reason.THROTTLED,
-    Reason.MACHINE_UNREADABLE,
-    Reason.RANKS_DIFFER,
-    Reason.TOO_FEW_GPUS,
-}
-
 
 @dataclass(frozen=True)
 class UnsoundEvidence:
@@ -39,16 +30,15 @@ def measurement_problem(evidence: Evidence) -> UnsoundEvidence | None:
     """Return why this evidence cannot be judged or recorded; None if it is sound."""
     # Faults first: they explain why launches or metrics are missing.
     for fault in evidence.faults:
-        reason = Reason[fault.code]
-        status = Status.UNFIT if reason in _UNFIT else Status.BROKEN
+        status = Status.UNFIT if Status.UNFIT in fault.code.statuses else Status.BROKEN
         launch = fault.during.partition(",")[0]  # the message says where in it
         facts = {"launch": launch, "fault": fault.message, "site": fault.site}
-        return UnsoundEvidence(status, reason, facts, fault.detail)
+        return UnsoundEvidence(status, fault.code, facts, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
         return _broken(Reason.NOTHING_MEASURED)
     count, planned = len(evidence.launches), evidence.planned_launches
     if count < planned and not _unsteady(evidence):  # after which no other launch follows
-        return _broken(Reason.TOO_FEW_LAUNCHES, launches=count, planned=planned)
+        return _broken(Reason.NOTHING_MEASURED, launches=count, planned=planned)
     return _contradiction(evidence) or _undecided(evidence)
 
 

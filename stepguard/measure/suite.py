@@ -205,7 +205,7 @@ class Suite:
         """Keep what was measured, marked if its tree changed meanwhile; return it, and where."""
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees
-            fault = Fault(Reason.TREE_CHANGED.name, Reason.TREE_CHANGED.value, "", "pairs")
+            fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         return found, self._store.keep_comparison(self._bench.folder, case.slug, found)

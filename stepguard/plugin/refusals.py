@@ -155,7 +155,7 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
         ("--fixtures-per-test", option.show_fixtures_per_test),
     ):
         if asked:
-            yield Problem(ProblemCode.ONLY_COLLECTED, f"{name} measures nothing")
+            yield Problem(ProblemCode.NOTHING_MEASURED, f"{name} measures nothing")
     if option.perf_against == "HEAD":
         text = "--perf-against=HEAD judges the tree against itself, which is always the same"
         yield Problem(ProblemCode.OTHER_BASELINE, text)
@@ -188,7 +188,7 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
 def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Iterator[Problem]:
     """Yield why the tree, baselines included, is not its commit's, but for the run's documents."""
     if why := no_commit(root):
-        yield Problem(ProblemCode.NO_COMMIT, f"nobody could tell what was measured, {why}")
+        yield Problem(ProblemCode.DIRTY, f"nobody could tell what was measured, {why}")
         return
     revision = current(root, None)
     own = {os.path.relpath(path, root) for path in written}

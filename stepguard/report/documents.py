@@ -54,7 +54,6 @@ def verdict_document(verdict: Verdict) -> VerdictDocument:
     return filled(
         VerdictDocument,
         verdict,
-        reason=verdict.reason.name,
         headline=words.headline(verdict),
         message=message(verdict),
         detail=verdict.detail or words.detail(verdict),
@@ -62,10 +61,7 @@ def verdict_document(verdict: Verdict) -> VerdictDocument:
         place=words.place(verdict),
         waivers=sentences(verdict),
         expectations=[one.sentence for one in verdict.expectations],
-        metrics=[
-            filled(MetricDocument, one, reason=one.reason.name, note=note(one))
-            for one in verdict.metrics
-        ],
+        metrics=[filled(MetricDocument, one, note=note(one)) for one in verdict.metrics],
         explanation=why.document(verdict.explanation) if verdict.explanation else None,
     )
 
@@ -120,7 +116,7 @@ def benchmark_info(result: Result) -> dict[str, Any]:
             "units": {name: METRICS[name].unit for name in values},
             "launch_step_ms": [launch.step_ms for launch in result.evidence.launches],
             "verdict": result.verdict.status.value,
-            "reason": result.verdict.reason.name,
+            "reason": result.verdict.reason,
         }
     }
 

@@ -9,7 +9,7 @@ from stepguard.metrics import JUDGED_TIME, METRICS, PEAK, format_value, unit_beh
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 # Counters that moved and pass, since a time says what they are worth or a commit declares them.
-_OUTWEIGHED = (Reason.TIME_DECIDES.name, Reason.PAID_FOR.name, Reason.EXPECTED.name)
+_OUTWEIGHED = (Reason.TIME_DECIDES, Reason.PAID_FOR, Reason.EXPECTED)
 # Of this process, or as another one wrote them.
 AnyVerdict = Verdict | VerdictDocument
 AnyMetric = MetricVerdict | MetricDocument
@@ -77,8 +77,7 @@ def _counters(verdict: AnyVerdict) -> str:
     moved = [
         m
         for m in counters
-        if m.status in (Status.CHANGED, Status.FASTER)
-        or (m.reason if isinstance(m.reason, str) else m.reason.name) in _OUTWEIGHED
+        if m.status in (Status.CHANGED, Status.FASTER) or m.reason in _OUTWEIGHED
     ]
     if moved:
         return f"{len(moved)} of {len(counters)} moved"

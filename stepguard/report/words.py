@@ -68,13 +68,13 @@ def _causes(verdict: Verdict) -> list[str]:
     """Return what a verdict rests on in ever fewer words."""
     worst = verdict.worst
     if verdict.whole or worst is None:
-        text = (message(verdict) or verdict.reason.value).split("\n")[0]
+        text = (message(verdict) or verdict.reason.phrase).split("\n")[0]
         # Other work: the operators that make it, and where they are called.
         calls = (one for one in _moved(verdict) if one.metric == OPERATORS and one.moved)
         named = [text_of for found in calls for text_of in _of_metric(found)]
         return [*(f"{one}; {text}" for one in named), *named] or [text]
     if worst.reason is Reason.EQUAL and worst.old == worst.new:  # 0 -> 0 would be no news
-        return [worst.reason.value]
+        return [worst.reason.phrase]
     moved = change(worst, digits=1)
     bare = moved.partition(" (")[0]
     cause = why.culprit(verdict)
@@ -271,7 +271,7 @@ def _metric_lines(found: MetricVerdict, above: MetricVerdict | None, in_pairs: b
     line = f"  {found.metric} [{row.unit}]: {change(found)[len(found.metric) + 1 :]}"
     line += f": {found.status.value}"
     follows = above is not None and found.reason is above.reason
-    line += "" if follows else f", {found.reason.value}"
+    line += "" if follows else f", {found.reason.phrase}"
     line += f" (waived until {found.waived_until})" if found.waived_until else ""
     lines = [line, *(f"    {where}" for where in _where(found))]
     text, placed = note(found), found.sites and found.metric != COLLECTIVES  # no line has its size

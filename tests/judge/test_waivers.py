@@ -236,7 +236,7 @@ EVERYTHING = tuple(
     ("found", "baseline", "status"),
     [
         (replace(run(), launches=()), None, Status.BROKEN),
-        (replace(run(), faults=(Fault("THROTTLED", "hot"),)), None, Status.UNFIT),
+        (replace(run(), faults=(Fault(Reason.THROTTLED, "hot"),)), None, Status.UNFIT),
         (replace(run(), case=run().case | {"params": {}}), None, Status.NOT_COMPARABLE),
         (
             replace(run(), fingerprint=replace(run().fingerprint, torch="9")),

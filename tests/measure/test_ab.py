@@ -99,7 +99,7 @@ def fake_group(world):
             world.events.append((self.key, what))
             asked = (self.key, what.partition(" ")[0])
             if reason := world.fails.get(asked) or world.fails_once.pop(asked, ""):
-                raise LaunchFailed(Fault(reason, "planted", "", f"{self.label}, {what}"))
+                raise LaunchFailed(Fault(Reason(reason), "planted", "", f"{self.label}, {what}"))
 
         def __enter__(self):
             return self
@@ -554,11 +554,11 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
     """UNFIT before anything starts."""
 
     def refuse(*arguments):
-        return None, Fault(Reason.GPU_LOCKED.name, "held by process 1", "", "preflight")
+        return None, Fault(Reason.FOREIGN_PROCESS, "held by process 1", "", "preflight")
 
     monkeypatch.setattr(stepguard.measure.ab, "watch", refuse)
     found = measure(1, GPU)
-    assert not world.groups and judge_ab(found).reason is Reason.GPU_LOCKED
+    assert not world.groups and judge_ab(found).reason is Reason.FOREIGN_PROCESS
 
 
 # a run that is repeated

@@ -10,6 +10,7 @@ from stepguard.git.revision import Revision
 from stepguard.judge.ab.calibration import NOT_CALIBRATED, DecisionRule
 from stepguard.measure.ab import PairsWanted, measure_ab
 from stepguard.measure.workers import Bench
+from stepguard.reasons import Reason
 
 
 @pytest.fixture
@@ -17,7 +18,7 @@ def measured(monkeypatch, tmp_path):
     """What is measured of a case on a machine that is unfit at once."""
 
     def refuse(*arguments):
-        return None, Fault("GPU_LOCKED", "planted", "", "preflight")
+        return None, Fault(Reason.FOREIGN_PROCESS, "planted", "", "preflight")
 
     def measure(case, **options):
         bench = Bench(tmp_path, tmp_path, tmp_path, (), Revision("f" * 40), "pytest")

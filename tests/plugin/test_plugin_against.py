@@ -8,6 +8,7 @@ import stepguard.git.worktree
 import stepguard.plugin.session
 from stepguard.comparison import from_json
 from stepguard.evidence import Fault
+from stepguard.reasons import Reason
 from stepguard.storage.runs import Store
 
 OTHER = "--perf-against=old"
@@ -172,13 +173,15 @@ def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
 
 LACKS = {
     "base": {
-        "faults": (Fault("BAD_WORKLOAD", "work has no factory", "", "counting launch, prepare"),),
+        "faults": (
+            Fault(Reason.BAD_WORKLOAD, "work has no factory", "", "counting launch, prepare"),
+        ),
         "launches": (),
     },
     "head": {"launches": ()},
 }
 RAISES = {
-    "head": {"faults": (Fault("RAISED", "planted", "the detail", "pair 1, block"),)},
+    "head": {"faults": (Fault(Reason.RAISED, "planted", "the detail", "pair 1, block"),)},
 }
 
 

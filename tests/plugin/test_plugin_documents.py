@@ -11,6 +11,7 @@ from run_documents import OLD
 from stepguard.document import End, ProblemCode, State
 from stepguard.evidence import Fault
 from stepguard.git.revision import run_git
+from stepguard.reasons import Reason
 from stepguard.report import documents
 from stepguard.storage.documents import load_document
 from stepguard.storage.waivers import today
@@ -30,7 +31,7 @@ def mixed(gate):
     gate.suite(*cases)
     gate.record(*cases[:3])
     gate.will_measure(cases[1], counters={"flops_per_step": 2000})
-    gate.will_measure(cases[2], faults=(Fault("RAISED", "planted <b>"),), launches=())
+    gate.will_measure(cases[2], faults=(Fault(Reason.RAISED, "planted <b>"),), launches=())
     return gate
 
 

@@ -7,6 +7,7 @@ import pytest
 from stepguard import Case
 from stepguard.evidence import Fault
 from stepguard.metrics import METRICS
+from stepguard.reasons import Reason
 
 
 def outcome(gate, h200, change):
@@ -18,7 +19,10 @@ def outcome(gate, h200, change):
 
 def faulty(code):
     """Evidence of a case that a fault ended."""
-    return {"faults": (Fault(code, "planted", "the detail", "launch 1, block"),), "launches": ()}
+    return {
+        "faults": (Fault(Reason(code), "planted", "the detail", "launch 1, block"),),
+        "launches": (),
+    }
 
 
 def test_same_passes(gate, h200):

@@ -528,7 +528,7 @@ def as_json(made):
 def test_a_verdict_as_json(verdict):
     """Valid JSON, with the verdict in words."""
     told = as_json(documents.verdict_document(verdict))
-    assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason.name)
+    assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason)
 
 
 def test_a_result_as_json():

@@ -39,6 +39,7 @@ from stepguard.judge.acceptance import moved_together
 from stepguard.judge.screen import judge, wants_another_launch
 from stepguard.judge.waivers import waive
 from stepguard.measure.suite import Result
+from stepguard.reasons import Reason
 from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import as_json, result_document
@@ -94,7 +95,7 @@ EVIDENCE = {
     "gpu": rich(evidence()),
     "cpu": rich(cpu_evidence()),
     "ranks": rich(two_rank_evidence()),
-    "fault": evidence(faults=(Fault("RAISED", "no", "Traceback", "launch 1"),)),
+    "fault": evidence(faults=(Fault(Reason.RAISED, "no", "Traceback", "launch 1"),)),
 }
 WAIVED = (
     Waiver(case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=TODAY, who="w"),

@@ -26,7 +26,6 @@ from stepguard.verdict import (
 # studies, a factor of 1.14, which a step's time can follow at most.
 MACHINE_LIMIT_PCT = 15.0
 PROVEN = (Confirmation.CONFIRMED, Confirmation.REVERSED)
-OTHER_WORK = (Reason.OTHER_FLOPS, Reason.OTHER_TOKENS)
 
 
 def to_confirm(verdict: Verdict) -> MetricVerdict | None:
@@ -85,7 +84,8 @@ def confirmed(
     if to_confirm(verdict) is None:
         return _as_before(verdict, comparison, commit)
     failed = problem(comparison)
-    if failed is not None and failed.reason in OTHER_WORK and verdict.status is Status.FASTER:
+    other_work = failed is not None and failed.whole and failed.reason is Reason.WORK_MOVED
+    if failed is not None and other_work and verdict.status is Status.FASTER:
         facts = {**(failed.facts or {}), "but": verdict.status.value}
         return replace(verdict, status=failed.status, reason=failed.reason, facts=facts)
     if failed is not None:

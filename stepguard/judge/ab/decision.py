@@ -41,9 +41,9 @@ from stepguard.verdict import (
 )
 
 # Another revision's tree may well lack the case, without anybody having made HEAD worse.
-_LACKS = (Reason.BAD_WORKLOAD.name, Reason.RAISED.name)
+_LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)
 # Has to be equal on both sides, or their times say nothing.
-WORK = {"tokens_per_step": Reason.OTHER_TOKENS, "flops_per_step": Reason.OTHER_FLOPS}
+WORK = ("tokens_per_step", "flops_per_step")
 # What no time pays for: another exchange, a step that at last runs out of memory.
 PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step")
 # What the compiler's kernels cost on a GPU is in the launches and in the time: a step without its
@@ -188,7 +188,7 @@ def _unsound(comparison: Comparison) -> Verdict | None:
     if head == base:
         return None
     facts = {"head": head, "base": base, "other": comparison.named}
-    return _verdict(comparison, Status.BROKEN, Reason.TOO_FEW_LAUNCHES, facts)
+    return _verdict(comparison, Status.BROKEN, Reason.NOTHING_MEASURED, facts)
 
 
 def _broken(comparison: Comparison, evidence: Evidence) -> Verdict | None:
@@ -228,15 +228,15 @@ def _other_work(comparison: Comparison) -> Verdict | None:
 
 def _unequal(comparison: Comparison, head: Recording, base: Recording) -> Verdict | None:
     now, then = head.values(), base.values()
-    for name, reason in WORK.items():
+    for name in WORK:
         facts: dict[str, object] = {"metric": name, "revision": comparison.named}
         if name in now and name in then and now[name] != then[name]:
             facts |= {"old": then[name], "new": now[name]}
-            return _verdict(comparison, Status.CHANGED, reason, facts)
+            return _verdict(comparison, Status.CHANGED, Reason.WORK_MOVED, facts)
         new, old = (tuple(side.unlike_ranks().get(name, ())) for side in (head, base))
         if new != old:  # as much on the busiest rank, and another does less or more
             facts |= {"old_by_rank": old, "new_by_rank": new}
-            return _verdict(comparison, Status.CHANGED, reason, facts)
+            return _verdict(comparison, Status.CHANGED, Reason.WORK_MOVED, facts)
     return None
 
 

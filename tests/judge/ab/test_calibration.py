@@ -33,6 +33,7 @@ from stepguard.judge.ab.calibration import (
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair, wants_every_pair
 from stepguard.judge.ab.pairs import smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import ALPHA, BETA, MOST_PAIRS
+from stepguard.reasons import Reason
 from stepguard.sentences import note
 
 QUIET = [0.05, -0.04, 0.02, -0.03, 0.01, -0.01]
@@ -96,7 +97,7 @@ def test_every_pair_is_wanted_whatever_they_say():
     for ratios in (QUIET, [3 + d for d in QUIET]):
         assert wants_every_pair(alike(ratios)) and not wants_another_pair(alike(ratios))
     assert wants_every_pair(comparison_of([], []))
-    failed = replace(alike(QUIET).head, faults=(Fault("RAISED", "planted"),))
+    failed = replace(alike(QUIET).head, faults=(Fault(Reason.RAISED, "planted"),))
     counted = replace(alike(QUIET).head, gates=("flops_per_step",))
     for head in (failed, counted):
         assert not wants_every_pair(replace(alike(QUIET), head=head))
@@ -190,14 +191,14 @@ def test_the_same_code_that_comes_out_as_other_code(shift):
 def test_a_fault_on_either_side(side, code):
     """Pairs that were measured before it do not count."""
     pairs = alike(QUIET)
-    hurt = replace(getattr(pairs, side), faults=(Fault(code, "planted"),))
+    hurt = replace(getattr(pairs, side), faults=(Fault(Reason(code), "planted"),))
     assert "planted" in refusal(replace(pairs, **{side: hurt}))
 
 
 def test_no_pair_at_all():
     """As when the first launch fails."""
     pairs = comparison_of([], [])
-    failed = replace(pairs.head, faults=(Fault("RAISED", "planted"),))
+    failed = replace(pairs.head, faults=(Fault(Reason.RAISED, "planted"),))
     assert "planted" in refusal(replace(pairs, head=failed))
 
 

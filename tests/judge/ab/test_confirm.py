@@ -53,8 +53,8 @@ def beside(pct, head=None, base=None, spread=SPREAD):
 
 
 NOISY = (0.03, -0.03, 0.03, -0.03, 0.03, -0.03)
-FAULTY = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches": ()}
-LACKING = {"faults": (Fault("BAD_WORKLOAD", "no factory", "", "prepare"),), "launches": ()}
+FAULTY = {"faults": (Fault(Reason.RAISED, "planted", "", "pair 1, block"),), "launches": ()}
+LACKING = {"faults": (Fault(Reason.BAD_WORKLOAD, "no factory", "", "prepare"),), "launches": ()}
 
 
 @pytest.mark.parametrize("screen", [5.0, -5.0])

@@ -14,6 +14,7 @@ from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.earlier import contradicts, pooled
 from stepguard.judge.ab.pairs import bounds, decide
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS, may_decide
+from stepguard.reasons import Reason
 from stepguard.verdict import Status
 
 QUIET = (0.05, -0.05, 0.02, -0.02)
@@ -120,7 +121,7 @@ def test_pairs_of_something_else_do_not_count(change, why):
 
 def test_a_run_that_failed_gives_no_pairs_and_hides_none():
     """Its own do not count; those of the sound run before it do."""
-    fault = Fault("KILLED", "planted")
+    fault = Fault(Reason.KILLED, "planted")
     failed = compared(SLOW[:3])
     failed = replace(failed, head=replace(failed.head, faults=(fault,)))
     assert "failed" in pooled([failed], fresh()).refused

@@ -1,0 +1,139 @@
+"""Reasons: why a verdict or a fault is what it is, a row each: code, phrase and statuses.
+
+The code is the value: it is what evidence, documents and docs/reason-codes.md hold. What a code
+means and what mends it is in reason_help.py, by the same codes.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from stepguard.status import Status
+
+
+class Reason(StrEnum):
+    """A reason: its code, a short phrase, and the statuses that it comes with."""
+
+    phrase: str
+    statuses: tuple[Status, ...]
+
+    def __new__(cls, code: str, phrase: str, *statuses: Status) -> "Reason":
+        reason = str.__new__(cls, code)
+        reason._value_ = code
+        reason.phrase, reason.statuses = phrase, statuses
+        return reason
+
+    @classmethod
+    def _missing_(cls, value: object) -> "Reason | None":
+        return OLD_CODES.get(value)
+
+    WITHIN_LIMIT = "WITHIN_LIMIT", "within the limit", Status.SAME
+    EQUAL = "EQUAL", "equal", Status.SAME
+    NOT_JUDGED = "NOT_JUDGED", "shown, not judged", Status.SAME
+    BEYOND_LIMIT = "BEYOND_LIMIT", "beyond the limit", Status.SLOWER, Status.FASTER
+    UNCONFIRMED = "UNCONFIRMED", "beyond the limit, and no pairs confirmed it", Status.INCONCLUSIVE
+    WITHIN_LEVEL = (
+        "WITHIN_LEVEL",
+        "beyond the limit the good way, and no pairs confirmed it",
+        Status.SAME,
+    )
+    KERNELS_MOVED = (
+        "KERNELS_MOVED",
+        "within the limit, though kernels, or gaps between them, take longer",
+        Status.SAME,
+    )
+    COUNTER_ROSE = "COUNTER_ROSE", "a counter rose", Status.CHANGED
+    COUNTER_FELL = "COUNTER_FELL", "a counter fell", Status.FASTER
+    WORK_MOVED = "WORK_MOVED", "the step does other work", Status.CHANGED, Status.NOT_COMPARABLE
+    BEYOND_MARGIN = (
+        "BEYOND_MARGIN",
+        "beyond the margin, both revisions measured in pairs",
+        Status.SLOWER,
+        Status.FASTER,
+    )
+    WITHIN_MARGINS = (
+        "WITHIN_MARGINS",
+        "within the margins, both revisions measured in pairs",
+        Status.SAME,
+    )
+    IDENTICAL_STEP = (
+        "IDENTICAL_STEP",
+        "the step is the same, and pairs of both revisions show no difference",
+        Status.SAME,
+    )
+    UNDECIDED = "UNDECIDED", "the pairs do not decide", Status.INCONCLUSIVE
+    NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
+    MAYBE_SLOWER = "MAYBE_SLOWER", "slower in the mean, but not beyond doubt, on a CPU", Status.SAME
+    EXPECTED = "EXPECTED", "worse, as a commit of the range declares", Status.SAME
+    UNPROVEN = "UNPROVEN", "not significant among all cases of this run", Status.INCONCLUSIVE
+    TIME_DECIDES = "TIME_DECIDES", "moved; beside another revision the time decides", Status.SAME
+    PAID_FOR = "PAID_FOR", "a cost rose, and the step is faster", Status.SAME
+    LATE_SLOWDOWN = (
+        "LATE_SLOWDOWN",
+        "steps are slower from some step on, in every launch",
+        Status.SLOWER,
+        Status.SAME,
+    )
+    PERIODIC_SLOWDOWN = (
+        "PERIODIC_SLOWDOWN",
+        "steps are slower at one interval, in every launch",
+        Status.SLOWER,
+        Status.SAME,
+    )
+    BASE_LACKS = "BASE_LACKS", "the other revision cannot run this case", Status.NOT_COMPARABLE
+    MACHINE_MOVED = "MACHINE_MOVED", "the machine changed, the code did not", Status.SAME
+    MACHINE_TOO_FAR = (
+        "MACHINE_TOO_FAR",
+        "the code did not change, and cards and clocks cannot change so much",
+        Status.INCONCLUSIVE,
+    )
+    NOT_RECORDED = "NOT_RECORDED", "no recording for this machine", Status.NO_BASELINE
+    METRIC_NOT_RECORDED = (
+        "METRIC_NOT_RECORDED",
+        "the recording lacks this metric",
+        Status.NO_BASELINE,
+    )
+    OTHER_SOFTWARE = "OTHER_SOFTWARE", "recorded under other software", Status.NOT_COMPARABLE
+    OTHER_PARAMETERS = "OTHER_PARAMETERS", "recorded with other parameters", Status.NOT_COMPARABLE
+    NOT_STEADY = "NOT_STEADY", "no steady state within the warm-up's time", Status.INCONCLUSIVE
+    TOO_NOISY = "TOO_NOISY", "launches differ by more than the limit allows", Status.INCONCLUSIVE
+    COUNT_UNSTABLE = "COUNT_UNSTABLE", "a counter differs between steps", Status.INCONCLUSIVE
+    FOREIGN_PROCESS = "FOREIGN_PROCESS", "another process or run uses the GPU", Status.UNFIT
+    THROTTLED = "THROTTLED", "the GPU was throttled", Status.UNFIT
+    MACHINE_UNREADABLE = "MACHINE_UNREADABLE", "the machine's state cannot be read", Status.UNFIT
+    RANKS_DIFFER = "RANKS_DIFFER", "a rank runs on or with something else than rank 0", Status.UNFIT
+    TOO_FEW_GPUS = "TOO_FEW_GPUS", "fewer GPUs than the case needs", Status.UNFIT
+    NOTHING_MEASURED = "NOTHING_MEASURED", "launches, blocks or times are missing", Status.BROKEN
+    METRIC_MISSING = "METRIC_MISSING", "a gated metric was not measured", Status.BROKEN
+    FASTER_THAN_PHYSICS = "FASTER_THAN_PHYSICS", "faster than the hardware can be", Status.BROKEN
+    CLOCKS_DISAGREE = "CLOCKS_DISAGREE", "clocks of the same block disagree", Status.BROKEN
+    CONTRADICTION = "CONTRADICTION", "two measurements contradict each other", Status.BROKEN
+    RAISED = "RAISED", "the workload raised", Status.BROKEN
+    BAD_WORKLOAD = "BAD_WORKLOAD", "the factory is not one, or returned no workload", Status.BROKEN
+    TREE_CHANGED = "TREE_CHANGED", "the tree changed while it was measured", Status.BROKEN
+    OTHER_TREE = "OTHER_TREE", "a module came from another tree", Status.BROKEN
+    OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", Status.BROKEN
+    KILLED = "KILLED", "a worker or the launcher died", Status.BROKEN
+    NO_ANSWER = "NO_ANSWER", "a worker did not answer in time", Status.BROKEN
+    NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN
+
+
+# Codes that evidence and documents of earlier versions have, and what they are called now.
+OLD_CODES: Mapping[object, Reason] = {
+    "AGENT_DIED": Reason.KILLED,
+    "GPU_LOCKED": Reason.FOREIGN_PROCESS,
+    "OTHER_FLOPS": Reason.WORK_MOVED,
+    "OTHER_TOKENS": Reason.WORK_MOVED,
+    "TOO_FEW_LAUNCHES": Reason.NOTHING_MEASURED,
+}
+# What is shown although it passes: the machine changed, counters that a time outweighs, a slowdown
+# within launches that the other side has too, or of which nobody knows whether it had.
+NOTICES = (
+    Reason.MACHINE_MOVED,
+    Reason.TIME_DECIDES,
+    Reason.PAID_FOR,
+    Reason.EXPECTED,
+    Reason.MAYBE_SLOWER,
+    Reason.LATE_SLOWDOWN,
+    Reason.PERIODIC_SLOWDOWN,
+    Reason.KERNELS_MOVED,
+)
