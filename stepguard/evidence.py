@@ -16,6 +16,15 @@ import msgspec
 
 from stepguard.case import from_dict
 from stepguard.device import is_gpu
+from stepguard.figures import (
+    BadPairTime,
+    BadTime,
+    BlockWithoutTimes,
+    ClockGap,
+    EventsGap,
+    HostGap,
+    NoPairs,
+)
 from stepguard.fingerprint import Fingerprint
 from stepguard.identity import StepIdentity
 from stepguard.metrics import METRICS
@@ -70,27 +79,28 @@ class Block:
         """Return the steps of its launch that it timed, counted like ``ran``; none if unknown."""
         return range(0) if self.ran is None else range(self.ran, self.ran + self.steps)
 
-    def bad_times(self) -> dict[str, float] | None:
+    def bad_times(self) -> BlockWithoutTimes | BadTime | None:
         """Return what is wrong with its times: one is missing, or not a positive finite number."""
         if self.steps < 1 or not self.wall_ms or len(self.step_ms) != self.steps:
-            return {"steps": self.steps, "times": len(self.step_ms) if self.wall_ms else 0}
+            times = len(self.step_ms) if self.wall_ms else 0
+            return BlockWithoutTimes(steps=self.steps, times=times)
         for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
             if not (math.isfinite(ms) and ms > 0):
-                return {"ms": ms}
+                return BadTime(ms=repr(ms))
         return None
 
-    def clock_gap(self) -> dict[str, float] | None:
+    def clock_gap(self) -> ClockGap | None:
         """Return the first rank whose wall clock and events disagree, with both times; or the
         slowest one's and the host's time.
         """
         for rank, (wall, events) in enumerate(zip(self.wall_ms, self.events_ms, strict=True)):
             if abs(wall - events) > max(EVENTS_AGREE_MS, EVENTS_AGREE_SHARE * wall):
-                return {"rank": rank, "wall_ms": wall, "events_ms": events}
+                return EventsGap(rank=rank, wall_ms=wall, events_ms=events)
         wall, outside = max(self.wall_ms), self.outside_ms
         if outside is not None and not (
             abs(wall - outside) <= max(OUTSIDE_AGREE_MS, OUTSIDE_AGREE_SHARE * outside)
         ):
-            return {"wall_ms": wall, "outside_ms": outside}
+            return HostGap(wall_ms=wall, outside_ms=outside)
         return None
 
 
@@ -152,13 +162,13 @@ class Difference:
     pairs_ms: tuple[tuple[float, float], ...]
     plain_by_rank_ms: tuple[float, ...] = ()  # mean of the plain variant on each rank
 
-    def bad_times(self) -> dict[str, float | str] | None:
+    def bad_times(self) -> NoPairs | BadPairTime | None:
         """Return what is wrong with its times: there is none, or not a positive finite number."""
         if not self.pairs_ms:
-            return {"difference": self.name, "times": 0}
+            return NoPairs(difference=self.name)
         for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
             if not (math.isfinite(ms) and ms > 0):
-                return {"difference": self.name, "ms": ms}
+                return BadPairTime(difference=self.name, ms=repr(ms))
         return None
 
 

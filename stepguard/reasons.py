@@ -1,25 +1,57 @@
-"""Reasons: why a verdict or a fault is what it is, a row each: code, phrase and statuses.
+"""Reasons: why a verdict or a fault is what it is, a row each.
 
-The code is the value: it is what evidence, documents and docs/reason-codes.md hold. What a code
-means and what mends it is in reason_help.py, by the same codes.
+A row is the code, a phrase, the statuses that it comes with, and the figures of its sentences when
+a case as a whole has it. The code is the value, which evidence and documents hold. What a code
+means and what mends it is in reason_help.py.
 """
 
 from collections.abc import Mapping
 from enum import StrEnum
 
+from stepguard.figures import (
+    BadPairTime,
+    BadTime,
+    BelowFloor,
+    BlockWithoutTimes,
+    Changed,
+    EventsGap,
+    Failed,
+    Figures,
+    HostGap,
+    NegativeDifference,
+    NoBlock,
+    NoGates,
+    NoLaunch,
+    NoPairs,
+    NotMeasured,
+    NotRecorded,
+    OtherTokens,
+    OtherWork,
+    OtherWorkOfRanks,
+    RepeatedGap,
+    TooFewLaunches,
+    Undecided,
+    UnknownWork,
+    Unpaired,
+    Unstable,
+)
 from stepguard.status import Status
 
 
 class Reason(StrEnum):
-    """A reason: its code, a short phrase, and the statuses that it comes with."""
+    """A reason: its code, a short phrase, and what it comes with."""
 
     phrase: str
     statuses: tuple[Status, ...]
+    figures: tuple[type[Figures], ...]  # of its sentences; none where the phrase says it all
 
-    def __new__(cls, code: str, phrase: str, *statuses: Status) -> "Reason":
+    def __new__(
+        cls, code: str, phrase: str, statuses: Status | tuple[Status, ...], *figures: type[Figures]
+    ) -> "Reason":
         reason = str.__new__(cls, code)
         reason._value_ = code
-        reason.phrase, reason.statuses = phrase, statuses
+        reason.phrase, reason.figures = phrase, figures
+        reason.statuses = statuses if isinstance(statuses, tuple) else (statuses,)
         return reason
 
     @classmethod
@@ -29,7 +61,7 @@ class Reason(StrEnum):
     WITHIN_LIMIT = "WITHIN_LIMIT", "within the limit", Status.SAME
     EQUAL = "EQUAL", "equal", Status.SAME
     NOT_JUDGED = "NOT_JUDGED", "shown, not judged", Status.SAME
-    BEYOND_LIMIT = "BEYOND_LIMIT", "beyond the limit", Status.SLOWER, Status.FASTER
+    BEYOND_LIMIT = "BEYOND_LIMIT", "beyond the limit", (Status.SLOWER, Status.FASTER)
     UNCONFIRMED = "UNCONFIRMED", "beyond the limit, and no pairs confirmed it", Status.INCONCLUSIVE
     WITHIN_LEVEL = (
         "WITHIN_LEVEL",
@@ -43,12 +75,18 @@ class Reason(StrEnum):
     )
     COUNTER_ROSE = "COUNTER_ROSE", "a counter rose", Status.CHANGED
     COUNTER_FELL = "COUNTER_FELL", "a counter fell", Status.FASTER
-    WORK_MOVED = "WORK_MOVED", "the step does other work", Status.CHANGED, Status.NOT_COMPARABLE
+    WORK_MOVED = (
+        "WORK_MOVED",
+        "the step does other work",
+        (Status.CHANGED, Status.NOT_COMPARABLE),
+        OtherTokens,
+        OtherWork,
+        OtherWorkOfRanks,
+    )
     BEYOND_MARGIN = (
         "BEYOND_MARGIN",
         "beyond the margin, both revisions measured in pairs",
-        Status.SLOWER,
-        Status.FASTER,
+        (Status.SLOWER, Status.FASTER),
     )
     WITHIN_MARGINS = (
         "WITHIN_MARGINS",
@@ -70,51 +108,127 @@ class Reason(StrEnum):
     LATE_SLOWDOWN = (
         "LATE_SLOWDOWN",
         "steps are slower from some step on, in every launch",
-        Status.SLOWER,
-        Status.SAME,
+        (Status.SLOWER, Status.SAME),
     )
     PERIODIC_SLOWDOWN = (
         "PERIODIC_SLOWDOWN",
         "steps are slower at one interval, in every launch",
-        Status.SLOWER,
-        Status.SAME,
+        (Status.SLOWER, Status.SAME),
     )
-    BASE_LACKS = "BASE_LACKS", "the other revision cannot run this case", Status.NOT_COMPARABLE
+    BASE_LACKS = (
+        "BASE_LACKS",
+        "the other revision cannot run this case",
+        Status.NOT_COMPARABLE,
+        Failed,
+    )
     MACHINE_MOVED = "MACHINE_MOVED", "the machine changed, the code did not", Status.SAME
     MACHINE_TOO_FAR = (
         "MACHINE_TOO_FAR",
         "the code did not change, and cards and clocks cannot change so much",
         Status.INCONCLUSIVE,
     )
-    NOT_RECORDED = "NOT_RECORDED", "no recording for this machine", Status.NO_BASELINE
+    NOT_RECORDED = "NOT_RECORDED", "no recording for this machine", Status.NO_BASELINE, NotRecorded
     METRIC_NOT_RECORDED = (
         "METRIC_NOT_RECORDED",
         "the recording lacks this metric",
         Status.NO_BASELINE,
     )
-    OTHER_SOFTWARE = "OTHER_SOFTWARE", "recorded under other software", Status.NOT_COMPARABLE
-    OTHER_PARAMETERS = "OTHER_PARAMETERS", "recorded with other parameters", Status.NOT_COMPARABLE
-    NOT_STEADY = "NOT_STEADY", "no steady state within the warm-up's time", Status.INCONCLUSIVE
+    OTHER_SOFTWARE = (
+        "OTHER_SOFTWARE",
+        "recorded under other software",
+        Status.NOT_COMPARABLE,
+        Changed,
+    )
+    OTHER_PARAMETERS = (
+        "OTHER_PARAMETERS",
+        "recorded with other parameters",
+        Status.NOT_COMPARABLE,
+        Changed,
+    )
+    NOT_STEADY = (
+        "NOT_STEADY",
+        "no steady state within the warm-up's time",
+        Status.INCONCLUSIVE,
+        Undecided,
+    )
     TOO_NOISY = "TOO_NOISY", "launches differ by more than the limit allows", Status.INCONCLUSIVE
-    COUNT_UNSTABLE = "COUNT_UNSTABLE", "a counter differs between steps", Status.INCONCLUSIVE
-    FOREIGN_PROCESS = "FOREIGN_PROCESS", "another process or run uses the GPU", Status.UNFIT
-    THROTTLED = "THROTTLED", "the GPU was throttled", Status.UNFIT
-    MACHINE_UNREADABLE = "MACHINE_UNREADABLE", "the machine's state cannot be read", Status.UNFIT
-    RANKS_DIFFER = "RANKS_DIFFER", "a rank runs on or with something else than rank 0", Status.UNFIT
-    TOO_FEW_GPUS = "TOO_FEW_GPUS", "fewer GPUs than the case needs", Status.UNFIT
-    NOTHING_MEASURED = "NOTHING_MEASURED", "launches, blocks or times are missing", Status.BROKEN
-    METRIC_MISSING = "METRIC_MISSING", "a gated metric was not measured", Status.BROKEN
-    FASTER_THAN_PHYSICS = "FASTER_THAN_PHYSICS", "faster than the hardware can be", Status.BROKEN
-    CLOCKS_DISAGREE = "CLOCKS_DISAGREE", "clocks of the same block disagree", Status.BROKEN
-    CONTRADICTION = "CONTRADICTION", "two measurements contradict each other", Status.BROKEN
-    RAISED = "RAISED", "the workload raised", Status.BROKEN
-    BAD_WORKLOAD = "BAD_WORKLOAD", "the factory is not one, or returned no workload", Status.BROKEN
-    TREE_CHANGED = "TREE_CHANGED", "the tree changed while it was measured", Status.BROKEN
-    OTHER_TREE = "OTHER_TREE", "a module came from another tree", Status.BROKEN
-    OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", Status.BROKEN
-    KILLED = "KILLED", "a worker or the launcher died", Status.BROKEN
-    NO_ANSWER = "NO_ANSWER", "a worker did not answer in time", Status.BROKEN
-    NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN
+    COUNT_UNSTABLE = (
+        "COUNT_UNSTABLE",
+        "a counter differs between steps",
+        Status.INCONCLUSIVE,
+        Unstable,
+        Undecided,
+    )
+    FOREIGN_PROCESS = "FOREIGN_PROCESS", "another process or run uses the GPU", Status.UNFIT, Failed
+    THROTTLED = "THROTTLED", "the GPU was throttled", Status.UNFIT, Failed
+    MACHINE_UNREADABLE = (
+        "MACHINE_UNREADABLE",
+        "the machine's state cannot be read",
+        Status.UNFIT,
+        Failed,
+    )
+    RANKS_DIFFER = (
+        "RANKS_DIFFER",
+        "a rank runs on or with something else than rank 0",
+        Status.UNFIT,
+        Failed,
+    )
+    TOO_FEW_GPUS = "TOO_FEW_GPUS", "fewer GPUs than the case needs", Status.UNFIT, Failed
+    NOTHING_MEASURED = (
+        "NOTHING_MEASURED",
+        "launches, blocks or times are missing",
+        Status.BROKEN,
+        NoLaunch,
+        TooFewLaunches,
+        Unpaired,
+        NoBlock,
+        BlockWithoutTimes,
+        BadTime,
+        NoPairs,
+        BadPairTime,
+    )
+    METRIC_MISSING = (
+        "METRIC_MISSING",
+        "a gated metric was not measured",
+        Status.BROKEN,
+        NoGates,
+        NotMeasured,
+        UnknownWork,
+    )
+    FASTER_THAN_PHYSICS = (
+        "FASTER_THAN_PHYSICS",
+        "faster than the hardware can be",
+        Status.BROKEN,
+        BelowFloor,
+    )
+    CLOCKS_DISAGREE = (
+        "CLOCKS_DISAGREE",
+        "clocks of the same block disagree",
+        Status.BROKEN,
+        EventsGap,
+        HostGap,
+        RepeatedGap,
+        Failed,
+    )
+    CONTRADICTION = (
+        "CONTRADICTION",
+        "two measurements contradict each other",
+        Status.BROKEN,
+        NegativeDifference,
+    )
+    RAISED = "RAISED", "the workload raised", Status.BROKEN, Failed
+    BAD_WORKLOAD = (
+        "BAD_WORKLOAD",
+        "the factory is not one, or returned no workload",
+        Status.BROKEN,
+        Failed,
+    )
+    TREE_CHANGED = "TREE_CHANGED", "the tree changed while it was measured", Status.BROKEN, Failed
+    OTHER_TREE = "OTHER_TREE", "a module came from another tree", Status.BROKEN, Failed
+    OUT_OF_MEMORY = "OUT_OF_MEMORY", "out of memory", Status.BROKEN, Failed
+    KILLED = "KILLED", "a worker or the launcher died", Status.BROKEN, Failed
+    NO_ANSWER = "NO_ANSWER", "a worker did not answer in time", Status.BROKEN, Failed
+    NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN, Failed
 
 
 # Codes that evidence and documents of earlier versions have, and what they are called now.

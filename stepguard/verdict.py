@@ -1,17 +1,17 @@
 """Verdict types: what can be said of a metric and of a case, and why, as data.
 
-Every verdict carries a reason, and the figures that its sentence needs as ``facts``; the sentences
-themselves are made in sentences.py. The rules that choose are in judge/.
+Every verdict has a reason and the figures of its sentence. The rules that choose are in judge/.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
 from stepguard.ab_margins import Margins
 from stepguard.expectation import ExpectationOutcome
 from stepguard.explanation import Explanation
+from stepguard.figures import OfCase, OfMetric, SlowSteps
 from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK
 from stepguard.reasons import NOTICES as NOTICES
 from stepguard.reasons import Reason as Reason
@@ -20,13 +20,11 @@ from stepguard.status import Outcome as Outcome
 from stepguard.status import Status as Status
 from stepguard.waiver import WaiverOutcome
 
-Facts = Mapping[str, Any]  # JSON scalars and short tuples of them, by name
-
 
 class Confirmation(Enum):
     """The outcome of pairs beside the recording's commit, for a time that the screen calls moved.
 
-    In words, with the facts of Confirmed, its commit, and what the pairs ``beside`` that say.
+    In words, with the fields of Confirmed, and what the pairs ``beside`` its commit say.
     """
 
     CONFIRMED = "confirmed, the code is {verdict}: {beside}"
@@ -41,7 +39,7 @@ class Confirmation(Enum):
     NOT_EXCLUDED = "the pairs do not exclude what the baseline says"
     STEPS_NOT_TIMED = "the pairs did not time {missed} of the steps that the run timed"
     OTHER_COMMIT = "as slow as that other commit"
-    BASE_FAILED = "{status}, {text}"
+    BASE_FAILED = "{failed}"
     TREE_CHANGED = "the tree changed while it was measured"
     NO_TREE = ""  # the commit says why
 
@@ -79,13 +77,29 @@ class PairsFinding:
 
 
 @dataclass(frozen=True)
+class NoComparison:
+    """Why HEAD and the recording's commit cannot be compared."""
+
+    status: Status
+    reason: Reason
+    figures: OfCase | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Return it in words."""
+        return self.figures.sentence if self.figures else self.reason.phrase
+
+
+@dataclass(frozen=True)
 class Confirmed:
     """The confirmation of a screen's alarm, or the reason why there is none."""
 
     outcome: Confirmation
     commit: str = ""  # the one that was chosen, and how
     step: PairsFinding | None = None  # the decision that counts
-    facts: Facts = field(default_factory=dict)
+    missed: int = 0  # of the steps that the run timed
+    limit_pct: float | None = None  # that cards and clocks can change
+    failed: NoComparison | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +131,8 @@ class MetricVerdict:
     failing_ranks: tuple[tuple[float, float], ...] = ()  # old and new of each rank that fails
     pairs: PairsFinding | None = None  # a time that pairs with another revision judged
     confirmed: Confirmed | None = None  # a time that the screen called moved
-    facts: Facts = field(default_factory=dict)  # what else its note says
+    figures: OfMetric | None = None  # what else its note says
+    slow_steps: SlowSteps | None = None  # of a step time: within launches
 
     @property
     def rank(self) -> float:
@@ -194,7 +209,7 @@ class Verdict:
     case_id: str
     status: Status
     reason: Reason
-    facts: Facts | None = None  # of the case as a whole; None when a metric decides
+    figures: OfCase | None = None  # of the case as a whole; None when a metric decides
     detail: str = ""
     metrics: tuple[MetricVerdict, ...] = ()
     recordings: int = 0  # how many the comparison rests on
@@ -218,7 +233,7 @@ class Verdict:
     @property
     def whole(self) -> bool:
         """Tell whether the case as a whole was judged, and no metric decided."""
-        return self.facts is not None
+        return self.figures is not None
 
     @property
     def outcome(self) -> Outcome:

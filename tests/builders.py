@@ -14,7 +14,7 @@ from stepguard.baseline_file import SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.evidence import Block, Counts, Evidence, Launch
 from stepguard.fingerprint import Fingerprint
 from stepguard.judge.compare import compare
-from stepguard.judge.summary import notes, summarise
+from stepguard.judge.summary import explained, summarise
 from stepguard.metrics import METRICS, default_gates
 from stepguard.recording import Recording
 
@@ -76,7 +76,7 @@ def values_of(found):
 def compared(metric, found, past):
     """A metric of an evidence against recordings."""
     verdict = compare(metric, summarise(found), past, found.gates)
-    return replace(verdict, facts=notes(found).get(metric, {}))
+    return explained(verdict, found)
 
 
 def metric(verdict, name):

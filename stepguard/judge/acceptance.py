@@ -17,7 +17,7 @@ from stepguard.judge.noise_limits import (
 from stepguard.judge.screen import comparable
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import JUDGED_TIME, METRICS
-from stepguard.sentences import sentence, uncommitted
+from stepguard.sentences import uncommitted
 from stepguard.text import counted
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
@@ -36,7 +36,7 @@ def unfit_to_record(evidence: Evidence) -> str:
     """Return why this evidence is no level to compare with, whatever the baseline holds."""
     problem = measurement_problem(evidence)
     if problem is not None:
-        return f"{problem.status.value}: {sentence(problem.reason, problem.facts)}"
+        return f"{problem.status.value}: {problem.figures.sentence}"
     # All runs of a factory have one id, whatever their parameters; no test has a row of a sweep.
     if _OF_A_COMMAND.fullmatch(evidence.case_id):
         return "it is no case of the suite: run and sweep- are names that the commands give"

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import msgspec
 
+from stepguard.figures import OwnLimit
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen
 from stepguard.metrics import (
     BETWEEN_STEPS,
@@ -101,8 +102,8 @@ def _compare_time(new: float, found: Screen | None) -> MetricVerdict:
         return _not_recorded(JUDGED_TIME, new)
     # The level that the change refers to, the mean over recordings; none of them need have it.
     old = new / (1 + found.change_pct / 100)
-    facts = {"own_card": found.own_card, "compared": found.compared}
-    verdict = MetricVerdict(JUDGED_TIME, *_UNDECIDED, old, new, found.change_pct, facts=facts)
+    limit = OwnLimit(own_card=found.own_card, compared=found.compared)
+    verdict = MetricVerdict(JUDGED_TIME, *_UNDECIDED, old, new, found.change_pct, figures=limit)
     return _against_limit(verdict, found.limit_pct, found.se_pct, found.noisy)
 
 

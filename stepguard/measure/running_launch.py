@@ -15,7 +15,6 @@ from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ranks import Answers
 from stepguard.measure.warmup import Protocol, WarmUp
 from stepguard.measure.workers import CaseWorkers
-from stepguard.sentences import sentence
 from stepguard.verdict import Reason
 
 COMPILE_LIMIT_S = 600.0
@@ -251,5 +250,5 @@ def _block_of(ranks: Answers, steps: int, ran: int) -> Block:
 
 
 def _clocks_disagree(block: Block) -> Disturbance | None:
-    reason, gap = Reason.CLOCKS_DISAGREE, block.clock_gap()
-    return Disturbance(reason, sentence(reason, gap)) if gap else None
+    gap = block.clock_gap()
+    return Disturbance(Reason.CLOCKS_DISAGREE, gap.sentence) if gap else None

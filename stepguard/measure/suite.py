@@ -18,6 +18,7 @@ from stepguard.comparison import Comparison, glances, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
 from stepguard.expectation import Expectation
+from stepguard.figures import NotRecorded
 from stepguard.git.revision import Revision, current, differing, same_files
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
@@ -239,7 +240,7 @@ class Suite:
         if verdict.reason is not Reason.NOT_RECORDED:
             return verdict
         path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
-        return replace(verdict, facts={"path": str(path)})
+        return replace(verdict, figures=NotRecorded(path=str(path)))
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""

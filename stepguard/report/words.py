@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from stepguard.evidence import Evidence
 from stepguard.explanation import Cause
+from stepguard.figures import Failed, Unstable
 from stepguard.metrics import (
     BETWEEN_STEPS,
     COLLECTIVES,
@@ -20,7 +21,7 @@ from stepguard.metrics import (
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.waivers import sentences
-from stepguard.sentences import TREE_CHANGED, message, note, on_ranks, parts, pattern_text
+from stepguard.sentences import TREE_CHANGED, message, note, on_ranks, parts
 from stepguard.site import Site
 from stepguard.text import counted, cut, first, listed, printable, shortened
 from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
@@ -104,8 +105,8 @@ def _of_metric(worst: MetricVerdict) -> list[str]:
             f"{part} {_file(place)}",
             part,
         ]
-    if "pattern" in worst.facts and worst.reason is not Reason.BEYOND_MARGIN:
-        within = pattern_text(worst.facts)
+    if worst.slow_steps and worst.reason is not Reason.BEYOND_MARGIN:
+        within = worst.slow_steps.text
         return [f"{worst.metric} {within}, {moved.partition(' ')[2]}", f"{worst.metric} {within}"]
     if worst.new == worst.old and worst.moved:
         return [f"{worst.metric}: {parts(worst, most)}" for most in (2, 1)]
@@ -172,7 +173,7 @@ def times(verdict: Verdict) -> list[str]:
 def place(verdict: Verdict) -> Site | None:
     """Return the line of what decided a verdict, or of what explains it, if it is known."""
     if verdict.whole:
-        site = (verdict.facts or {}).get("site")
+        site = verdict.figures.site if isinstance(verdict.figures, Failed) else None
         places = [site if site and site.file else None, *(one.place for one in _moved(verdict))]
         return next(filter(None, places), None)
     if verdict.worst is None:
@@ -290,8 +291,8 @@ def detail(verdict: Verdict) -> str:
     """Return a worker's traceback or last output, or where a count is unstable. A traceback is cut
     to the user's frames; the evidence has them all.
     """
-    if sites := (verdict.facts or {}).get("sites"):
-        return "".join(f"{site.described()}\n" for site in sites)
+    if isinstance(verdict.figures, Unstable) and verdict.figures.sites:
+        return "".join(f"{site.described()}\n" for site in verdict.figures.sites)
     if verdict.reason is Reason.BAD_WORKLOAD:  # the engine raised it, and the message says it all
         return users_frames(verdict.detail)
     if verdict.reason in (Reason.RAISED, Reason.OUT_OF_MEMORY):

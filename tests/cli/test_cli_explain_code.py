@@ -3,11 +3,13 @@
 import signal
 from collections import Counter
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from stepguard.cli.explain_code import codes, page
 from stepguard.document import ProblemCode
+from stepguard.figures import OfCase, Said, Undecided
 from stepguard.report.commands import Commands, next_steps
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -102,7 +104,15 @@ def test_an_unknown_code_is_bad_usage_and_names_the_nearest(shell):
 @pytest.mark.parametrize("status", list(Status))
 def test_a_block_points_there_where_nothing_could_be_decided(status):
     """A red needs no lecture: it has its cause."""
-    verdict = Verdict("f[x]", status, Reason.NOT_STEADY, {"fault": "x"})
+    verdict = Verdict("f[x]", status, Reason.NOT_STEADY, Undecided(why="x"))
     steps = next_steps(verdict, "e.json", Commands(python="py"))
     shown = "what that is: py -m stepguard explain-code NOT_STEADY" in steps
     assert shown is (status.outcome == "error" and status is not Status.NO_BASELINE)
+
+
+def test_a_row_names_the_figures_of_its_sentences():
+    """Each type that a case as a whole can have is some reason's; a document of schema 2 has texts
+    alone, whatever its reason is.
+    """
+    named = {kind for reason in Reason for kind in reason.figures}
+    assert named | {Said} == {*get_args(OfCase)}

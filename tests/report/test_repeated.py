@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from stepguard.figures import Failed
 from stepguard.report.commands import Commands
 from stepguard.report.documents import verdict_document
 from stepguard.report.repeated import ReportedCauses
@@ -30,7 +31,7 @@ def case(name, *metrics, **fields):
 
 def broken(name, detail="ValueError: x"):
     """A case whose factory raised."""
-    return Verdict(name, Status.BROKEN, Reason.RAISED, {"fault": "x"}, detail)
+    return Verdict(name, Status.BROKEN, Reason.RAISED, Failed(message="x"), detail)
 
 
 TIME = risen(None, "step_ms")

@@ -16,6 +16,7 @@ from msgspec import structs
 
 from stepguard import Case
 from stepguard.evidence import Disturbance
+from stepguard.figures import Failed, NotRecorded
 from stepguard.judge.screen import judge
 from stepguard.measure import workers as ticker
 from stepguard.measure.suite import Result
@@ -60,7 +61,7 @@ VERDICTS = st.builds(
     case_id=IDS,
     status=st.sampled_from(Status),
     reason=st.sampled_from(Reason),
-    facts=st.none() | st.fixed_dictionaries({"fault": st.text(max_size=120)}),
+    figures=st.none() | st.builds(Failed, message=st.text(max_size=120)),
     detail=st.text(max_size=50),
     metrics=st.lists(METRIC_VERDICTS, max_size=3).map(tuple),
     recordings=st.integers(0, 20),
@@ -88,8 +89,8 @@ def test_a_headline_is_one_line_that_fits(verdict, width):
 @pytest.mark.parametrize("message", ["", "m" * 100])
 def test_a_long_id_gives_way(length, message):
     """Verdict, metric and figures, or the message's beginning, survive an id of any length."""
-    case_id, facts = f"train_step[{'x' * length}]", {"fault": message} if message else None
-    verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, facts, metrics=SLOWER.metrics)
+    case_id, figures = f"train_step[{'x' * length}]", Failed(message=message) if message else None
+    verdict = Verdict(case_id, Status.SLOWER, Reason.BEYOND_LIMIT, figures, metrics=SLOWER.metrics)
     line = words.headline(verdict, 79)
     assert len(line) <= 79
     assert ": SLOWER: " in line
@@ -98,9 +99,9 @@ def test_a_long_id_gives_way(length, message):
 
 def test_a_short_id_still_tells_its_case():
     """Cases of a suite differ at their ends: train_ste... could be any of them."""
-    facts = {"fault": "no recording for this machine in baselines/h200x1.json"}
+    figures = NotRecorded(path="baselines/h200x1.json")
     names = ("train_step[124m-bf16-eager]", "train_step[124m-bf16-2-gpus]")
-    verdicts = [Verdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, facts) for name in names]
+    verdicts = [Verdict(name, Status.NO_BASELINE, Reason.NOT_RECORDED, figures) for name in names]
     first, second = (words.headline(verdict, 80) for verdict in verdicts)
     assert first.startswith("train") and "ager]: NO BASELINE: no recording" in first
     assert "gpus]: NO BASELINE: no recording" in second
@@ -147,7 +148,7 @@ def test_what_a_device_does_more_of_has_its_operator(metric, old, new, count, sa
 @pytest.mark.parametrize("status", Status)
 def test_a_headline_says_case_and_verdict(status):
     """Case and verdict stand in front, so that a cut takes neither."""
-    verdict = Verdict(CASE_ID, status, Reason.RAISED, {"fault": "m" * 200})
+    verdict = Verdict(CASE_ID, status, Reason.RAISED, Failed(message="m" * 200))
     assert words.headline(verdict).startswith(f"{CASE_ID}: {status.value}: mmm")
 
 
@@ -329,7 +330,7 @@ def test_a_block_names_metric_operator_and_command():
 
 def test_a_traceback_stands_in_the_block():
     """The detail of a fault is shown whole, each line marked."""
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "ValueError: x"}, "a\nb\n")
+    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, Failed(message="ValueError: x"), "a\nb\n")
     assert "  | a\n  | b\n" in words.block(verdict, "x", Commands())
 
 
@@ -339,7 +340,9 @@ def test_a_traceback_comes_before_waivers_that_do_not_apply():
         case="c", metric="step_ms", limit_pct=5.0, reason="r", expires=date(2030, 1, 1), who="A"
     )
     outcome = WaiverOutcome(waiver, WaiverEffect.NOT_APPLIED)
-    verdict = Verdict("c", Status.BROKEN, Reason.RAISED, {"fault": "x"}, "a\n", waivers=(outcome,))
+    verdict = Verdict(
+        "c", Status.BROKEN, Reason.RAISED, Failed(message="x"), "a\n", waivers=(outcome,)
+    )
     cause, applied = words.evidence_lines(verdict)
     assert cause == "  | a"
     assert applied.startswith("  waiver not applied, the case is BROKEN: ")
@@ -352,8 +355,11 @@ def test_a_traceback_comes_before_waivers_that_do_not_apply():
         (FASTER, "keep the gain: python -m stepguard accept"),
         (SLOWER, "accept: python -m stepguard accept"),
         (NO_BASELINE, "accept: python -m stepguard accept"),
-        (Verdict("c", Status.UNFIT, Reason.THROTTLED, {"fault": "hot"}), "stepguard doctor"),
-        (Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, {"fault": "x"}), "stepguard doctor"),
+        (Verdict("c", Status.UNFIT, Reason.THROTTLED, Failed(message="hot")), "stepguard doctor"),
+        (
+            Verdict("c", Status.INCONCLUSIVE, Reason.NOT_STEADY, Failed(message="x")),
+            "stepguard doctor",
+        ),
     ],
 )
 def test_every_verdict_has_its_next_step(verdict, command):
@@ -436,7 +442,7 @@ def test_rows_stand_worst_first(verdicts):
 
 def test_columns_nobody_fills_are_left_out():
     """A table of verdicts without figures has its case and its verdict, no empty columns."""
-    broken = Verdict("b", Status.BROKEN, Reason.RAISED, {"fault": "x"})
+    broken = Verdict("b", Status.BROKEN, Reason.RAISED, Failed(message="x"))
     lines = [text for text, _ in table.lines(table.rows([broken]))]
     assert [re.split(r"\s{2,}", line) for line in lines] == [["case", "verdict"], ["b", "BROKEN"]]
     both = [text for text, _ in table.lines(table.rows([broken, SAME]))]
@@ -642,7 +648,7 @@ def test_the_users_frames(text, shown):
 )
 def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
-    verdict = Verdict("c", Status.BROKEN, reason, {"fault": "m"}, detail)
+    verdict = Verdict("c", Status.BROKEN, reason, Failed(message="m"), detail)
     assert words.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
     assert documents.verdict_document(verdict).detail == detail
 
