@@ -68,11 +68,11 @@ class ProblemCode(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "ProblemCode | None":
-        return OLD_PROBLEM_CODES.get(value)
+        return FORMER_PROBLEM_CODES.get(value)
 
 
 # Codes that documents of earlier versions have, and what they are called now.
-OLD_PROBLEM_CODES: Mapping[object, ProblemCode] = {
+FORMER_PROBLEM_CODES: Mapping[object, ProblemCode] = {
     "NO_COMMIT": ProblemCode.DIRTY,
     "ONLY_COLLECTED": ProblemCode.NOTHING_MEASURED,
 }

@@ -5,7 +5,6 @@ a case as a whole has it. The code is the value, which evidence and documents ho
 means and what mends it is in reason_help.py.
 """
 
-from collections.abc import Mapping
 from enum import StrEnum
 
 from stepguard.figures import (
@@ -56,7 +55,7 @@ class Reason(StrEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "Reason | None":
-        return OLD_CODES.get(value)
+        return FORMER_CODES.get(value)
 
     WITHIN_LIMIT = "WITHIN_LIMIT", "within the limit", Status.SAME
     EQUAL = "EQUAL", "equal", Status.SAME
@@ -231,8 +230,9 @@ class Reason(StrEnum):
     NOT_STARTED = "NOT_STARTED", "the workers did not start", Status.BROKEN, Failed
 
 
-# Codes that evidence and documents of earlier versions have, and what they are called now.
-OLD_CODES: Mapping[object, Reason] = {
+# Codes that kept evidence and documents may hold, and what they are today. A reason that is
+# renamed, or merged into another one, leaves its code here.
+FORMER_CODES: dict[object, Reason] = {
     "AGENT_DIED": Reason.KILLED,
     "GPU_LOCKED": Reason.FOREIGN_PROCESS,
     "OTHER_FLOPS": Reason.WORK_MOVED,

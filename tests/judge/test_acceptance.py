@@ -11,8 +11,9 @@ from stepguard.evidence import Disturbance
 from stepguard.judge.acceptance import moved_together, spread_too_far, unfit_to_record
 from stepguard.judge.noise_limits import launch_spread_limit_pct, launch_spread_pct
 from stepguard.judge.screen import judge
+from stepguard.reasons import Reason
 
-HOT = block(disturbance=Disturbance("THROTTLED", "thermal slowdown (hardware)"))
+HOT = block(disturbance=Disturbance(Reason.THROTTLED, "thermal slowdown (hardware)"))
 
 
 def launches(ms=250.0, count=3, lost=0):

@@ -33,7 +33,7 @@ STEP_MS = {"head": 250.0, "base": 125.0}
 CPU = Case("a", "m:f", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
 GPU = Case("a", "m:f", gates=("step_ms", "flops_per_step"))
 
-HOT = Disturbance("THROTTLED", "thermal slowdown")
+HOT = Disturbance(Reason.THROTTLED, "thermal slowdown")
 
 
 class World:
@@ -538,7 +538,7 @@ def test_a_disturbed_block_is_measured_again(world, measure):
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [(HOT, "THROTTLED"), (Disturbance("FOREIGN_PROCESS", "process 1 (x)"), "FOREIGN_PROCESS")],
+    [(HOT, "THROTTLED"), (Disturbance(Reason.FOREIGN_PROCESS, "process 1 (x)"), "FOREIGN_PROCESS")],
 )
 def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
     """After three retries: the side whose block it was has the fault, and the case is UNFIT."""

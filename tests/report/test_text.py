@@ -685,7 +685,7 @@ def test_a_document_offers_no_command_that_would_be_refused(how):
 def test_remarks_name_what_was_measured_again():
     """Disturbed blocks, with the last reason, and a tree that was edited; else nothing."""
     assert words.remarks(evidence((250.0,) * 3)) == []
-    hot = block(disturbance=Disturbance("THROTTLED", "hw thermal slowdown"))
+    hot = block(disturbance=Disturbance(Reason.THROTTLED, "hw thermal slowdown"))
     launches = (launch(discarded=(hot,)), launch(), launch(discarded=(hot,)))
     told = words.remarks(evidence(launches=launches, tree_changed=True))
     assert told == [

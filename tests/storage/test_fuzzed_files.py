@@ -74,7 +74,7 @@ def rich(found):
     if int(found.case["world_size"]) > 1:
         counts = replace(counts, by_rank={"graph_breaks": (1, 2)})
     first, *others = found.launches
-    spoilt = replace(first.blocks[0], disturbance=Disturbance("THROTTLED", "heat"), ran=9)
+    spoilt = replace(first.blocks[0], disturbance=Disturbance(Reason.THROTTLED, "heat"), ran=9)
     pairs = ((250.0, 250.5), (250.0, 250.6))
     return replace(
         found,

@@ -8,7 +8,7 @@ import pytest
 from builders import CASE_ID, entry
 from run_documents import measured, run_document
 
-from stepguard.document import OLD_PROBLEM_CODES
+from stepguard.document import FORMER_PROBLEM_CODES
 from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, gate
 from stepguard.report.documents import as_json
@@ -118,7 +118,7 @@ WAIVER = Waiver(
 def kept(name):
     """A text that was said of the document, under today's codes."""
     text = (KEPT / name).read_text()
-    for old, code in OLD_PROBLEM_CODES.items():
+    for old, code in FORMER_PROBLEM_CODES.items():
         text = text.replace(f"{old}:", f"{code}:")
     return text
 
