@@ -7,18 +7,16 @@ project's folder. Whoever reads one from a file reads it with storage/documents.
 
 from collections.abc import Mapping
 from enum import Enum, StrEnum
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import msgspec
 
 from stepguard.case import Scalar
-from stepguard.explanation import Kind
 from stepguard.recording import Text
 from stepguard.site import Site
-from stepguard.verdict import Outcome, Reason, Status, notable, word_of
+from stepguard.verdict import Verdict
 
-SCHEMA = 2
-MOST_CAUSES = 40  # of an explanation
+SCHEMA = 3
 
 Line = Annotated[int, msgspec.Meta(ge=0)]  # from 1; 0 where it is not known
 
@@ -82,15 +80,6 @@ class _Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A part of the document."""
 
 
-Part = TypeVar("Part", bound=_Part)
-
-
-def filled(kind: type[Part], source: object, **others: object) -> Part:
-    """Return a part of the document: its fields are ``others`` and, else, those of ``source``."""
-    names = [name for name in kind.__struct_fields__ if name not in others]
-    return kind(**{n: getattr(source, n) for n in names if hasattr(source, n)}, **others)
-
-
 class Problem(_Part, frozen=True):
     """Say why the run is no pass, with what mends it."""
 
@@ -121,90 +110,24 @@ class CaseState(_Part, frozen=True, kw_only=True):
     guarded: bool = False  # this run was to measure it
 
 
-class MetricDocument(_Part, frozen=True, kw_only=True):
-    """A metric's part of a verdict; stepguard/verdict.py says what each field is."""
+class VerdictText(_Part, frozen=True, kw_only=True):
+    """What a verdict says, as reports have it; stepguard/report makes it."""
 
-    metric: Text
-    status: Status
-    reason: Reason
-    old: float | None
-    new: float | None
-    change_pct: float | None
-    limit_pct: float | None
-    noise_pct: float | None
-    gated: bool
-    waived_until: str
-    failing_ranks: tuple[tuple[float, float], ...]
-    note: str
-    sites: tuple[Site, ...]
-
-
-class SideDocument(_Part, frozen=True, kw_only=True):
-    """Describe what a cause is made of on one side."""
-
-    names: tuple[str, ...]
-    calls: float  # a step
-    us: float  # a step
-
-
-class CauseDocument(_Part, frozen=True, kw_only=True):
-    """A cause of a moved time; stepguard/explanation.py says what each field is."""
-
-    kind: Kind
-    us: float
-    what: str
-    phase: str
-    place: str
-    before: SideDocument
-    after: SideDocument
-    text: str
-
-
-class ExplanationDocument(_Part, frozen=True, kw_only=True):
-    """Why a step takes longer than the other one, by the profiles of both: causes and what is
-    within the scatter between steps add up to the difference.
-    """
-
-    refused: list[str]  # why they cannot be compared
-    before_us: float
-    after_us: float
-    causes: Annotated[list[CauseDocument], msgspec.Meta(max_length=MOST_CAUSES)]
-    smaller_us: float  # of all further causes together
-    scatter_us: float
-
-
-class VerdictDocument(_Part, frozen=True, kw_only=True):
-    """A verdict, with the sentences of reports."""
-
-    case_id: Text
-    status: Status
-    reason: Reason
-    outcome: Outcome
     headline: Text  # one line: the cause first
     message: str  # of a case that was judged as a whole
     detail: str  # a traceback, or a worker's last output
     lines: list[str]  # what it rests on
     place: Site | None  # where the metric that decided moved, if that is known
-    recordings: int
-    recorded: bool
-    against: str
-    p_value: float | None
-    waived_until: str
-    waivers: list[str]
-    metrics: list[MetricDocument]
-    expectations: list[str] = []  # what trailers of commits declared, and what each did
-    explanation: ExplanationDocument | None = None  # where both sides have a profile
+    notes: dict[str, str]  # of metrics: parts and ranks that moved, what pairs said
+    causes: list[str]  # of a time that moved
+    steps: list[str]  # what to do next, as it is typed
 
-    @property
-    def word(self) -> str:
-        """Return the verdict as tables and counts name it."""
-        return word_of(self.status, self.recorded, self.waived_until)
 
-    @property
-    def has_notice(self) -> bool:
-        """Tell whether it has something to say though it passes."""
-        reasons = (one.reason for one in self.metrics if one.gated)
-        return notable(self.status, reasons, bool(self.expectations))
+class JudgedDocument(_Part, frozen=True, kw_only=True):
+    """A verdict on kept evidence."""
+
+    verdict: Verdict
+    text: VerdictText
 
 
 class LaunchDocument(_Part, frozen=True, kw_only=True):
@@ -222,8 +145,8 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
     gates: tuple[str, ...]
     metrics: dict[str, float]
     launches: list[LaunchDocument]
-    verdict: VerdictDocument
-    steps: list[str]  # what to do next, as it is typed
+    verdict: Verdict
+    text: VerdictText
     evidence: str
     baseline: str
     commit: str

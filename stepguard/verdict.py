@@ -4,9 +4,11 @@ Every verdict has a reason and the figures of its sentence. The rules that choos
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from stepguard.ab_margins import Margins
 from stepguard.expectation import ExpectationOutcome
@@ -19,6 +21,10 @@ from stepguard.site import Site
 from stepguard.status import Outcome as Outcome
 from stepguard.status import Status as Status
 from stepguard.waiver import WaiverOutcome
+
+
+class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A part of a verdict, as rules return it and as a run's document holds it."""
 
 
 class Confirmation(Enum):
@@ -44,8 +50,7 @@ class Confirmation(Enum):
     NO_TREE = ""  # the commit says why
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(_Data, frozen=True):
     """A time, judged by its pairs; percent of the base's step time, positive is slower."""
 
     status: Status  # INCONCLUSIVE while pairs are wanted
@@ -60,8 +65,7 @@ class Decision:
     with_replaced_pct: float | None = None  # the change, if pairs that others replaced count, too
 
 
-@dataclass(frozen=True)
-class PairsFinding:
+class PairsFinding(_Data, frozen=True):
     """A decision with all that it rests on."""
 
     decision: Decision
@@ -76,8 +80,7 @@ class PairsFinding:
     not_enough: str = ""  # why no fewer pairs were enough for `same`
 
 
-@dataclass(frozen=True)
-class NoComparison:
+class NoComparison(_Data, frozen=True):
     """Why HEAD and the recording's commit cannot be compared."""
 
     status: Status
@@ -90,8 +93,7 @@ class NoComparison:
         return self.figures.sentence if self.figures else self.reason.phrase
 
 
-@dataclass(frozen=True)
-class Confirmed:
+class Confirmed(_Data, frozen=True):
     """The confirmation of a screen's alarm, or the reason why there is none."""
 
     outcome: Confirmation
@@ -102,8 +104,7 @@ class Confirmed:
     failed: NoComparison | None = None
 
 
-@dataclass(frozen=True)
-class PartMove:
+class PartMove(_Data, frozen=True):
     """A part of a counter that moved: an operator, a direction of copies, a collective."""
 
     name: str
@@ -111,8 +112,7 @@ class PartMove:
     new: int
 
 
-@dataclass(frozen=True)
-class MetricVerdict:
+class MetricVerdict(_Data, frozen=True):
     """One metric of one case, compared."""
 
     metric: str
@@ -192,8 +192,7 @@ def worst_of(metrics: Iterable[MetricVerdict]) -> MetricVerdict | None:
     return min((metric for metric in metrics if metric.gated), key=cause_first, default=None)
 
 
-@dataclass(frozen=True)
-class Straggler:
+class Straggler(_Data, frozen=True):
     """The rank that got slower against itself; without the time in which it waits for others."""
 
     rank: int
@@ -202,8 +201,7 @@ class Straggler:
     others_pct: float  # by how much the next one of the other ranks got slower
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(_Data, frozen=True):
     """A case's verdict: that of its worst gated metric, or of the case as a whole."""
 
     case_id: str
@@ -243,18 +241,23 @@ class Verdict:
     @property
     def label(self) -> str:
         """Return the status, and that it is waived."""
-        return labelled(self.status, self.waived_until)
+        until = f" (waived until {self.waived_until})" if self.waived_until else ""
+        return self.status.value + until
 
     @property
     def word(self) -> str:
         """Return the verdict as a run's table and counts name it."""
-        return word_of(self.status, self.recorded, self.waived_until)
+        if not self.recorded or self.status is Status.SAME:
+            return self.label
+        # Once recorded, a case has its baseline, and nobody is to look for one.
+        is_new = self.status is Status.NO_BASELINE
+        return "recorded" if is_new else f"{self.status.value} (recorded)"
 
     @property
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
-        reasons = (m.reason for m in self.metrics if m.gated)
-        return notable(self.status, reasons, bool(self.expectations))
+        noticed = any(one.gated and one.reason in NOTICES for one in self.metrics)
+        return self.status.outcome == "passed" and (noticed or bool(self.expectations))
 
     @property
     def worst(self) -> MetricVerdict | None:
@@ -293,23 +296,3 @@ class Verdict:
             reason=Reason.MACHINE_MOVED if machine else worst.reason,
             waived_until=until if worst.waived_until else "",
         )
-
-
-def notable(status: Status, gated: Iterable[Reason], declared: bool) -> bool:
-    """Tell whether a verdict has something to say though it passes, by the reasons of its ``gated``
-    metrics and whether a commit ``declared`` one.
-    """
-    return status.outcome == "passed" and (declared or any(one in NOTICES for one in gated))
-
-
-def labelled(status: Status, waived_until: str) -> str:
-    """Return a status, and that it is waived."""
-    return status.value + (f" (waived until {waived_until})" if waived_until else "")
-
-
-def word_of(status: Status, recorded: bool, waived_until: str) -> str:
-    """Return a verdict as tables and counts name it."""
-    if not recorded or status is Status.SAME:
-        return labelled(status, waived_until)
-    # Once recorded, a case has its baseline, and nobody is to look for one.
-    return "recorded" if status is Status.NO_BASELINE else f"{status.value} (recorded)"

@@ -4,9 +4,10 @@ The figures are round, so that what follows from them can be said by hand: 3 lau
 10 steps, 250 ms a step, 131,072 tokens, a physical floor of 100 ms.
 """
 
+import dataclasses
 import math
-from dataclasses import replace
 
+import msgspec
 from counts import counted
 from hypothesis import HealthCheck, settings
 
@@ -17,6 +18,13 @@ from stepguard.judge.compare import compare
 from stepguard.judge.summary import explained, summarise
 from stepguard.metrics import METRICS, default_gates
 from stepguard.recording import Recording
+
+
+def replace(value, **changes):
+    """A frozen value of either kind, with these changes."""
+    kind = msgspec.structs if isinstance(value, msgspec.Struct) else dataclasses
+    return kind.replace(value, **changes)
+
 
 PROPERTY = settings(
     max_examples=100,

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from builders import (
@@ -15,6 +15,7 @@ from builders import (
     block,
     evidence,
     launch,
+    replace,
     values_of,
 )
 from hypothesis import given

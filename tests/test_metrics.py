@@ -1,8 +1,7 @@
 """The table of metrics, the verdicts' ranks and outcomes, and how values are shown."""
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 
 from stepguard.metrics import GATEABLE, METRICS, default_gates, format_bytes, format_value
 from stepguard.site import Site

@@ -7,9 +7,9 @@ epoch, oldest first, or the other revision's summary alone.
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import msgspec
+from msgspec.structs import replace
 
 from stepguard.figures import OwnLimit
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, Screen, screen

@@ -161,7 +161,7 @@ def _of_result(result: ResultDocument, found: RunDocument, base: Base) -> Iterat
     }
     unwaived = [one for one in failing if one.metric not in waived]
     if verdict.outcome != "passed" or verdict.status.outcome != "passed" and unwaived:
-        yield Problem(ProblemCode.FAILED, verdict.headline)  # which names the case
+        yield Problem(ProblemCode.FAILED, result.text.headline)  # which names the case
     elif unwaived:
         names = ", ".join(one.metric for one in unwaived)
         text = f"passes though {names} does not, and the base has no such waiver"

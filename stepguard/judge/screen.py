@@ -44,8 +44,8 @@ def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
     compared = (compare(name, now, past, gates) for name in METRICS if name in values)
     metrics = tuple(noticed(explained(one, evidence)) for one in compared)
     why, moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
-    judged = with_alarm(metrics) if moved else metrics
-    return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=why)
+    judged, cause = with_alarm(metrics) if moved else metrics, why and why.bounded()
+    return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=cause)
 
 
 def _past(

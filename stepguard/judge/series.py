@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import scipy
+from msgspec import structs
 
 from stepguard.comparison import Comparison
 from stepguard.device import CPU, GPU
@@ -143,13 +144,13 @@ def judged_within(comparison: Comparison, found: MetricVerdict) -> MetricVerdict
     slower = of_pairs(comparison)
     if slower is None:
         both = of_launches(comparison.head.launches)
-        return noticed(replace(found, slow_steps=both.figures())) if both else found
+        return noticed(structs.replace(found, slow_steps=both.figures())) if both else found
     assert found.new is not None and found.change_pct is not None and found.pairs
     pct, reason = 100 * math.expm1(slower.adds), REASONS[slower.kind]
     if found.status is Status.SLOWER and found.pairs.decision.low_pct > pct:
         reason = found.reason
     pct = max(pct, found.change_pct)
-    return replace(
+    return structs.replace(
         found,
         status=Status.SLOWER,
         reason=reason,
@@ -164,7 +165,7 @@ def noticed(found: MetricVerdict) -> MetricVerdict:
     """Return a metric's verdict; slower steps within launches are its reason where it passes."""
     if found.status is not Status.SAME or found.slow_steps is None:
         return found
-    return replace(found, reason=REASONS[found.slow_steps.kind])
+    return structs.replace(found, reason=REASONS[found.slow_steps.kind])
 
 
 def lasting_ms(launch: Launch, begin: int) -> float:

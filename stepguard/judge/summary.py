@@ -1,10 +1,10 @@
 """Evidence, summarised into a recording: every figure is taken here, and once."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import geometric_mean, median
 
 import msgspec
+from msgspec.structs import replace
 
 from stepguard.evidence import Evidence, Launch
 from stepguard.figures import OneRank, SlowestRank

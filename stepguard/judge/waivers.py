@@ -6,10 +6,10 @@ decided. Against another revision its limit is compared with the change against 
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import date
 
-from stepguard.document import MetricDocument
+from msgspec.structs import replace
+
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.confirm import settled
 from stepguard.judge.acceptance import has_words
@@ -21,7 +21,6 @@ from stepguard.waiver import MAX_PCT, Waiver, WaiverEffect, WaiverOutcome
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 LITTLE_CALLS, LITTLE_BYTES = 100, 1 << 20  # may be waived where next to nothing is recorded
 _WAIVABLE = (Status.SLOWER, Status.CHANGED)
-Found = MetricVerdict | MetricDocument
 Size = tuple[float | None, int | None]  # limit_pct and value of a waiver, which has one of them
 
 
@@ -61,7 +60,7 @@ def final(verdict: Verdict, evidence: Evidence, waivers: Sequence[Waiver], today
     return waive(settled(waived), evidence, waivers, today)
 
 
-def effect_of(waiver: Waiver, found: Found | None, today: date) -> WaiverEffect:
+def effect_of(waiver: Waiver, found: MetricVerdict | None, today: date) -> WaiverEffect:
     """Return what a waiver does to a metric; ``found`` is None where the case has none."""
     if found is None or not found.gated:
         return WaiverEffect.NOT_GATED
@@ -84,7 +83,7 @@ def effect_of(waiver: Waiver, found: Found | None, today: date) -> WaiverEffect:
     return WaiverEffect.OTHER_WORK if work else WaiverEffect.EXCEEDED
 
 
-def uncovered_count(waiver: Waiver, found: Found) -> tuple[float, float] | None:
+def uncovered_count(waiver: Waiver, found: MetricVerdict) -> tuple[float, float] | None:
     """Return the recorded and the present count of a rank that the waiver's value does not cover,
     or None. Only the ranks that fail are asked.
     """
@@ -105,11 +104,11 @@ def may_cover(value: int, metric: str, old: float) -> bool:
     return value != old if METRICS[metric].role == "work" else value > old
 
 
-def _failing_counts(found: Found) -> tuple[tuple[float, float], ...]:
+def _failing_counts(found: MetricVerdict) -> tuple[tuple[float, float], ...]:
     return found.failing_ranks or ((found.old or 0, found.new or 0),)
 
 
-def largest_value(found: Found) -> float:
+def largest_value(found: MetricVerdict) -> float:
     """Return the largest value that is still a limit: twice what each failing rank recorded, or a
     little where that is next to nothing.
     """

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from stepguard.ab_margins import BUDGET_MIN
 from stepguard.baseline_file import Entry
 from stepguard.case import Case
@@ -158,7 +160,7 @@ class Suite:
         verdict = final(screened, evidence, self.waivers, today())
         if self.base_baselines and (own := baseline.load(path)):
             by_own = judge(evidence, own.cases.get(case.id))
-            verdict = replace(verdict, accepted=by_own.status is Status.SAME)
+            verdict = structs.replace(verdict, accepted=by_own.status is Status.SAME)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
 
@@ -240,7 +242,7 @@ class Suite:
         if verdict.reason is not Reason.NOT_RECORDED:
             return verdict
         path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
-        return replace(verdict, figures=NotRecorded(path=str(path)))
+        return structs.replace(verdict, figures=NotRecorded(path=str(path)))
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""

@@ -9,20 +9,20 @@ import msgspec
 
 from stepguard.baseline_file import BaselineFile
 from stepguard.document import (
+    JudgedDocument,
     LaunchDocument,
-    MetricDocument,
     ResultDocument,
-    VerdictDocument,
+    VerdictText,
     WaiverDocument,
-    filled,
 )
 from stepguard.git.revision import is_tracked
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
-from stepguard.report import why, words
+from stepguard.report import words
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.stored.waivers import described, sentences
+from stepguard.report.stored.waivers import described
+from stepguard.report.trace.causes import sentence
 from stepguard.sentences import message, note
 from stepguard.storage.json_file import FileError, contents, replace_file
 from stepguard.text import listed, printable_document
@@ -45,44 +45,56 @@ _MARKS = (
     {"explanation", "before", "after"},  # trace --against
     {"schema", "sweep", "rows"},
 )
-_VERDICT = {"case_id", "outcome", "headline"}  # of each item of judge's
+# Of each item of judge's, and as earlier versions wrote it.
+_VERDICTS = ({"verdict", "text"}, {"case_id", "outcome", "headline"})
 _TRACED = {"ranks", "collectives"}  # trace and memory
 
 
-def verdict_document(verdict: Verdict) -> VerdictDocument:
-    """Return a verdict as a document: statuses, names of reasons, the sentences of reports."""
-    return filled(
-        VerdictDocument,
-        verdict,
+def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
+    """Return what a verdict says; the next ``steps`` are of a run's."""
+    causes = verdict.explanation.causes if verdict.explanation else ()
+    notes = {one.metric: note(one) for one in verdict.metrics}
+    return VerdictText(
         headline=words.headline(verdict),
         message=message(verdict),
         detail=verdict.detail or words.detail(verdict),
         lines=words.evidence_lines(verdict),
         place=words.place(verdict),
-        waivers=sentences(verdict),
-        expectations=[one.sentence for one in verdict.expectations],
-        metrics=[filled(MetricDocument, one, note=note(one)) for one in verdict.metrics],
-        explanation=why.document(verdict.explanation) if verdict.explanation else None,
+        notes={metric: text for metric, text in notes.items() if text},
+        causes=[sentence(cause) for cause in causes],
+        steps=list(steps),
     )
+
+
+def judged_document(verdict: Verdict) -> JudgedDocument:
+    """Return a verdict on kept evidence, with its text."""
+    return JudgedDocument(verdict=verdict, text=text_of(verdict))
 
 
 def result_document(result: Result, commands: Commands) -> ResultDocument:
     """Return a case, its metrics and verdict; paths are relative to the folder of ``commands``."""
     evidence, path = result.evidence, commands.relative(result.evidence_path)
     launches = [one for one in evidence.launches if one.has_times()]
-    return filled(
-        ResultDocument,
-        evidence,
+    return ResultDocument(
         case=result.case.id,
         parameters=evidence.case,
+        gates=evidence.gates,
         metrics=summarise(evidence).values(),
-        launches=[filled(LaunchDocument, one) for one in launches],
-        verdict=verdict_document(result.verdict),
-        steps=next_steps(result.verdict, path, commands, evidence.of_no_commit),
+        launches=[
+            LaunchDocument(step_ms=one.step_ms, step_ms_median=one.step_ms_median)
+            for one in launches
+        ],
+        verdict=result.verdict,
+        text=text_of(
+            result.verdict, next_steps(result.verdict, path, commands, evidence.of_no_commit)
+        ),
         evidence=path,
         baseline=commands.relative(result.baseline_path),
+        commit=evidence.commit,
         dirty=list(evidence.dirty),
+        tree_changed=evidence.tree_changed,
         disturbed=evidence.disturbances,
+        margins_pct=evidence.margins_pct,
         judged_by=result.judged_by,
     )
 
@@ -95,9 +107,9 @@ def waiver_documents(waivers: Sequence[Waiver], results: Sequence[Result]) -> li
         for one in result.verdict.waivers
     }
     return [
-        filled(
-            WaiverDocument,
-            waiver,
+        WaiverDocument(
+            case=waiver.case,
+            metric=waiver.metric,
             expires=waiver.expires.isoformat(),
             effect=outcomes.get((waiver.case, waiver.metric), ""),
             text=described(waiver),
@@ -174,7 +186,10 @@ def _json_in(path: Path) -> Any:
 def _is_document(content: Any) -> bool:
     """Tell whether a command, or a run, wrote this as its document."""
     if isinstance(content, list):
-        return all(isinstance(one, dict) and one.keys() >= _VERDICT for one in content)
+        return all(
+            isinstance(one, dict) and any(one.keys() >= mark for mark in _VERDICTS)
+            for one in content
+        )
     keys = content.keys() if isinstance(content, dict) else set()
     # A single key is too little to know a document by, unless there is no other.
     return any(keys >= mark for mark in _MARKS) or ("ranks" in keys and keys <= _TRACED)

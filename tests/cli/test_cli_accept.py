@@ -2,9 +2,9 @@
 
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
+from builders import replace
 from git_repositories import commit, git
 
 from stepguard.evidence import Block, Counts, Launch, to_json

@@ -2,9 +2,9 @@
 
 import math
 import re
-from dataclasses import replace
 
 import pytest
+from builders import replace
 from counts import counted
 
 from stepguard import Case

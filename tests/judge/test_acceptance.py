@@ -1,9 +1,17 @@
 """What must not become a recording: each rule with values on both sides of its border."""
 
-from dataclasses import replace
-
 import pytest
-from builders import PROPERTY, block, cpu_evidence, entry, evidence, launch, recording, with_counts
+from builders import (
+    PROPERTY,
+    block,
+    cpu_evidence,
+    entry,
+    evidence,
+    launch,
+    recording,
+    replace,
+    with_counts,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

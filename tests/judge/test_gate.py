@@ -1,6 +1,5 @@
 """The gate: a document passes that shows every guarded case to pass; else it is told why not."""
 
-from dataclasses import replace
 from datetime import date
 
 import pytest
@@ -11,6 +10,7 @@ from builders import (
     entry,
     evidence,
     one_recording,
+    replace,
     with_counts,
 )
 from msgspec import structs
@@ -21,7 +21,7 @@ from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, expected, gate
 from stepguard.metrics import OPERATORS, default_gates
 from stepguard.recording import RecordedDifference
-from stepguard.verdict import Status
+from stepguard.verdict import Reason, Status
 from stepguard.waiver import Waiver
 
 OTHER = "b" * 40
@@ -83,9 +83,7 @@ def waived(metrics):
         structs.replace(one, waived_until="2026-12-01") if one.status.outcome == "failed" else one
         for one in metrics.verdict.metrics
     ]
-    passing = structs.replace(
-        metrics.verdict, metrics=moved, outcome="passed", waived_until="2026-12-01"
-    )
+    passing = structs.replace(metrics.verdict, metrics=moved, waived_until="2026-12-01")
     return run_document(structs.replace(metrics, verdict=passing), passed=True)
 
 
@@ -306,7 +304,7 @@ def test_only_cases_for_as_many_gpus_are_expected():
 def test_what_passes_as_declared_needs_a_commit_that_declares_it():
     """The document's word is not enough: the range's own messages have to hold it."""
     metrics = [
-        structs.replace(one, reason="EXPECTED") if one.metric == "step_ms" else one
+        structs.replace(one, reason=Reason.EXPECTED) if one.metric == "step_ms" else one
         for one in SOUND.verdict.metrics
     ]
     changes = {"against": "main", "base_commit": OTHER}

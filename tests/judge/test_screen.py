@@ -1,7 +1,6 @@
 """The rules of the verdict: each status and reason, their order, and nothing green by accident."""
 
 import math
-from dataclasses import replace
 
 import pytest
 from builders import (
@@ -24,6 +23,7 @@ from builders import (
     metric,
     one_recording,
     recording,
+    replace,
     two_rank_evidence,
     with_counts,
 )

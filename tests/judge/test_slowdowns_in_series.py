@@ -2,12 +2,11 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
+from builders import CASE_ID, block_of, compared, entry, evidence, one_recording, replace
 
 from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison

@@ -1,11 +1,10 @@
 """Waivers: what they cover, what they never cover, and a file that people edit."""
 
 import json
-from dataclasses import replace
 from datetime import date, timedelta
 
 import pytest
-from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, with_counts
+from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,10 +5,9 @@ A group's step takes as long as the test says, on no clock but the one in its an
 
 import math
 import threading
-from dataclasses import replace
 
 import pytest
-from builders import FINGERPRINT
+from builders import FINGERPRINT, replace
 
 import stepguard.measure.ab
 import stepguard.measure.launches

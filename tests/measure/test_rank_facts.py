@@ -1,10 +1,8 @@
 """What ranks say of themselves: they must agree, and each must run on the GPU that is watched."""
 
-from dataclasses import replace
-
 import msgspec
 import pytest
-from builders import evidence
+from builders import evidence, replace
 
 from stepguard.evidence import Counts
 from stepguard.judge.summary import summarise

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from builders import (
@@ -13,6 +12,7 @@ from builders import (
     entry_of,
     launch,
     recording,
+    replace,
     two_rank_evidence,
     values_of,
 )

@@ -1,10 +1,10 @@
 """--perf-base: who edits baselines or waivers is judged by those of the branch it goes to."""
 
 import json
-from dataclasses import replace
 from datetime import date
 
 import pytest
+from builders import replace
 
 RISEN = {"generated_kernels": 8}
 

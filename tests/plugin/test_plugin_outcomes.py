@@ -1,8 +1,7 @@
 """Every verdict's outcome in pytest: passed, failed or error, its word, and the exit code."""
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 
 from stepguard import Case
 from stepguard.evidence import Fault

@@ -2,14 +2,13 @@
 
 import json
 import re
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
-from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, with_counts
+from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, replace, with_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import structs
@@ -392,7 +391,7 @@ def test_commands_carry_the_folder(verdict, commands):
     assert all(step.endswith(command) for step, command in zip(steps, commands, strict=False))
     assert "--baselines 'my dir'" in words.block(verdict, "e.json", Commands(baselines="my dir"))
     whole = documents.result_document(result(verdict), Commands(baselines="my dir"))
-    assert any("--baselines 'my dir'" in step for step in whole.steps)
+    assert any("--baselines 'my dir'" in step for step in whole.text.steps)
     assert "baselines" not in words.block(verdict, "e.json", Commands())
 
 
@@ -533,7 +532,7 @@ def as_json(made):
 @given(VERDICTS)
 def test_a_verdict_as_json(verdict):
     """Valid JSON, with the verdict in words."""
-    told = as_json(documents.verdict_document(verdict))
+    told = as_json(documents.judged_document(verdict))["verdict"]
     assert (told["status"], told["reason"]) == (verdict.status.value, verdict.reason)
 
 
@@ -650,7 +649,7 @@ def test_what_is_shown_of_a_traceback(reason, detail, lines):
     """The engine's frames are shown only where they are all there is to a crash, or a hang."""
     verdict = Verdict("c", Status.BROKEN, reason, Failed(message="m"), detail)
     assert words.evidence_lines(verdict) == [f"  | {line}" for line in lines.splitlines()]
-    assert documents.verdict_document(verdict).detail == detail
+    assert documents.text_of(verdict).detail == detail
 
 
 def test_a_stage_is_reported_again_while_it_lasts(monkeypatch):
@@ -678,7 +677,7 @@ def test_evidence_of_a_dirty_tree_says_what_comes_first():
 def test_a_document_offers_no_command_that_would_be_refused(how):
     """Nor for a tree that was edited while it was measured."""
     found = result(SLOWER, replace(evidence((270.0,) * 3), **how))
-    step, *_ = documents.result_document(found, Commands()).steps
+    step, *_ = documents.result_document(found, Commands()).text.steps
     assert step.startswith("accept: commit, measure again, then ")
 
 

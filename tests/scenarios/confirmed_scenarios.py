@@ -4,9 +4,7 @@ A run keeps the pairs beside the evidence, and judge reads both. Where a run mea
 the code is the recording's or cannot be had, the call that the run makes is made here.
 """
 
-from dataclasses import replace
-
-from builders import block, entry, evidence, launch
+from builders import block, entry, evidence, launch, replace
 from kernels import counts_of, recorded_step, step
 from paired_scenarios import NOISY, QUIET, SYNCS, counted_in, failed, pairs
 from recorded_scenarios import FIVE, at, counting

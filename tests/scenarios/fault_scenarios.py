@@ -1,8 +1,6 @@
 """Runs that failed before they could be judged: a scenario for each code that a fault may have."""
 
-from dataclasses import replace
-
-from builders import entry, evidence
+from builders import entry, evidence, replace
 from scenario import Files, Run, Scenario
 
 from stepguard.evidence import Fault

@@ -1,10 +1,9 @@
 """Profiles of a step of 250 ms whose kernels are known."""
 
 import random
-from dataclasses import replace
 
 import msgspec
-from builders import CASE, evidence, recording
+from builders import CASE, evidence, recording, replace
 
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.judge.summary import stored

@@ -1,10 +1,9 @@
 """Runs that measured another revision's tree in pairs with HEAD's."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
-from builders import block, block_of, cpu_evidence, evidence, launch, two_rank_evidence
+from builders import block, block_of, cpu_evidence, evidence, launch, replace, two_rank_evidence
 from fault_scenarios import LOSS, TRACEBACK
 from kernels import counts_of, step
 from recorded_scenarios import OPERATORS, SYNC, UNSTEADY, counting

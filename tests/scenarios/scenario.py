@@ -20,9 +20,9 @@ from stepguard.cli.main import main
 from stepguard.cli.stored.evidence import verdict_of_run
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence, to_json
-from stepguard.report import words
+from stepguard.report import older, words
 from stepguard.report.commands import Commands
-from stepguard.report.documents import as_json, verdict_document
+from stepguard.report.documents import as_json
 from stepguard.storage import baselines
 from stepguard.storage.runs import kept_files, read_comparison, read_evidence
 from stepguard.storage.waivers import load_waivers, today
@@ -116,7 +116,7 @@ def shown(scenario: Scenario) -> Shown:
     Path("pytest.ini").touch()  # what judge takes for the root of a project
     if callable(scenario.inputs):
         verdict = scenario.inputs()
-        return Shown(json.loads(as_json(verdict_document(verdict))), _block(verdict), "")
+        return Shown(json.loads(as_json(older.verdict(verdict))), _block(verdict), "")
     scenario.inputs.write()
     options = ["--evidence", str(RUN), "--baselines", str(BASELINES), "--json", str(DOCUMENT)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:

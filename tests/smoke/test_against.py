@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import replace
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
 from quick_launches import (

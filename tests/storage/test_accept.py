@@ -4,7 +4,6 @@ import difflib
 import errno
 import os
 import threading
-from dataclasses import replace
 
 import pytest
 from builders import (
@@ -18,6 +17,7 @@ from builders import (
     cpu_evidence,
     evidence,
     launch,
+    replace,
     with_counts,
 )
 from git_repositories import git, repository

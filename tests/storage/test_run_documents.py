@@ -50,9 +50,12 @@ def put(*keys, value):
 
 
 RESULT = ("results", 0)
+SIDE = {"names": ["gelu"], "calls": 1.0, "us": 1.0}
+CAUSE = {"kind": "time", "us": 1.0, "what": "gelu", "phase": "", "place": ""}
+CAUSE |= {"before": SIDE, "after": SIDE}
 BAD = {
     "no commit": (put("commit", value=None), "missing required field `commit`"),
-    "another schema": (put("schema", value=1), "schema 1, this version of stepguard reads 2"),
+    "another schema": (put("schema", value=1), "schema 1, this version of stepguard reads 3"),
     "an unknown field": (put("more", value=1), "unknown field `more`"),
     "an unknown end": (put("end", value="won"), "Invalid enum value 'won'"),
     "an unknown state": (put("cases", 0, "state", value="green"), "Invalid enum value 'green'"),
@@ -64,6 +67,18 @@ BAD = {
     "an unknown metric": (put(*RESULT, "gates", value=["speed"]), "'speed', which is no metric"),
     "half of the margins": (put(*RESULT, "margins_pct", value=[1.0]), "margins_pct (1.0,)"),
     "margins that are none": (put(*RESULT, "margins_pct", value=[3.0, 1.0]), "which are none"),
+    "figures of another reason": (
+        put(*RESULT, "verdict", "figures", value={"type": "NoGates"}),
+        "is WITHIN_LIMIT, with the figures of NoGates",
+    ),
+    "an unknown figure": (
+        put(*RESULT, "verdict", "figures", value={"type": "NoGates", "more": 1}),
+        "unknown field `more`",
+    ),
+    "more causes than a verdict has": (
+        put(*RESULT, "verdict", "explanation", value={"refused": [], "causes": [CAUSE] * 41}),
+        "Expected `array` of length <= 40",
+    ),
     "another case's verdict": (
         put(*RESULT, "verdict", "case_id", value="a[b]"),
         f"the verdict of '{CASE_ID}' is of 'a[b]'",

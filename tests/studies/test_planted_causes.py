@@ -3,9 +3,9 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
 
 import pytest
+from builders import replace
 from quick_launches import shorten_launches
 
 from stepguard.explain.causes import explain

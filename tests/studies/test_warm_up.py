@@ -2,12 +2,11 @@
 
 import json
 import math
-from dataclasses import replace
 from itertools import islice
 
 import numpy as np
 import pytest
-from builders import block_of, evidence
+from builders import block_of, evidence, replace
 
 from stepguard.comparison import Comparison
 from stepguard.evidence import Launch

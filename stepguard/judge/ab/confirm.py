@@ -1,9 +1,9 @@
 """Confirmation of the screen's alarm by pairs: they tell slower code from a slower machine."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from stepguard.comparison import Comparison
 from stepguard.figures import OtherWork, OtherWorkOfRanks

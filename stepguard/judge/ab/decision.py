@@ -10,11 +10,11 @@ operators.
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
 from msgspec import structs
+from msgspec.structs import replace
 
 from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
@@ -288,8 +288,9 @@ def _compared(comparison: Comparison) -> Verdict:
 def why(comparison: Comparison) -> dict[str, Any]:
     """Return what the profiles of both sides say, as fields of a verdict."""
     head, base = comparison.head.counted, comparison.base.counted
+    found = _explanation(comparison)
     return {
-        "explanation": _explanation(comparison),
+        "explanation": found.bounded() if found else None,
         "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
     }
 

@@ -5,7 +5,8 @@ never of what is BROKEN, UNFIT, NOT COMPARABLE or INCONCLUSIVE.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepguard.expectation import Expectation, ExpectationEffect, ExpectationOutcome
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict

@@ -1,11 +1,19 @@
 """Two trees that took turns: every verdict from known log-ratios, and nothing green by accident."""
 
 import math
-from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import PROPERTY, block, evidence, launch, metric, two_rank_evidence, with_counts
+from builders import (
+    PROPERTY,
+    block,
+    evidence,
+    launch,
+    metric,
+    replace,
+    two_rank_evidence,
+    with_counts,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -2,12 +2,11 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import CASE, FINGERPRINT, PROPERTY, SOFTWARE, evidence, with_counts
+from builders import CASE, FINGERPRINT, PROPERTY, SOFTWARE, evidence, replace, with_counts
 from comparisons import alike, comparison_of, simulated
 from error_rates import errors
 from hypothesis import given, settings

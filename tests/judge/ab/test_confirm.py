@@ -1,10 +1,9 @@
 """A baseline's SLOWER or FASTER, after its own code ran beside HEAD: the code, or the machine."""
 
 import math
-from dataclasses import replace
 
 import pytest
-from builders import PROPERTY, block, entry, evidence, launch, metric, with_counts
+from builders import PROPERTY, block, entry, evidence, launch, metric, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 

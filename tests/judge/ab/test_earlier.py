@@ -1,10 +1,8 @@
 """A retry is no new draw: it goes on from the pairs of the run before, and errs no more than it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from builders import evidence
+from builders import evidence, replace
 from comparisons import alike, comparison_of
 
 from stepguard.ab_margins import MARGINS, Margins, Prior
