@@ -31,6 +31,7 @@ from stepguard.evidence import (
     from_json,
     to_json,
 )
+from stepguard.figures import BlockWithoutTimes
 from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS, default_gates
 from stepguard.profile import KernelRow, Parts, Profile
@@ -301,5 +302,5 @@ def test_a_block_with_the_times_of_other_steps_is_no_time():
     good = block()
     assert good.bad_times() is None
     steps = good.steps * 100
-    wrong = {"steps": steps, "times": good.steps}
+    wrong = BlockWithoutTimes(steps=steps, times=good.steps)
     assert replace(good, steps=steps).bad_times() == wrong

@@ -23,7 +23,7 @@ from stepguard.cli.profilers.record import add_trace_options, record, refuse_tra
 from stepguard.cli.workload import add_workload, chosen_case
 from stepguard.judge.soundness import measurement_problem
 from stepguard.launch.scheduler import survey
-from stepguard.report import older, words
+from stepguard.report import words
 from stepguard.report.commands import Commands
 from stepguard.report.documents import result_document
 from stepguard.report.stored.recorded import figures
@@ -65,5 +65,5 @@ def _run(options: argparse.Namespace) -> int:
     else:
         commands = Commands(python=interpreter(Path.cwd()))
         sys.stderr.write(words.block(result.verdict, evidence, commands) + "\n")
-    put_json(older.result(result_document(result, Commands(options.root))), options.json)
+    put_json(result_document(result, Commands(options.root)), options.json)
     return 0 if measured else 1

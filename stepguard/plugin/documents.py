@@ -22,7 +22,7 @@ from stepguard.document import (
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
-from stepguard.report import documents, older
+from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.report.page import page
 from stepguard.storage.baselines import CPU_MACHINE
@@ -128,7 +128,7 @@ def forget_documents(config: pytest.Config) -> None:
 def write(option: Any, folder: Path, document: RunDocument) -> list[str]:
     """Write the documents that were asked for; return why one could not be, a sentence each."""
     problems = []
-    texts = {"json": documents.as_json(older.run(document)), "report": page(document)}
+    texts = {"json": documents.as_json(document), "report": page(document)}
     for name, text in texts.items():
         target = getattr(option, f"perf_{name}")
         # A path that was refused, a folder for one, is no reason to lose the other document.

@@ -36,13 +36,14 @@ def verdict(tree: Path, folder: Path, case: str, extra: list[str]) -> dict[str, 
     measured = only_case(document, done.stdout.decode())
     found = measured["verdict"]
     times = [one for one in found["metrics"] if one["metric"] == "step_ms"]
-    said = {key: times[0][key] for key in ("status", "change_pct", "note")} if times else {}
+    said = {key: times[0][key] for key in ("status", "change_pct")} if times else {}
+    said |= {"note": measured["text"]["notes"].get("step_ms", "")} if times else {}
     kept = tree / measured["evidence"]
     pairs = as_data(from_json(kept.read_bytes(), str(kept))) if kept.is_file() else {"pairs": []}
     return {
         "case_verdict": found["status"],
         "step_ms": said,
-        "message": found["message"],
+        "message": measured["text"]["message"],
         "exit_status": done.returncode,
         "command_s": round(time.monotonic() - began, 1),
     } | pairs

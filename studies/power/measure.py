@@ -99,9 +99,10 @@ def verdict(
     return found | {
         "status": said["status"],
         "reason": said["reason"],
-        "first_line": said["headline"],
-        "message": said["message"],
-        "step_ms": {key: times[0][key] for key in ("status", "change_pct", "note")}
+        "first_line": measured["text"]["headline"],
+        "message": measured["text"]["message"],
+        "step_ms": {key: times[0][key] for key in ("status", "change_pct")}
+        | {"note": measured["text"]["notes"].get("step_ms", "")}
         if times
         else {},
         "moved": [

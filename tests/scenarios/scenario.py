@@ -20,9 +20,10 @@ from stepguard.cli.main import main
 from stepguard.cli.stored.evidence import verdict_of_run
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence, to_json
-from stepguard.report import older, words
+from stepguard.report import words
 from stepguard.report.commands import Commands
-from stepguard.report.documents import as_json
+from stepguard.report.documents import as_json, judged_document
+from stepguard.status import Status
 from stepguard.storage import baselines
 from stepguard.storage.runs import kept_files, read_comparison, read_evidence
 from stepguard.storage.waivers import load_waivers, today
@@ -100,14 +101,16 @@ class Shown:
 
     def projection(self) -> dict[str, Any]:
         """Return what must not change while types do."""
-        gated = [one for one in self.document["metrics"] if one["gated"]]
+        verdict = self.document["verdict"]
+        gated = [one for one in verdict["metrics"] if one["gated"]]
+        waived = verdict["waived_until"]
         return {
-            "status": self.document["status"],
-            "reason": self.document["reason"],
-            "outcome": self.document["outcome"],
+            "status": verdict["status"],
+            "reason": verdict["reason"],
+            "outcome": "passed" if waived else Status(verdict["status"]).outcome,
             "waived": sorted(one["metric"] for one in gated if one["waived_until"]),
             "metrics": {one["metric"]: [one["status"], one["reason"]] for one in gated},
-            "headline": self.document["headline"],
+            "headline": self.document["text"]["headline"],
         }
 
 
@@ -116,14 +119,15 @@ def shown(scenario: Scenario) -> Shown:
     Path("pytest.ini").touch()  # what judge takes for the root of a project
     if callable(scenario.inputs):
         verdict = scenario.inputs()
-        return Shown(json.loads(as_json(older.verdict(verdict))), _block(verdict), "")
+        return Shown(json.loads(as_json(judged_document(verdict))), _block(verdict), "")
     scenario.inputs.write()
     options = ["--evidence", str(RUN), "--baselines", str(BASELINES), "--json", str(DOCUMENT)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         status = main(["judge", *options])
     (document,) = json.loads(DOCUMENT.read_bytes())
-    assert status == (0 if document["outcome"] == "passed" else 1)
-    return Shown(document, _block(_kept_verdict()), printed.getvalue())
+    found = Shown(document, _block(_kept_verdict()), printed.getvalue())
+    assert status == (0 if found.projection()["outcome"] == "passed" else 1)
+    return found
 
 
 def _kept_verdict() -> Verdict:

@@ -16,7 +16,6 @@ from scenario import GOLDEN, KEPT, Files
 from waived_scenarios import WAIVED
 
 from stepguard.document import JudgedDocument
-from stepguard.storage.documents import _result_of_schema_2
 from stepguard.verdict import Reason, Status
 
 SCENARIOS = (*RECORDED, *FAULTS, *PAIRED, *CONFIRMED, *WAIVED)
@@ -54,7 +53,7 @@ def test_verdicts(scenario, found, write):
 @EACH
 def test_texts(scenario, found, write):
     """The first line and the terminal's whole block are as they were reviewed."""
-    path, headline = GOLDEN / f"{scenario.name}.txt", found.document["headline"]
+    path, headline = GOLDEN / f"{scenario.name}.txt", found.document["text"]["headline"]
     if write:
         put_golden(scenario.name, golden(scenario.name) | {"headline": headline})
         path.write_text(found.block)
@@ -64,15 +63,19 @@ def test_texts(scenario, found, write):
 
 @EACH
 def test_documents(scenario, found):
-    """What judge --json writes is made into the types that the gate reads; and what judge prints
-    says the same.
+    """What judge --json writes is read by the types that the gate reads, and is the same again; and
+    what judge prints says the same. Figures and statuses are those of the reason's row.
     """
-    result = {"verdict": found.document, "steps": []}
-    read = msgspec.convert(_result_of_schema_2(result), JudgedDocument).verdict
-    assert (read.status.value, read.outcome) == (scenario.status, found.document["outcome"])
+    read = msgspec.convert(found.document, JudgedDocument)
+    assert json.loads(msgspec.json.encode(read)) == found.document
+    verdict, headline = read.verdict, read.text.headline
+    if verdict.figures:
+        assert isinstance(verdict.figures, verdict.reason.figures)
+    assert verdict.status in verdict.reason.statuses
+    assert all(one.status in one.reason.statuses for one in verdict.metrics if not verdict.whole)
     if found.printed:
-        assert found.document["status"] in found.printed
-        assert read.status is Status.SAME or found.document["headline"] in found.printed
+        assert verdict.status.value in found.printed
+        assert verdict.status is Status.SAME or headline in found.printed
 
 
 def test_every_status_and_reason_has_a_scenario():

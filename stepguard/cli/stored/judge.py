@@ -18,7 +18,8 @@ from stepguard.cli.common import (
 )
 from stepguard.cli.stored.evidence import add_evidence, named_files, verdict_of_run, wanted_evidence
 from stepguard.expectation import KEY
-from stepguard.report import older, table, words
+from stepguard.report import table, words
+from stepguard.report.documents import judged_document
 from stepguard.report.stored.waivers import sentences
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, pairs_beside, read_comparison
@@ -59,7 +60,7 @@ def _judge(options: argparse.Namespace) -> int:
         with_base = f"in pairs with {found.named}, {KEY} of its commits is not applied"
         say(f"{found.head.case_id}: measured {found.head.date}, {with_base}")
     _say(verdicts)
-    put_json([older.verdict(verdict) for verdict in verdicts], options.json)
+    put_json([judged_document(verdict) for verdict in verdicts], options.json)
     return 0 if all(verdict.outcome == "passed" for verdict in verdicts) else 1
 
 
