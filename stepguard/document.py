@@ -42,27 +42,111 @@ class End(Enum):
 
 
 class ProblemCode(StrEnum):
-    """Say why a run is no pass, apart from its verdicts."""
+    """Why a run is no pass, apart from its verdicts: a code, what it means, and what to do about it
+    in the Markdown of docs/reason-codes.md. The last ones are the gate's own.
+    """
 
-    REFUSED = "REFUSED"  # a usage error
-    NOT_FINISHED = "NOT_FINISHED"  # interrupted, or an internal error
-    NOTHING_MEASURED = "NOTHING_MEASURED"
-    NOT_RECORDED = "NOT_RECORDED"  # --perf-update could not record
-    CASE_MISSING = "CASE_MISSING"  # a case that is guarded was not measured
-    NO_CASES = "NO_CASES"  # there is no performance test
-    FEWER_GATES = "FEWER_GATES"  # than the case's recording has, or wider margins
-    OTHER_CASE = "OTHER_CASE"  # than its test declares, or than is recorded
-    EXPECTED_TO_FAIL = "EXPECTED_TO_FAIL"  # an xfail mark lets a case fail
-    RECORDS = "RECORDS"  # the run records what it measures
-    DIRTY = "DIRTY"  # what was measured is in no commit
-    TREE_CHANGED = "TREE_CHANGED"  # while it was measured
-    # The gate's own, of a document:
-    FOREIGN_COMMIT = "FOREIGN_COMMIT"  # another one should have been measured
-    FEWER_GPUS = "FEWER_GPUS"  # than the machine should have
-    NOT_STRICT = "NOT_STRICT"  # the run let cases pass unguarded
-    NOT_PASSED = "NOT_PASSED"  # pytest failed, whatever the verdicts are
-    FAILED = "FAILED"  # a case's verdict is no pass
-    OTHER_BASELINE = "OTHER_BASELINE"  # judged by what the base has not recorded
+    means: str
+    remedy: str
+
+    def __new__(cls, code: str, means: str, remedy: str) -> "ProblemCode":
+        problem = str.__new__(cls, code)
+        problem._value_ = code
+        problem.means, problem.remedy = means, remedy
+        return problem
+
+    REFUSED = "REFUSED", "A usage error: nothing was measured.", "The message says it."
+    NOT_FINISHED = (
+        "NOT_FINISHED",
+        "The run was interrupted, or pytest failed inside; or a test ended it with status 0 "
+        "though its case fails.",
+        "Run it again; else see the log.",
+    )
+    NOTHING_MEASURED = (
+        "NOTHING_MEASURED",
+        "No selected case came to a result; in a strict run also `--collect-only`, `--fixtures` "
+        "and `--fixtures-per-test`.",
+        "See why each was skipped or failed. To collect alone, add `--perf-no-strict`.",
+    )
+    NOT_RECORDED = (
+        "NOT_RECORDED",
+        "`--perf-update` could not record what it measured.",
+        "The message says it.",
+    )
+    CASE_MISSING = (
+        "CASE_MISSING",
+        "A guarded case was deleted, skipped, deselected, or never reached.",
+        "Measure it; or say what is meant with `--perf-select`; or remove it from the baseline as "
+        "well.",
+    )
+    NO_CASES = (
+        "NO_CASES",
+        "No performance test was collected; of the gate: the base has no recording for this "
+        "machine.",
+        "Call pytest where they are; record first.",
+    )
+    FEWER_GATES = (
+        "FEWER_GATES",
+        "A case gates less than its recording has, has wider margins (`margins_pct`) than were "
+        "recorded, or its verdict says nothing of a gate.",
+        "Gate it again, or narrow its margins; or record the case as it is: `--perf-update "
+        "--perf-select=CASE`.",
+    )
+    OTHER_CASE = (
+        "OTHER_CASE",
+        "A test measured another case than it declares, or one with other parameters than are "
+        "recorded.",
+        "`perf(case)` with the case that the test is given; a changed workload is another case, "
+        "with a name of its own.",
+    )
+    EXPECTED_TO_FAIL = (
+        "EXPECTED_TO_FAIL",
+        "A mark `xfail` on a case.",
+        "`python -m stepguard waive`: it has a size, a day and a reason.",
+    )
+    RECORDS = (
+        "RECORDS",
+        "`--perf-update` in a gate.",
+        "Record in a run of its own, with `--perf-no-strict`.",
+    )
+    DIRTY = (
+        "DIRTY",
+        "What was measured is in no commit: there is no git, no repository or no commit, files "
+        "differ from the commit, or a file in `baselines/` is in none, or only a link.",
+        "Commit it, or let git ignore what is no source; the message names the files, or has the "
+        "command.",
+    )
+    TREE_CHANGED = (
+        "TREE_CHANGED",
+        "Files or the commit changed while a case was measured, or since the run began.",
+        "Measure again, and leave the tree alone meanwhile.",
+    )
+    FOREIGN_COMMIT = (
+        "FOREIGN_COMMIT",
+        "The gate: the document is of another commit.",
+        "Measure the commit that is to be merged.",
+    )
+    FEWER_GPUS = (
+        "FEWER_GPUS",
+        "The gate: fewer GPUs than the machine should have.",
+        "`--perf-require-gpus=N`; `python -m stepguard doctor`.",
+    )
+    NOT_STRICT = (
+        "NOT_STRICT",
+        "The gate: the run was not strict.",
+        "`--perf-strict`, or `CI` is set.",
+    )
+    NOT_PASSED = "NOT_PASSED", "The gate: pytest failed though no case did.", "See its log."
+    FAILED = (
+        "FAILED",
+        "The gate: a case does not pass, or is waived where the base has no such waiver.",
+        "Its verdict says it.",
+    )
+    OTHER_BASELINE = (
+        "OTHER_BASELINE",
+        "Judged by what the base has not recorded, or against itself.",
+        "`--perf-base=BRANCH`; see which baselines the change edits.",
+    )
 
     @classmethod
     def _missing_(cls, value: object) -> "ProblemCode | None":

@@ -17,13 +17,12 @@ import msgspec
 from stepguard.case import from_dict
 from stepguard.device import is_gpu
 from stepguard.figures import (
-    BadPairTime,
     BadTime,
     BlockWithoutTimes,
     ClockGap,
     EventsGap,
     HostGap,
-    NoPairs,
+    NoneMeasured,
 )
 from stepguard.fingerprint import Fingerprint
 from stepguard.identity import StepIdentity
@@ -86,7 +85,7 @@ class Block:
             return BlockWithoutTimes(steps=self.steps, times=times)
         for ms in (*self.wall_ms, *self.events_ms, *self.step_ms):
             if not (math.isfinite(ms) and ms > 0):
-                return BadTime(ms=repr(ms))
+                return BadTime(what="a block", ms=repr(ms))
         return None
 
     def clock_gap(self) -> ClockGap | None:
@@ -162,13 +161,13 @@ class Difference:
     pairs_ms: tuple[tuple[float, float], ...]
     plain_by_rank_ms: tuple[float, ...] = ()  # mean of the plain variant on each rank
 
-    def bad_times(self) -> NoPairs | BadPairTime | None:
+    def bad_times(self) -> NoneMeasured | BadTime | None:
         """Return what is wrong with its times: there is none, or not a positive finite number."""
         if not self.pairs_ms:
-            return NoPairs(difference=self.name)
+            return NoneMeasured(what=f"pair of blocks of {self.name}")
         for ms in (*(ms for pair in self.pairs_ms for ms in pair), *self.plain_by_rank_ms):
             if not (math.isfinite(ms) and ms > 0):
-                return BadPairTime(difference=self.name, ms=repr(ms))
+                return BadTime(what=self.name, ms=repr(ms))
         return None
 
 

@@ -44,10 +44,11 @@ class Failed(Figures, frozen=True):
     site: Site | None = None  # that raised it
 
 
-class NoLaunch(Figures, frozen=True):
-    """There is no launch at all."""
+class NoneMeasured(Figures, frozen=True):
+    """There is no launch, no block or no pair of blocks."""
 
-    says = "no launch was measured"
+    says = "no {what} was measured"
+    what: str
 
 
 class TooFewLaunches(Figures, frozen=True):
@@ -67,12 +68,6 @@ class Unpaired(Figures, frozen=True):
     other: str
 
 
-class NoBlock(Figures, frozen=True):
-    """A launch has no block."""
-
-    says = "it has no block"
-
-
 class BlockWithoutTimes(Figures, frozen=True):
     """A block has not a time for each step."""
 
@@ -84,23 +79,9 @@ class BlockWithoutTimes(Figures, frozen=True):
 class BadTime(Figures, frozen=True):
     """A time is no positive finite number."""
 
-    says = "a block has a time of {ms} ms"
+    says = "{what} has a time of {ms} ms"
+    what: str  # a block, or a difference
     ms: str  # as it is written: JSON has no such number
-
-
-class NoPairs(Figures, frozen=True):
-    """A difference has no pair of blocks."""
-
-    says = "{difference} has no pair of blocks"
-    difference: str
-
-
-class BadPairTime(Figures, frozen=True):
-    """A time of a difference is no positive finite number."""
-
-    says = "{difference} has a time of {ms} ms"
-    difference: str
-    ms: str
 
 
 class EventsGap(Figures, frozen=True):
@@ -329,14 +310,11 @@ class SlowSteps(Figures, frozen=True):
 OfCase = (
     Said
     | Failed
-    | NoLaunch
+    | NoneMeasured
     | TooFewLaunches
     | Unpaired
-    | NoBlock
     | BlockWithoutTimes
     | BadTime
-    | NoPairs
-    | BadPairTime
     | EventsGap
     | HostGap
     | RepeatedGap

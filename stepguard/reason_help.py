@@ -1,17 +1,16 @@
-"""Help on reasons and problems: what each code means and what to do about it, section by section of
+"""Help on reasons: what each means and what to do about it, section by section of
 docs/reason-codes.md, which is made of it. In Markdown; links are the page's.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from stepguard.document import ProblemCode
 from stepguard.reasons import Reason
 
 
 @dataclass(frozen=True)
 class Help:
-    """What a code means, and what the reader does about it."""
+    """What a reason means, and what the reader does about it."""
 
     means: str
     remedy: str
@@ -32,7 +31,7 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
         "Nothing.",
     ),
     Reason.NOT_JUDGED: Help(
-        "Only of metrics, never of a case: information, shown beside what is judged.",
+        "Information about a metric, shown beside what is judged. No case has it.",
         "Nothing.",
     ),
     Reason.WITHIN_LIMIT: Help(
@@ -41,35 +40,34 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
     ),
     Reason.BEYOND_LIMIT: Help(
         "A time or a difference is outside the limit.",
-        "`SLOWER`: it was confirmed in an A/B comparison with the recording's commit, or is "
-        "beyond 4 % and the line under it says `unconfirmed` and why; look at what changed. "
-        "`FASTER`: accept it, or the gain can be lost unseen.",
+        "`SLOWER`: look at what changed. Pairs with the recording's commit confirmed it, or it is "
+        "beyond 4 % and the line under it says `unconfirmed` and why. `FASTER`: accept it, or the "
+        "gain can be lost unseen.",
     ),
     Reason.UNCONFIRMED: Help(
-        "A time is beyond the screen's limit but within 4 %, and no pairs with the recording's "
-        "commit told code from machine; the note says why.",
+        "A time is outside the limit, by 4 % at most. Pairs with the recording's commit could not "
+        "tell slower code from a slower machine; the note says why.",
         "Give the pairs what they lacked: the commit (`git fetch --unshallow`), or a larger "
         "`--perf-budget`.",
     ),
     Reason.KERNELS_MOVED: Help(
-        "The step is within the limit, but kernels, or gaps between them, take 0.5 % of it more "
-        "than in the newest recording with a profile, apart from what all kernels of their class "
-        "share. Pairs with the recording's commit were measured where they could be, and did not "
-        "say `SLOWER`; where time ended before they decided, and all that they had was beyond the "
-        "ignore margin, that is `UNDECIDED`. Printed, though it passes.",
+        "The step is within the limit. But its kernels, or the gaps between them, take 0.5 % of "
+        "the step more than in the newest recording with a profile; what all kernels of a class "
+        "share does not count. Pairs with the recording's commit, where they could be measured, "
+        "did not say `SLOWER`. If they ended undecided and beyond the ignore margin, it is "
+        "`UNDECIDED`. Printed, though it passes.",
         "Look at what the lines name.",
     ),
     Reason.WITHIN_LEVEL: Help(
-        "A time is beyond the screen's limit in the good direction, and no pairs with the "
-        "recording's commit confirmed it: no gain is claimed.",
+        "A time is outside the limit the good way, and no pairs with the recording's commit "
+        "confirmed it. No gain is claimed.",
         "Nothing.",
     ),
     Reason.COUNTER_ROSE: Help(
         "The step pays more: launches, host syncs, copies, memory, graphs, graph breaks, "
         "recompiles.",
-        "Read the lines under it, which name the places that are new, or else what rose. Undo it, "
-        "or accept it with a reason. Host syncs and their candidates: "
-        "[host-syncs.md](host-syncs.md).",
+        "Read the lines under it: they name the new places, or else what rose. Undo it, or accept "
+        "it with a reason. Host syncs and their candidates: [host-syncs.md](host-syncs.md).",
     ),
     Reason.COUNTER_FELL: Help(
         "The step pays less.",
@@ -87,8 +85,8 @@ _AGAINST_RECORDINGS: Mapping[Reason, Help] = {
 
 _IN_PAIRS: Mapping[Reason, Help] = {
     Reason.BEYOND_MARGIN: Help(
-        "The step time's interval over the pairs is beyond the ignore margin. The cause is the "
-        "code, since both revisions ran on this machine in alternate blocks.",
+        "The step time's interval over the pairs is beyond the ignore margin. The code is the "
+        "cause: both revisions ran on this machine in alternate blocks.",
         "`SLOWER`: look at what changed between the two.",
     ),
     Reason.WITHIN_MARGINS: Help(
@@ -96,10 +94,10 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "Nothing.",
     ),
     Reason.IDENTICAL_STEP: Help(
-        "The step is known to be the other revision's: kernels in order with their grids, "
-        "generated code, operators with shapes, strides and types, copies, collectives, counters "
-        "and settings of libraries; the GPU bounds it, and one pair (or two to four, on a noisy "
-        "machine) shows no difference ([judge.md](judge.md#a-step-that-is-the-same)).",
+        "The step is known to be the other revision's: the same kernels in order with their "
+        "grids, generated code, operators with shapes, strides and types, copies, collectives, "
+        "counters and settings of libraries. The GPU bounds it, and one pair (two to four on a "
+        "noisy machine) shows no difference ([judge.md](judge.md#a-step-that-is-the-same)).",
         "Nothing.",
     ),
     Reason.UNDECIDED: Help(
@@ -111,12 +109,13 @@ _IN_PAIRS: Mapping[Reason, Help] = {
     ),
     Reason.NO_SLOWDOWN: Help(
         "On a CPU, in a case that gates no time: two pairs or more show no slowdown beyond the "
-        "ignore margin. It is not as much as `WITHIN_MARGINS` says.",
+        "ignore margin. It says less than `WITHIN_MARGINS`.",
         "Nothing.",
     ),
     Reason.MAYBE_SLOWER: Help(
         "On a CPU, in a case that gates no time: eight pairs are slower on average by more than "
-        "the ignore margin, and not beyond doubt. Printed, though it passes: a busy CPU does that.",
+        "the ignore margin, but that may be chance, since a busy CPU does it. Printed, though it "
+        "passes.",
         "If you suspect the code, measure again on an idle machine, or gate `step_ms` in the case.",
     ),
     Reason.EXPECTED: Help(
@@ -132,14 +131,14 @@ _IN_PAIRS: Mapping[Reason, Help] = {
     ),
     Reason.LATE_SLOWDOWN: Help(
         "In every launch steps are slower from some step on; the note says which, and by how "
-        "much. `SLOWER` if the other revision's are not; else a notice, also against recordings, "
-        "which do not know single steps.",
+        "much. It is `SLOWER` if the other revision's steps are not. Else it is a notice, also "
+        "against recordings, which do not know single steps.",
         "Look for what grows or starts with the number of steps: a list, a cache, a counter, a "
         "schedule.",
     ),
     Reason.PERIODIC_SLOWDOWN: Help(
         "In every launch steps are slower at one interval, or one step is; the note says which, "
-        "and by how much. `SLOWER` or a notice as of `LATE_SLOWDOWN`.",
+        "and by how much. It is `SLOWER` if the other revision's steps are not, else a notice.",
         "Look for what happens every so many steps: logging, a checkpoint, `empty_cache`.",
     ),
     Reason.BASE_LACKS: Help(
@@ -148,17 +147,17 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "Compare with a revision that can, or use the stored baseline.",
     ),
     Reason.TIME_DECIDES: Help(
-        "On a GPU: other work than the other revision's, like other operators, and the step time "
-        "is judged by pairs. Printed, though it passes.",
+        "On a GPU: the step does other work than the other revision's, other operators for "
+        "example, and pairs judge its time. Printed, though it passes.",
         "Read what moved; it explains the time.",
     ),
     Reason.PAID_FOR: Help(
-        "On a GPU: a cost rose, and the step is `FASTER` by pairs all the same. Printed, though "
-        "it passes.",
+        "On a GPU: a cost rose, and the pairs say that the step is `FASTER` all the same. "
+        "Printed, though it passes.",
         "Decide whether the gain is worth the memory, the copies or the syncs.",
     ),
     Reason.MACHINE_MOVED: Help(
-        "The stored baseline says SLOWER or FASTER, and the recording's own code, measured in "
+        "The stored baseline says SLOWER or FASTER. But the recording's own code, measured in "
         "alternate blocks with this one, is as slow or as fast: the machine changed. Printed on "
         "every run, though it passes.",
         "Leave the code alone. Find what is different about the machine; record anew if it stays "
@@ -183,9 +182,9 @@ _NOTHING_TO_COMPARE: Mapping[Reason, Help] = {
     ),
     Reason.OTHER_SOFTWARE: Help(
         "Another torch, CUDA, cuDNN, Triton, driver branch, CPU architecture or steering variable "
-        "than every recording of the newest level; the message says which.",
+        "than every recording of the newest level has; the message says which.",
         "Install what was recorded, or accept: the first recording under new software joins that "
-        "level, with a reason if it is slower.",
+        "level. If it is slower, accept with a reason.",
     ),
     Reason.OTHER_PARAMETERS: Help(
         "The case's parameters, device or world size were edited.",
@@ -195,15 +194,15 @@ _NOTHING_TO_COMPARE: Mapping[Reason, Help] = {
 
 _NOT_DECIDED: Mapping[Reason, Help] = {
     Reason.NOT_STEADY: Help(
-        "The step time still drifted when the warm-up's time was over, something was compiled or "
-        "allocated on the GPU again and again, which ends it early, or a graph was compiled "
-        "within a timed block. No launch follows one that did not get steady.",
+        "The step time still drifted when the warm-up's time was over. Or something was compiled "
+        "or allocated on the GPU again and again, which ends the warm-up early; or a graph was "
+        "compiled within a timed block. After such a launch no other follows.",
         "`python -m stepguard doctor`; look for a workload that allocates, recompiles or waits "
         "for data. What compiles late: call it once in the factory, or in the first step.",
     ),
     Reason.TOO_NOISY: Help(
-        "The launches differ so much that the limit cannot be told from noise, and more launches "
-        "did not help; or the pairs of a difference do.",
+        "The launches, or the pairs of a difference, differ so much that the limit cannot be told "
+        "from noise. More launches did not help.",
         "Look for what else runs on the machine; then measure again.",
     ),
     Reason.COUNT_UNSTABLE: Help(
@@ -216,10 +215,9 @@ _NOT_DECIDED: Mapping[Reason, Help] = {
 _MACHINE_UNFIT: Mapping[Reason, Help] = {
     Reason.FOREIGN_PROCESS: Help(
         "Another process is on the GPU, or memory is in use that belongs to no process in sight. "
-        "Or another run of stepguard, of whichever user, measured on it for longer than 15 min; "
-        "the message says which process and since when: runs alternate case by case, so only a "
-        "run that hangs, or several in a queue, last so long. Or the lock file "
-        "`/tmp/stepguard-<uuid>.lock` cannot be used.",
+        "Or another run of stepguard, of any user, measured on it for longer than 15 min: runs "
+        "take turns case by case, so it hangs, or several wait in a queue. The message says which "
+        "process. Or the lock file `/tmp/stepguard-<uuid>.lock` cannot be used.",
         "Wait for it or end it, or choose a GPU with `CUDA_VISIBLE_DEVICES`.",
     ),
     Reason.THROTTLED: Help(
@@ -258,15 +256,15 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "The workload does not do what it says, or does it after the clock is read.",
     ),
     Reason.CLOCKS_DISAGREE: Help(
-        "Wall clock and CUDA events of a block differ by more than 0.5 % and by more than 1 ms, "
-        "or the ranks' clock and the host's by more than 5 % and by more than 500 ms, in two "
-        "blocks of a launch: the first is measured again.",
+        "Two clocks disagree in two blocks of a launch; the first of them is measured again. Wall "
+        "clock and CUDA events differ by more than 0.5 % and more than 1 ms, or the ranks' clock "
+        "and the host's by more than 5 % and more than 500 ms.",
         "Work runs on a stream that the events do not see, the host was stopped, or the workload "
         "replaced the rank's clock.",
     ),
     Reason.CONTRADICTION: Help(
-        "The step without exchange between ranks takes longer than the step as it is, by more "
-        "than 0.5 % and the interval.",
+        "Without exchange between ranks the step takes longer than with it, by more than 0.5 % "
+        "and the interval.",
         "See what the step does where `gradient_sync` is False: it is more than to exchange "
         "nothing.",
     ),
@@ -276,22 +274,22 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "Fix it.",
     ),
     Reason.BAD_WORKLOAD: Help(
-        "The factory cannot be imported or called with the case's parameters, or what it returned "
-        "has no `step` or `tokens_per_step`, or no `gradient_sync` where exposed communication is "
-        "gated; or it changes a variable that torch reads as it is imported "
-        "(`TORCHINDUCTOR_...`), which happens before.",
+        "The factory cannot be imported, or not be called with the case's parameters. Or what it "
+        "returned has no `step` or `tokens_per_step`, or no `gradient_sync` where exposed "
+        "communication is gated. Or it changes a variable that torch reads as it is imported "
+        "(`TORCHINDUCTOR_...`): that comes too late.",
         "The message names what is missing, or what to set where.",
     ),
     Reason.TREE_CHANGED: Help(
-        "A file of the tree was written, or another commit checked out, during an A/B comparison, "
-        "even if it was restored since: pairs may be of different code.",
+        "During an A/B comparison a file of the tree was written, or another commit was checked "
+        "out, even if it was restored since. Pairs may be of different code.",
         "Measure again, and leave the tree alone meanwhile.",
     ),
     Reason.OTHER_TREE: Help(
-        "A rank imported a module of the factory's package from outside of the measured tree, "
-        "from another clone or an installed copy; or any module that this tree has in another "
-        "form, or that differs between the two revisions of an A/B comparison; or one from the "
-        "other revision's tree. The message names module and file.",
+        "A rank imported a module of the factory's package from outside of the measured tree: "
+        "from another clone, an installed copy or the other revision's tree. Or any module that "
+        "this tree has in another form, or that differs between the two revisions. The message "
+        "names module and file.",
         "Take the other tree off `PYTHONPATH`; uninstall what is installed, in editable mode or "
         "not. What lies in `src/` is then imported by a relative `PYTHONPATH=src`, which every "
         "tree reads as its own.",
@@ -302,105 +300,21 @@ _MEASUREMENT_BROKEN: Mapping[Reason, Help] = {
         "A smaller batch; or somebody else holds the memory.",
     ),
     Reason.KILLED: Help(
-        "A rank died of a signal, e.g. by the kernel's out-of-memory killer, or ended by itself "
-        "in mid-work, in which case the others raise and are its victims. Or the process that "
+        "A rank died of a signal, of the kernel's out-of-memory killer for example, or ended by "
+        "itself while it worked; then the others raise, and are its victims. Or the process that "
         "torchrun's engine runs in ended while its ranks were at work.",
         "`dmesg`, and `agent.log` beside the evidence; the message names rank, step and phase.",
     ),
     Reason.NO_ANSWER: Help(
         "A rank did not answer in time; every thread's stack is in the report.",
-        "The message says where. Of several ranks most often a hang, in different collectives. Of "
-        "one, a step that waits for what never comes, or one too large for the machine: the first "
-        "one, its compilation included, has 600 s, a launch the case's `time_limit_s`.",
+        "The message says where. Of several ranks it is most often a hang in different "
+        "collectives. Of one, a step that waits for what never comes, or that is too large for "
+        "the machine: the first step, with its compilation, has 600 s, a launch the case's "
+        "`time_limit_s`.",
     ),
     Reason.NOT_STARTED: Help(
         "The ranks never said hello.",
         "`agent.log` and `stderr-0.log` beside the evidence; usually an import.",
-    ),
-}
-
-OF_RUNS: Mapping[ProblemCode, Help] = {
-    ProblemCode.REFUSED: Help(
-        "A usage error: nothing was measured.",
-        "The message says it.",
-    ),
-    ProblemCode.NOT_FINISHED: Help(
-        "The run was interrupted, or pytest failed inside; or a test ended it with status 0 "
-        "though its case fails.",
-        "Run it again; else see the log.",
-    ),
-    ProblemCode.NOTHING_MEASURED: Help(
-        "No selected case came to a result; in a strict run also `--collect-only`, `--fixtures` "
-        "and `--fixtures-per-test`.",
-        "See why each was skipped or failed. To collect alone, add `--perf-no-strict`.",
-    ),
-    ProblemCode.NOT_RECORDED: Help(
-        "`--perf-update` could not record what it measured.",
-        "The message says it.",
-    ),
-    ProblemCode.CASE_MISSING: Help(
-        "A guarded case was deleted, skipped, deselected, or never reached.",
-        "Measure it; or say what is meant with `--perf-select`; or remove it from the baseline as "
-        "well.",
-    ),
-    ProblemCode.NO_CASES: Help(
-        "No performance test was collected; of the gate: the base has no recording for this "
-        "machine.",
-        "Call pytest where they are; record first.",
-    ),
-    ProblemCode.FEWER_GATES: Help(
-        "A case gates less than its recording has, has wider margins (`margins_pct`) than were "
-        "recorded, or its verdict says nothing of a gate.",
-        "Gate it again, or narrow its margins; or record the case as it is: `--perf-update "
-        "--perf-select=CASE`.",
-    ),
-    ProblemCode.OTHER_CASE: Help(
-        "A test measured another case than it declares, or one with other parameters than are "
-        "recorded.",
-        "`perf(case)` with the case that the test is given; a changed workload is another case, "
-        "with a name of its own.",
-    ),
-    ProblemCode.EXPECTED_TO_FAIL: Help(
-        "A mark `xfail` on a case.",
-        "`python -m stepguard waive`: it has a size, a day and a reason.",
-    ),
-    ProblemCode.RECORDS: Help(
-        "`--perf-update` in a gate.",
-        "Record in a run of its own, with `--perf-no-strict`.",
-    ),
-    ProblemCode.DIRTY: Help(
-        "What was measured is in no commit: there is no git, no repository or no commit, files "
-        "differ from the commit, or a file in `baselines/` is in none, or only a link.",
-        "Commit it, or let git ignore what is no source; the message names the files, or has the "
-        "command.",
-    ),
-    ProblemCode.TREE_CHANGED: Help(
-        "Files or the commit changed while a case was measured, or since the run began.",
-        "Measure again, and leave the tree alone meanwhile.",
-    ),
-    ProblemCode.FOREIGN_COMMIT: Help(
-        "The gate: the document is of another commit.",
-        "Measure the commit that is to be merged.",
-    ),
-    ProblemCode.FEWER_GPUS: Help(
-        "The gate: fewer GPUs than the machine should have.",
-        "`--perf-require-gpus=N`; `python -m stepguard doctor`.",
-    ),
-    ProblemCode.NOT_STRICT: Help(
-        "The gate: the run was not strict.",
-        "`--perf-strict`, or `CI` is set.",
-    ),
-    ProblemCode.NOT_PASSED: Help(
-        "The gate: pytest failed though no case did.",
-        "See its log.",
-    ),
-    ProblemCode.FAILED: Help(
-        "The gate: a case does not pass, or is waived where the base has no such waiver.",
-        "Its verdict says it.",
-    ),
-    ProblemCode.OTHER_BASELINE: Help(
-        "Judged by what the base has not recorded, or against itself.",
-        "`--perf-base=BRANCH`; see which baselines the change edits.",
     ),
 }
 

@@ -8,7 +8,6 @@ means and what mends it is in reason_help.py.
 from enum import StrEnum
 
 from stepguard.figures import (
-    BadPairTime,
     BadTime,
     BelowFloor,
     BlockWithoutTimes,
@@ -18,10 +17,8 @@ from stepguard.figures import (
     Figures,
     HostGap,
     NegativeDifference,
-    NoBlock,
     NoGates,
-    NoLaunch,
-    NoPairs,
+    NoneMeasured,
     NotMeasured,
     NotRecorded,
     OtherTokens,
@@ -177,14 +174,11 @@ class Reason(StrEnum):
         "NOTHING_MEASURED",
         "launches, blocks or times are missing",
         Status.BROKEN,
-        NoLaunch,
+        NoneMeasured,
         TooFewLaunches,
         Unpaired,
-        NoBlock,
         BlockWithoutTimes,
         BadTime,
-        NoPairs,
-        BadPairTime,
     )
     METRIC_MISSING = (
         "METRIC_MISSING",

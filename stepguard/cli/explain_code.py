@@ -9,15 +9,15 @@ python -m stepguard explain-code --page > docs/reason-codes.md
 import argparse
 import re
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, say
-from stepguard.reason_help import OF_REASONS, OF_RUNS, Help
+from stepguard.document import ProblemCode
+from stepguard.reason_help import OF_REASONS
 from stepguard.reasons import Reason
 
 OF_A_RUN = "problem of a run"
@@ -36,7 +36,7 @@ _RUNS = """\
 Why a run is no pass apart from its verdicts; the JSON has them under `problems`, and
 `python -m stepguard gate` prints them. Most are of [strict runs](options.md#strict-runs) alone.
 """
-_BOTH = "| what it means | what to do |"
+_COLUMNS = ("what it means", "what to do")
 
 
 @dataclass(frozen=True)
@@ -61,35 +61,37 @@ def page() -> str:
     parts = [_PAGE]
     for section in OF_REASONS:
         parts += [f"## {section.title}\n", *([f"{section.begins}\n"] if section.begins else [])]
-        parts.append("\n".join(["| reason | verdict " + _BOTH, *_rows(section.codes), ""]))
-    parts += [_RUNS, "\n".join(["| code " + _BOTH, *_rows(OF_RUNS), ""])]
+        rows = [
+            (_quoted(r), _verdicts(r), its.means, its.remedy) for r, its in section.codes.items()
+        ]
+        parts.append(_table(("reason", "verdict", *_COLUMNS), rows))
+    problems = [(_quoted(one), one.means, one.remedy) for one in ProblemCode]
+    parts += [_RUNS, _table(("code", *_COLUMNS), problems)]
     return "\n".join(parts)
 
 
-def _rows(codes: Mapping[Any, Help]) -> Iterator[str]:
-    """Yield the rows of a table of Markdown, below its header."""
-    for number, (code, its) in enumerate(codes.items()):
-        cells = [f"`{code}`", *_statuses(code), its.means, its.remedy]
-        if not number:
-            yield f"|{'---|' * len(cells)}"
-        yield f"| {' | '.join(cells)} |"
+def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(cells)} |" for cells in (header, *rows)]
+    return "\n".join([lines[0], f"|{'---|' * len(header)}", *lines[1:], ""])
 
 
-def _statuses(code: StrEnum) -> list[str]:
-    if not isinstance(code, Reason):
-        return []
-    return [", ".join(f"`{status.value}`" for status in code.statuses)]
+def _quoted(code: str) -> str:
+    return f"`{code}`"
+
+
+def _verdicts(reason: Reason) -> str:
+    return ", ".join(_quoted(status.value) for status in reason.statuses)
 
 
 def codes() -> list[Code]:
     """Return all codes in the page's order; a code may be there for a case and for a run."""
-    of_cases = [item for section in OF_REASONS for item in section.codes.items()]
-    found = []
-    for code, its in (*of_cases, *OF_RUNS.items()):
-        verdict = "".join(_statuses(code)) or OF_A_RUN
-        texts = (verdict, its.means, its.remedy)
-        found.append(Code(code, *(_LINK.sub(r"\1", text).replace("`", "") for text in texts)))
-    return found
+    rows: list[tuple[str, ...]] = [
+        (reason, _verdicts(reason), its.means, its.remedy)
+        for section in OF_REASONS
+        for reason, its in section.codes.items()
+    ]
+    rows += [(code, OF_A_RUN, code.means, code.remedy) for code in ProblemCode]
+    return [Code(*(_LINK.sub(r"\1", text).replace("`", "") for text in row)) for row in rows]
 
 
 def _explain(options: argparse.Namespace) -> int:

@@ -15,9 +15,8 @@ from stepguard.figures import (
     BelowFloor,
     Failed,
     NegativeDifference,
-    NoBlock,
     NoGates,
-    NoLaunch,
+    NoneMeasured,
     NotMeasured,
     OfCase,
     RepeatedGap,
@@ -51,7 +50,7 @@ def measurement_problem(evidence: Evidence) -> UnsoundEvidence | None:
         failed = Failed(launch=launch, message=fault.message, site=fault.site)
         return UnsoundEvidence(status, fault.code, failed, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
-        return _broken(Reason.NOTHING_MEASURED, NoLaunch())
+        return _broken(Reason.NOTHING_MEASURED, NoneMeasured(what="launch"))
     count, planned = len(evidence.launches), evidence.planned_launches
     if count < planned and not _unsteady(evidence):  # after which no other launch follows
         few = TooFewLaunches(launches=count, planned=planned)
@@ -73,7 +72,7 @@ def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
 def _contradiction(evidence: Evidence) -> UnsoundEvidence | None:
     for label, launch in _labelled(evidence):
         if not launch.blocks:
-            return _broken(Reason.NOTHING_MEASURED, NoBlock(launch=label))
+            return _broken(Reason.NOTHING_MEASURED, NoneMeasured(launch=label, what="block"))
         for block in launch.blocks:
             if bad := block.bad_times():
                 return _broken(Reason.NOTHING_MEASURED, structs.replace(bad, launch=label))
