@@ -140,6 +140,11 @@ WAYS = {
         None,
         "FAILED",
     ),
+    "slower, and its text says that it is the same": (
+        run_document(structs.replace(SLOWER, text=SOUND.text), passed=True),
+        None,
+        "FAILED",
+    ),
     "a metric that fails in a verdict that passes": (
         verdict(metrics=gated_metrics(status=SLOWER.verdict.status)),
         None,
