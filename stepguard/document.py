@@ -242,7 +242,7 @@ class ResultDocument(_Part, frozen=True, kw_only=True):
 
 
 class WaiverDocument(_Part, frozen=True, kw_only=True):
-    """A waiver, and what it did: ``effect`` names a WaiverEffect, none if it was not asked."""
+    """A waiver, and what it did: ``effect`` names an Effect, none if it was not asked."""
 
     case: Text
     metric: Text

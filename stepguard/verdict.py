@@ -11,16 +11,15 @@ import msgspec
 from msgspec.structs import replace
 
 from stepguard.ab_margins import Margins
-from stepguard.expectation import ExpectationOutcome
 from stepguard.explanation import Explanation
 from stepguard.figures import OfCase, OfMetric, SlowSteps
 from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK
+from stepguard.permission import PermissionOutcome
 from stepguard.reasons import NOTICES as NOTICES
 from stepguard.reasons import Reason as Reason
 from stepguard.site import Site
 from stepguard.status import Outcome as Outcome
 from stepguard.status import Status as Status
-from stepguard.waiver import WaiverOutcome
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -216,8 +215,7 @@ class Verdict(_Data, frozen=True):
     against: str = ""  # the other revision of an A/B comparison
     p_value: float | None = None  # of the step time: that it is no slower than the other's
     waived_until: str = ""  # everything that fails is waived; the first of the waivers to end
-    waivers: tuple[WaiverOutcome, ...] = ()  # of the case, and what each of them did
-    expectations: tuple[ExpectationOutcome, ...] = ()  # of commits of the range, likewise
+    permissions: tuple[PermissionOutcome, ...] = ()  # of the case, and what each of them did
     explanation: Explanation | None = None  # of the time, where both sides have a profile
     straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
 
@@ -257,7 +255,8 @@ class Verdict(_Data, frozen=True):
     def has_notice(self) -> bool:
         """Tell whether it has something to say though it passes."""
         noticed = any(one.gated and one.reason in NOTICES for one in self.metrics)
-        return self.status.outcome == "passed" and (noticed or bool(self.expectations))
+        declared = any(one.permission.is_trailer for one in self.permissions)
+        return self.status.outcome == "passed" and (noticed or declared)
 
     @property
     def worst(self) -> MetricVerdict | None:

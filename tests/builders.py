@@ -20,7 +20,7 @@ from stepguard.metrics import METRICS, default_gates
 from stepguard.recording import Recording
 
 
-def replace(value, **changes):
+def replace(value, /, **changes):
     """A frozen value of either kind, with these changes."""
     kind = msgspec.structs if isinstance(value, msgspec.Struct) else dataclasses
     return kind.replace(value, **changes)

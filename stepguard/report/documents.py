@@ -19,15 +19,15 @@ from stepguard.git.revision import is_tracked
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
+from stepguard.permission import Permission
 from stepguard.report import words
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.stored.waivers import described
+from stepguard.report.stored.permissions import described
 from stepguard.report.trace.causes import sentence
 from stepguard.sentences import message, note
 from stepguard.storage.json_file import FileError, contents, replace_file
 from stepguard.text import listed, printable_document
 from stepguard.verdict import Verdict
-from stepguard.waiver import Waiver
 
 
 class Kind(NamedTuple):
@@ -99,18 +99,21 @@ def result_document(result: Result, commands: Commands) -> ResultDocument:
     )
 
 
-def waiver_documents(waivers: Sequence[Waiver], results: Sequence[Result]) -> list[WaiverDocument]:
+def waiver_documents(
+    waivers: Sequence[Permission], results: Sequence[Result]
+) -> list[WaiverDocument]:
     """Return every waiver, with what it did where its case was measured."""
     outcomes = {
-        (one.waiver.case, one.waiver.metric): one.effect.name
+        (one.permission.case, one.permission.metric): one.effect.value
         for result in results
-        for one in result.verdict.waivers
+        for one in result.verdict.permissions
+        if not one.permission.is_trailer
     }
     return [
         WaiverDocument(
             case=waiver.case,
             metric=waiver.metric,
-            expires=waiver.expires.isoformat(),
+            expires=str(waiver.expires),
             effect=outcomes.get((waiver.case, waiver.metric), ""),
             text=described(waiver),
         )

@@ -5,9 +5,20 @@ the code is the recording's or cannot be had, the call that the run makes is mad
 """
 
 from builders import block, entry, evidence, launch, replace
+from inputs import (
+    FIVE,
+    NOISY,
+    QUIET,
+    SYNCS,
+    at,
+    counted_in,
+    counting,
+    failed_side,
+    pairs,
+    waiver,
+    within,
+)
 from kernels import counts_of, recorded_step, step
-from paired_scenarios import NOISY, QUIET, SYNCS, counted_in, failed, pairs
-from recorded_scenarios import FIVE, at, counting
 from scenario import Files, Run, Scenario
 
 from stepguard.ab_margins import Margins
@@ -149,7 +160,7 @@ CONFIRMED = (
         "BEYOND_LIMIT",
         confirmed(
             5.0,
-            beside(0.0, head={"launches": ()}, base=failed("BAD_WORKLOAD", "there is no factory")),
+            beside(0.0, head={"launches": ()}, base=failed_side("BAD_WORKLOAD", "no factory")),
         ),
     ),
     Scenario(
@@ -230,5 +241,19 @@ CONFIRMED = (
         "SLOWER",
         "BEYOND_LIMIT",
         lambda: alone(5.0, lambda found: unconfirmed(found, Confirmation.TREE_CHANGED)),
+    ),
+    Scenario(
+        "kernel-moved-late-slowdown",
+        "A kernel takes longer, and HEAD alone is slower from step 150 on.",
+        "SLOWER",
+        "LATE_SLOWDOWN",
+        Run(SLOWER_KERNEL, replace(within(late=0.12), against="0" * 40), ASKED),
+    ),
+    Scenario(
+        "confirmed-and-waived",
+        "5 % off, the code is 2 % slower, and 6 % are waived: no pairs are asked.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        Run(at(5.0), beside(2.0), FIVE, (waiver(limit_pct=6.0),)),
     ),
 )

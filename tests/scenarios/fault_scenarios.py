@@ -1,23 +1,12 @@
 """Runs that failed before they could be judged: a scenario for each code that a fault may have."""
 
-from builders import entry, evidence, replace
+from dataclasses import replace
+
+from builders import entry
+from inputs import LOSS, TRACEBACK, failed
 from scenario import Files, Run, Scenario
 
-from stepguard.evidence import Fault
 from stepguard.reasons import Reason
-from stepguard.site import Site
-
-TRACEBACK = """Traceback (most recent call last):
-  File "/home/user/repo/model/workloads.py", line 88, in step
-    loss = self.model(x, y)
-ValueError: planted
-"""
-LOSS = Site("ValueError", "model/workloads.py", 88, "step", "loss = self.model(x, y)")
-
-
-def failed(code, message, detail="", during="launch 1, block 2", site=None):
-    """Evidence of a run that ended so."""
-    return evidence((), planned_launches=3, faults=(Fault(code, message, detail, during, site),))
 
 
 def scenario(status, code, message, **how):

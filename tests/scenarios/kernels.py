@@ -26,7 +26,9 @@ def step(slower=1.0, seed=1, code="a1", more_us=0.0):
         rows.append(KernelRow(*named, grid=(i + 1, 2, 1), code=code if i == 0 else f"n{i}"))
     if more_us:
         named = "triton_poi_fused_clone_99", "triton_poi_fused_clone", "Triton", "forward"
-        rows.append(KernelRow(*named, (12.0,) * STEPS, (more_us,) * STEPS, code="c3"))
+        rows.append(
+            KernelRow(*named, (12.0,) * STEPS, (more_us,) * STEPS, operator="aten.clone", code="c3")
+        )
     gaps = IdleRow("sync", "cudaStreamSynchronize", "forward", (1.0,) * STEPS, (2000.0,) * STEPS)
     busy, none = added([row.us for row in rows]), (0.0,) * STEPS
     parts = Parts(added([busy, gaps.us]), busy, none, none, gaps.us)

@@ -26,9 +26,8 @@ from stepguard.report.documents import as_json, judged_document
 from stepguard.status import Status
 from stepguard.storage import baselines
 from stepguard.storage.runs import kept_files, read_comparison, read_evidence
-from stepguard.storage.waivers import load_waivers, today
+from stepguard.storage.waivers import WaiverRow, load_waivers, today
 from stepguard.verdict import Verdict
-from stepguard.waiver import Waiver
 
 HERE = Path(__file__).parent
 GOLDEN, KEPT = HERE / "golden", HERE / "kept"
@@ -42,7 +41,7 @@ class Run:
     evidence: Evidence | None = None
     pairs: Comparison | None = None
     baseline: Entry | None = None
-    waivers: tuple[Waiver, ...] = ()
+    waivers: tuple[WaiverRow, ...] = ()
 
     def write(self) -> None:
         """Write the files into the working directory, as a run and people do."""
@@ -96,7 +95,7 @@ class Shown:
     """A verdict as users and machines read it."""
 
     document: dict[str, Any]  # of judge --json
-    block: str  # of the terminal
+    text: str  # the block of the terminal, and notes of the document
     printed: str  # by judge; "" where it was not judge
 
     def projection(self) -> dict[str, Any]:
@@ -119,13 +118,14 @@ def shown(scenario: Scenario) -> Shown:
     Path("pytest.ini").touch()  # what judge takes for the root of a project
     if callable(scenario.inputs):
         verdict = scenario.inputs()
-        return Shown(json.loads(as_json(judged_document(verdict))), _block(verdict), "")
+        document = json.loads(as_json(judged_document(verdict)))
+        return Shown(document, _text(verdict, document), "")
     scenario.inputs.write()
     options = ["--evidence", str(RUN), "--baselines", str(BASELINES), "--json", str(DOCUMENT)]
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         status = main(["judge", *options])
     (document,) = json.loads(DOCUMENT.read_bytes())
-    found = Shown(document, _block(_kept_verdict()), printed.getvalue())
+    found = Shown(document, _text(_kept_verdict(), document), printed.getvalue())
     assert status == (0 if found.projection()["outcome"] == "passed" else 1)
     return found
 
@@ -139,5 +139,10 @@ def _kept_verdict() -> Verdict:
     return verdict_of_run(evidence, pairs, BASELINES, load_waivers(BASELINES, today()))
 
 
-def _block(verdict: Verdict) -> str:
-    return words.block(verdict, "run/case/evidence.json", Commands()) + "\n"
+def _text(verdict: Verdict, document: dict[str, Any]) -> str:
+    """Return the terminal's block, and the notes of gated metrics, which it has not always."""
+    block = words.block(verdict, "run/case/evidence.json", Commands())
+    gated = {one["metric"] for one in document["verdict"]["metrics"] if one["gated"]}
+    told = document["text"]["notes"].items()
+    notes = [f"{metric}: {note}" for metric, note in told if metric in gated]
+    return "\n".join([block, *(["notes in the document:", *notes] if notes else [])]) + "\n"

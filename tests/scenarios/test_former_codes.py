@@ -1,8 +1,7 @@
 """Kept files that hold the former code of a fault are read as if they held today's."""
 
 import pytest
-from fault_scenarios import failed
-from paired_scenarios import pairs
+from inputs import failed, pairs
 
 import stepguard.comparison
 import stepguard.evidence

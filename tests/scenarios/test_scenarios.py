@@ -9,16 +9,20 @@ import json
 import msgspec
 import pytest
 from confirmed_scenarios import CONFIRMED
+from counted_scenarios import COUNTED
 from fault_scenarios import FAULTS
 from paired_scenarios import PAIRED
+from paired_work_scenarios import PAIRED_WORK
 from recorded_scenarios import RECORDED
 from scenario import GOLDEN, KEPT, Files
+from unsound_scenarios import UNSOUND
 from waived_scenarios import WAIVED
 
 from stepguard.document import JudgedDocument
 from stepguard.verdict import Reason, Status
 
-SCENARIOS = (*RECORDED, *FAULTS, *PAIRED, *CONFIRMED, *WAIVED)
+TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
+SCENARIOS = tuple(scenario for table in TABLES for scenario in table)
 EACH = pytest.mark.parametrize("scenario", SCENARIOS, ids=[one.name for one in SCENARIOS])
 # Reasons that no verdict and no gated metric has.
 WITHOUT_SCENARIO = {
@@ -52,13 +56,13 @@ def test_verdicts(scenario, found, write):
 
 @EACH
 def test_texts(scenario, found, write):
-    """The first line and the terminal's whole block are as they were reviewed."""
+    """The first line, the terminal's whole block and metrics' notes are as they were reviewed."""
     path, headline = GOLDEN / f"{scenario.name}.txt", found.document["text"]["headline"]
     if write:
         put_golden(scenario.name, golden(scenario.name) | {"headline": headline})
-        path.write_text(found.block)
+        path.write_text(found.text)
     assert headline == golden(scenario.name)["headline"]
-    assert found.block == path.read_text()
+    assert found.text == path.read_text()
 
 
 @EACH

@@ -2,19 +2,20 @@
 
 from datetime import date
 
-from builders import CASE_ID
-from fault_scenarios import failed
-from paired_scenarios import ROSE, SYNCS, counted_in, pairs
-from recorded_scenarios import FIVE, OPERATORS, at, calling, counting
+from inputs import (
+    FIVE,
+    OPERATORS,
+    ROSE,
+    SYNCS,
+    at,
+    calling,
+    counted_in,
+    counting,
+    failed,
+    pairs,
+    waiver,
+)
 from scenario import Run, Scenario
-
-from stepguard.waiver import Waiver
-
-
-def waiver(metric="step_ms", expires=date(2026, 12, 31), **size):
-    """A waiver of a metric up to a size."""
-    said = {"reason": "until the fused loss is in", "who": "A. Author"}
-    return Waiver(case=CASE_ID, metric=metric, expires=expires, **said, **size)
 
 
 def waived(found, *waivers):
@@ -121,5 +122,12 @@ WAIVED = (
         "BROKEN",
         "RAISED",
         waived(failed("RAISED", "ValueError: planted"), waiver(limit_pct=6.0)),
+    ),
+    Scenario(
+        "waiver-on-its-last-day",
+        "It ends today, and applies today.",
+        "SLOWER",
+        "BEYOND_LIMIT",
+        waived(at(5.0), waiver(limit_pct=6.0, expires=date(2026, 11, 25))),
     ),
 )

@@ -9,7 +9,7 @@ from stepguard.git.revision import CALIBRATION
 from stepguard.judge.ab.calibration import CalibratedCase, widened
 from stepguard.metrics import GATEABLE, METRICS, format_value
 from stepguard.recording import Recording
-from stepguard.report.stored.waivers import described
+from stepguard.report.stored.permissions import described
 from stepguard.sentences import both_pct
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.waivers import load_waivers, today

@@ -14,11 +14,11 @@ from builders import (
 from msgspec import structs
 
 from stepguard.judge.ab.calibration import CalibratedCase
+from stepguard.permission import Permission
 from stepguard.report.stored.baseline_changes import changes
 from stepguard.storage import baselines, calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import add_waiver, today
-from stepguard.waiver import Waiver
 
 DETAIL = recording().detail
 NOISE = CalibratedCase(
@@ -130,7 +130,7 @@ def test_a_file_that_is_new_or_gone(folders):
 def test_waivers_and_calibrations(folders):
     """A longer or wider waiver, and a larger noise, which widens margins."""
     old, new = folders
-    one = Waiver(
+    one = Permission(
         case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=today(), who="w"
     )
     add_waiver(new, one, today())
