@@ -7,7 +7,8 @@ together, into ``Explanation.scatter_us``: causes + scatter = difference, always
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from stepguard.core.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.core.profile import (

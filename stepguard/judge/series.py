@@ -15,11 +15,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import scipy
+from msgspec import structs
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.device import CPU, GPU
 from stepguard.core.evidence import Launch
-from stepguard.core.verdict import Facts, MetricVerdict, Reason, Status
+from stepguard.core.figures import SlowSteps
+from stepguard.core.verdict import MetricVerdict, Reason, Status
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS
 from stepguard.judge.noise_limits import pooled_variance
 
@@ -59,16 +61,17 @@ class Pattern:
     ms: float  # by so much a slow step is longer
     p_value: float = 1.0
 
-    def facts(self) -> Facts:
-        """Return it as the facts of a metric's verdict."""
-        return {
-            "pattern": self.kind,
-            "begin": self.begin,
-            "after": self.after,
-            "period": self.period,
-            "slower_pct": 100 * math.expm1(self.slower),
-            "slower_ms": self.ms,
-        }
+    def figures(self, p_value: float | None = None) -> SlowSteps:
+        """Return it as figures of a metric's verdict, with a ``p_value`` if the pairs proved it."""
+        return SlowSteps(
+            kind=self.kind,
+            begin=int(self.begin),
+            after=int(self.after),
+            period=int(self.period),
+            slower_pct=100 * math.expm1(self.slower),
+            slower_ms=float(self.ms),
+            p_value=p_value,
+        )
 
 
 @dataclass(frozen=True)
@@ -141,28 +144,28 @@ def judged_within(comparison: Comparison, found: MetricVerdict) -> MetricVerdict
     slower = of_pairs(comparison)
     if slower is None:
         both = of_launches(comparison.head.launches)
-        return noticed(replace(found, facts=both.facts())) if both else found
+        return noticed(structs.replace(found, slow_steps=both.figures())) if both else found
     assert found.new is not None and found.change_pct is not None and found.pairs
     pct, reason = 100 * math.expm1(slower.adds), REASONS[slower.kind]
     if found.status is Status.SLOWER and found.pairs.decision.low_pct > pct:
         reason = found.reason
     pct = max(pct, found.change_pct)
-    return replace(
+    return structs.replace(
         found,
         status=Status.SLOWER,
         reason=reason,
         old=found.new / (1 + pct / 100),
         change_pct=pct,
         limit_pct=comparison.margins.ignore_pct,
-        facts={**slower.facts(), "p_value": slower.p_value},
+        slow_steps=slower.figures(slower.p_value),
     )
 
 
 def noticed(found: MetricVerdict) -> MetricVerdict:
     """Return a metric's verdict; slower steps within launches are its reason where it passes."""
-    if found.status is not Status.SAME or "pattern" not in found.facts:
+    if found.status is not Status.SAME or found.slow_steps is None:
         return found
-    return replace(found, reason=REASONS[found.facts["pattern"]])
+    return structs.replace(found, reason=REASONS[found.slow_steps.kind])
 
 
 def lasting_ms(launch: Launch, begin: int) -> float:

@@ -186,7 +186,7 @@ class _PairRun:
                 both = self._pair_at_once(number, order)
             except WorkersFailed as failed:
                 # Each of them fitted alone, when it was counted.
-                if number > self.first or failed.fault.code != Reason.OUT_OF_MEMORY.name:
+                if number > self.first or failed.fault.code != Reason.OUT_OF_MEMORY:
                     raise
                 self.together = False
         if not self.together:

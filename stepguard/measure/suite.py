@@ -11,11 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from stepguard.core.baseline import Entry
 from stepguard.core.case import Case
 from stepguard.core.comparison import Comparison, glances, judged
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Evidence, Fault
+from stepguard.core.figures import NotRecorded
 from stepguard.core.margins import BUDGET_MIN
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
@@ -155,7 +158,7 @@ class Suite:
         verdict = final(screened, evidence, self.permissions, today())
         if self.base_baselines and (own := baseline.load(path)):
             by_own = judge(evidence, own.cases.get(case.id))
-            verdict = replace(verdict, accepted=by_own.status is Status.SAME)
+            verdict = structs.replace(verdict, accepted=by_own.status is Status.SAME)
         judged_by = entry.digest if entry else ""
         return Result(case, evidence, verdict, evidence_path, path, comparison, judged_by)
 
@@ -202,7 +205,7 @@ class Suite:
         """Keep what was measured, marked if its tree changed meanwhile; return it, and where."""
         head = self._checked(found.head)
         if head.tree_changed:  # pairs may be of two trees
-            fault = Fault(Reason.TREE_CHANGED.name, Reason.TREE_CHANGED.value, "", "pairs")
+            fault = Fault(Reason.TREE_CHANGED, Reason.TREE_CHANGED.phrase, "", "pairs")
             head = replace(head, faults=(*head.faults, fault))
         found = replace(found, head=head)
         return found, self._store.keep_comparison(self._bench.folder, case.slug, found)
@@ -236,7 +239,7 @@ class Suite:
         if verdict.reason is not Reason.NOT_RECORDED:
             return verdict
         path = path.relative_to(self.root) if path.is_relative_to(self.root) else path
-        return replace(verdict, facts={"path": str(path)})
+        return structs.replace(verdict, figures=NotRecorded(path=str(path)))
 
     def _checked(self, evidence: Evidence) -> Evidence:
         """Return the evidence, marked if its tree changed meanwhile."""

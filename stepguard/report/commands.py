@@ -91,7 +91,7 @@ def next_steps(
     if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
     if verdict.outcome == "error" and verdict.status is not Status.NO_BASELINE:
-        explain = commands.called(f"stepguard explain-code {verdict.reason.name}")
+        explain = commands.called(f"stepguard explain-code {verdict.reason}")
         steps.append(f"what that is: {explain}")
     return [*steps, f"look closer: {evidence_path}"]
 

@@ -14,6 +14,7 @@ import msgspec
 
 from stepguard.core.baseline import KEPT_RECORDINGS, SCHEMA, BaselineFile, Entry, Epoch
 from stepguard.core.evidence import Evidence
+from stepguard.core.figures import OwnLimit
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.core.recording import Recording
@@ -88,7 +89,7 @@ def accept(
     verdict = judge(evidence, entry)
     # Where a time moved on a card that was recorded, one more recording would be as far from the
     # others, and widen their limit: it needs a reason, and is a level of its own.
-    if machine_moved and not any(one.facts.get("own_card") for one in verdict.moved):
+    if machine_moved and not any(_is_of_own_card(one) for one in verdict.moved):
         verdict = same_code(verdict, evidence.commit)
     same = verdict.status is Status.SAME
     guard = _guard(evidence, recording)
@@ -106,6 +107,10 @@ def accept(
     opened = action is Action.EPOCH_OPENED
     moved = tuple(verdict.moved)
     return Accepted(evidence.case_id, action, path, number, reason if opened else "", moved)
+
+
+def _is_of_own_card(found: MetricVerdict) -> bool:
+    return isinstance(found.figures, OwnLimit) and found.figures.own_card
 
 
 def _content(path: Path, machine: str) -> BaselineFile:

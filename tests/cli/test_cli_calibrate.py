@@ -2,9 +2,9 @@
 
 import math
 import re
-from dataclasses import replace
 
 import pytest
+from builders import replace
 from counts import counted
 
 from stepguard import Case
@@ -12,6 +12,7 @@ from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
 from stepguard.core.fingerprint import Fingerprint
 from stepguard.core.margins import Margins
+from stepguard.core.reasons import Reason
 from stepguard.judge.ab.calibration import widened
 from stepguard.measure.pair_run import PAIR_TIMINGS
 from stepguard.storage import calibrations
@@ -185,7 +186,7 @@ def test_a_comparison_that_is_there_twice(bench, tmp_path):
 
 REFUSED = {
     "a fault": (
-        {"head": {"faults": (Fault("RAISED", "planted"),)}},
+        {"head": {"faults": (Fault(Reason.RAISED, "planted"),)}},
         "step[one]: not calibrated, BROKEN: planted",
     ),
     "too few pairs": (
@@ -195,7 +196,11 @@ REFUSED = {
     "a bias": ({"ratios": [1.0 + d for d in QUIET]}, "the same code came out SLOWER"),
     "no noise": ({"ratios": [0.0] * 24}, "no clock is that even"),
     "a tree that changed": (
-        {"head": {"faults": (Fault("TREE_CHANGED", "the tree changed while it was measured"),)}},
+        {
+            "head": {
+                "faults": (Fault(Reason.TREE_CHANGED, "the tree changed while it was measured"),)
+            }
+        },
         "the tree changed while it was measured",
     ),
 }
@@ -217,7 +222,7 @@ def test_a_refused_case_does_not_stop_the_next(bench):
     bench.keep(ONE)
     assert bench().status == 0
     before = bench.cases()["step[one]"]
-    bench.keep(ONE, head={"faults": (Fault("RAISED", "planted"),)})
+    bench.keep(ONE, head={"faults": (Fault(Reason.RAISED, "planted"),)})
     bench.keep(TWO, [2 * d for d in QUIET])
     assert bench().status == 1
     assert bench.cases()["step[one]"] == before

@@ -200,7 +200,7 @@ def test_a_case_on_a_locked_gpu_is_unfit(on_a_gpu, holder):
     """Before the machine is looked at, and with a reason of its own."""
     assert says(holder()) == "holds"
     verdict = judge(on_a_gpu(), None)
-    assert (verdict.status, verdict.reason) == (Status.UNFIT, Reason.GPU_LOCKED)
+    assert (verdict.status, verdict.reason) == (Status.UNFIT, Reason.FOREIGN_PROCESS)
     assert "(pytest perf_tests) measures on it" in message(verdict)
 
 

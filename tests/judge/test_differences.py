@@ -97,7 +97,7 @@ def test_no_pair_raises():
 @pytest.mark.parametrize(
     ("pairs", "text"),
     [
-        ((), "sync_overhead has no pair of blocks"),
+        ((), "no pair of blocks of sync_overhead was measured"),
         (((1.0, 1.0), (0.0, 1.0)), "sync_overhead has a time of 0.0 ms"),
         (((1.0, math.nan),), "sync_overhead has a time of nan ms"),
         (((-1.0, 1.0),), "sync_overhead has a time of -1.0 ms"),

@@ -2,12 +2,11 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
+from builders import CASE_ID, block_of, compared, entry, evidence, one_recording, replace
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.evidence import Launch
@@ -107,18 +106,18 @@ def test_head_alone_is_slower_for_it(how, kind, begin, period, pct):
     worst = verdict.worst
     reason = Reason.LATE_SLOWDOWN if kind == "late" else Reason.PERIODIC_SLOWDOWN
     assert (verdict.status, verdict.reason, worst.metric) == (Status.SLOWER, reason, "step_ms")
-    facts = worst.facts
-    assert facts["pattern"] == kind and facts["period"] == period
+    slow = worst.slow_steps
+    assert slow.kind == kind and slow.period == period
     if kind == "late":  # NEAR is not in these pairs: nothing is timed from 93 to 272
-        assert facts["after"] - 2 <= begin <= facts["begin"] + 2
+        assert slow.after - 2 <= begin <= slow.begin + 2
     else:
-        assert facts["begin"] % period == begin
-    assert facts["slower_pct"] == pytest.approx(pct, abs=1.5)
+        assert slow.begin % period == begin
+    assert slow.slower_pct == pytest.approx(pct, abs=1.5)
     assert not wants_another_pair(found)
     assert without_false_discoveries([verdict]) == []
     line = headline(verdict)
-    where = f"from step {facts['begin']}" if kind == "late" else "every 16 steps, first at step"
-    assert where in line and f"{facts['slower_pct']:+.1f} %" in line
+    where = f"from step {slow.begin}" if kind == "late" else "every 16 steps, first at step"
+    assert where in line and f"{slow.slower_pct:+.1f} %" in line
     assert where in shown_block(verdict, "runs/1", Commands())
 
 
@@ -147,9 +146,9 @@ def test_two_pairs_of_long_steps_find_what_begins_late(begin, blocks):
     """
     verdict = judge_ab(pairs(2, head={"late": (begin, 0.22), "waits": (begin, 0.4)}, **blocks))
     assert (verdict.status, verdict.reason) == (Status.SLOWER, Reason.LATE_SLOWDOWN)
-    facts = verdict.worst.facts
-    assert facts["after"] < begin <= facts["begin"]
-    assert facts["slower_pct"] == pytest.approx(22, abs=2)
+    slow = verdict.worst.slow_steps
+    assert slow.after < begin <= slow.begin
+    assert slow.slower_pct == pytest.approx(22, abs=2)
 
 
 def test_a_period_adds_its_share_of_the_time():
@@ -367,4 +366,4 @@ def test_a_period_is_found_among_these_dips():
     """10 % in every sixteenth step, where every nineteenth is slower by the clock."""
     found = of_launches(recorded("forward[350m-bf16]", every=(16, 5, 0.10)))
     assert (found.period, found.begin % 16) == (16, 5)
-    assert found.facts()["slower_pct"] == pytest.approx(10, abs=2)
+    assert found.figures().slower_pct == pytest.approx(10, abs=2)

@@ -1,11 +1,10 @@
 """Counts of ranks that do not do the same: none of them may hide behind the busiest."""
 
-from dataclasses import replace
 from datetime import date
 
 import msgspec
 import pytest
-from builders import PROPERTY, entry, epoch, two_rank_evidence
+from builders import PROPERTY, entry, epoch, replace, two_rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -5,10 +5,9 @@ A group's step takes as long as the test says, on no clock but the one in its an
 
 import math
 import threading
-from dataclasses import replace
 
 import pytest
-from builders import FINGERPRINT
+from builders import FINGERPRINT, replace
 
 import stepguard.measure.launches
 import stepguard.measure.pair_run
@@ -33,7 +32,7 @@ STEP_MS = {"head": 250.0, "base": 125.0}
 CPU = Case("a", "m:f", device="cpu", launches=1, gates=("step_ms", "flops_per_step"))
 GPU = Case("a", "m:f", gates=("step_ms", "flops_per_step"))
 
-HOT = Disturbance("THROTTLED", "thermal slowdown")
+HOT = Disturbance(Reason.THROTTLED, "thermal slowdown")
 
 
 class World:
@@ -99,7 +98,7 @@ def fake_group(world):
             world.events.append((self.key, what))
             asked = (self.key, what.partition(" ")[0])
             if reason := world.fails.get(asked) or world.fails_once.pop(asked, ""):
-                raise LaunchFailed(Fault(reason, "planted", "", f"{self.label}, {what}"))
+                raise LaunchFailed(Fault(Reason(reason), "planted", "", f"{self.label}, {what}"))
 
         def __enter__(self):
             return self
@@ -538,7 +537,7 @@ def test_a_disturbed_block_is_measured_again(world, measure):
 
 @pytest.mark.parametrize(
     ("how", "reason"),
-    [(HOT, "THROTTLED"), (Disturbance("FOREIGN_PROCESS", "process 1 (x)"), "FOREIGN_PROCESS")],
+    [(HOT, "THROTTLED"), (Disturbance(Reason.FOREIGN_PROCESS, "process 1 (x)"), "FOREIGN_PROCESS")],
 )
 def test_a_machine_that_stays_disturbed_is_unfit(world, measure, how, reason):
     """After three retries: the side whose block it was has the fault, and the case is UNFIT."""
@@ -554,11 +553,11 @@ def test_an_unfit_machine_measures_nothing(world, measure, monkeypatch):
     """UNFIT before anything starts."""
 
     def refuse(*arguments):
-        return None, Fault(Reason.GPU_LOCKED.name, "held by process 1", "", "preflight")
+        return None, Fault(Reason.FOREIGN_PROCESS, "held by process 1", "", "preflight")
 
     monkeypatch.setattr(stepguard.measure.pair_run, "watch", refuse)
     found = measure(1, GPU)
-    assert not world.groups and judge_ab(found).reason is Reason.GPU_LOCKED
+    assert not world.groups and judge_ab(found).reason is Reason.FOREIGN_PROCESS
 
 
 # a run that is repeated

@@ -6,6 +6,7 @@ import stepguard.measure.pair_run
 from stepguard import Case
 from stepguard.core.evidence import Evidence, Fault
 from stepguard.core.margins import Margins, Prior
+from stepguard.core.reasons import Reason
 from stepguard.judge.ab.calibration import NOT_CALIBRATED, DecisionRule
 from stepguard.machine.git.revision import Revision
 from stepguard.measure.pair_run import PairsWanted, measure_ab
@@ -17,7 +18,7 @@ def measured(monkeypatch, tmp_path):
     """What is measured of a case on a machine that is unfit at once."""
 
     def refuse(*arguments):
-        return None, Fault("GPU_LOCKED", "planted", "", "preflight")
+        return None, Fault(Reason.FOREIGN_PROCESS, "planted", "", "preflight")
 
     def measure(case, **options):
         bench = Bench(tmp_path, tmp_path, tmp_path, (), Revision("f" * 40), "pytest")

@@ -1,11 +1,10 @@
 """Pairs whose blocks are out of line: another is measured, and no estimate moves by it."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from builders import block, launch
+from builders import block, launch, replace
 from comparisons import comparison_of
 
 from stepguard import Case

@@ -1,10 +1,9 @@
 """While a pair is built the next ones import, unless hardly another one will be needed."""
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
-from builders import evidence
+from builders import evidence, replace
 from comparisons import alike, comparison_of
 
 from stepguard.core.case import Case

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import replace
 
 import pytest
 from builders import (
@@ -13,6 +12,7 @@ from builders import (
     entry_of,
     launch,
     recording,
+    replace,
     two_rank_evidence,
     values_of,
 )
@@ -85,7 +85,7 @@ def test_evidence_keeps_it():
 @pytest.mark.parametrize(
     ("odd", "reason", "text"),
     [
-        (launch(blocks=()), Reason.NOTHING_MEASURED, "one-rank launch has no block"),
+        (launch(blocks=()), Reason.NOTHING_MEASURED, "one-rank launch: no block was measured"),
         (launch(math.nan), Reason.NOTHING_MEASURED, "one-rank launch: a block has a time of nan"),
         (
             launch(blocks=(block(events_ms=(2000.0,)),)),

@@ -8,13 +8,13 @@ import contextlib
 import importlib.metadata
 import math
 import subprocess
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import pytest_benchmark.plugin
 import scipy.special  # noqa: F401  by each run anew, which it refuses, if it were not here already
 import scipy.stats  # noqa: F401
+from builders import replace
 from counts import counted
 
 import stepguard.measure.beside_base

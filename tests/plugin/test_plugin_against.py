@@ -8,6 +8,7 @@ import stepguard.machine.git.worktree
 import stepguard.plugin.session
 from stepguard.core.comparison import from_json
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.storage.runs import Store
 
 OTHER = "--perf-against=old"
@@ -172,13 +173,15 @@ def test_a_counter_that_rose_fails_beside_equal_times(gate, h200):
 
 LACKS = {
     "base": {
-        "faults": (Fault("BAD_WORKLOAD", "work has no factory", "", "counting launch, prepare"),),
+        "faults": (
+            Fault(Reason.BAD_WORKLOAD, "work has no factory", "", "counting launch, prepare"),
+        ),
         "launches": (),
     },
     "head": {"launches": ()},
 }
 RAISES = {
-    "head": {"faults": (Fault("RAISED", "planted", "the detail", "pair 1, block"),)},
+    "head": {"faults": (Fault(Reason.RAISED, "planted", "the detail", "pair 1, block"),)},
 }
 
 
@@ -471,7 +474,7 @@ def test_a_commit_declares_what_it_makes_slower(gate, h200):
     said = "expected: step_ms, ???????????? by *: needed"
     result.says(f"  commit: {said}")
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
-    assert found["verdict"]["expectations"] and found["verdict"]["status"] == "same"
+    assert found["verdict"]["permissions"] and found["verdict"]["status"] == "same"
     assert ": needed" in (gate.path / "run.md").read_text()
 
 

@@ -10,6 +10,7 @@ import stepguard.measure.suite
 from stepguard.cli.main import main
 from stepguard.core.comparison import from_json
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.storage.waiver_file import today
 
 MOVED = [
@@ -111,7 +112,7 @@ def test_faster_code_is_confirmed_and_a_faster_machine_is_reported(gate, h200):
     result.stdout.no_fnmatch_line("*keep the gain*")
 
 
-FAULT = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches": ()}
+FAULT = {"faults": (Fault(Reason.RAISED, "planted", "", "pair 1, block"),), "launches": ()}
 
 
 @pytest.mark.parametrize(

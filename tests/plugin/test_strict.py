@@ -301,7 +301,7 @@ WAYS = {
     ),
     "--collect-only": Way(
         options=("--collect-only", "-q"),
-        code=ProblemCode.ONLY_COLLECTED,
+        code=ProblemCode.NOTHING_MEASURED,
         says="*--collect-only measures nothing*",
     ),
     "no performance test": Way(
@@ -367,7 +367,7 @@ WAYS = {
     ),
     "no commit": Way(
         lambda gate: gate.git("update-ref", "-d", "HEAD"),
-        code=ProblemCode.NO_COMMIT,
+        code=ProblemCode.DIRTY,
         says="*the measured code has no commit: the repository has no commit yet: git add*",
         commits=False,
     ),

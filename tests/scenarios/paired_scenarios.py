@@ -1,8 +1,6 @@
 """Runs that measured another tree in pairs with HEAD: what the times say."""
 
-from dataclasses import replace
-
-from builders import block_of, evidence
+from builders import block_of, evidence, replace
 from inputs import (
     BUSY,
     DISTURBED,

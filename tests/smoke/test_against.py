@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from builders import replace
 from git_repositories import commit, git, repository
 from interrupts import heed_interrupts
 from quick_launches import (
@@ -272,7 +272,7 @@ def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, facto
     ("factory", "params", "expected", "words"),
     [
         ("widened", {"width": 2}, (Status.NOT_COMPARABLE, Reason.BASE_LACKS), "argument 'width'"),
-        ("read", {}, (Status.CHANGED, Reason.OTHER_TOKENS), "tokens_per_step 1 in old"),
+        ("read", {}, (Status.CHANGED, Reason.WORK_MOVED), "tokens_per_step 1 in old"),
     ],
 )
 def test_what_the_old_revision_does_not_do(bench, factory, params, expected, words):

@@ -1,8 +1,7 @@
 """Exposed communication and rank skew of two real ranks, of which one sleeps longer."""
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 
 from stepguard import Case
 from stepguard.core.sentences import message

@@ -2,9 +2,8 @@
 them, held apart, and no failure if it fails.
 """
 
-from dataclasses import replace
-
 import pytest
+from builders import replace
 from factories import COLLECT_S
 
 from stepguard import Case

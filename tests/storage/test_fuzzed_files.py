@@ -6,7 +6,6 @@ that was not checked is believed, and no file is written that its own loader ref
 
 import json
 import os
-from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from builders import (
     evidence,
     launch,
     recording,
+    replace,
     two_rank_evidence,
 )
 from comparisons import alike
@@ -32,6 +32,7 @@ from stepguard.core.baseline import BaselineFile
 from stepguard.core.case import Case
 from stepguard.core.evidence import Difference, Disturbance, Fault, to_json
 from stepguard.core.permission import Permission
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
 from stepguard.judge.ab.calibration import SCHEMA as CALIBRATIONS
 from stepguard.judge.ab.calibration import CalibratedCase, CalibrationFile, decision_rule
@@ -72,7 +73,7 @@ def rich(found):
     if int(found.case["world_size"]) > 1:
         counts = replace(counts, by_rank={"graph_breaks": (1, 2)})
     first, *others = found.launches
-    spoilt = replace(first.blocks[0], disturbance=Disturbance("THROTTLED", "heat"), ran=9)
+    spoilt = replace(first.blocks[0], disturbance=Disturbance(Reason.THROTTLED, "heat"), ran=9)
     pairs = ((250.0, 250.5), (250.0, 250.6))
     return replace(
         found,
@@ -93,7 +94,7 @@ EVIDENCE = {
     "gpu": rich(evidence()),
     "cpu": rich(cpu_evidence()),
     "ranks": rich(two_rank_evidence()),
-    "fault": evidence(faults=(Fault("RAISED", "no", "Traceback", "launch 1"),)),
+    "fault": evidence(faults=(Fault(Reason.RAISED, "no", "Traceback", "launch 1"),)),
 }
 ROWS = [
     WaiverRow(case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=TODAY, who="w"),
@@ -294,10 +295,19 @@ def test_fuzzed_waivers(tmp_path):
     fuzz()
 
 
-def test_fuzzed_run_documents(tmp_path):
+def of_schema_2():
+    """A kept document of two cases, one of them judged as a whole."""
+    kept = json.loads((Path(__file__).parent / "documents" / "schema-2.json").read_text())
+    two = [one for one in kept["results"] if one["case"] in ("slower", "raised")]
+    return kept | {"results": two, "cases": kept["cases"][:1], "problems": kept["problems"][:1]}
+
+
+@pytest.mark.parametrize("schema", [3, 2])
+def test_fuzzed_run_documents(tmp_path, schema):
     """Refused, or a page and a comment that steer nobody."""
     one = measured(entry((230.0,)))
-    sound = msgspec.to_builtins(run_document(one, base="main", base_changes=["a -> b"]))
+    today = msgspec.to_builtins(run_document(one, base="main", base_changes=["a -> b"]))
+    sound = today if schema == 3 else of_schema_2()
 
     @FUZZ
     @given(mutated(sound))

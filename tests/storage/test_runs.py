@@ -13,6 +13,7 @@ from comparisons import alike
 
 from stepguard import Case
 from stepguard.core.evidence import Fault, from_json
+from stepguard.core.reasons import Reason
 from stepguard.storage.json_file import FileError, contents
 from stepguard.storage.runs import KEPT_RUNS, Store
 
@@ -119,7 +120,7 @@ def test_a_run_is_the_newest_although_the_clock_went_back(store):
 
 def test_the_last_sound_run_times_the_progress_line(store):
     """One that failed says nothing of how long a case takes, nor one of other parameters."""
-    case, faults = Case("a", "m:f", {"n": 1}), (Fault("RAISED", "x"),)
+    case, faults = Case("a", "m:f", {"n": 1}), (Fault(Reason.RAISED, "x"),)
     for run, fields in (
         ("1", {"wall_s": 55.0}),
         ("2", {"wall_s": 77.0}),

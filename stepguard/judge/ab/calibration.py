@@ -116,7 +116,7 @@ def _unlike(comparison: Comparison) -> str:
         return ""
     worst, word = verdict.worst, verdict.status.value
     if verdict.whole or worst is None:
-        return f"{word}: {message(verdict) or verdict.reason.value}"
+        return f"{word}: {message(verdict) or verdict.reason.phrase}"
     if worst.metric != JUDGED_TIME:
         return f"{word}: {worst.metric} {worst.old} -> {worst.new} for the same code"
     return (

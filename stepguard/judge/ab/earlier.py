@@ -85,7 +85,7 @@ def contradicts(fresh: LaunchPair, before: Comparison) -> str:
     if not (fresh.head.has_times() and fresh.base.has_times()):
         return "a fresh pair has no times"
     if problem(before) is None and (found := problem(_with(fresh, before))):
-        return f"a fresh pair is {found.status.value}: {found.reason.name}"
+        return f"a fresh pair is {found.status.value}: {found.reason}"
     known = bounds(before.log_ratios(), before.prior)
     reach = float(scipy.special.stdtrit(known.degrees, 1 - CHECK_LEVEL)) * known.sd
     if fresh.log_ratio <= known.mean + reach * math.sqrt(1 + 1 / known.pairs):

@@ -1,11 +1,19 @@
 """Two trees that took turns: every verdict from known log-ratios, and nothing green by accident."""
 
 import math
-from dataclasses import replace
 
 import msgspec
 import pytest
-from builders import PROPERTY, block, evidence, launch, metric, two_rank_evidence, with_counts
+from builders import (
+    PROPERTY,
+    block,
+    evidence,
+    launch,
+    metric,
+    replace,
+    two_rank_evidence,
+    with_counts,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +66,7 @@ def decided(found):
 
 def fault(code, message="planted"):
     """A side's evidence after a launch that failed so before any pair."""
-    return {"faults": (Fault(code, message, "detail", "counting launch, prepare"),)}
+    return {"faults": (Fault(Reason(code), message, "detail", "counting launch, prepare"),)}
 
 
 UNMEASURED = {"launches": (), "counts": None}
@@ -310,7 +318,7 @@ def test_other_flops_fail_whatever_the_time(ratio):
     found = turns((ratio,) * 6)
     half = with_counts(found.head, flops_per_step=found.head.counts.values["flops_per_step"] // 2)
     verdict = judge_ab(replace(found, head=half))
-    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.OTHER_FLOPS)
+    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.WORK_MOVED)
     assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in message(verdict)
 
 
@@ -354,14 +362,14 @@ def test_other_flops_of_any_rank_fail():
     flops = found.head.counts.values["flops_per_step"]
     idle = replace(found.head.counts, by_rank={"flops_per_step": (flops, 0)})
     verdict = judge_ab(replace(found, head=replace(found.head, counts=idle)))
-    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.OTHER_FLOPS)
+    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.WORK_MOVED)
     assert f"now {flops:,}, 0" in message(verdict)
 
 
 def test_other_tokens_fail():
     """Nor is a step of twice the tokens."""
     verdict = judge_ab(turns(head={"tokens_per_step": 2 * 131_072}))
-    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.OTHER_TOKENS)
+    assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.WORK_MOVED)
     assert "tokens_per_step 131,072 in main (000000000000), now 262,144" in message(verdict)
 
 
@@ -370,7 +378,7 @@ def test_other_work_is_known_before_the_first_pair():
     found = turns(())
     assert wants_another_pair(found)
     other = replace(found, head=with_counts(found.head, flops_per_step=1))
-    assert decided(other) == (Status.CHANGED, Reason.OTHER_FLOPS)
+    assert decided(other) == (Status.CHANGED, Reason.WORK_MOVED)
     assert not wants_another_pair(other)
 
 
@@ -425,7 +433,7 @@ def test_a_side_that_fails_otherwise_is_named(side, code, status):
     """BROKEN or UNFIT with its own reason, and the other revision's name if it is its own."""
     found = turns((), **{side: fault(code) | UNMEASURED})
     verdict = judge_ab(found)
-    assert (verdict.status, verdict.reason) == (status, Reason[code])
+    assert (verdict.status, verdict.reason) == (status, Reason(code))
     assert message(verdict).startswith("main (000000000000): ") is (side == "base")
     assert not wants_another_pair(found)
 
@@ -504,7 +512,7 @@ def test_launches_without_a_partner_are_broken(side):
     found = turns()
     fewer = replace(getattr(found, side), launches=getattr(found, side).launches[:5])
     verdict = judge_ab(replace(found, **{side: fewer}))
-    assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.TOO_FEW_LAUNCHES)
+    assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -532,8 +540,8 @@ DAMAGE = {
     "no gates": {"gates": ()},
     "no tokens": {"tokens_per_step": 0},
     "other tokens": {"tokens_per_step": 7},
-    "a fault": lambda e: {"faults": (Fault("KILLED", "planted", "", "pair 1, block"),)},
-    "a lack": lambda e: {"faults": (Fault("BAD_WORKLOAD", "planted", "", "prepare"),)},
+    "a fault": lambda e: {"faults": (Fault(Reason.KILLED, "planted", "", "pair 1, block"),)},
+    "a lack": lambda e: {"faults": (Fault(Reason.BAD_WORKLOAD, "planted", "", "prepare"),)},
     "no blocks": lambda e: {"launches": (replace(e.launches[0], blocks=()), *e.launches[1:])},
     "NaN": lambda e: {"launches": (*e.launches[:-1], launch(math.nan, len(e.launches)))},
     "no steps": lambda e: {

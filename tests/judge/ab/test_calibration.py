@@ -2,12 +2,11 @@
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import CASE, FINGERPRINT, PROPERTY, SOFTWARE, evidence, with_counts
+from builders import CASE, FINGERPRINT, PROPERTY, SOFTWARE, evidence, replace, with_counts
 from comparisons import alike, comparison_of, simulated
 from error_rates import errors
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from scipy import stats
 
 from stepguard.core.evidence import Fault
 from stepguard.core.margins import MARGINS, PRIOR, Margins, Prior
+from stepguard.core.reasons import Reason
 from stepguard.core.sentences import note
 from stepguard.judge.ab.calibration import (
     NOT_CALIBRATED,
@@ -96,7 +96,7 @@ def test_every_pair_is_wanted_whatever_they_say():
     for ratios in (QUIET, [3 + d for d in QUIET]):
         assert wants_every_pair(alike(ratios)) and not wants_another_pair(alike(ratios))
     assert wants_every_pair(comparison_of([], []))
-    failed = replace(alike(QUIET).head, faults=(Fault("RAISED", "planted"),))
+    failed = replace(alike(QUIET).head, faults=(Fault(Reason.RAISED, "planted"),))
     counted = replace(alike(QUIET).head, gates=("flops_per_step",))
     for head in (failed, counted):
         assert not wants_every_pair(replace(alike(QUIET), head=head))
@@ -190,14 +190,14 @@ def test_the_same_code_that_comes_out_as_other_code(shift):
 def test_a_fault_on_either_side(side, code):
     """Pairs that were measured before it do not count."""
     pairs = alike(QUIET)
-    hurt = replace(getattr(pairs, side), faults=(Fault(code, "planted"),))
+    hurt = replace(getattr(pairs, side), faults=(Fault(Reason(code), "planted"),))
     assert "planted" in refusal(replace(pairs, **{side: hurt}))
 
 
 def test_no_pair_at_all():
     """As when the first launch fails."""
     pairs = comparison_of([], [])
-    failed = replace(pairs.head, faults=(Fault("RAISED", "planted"),))
+    failed = replace(pairs.head, faults=(Fault(Reason.RAISED, "planted"),))
     assert "planted" in refusal(replace(pairs, head=failed))
 
 

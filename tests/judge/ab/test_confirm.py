@@ -1,10 +1,9 @@
 """A baseline's SLOWER or FASTER, after its own code ran beside HEAD: the code, or the machine."""
 
 import math
-from dataclasses import replace
 
 import pytest
-from builders import PROPERTY, block, entry, evidence, launch, metric, with_counts
+from builders import PROPERTY, block, entry, evidence, launch, metric, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,8 +52,8 @@ def beside(pct, head=None, base=None, spread=SPREAD):
 
 
 NOISY = (0.03, -0.03, 0.03, -0.03, 0.03, -0.03)
-FAULTY = {"faults": (Fault("RAISED", "planted", "", "pair 1, block"),), "launches": ()}
-LACKING = {"faults": (Fault("BAD_WORKLOAD", "no factory", "", "prepare"),), "launches": ()}
+FAULTY = {"faults": (Fault(Reason.RAISED, "planted", "", "pair 1, block"),), "launches": ()}
+LACKING = {"faults": (Fault(Reason.BAD_WORKLOAD, "no factory", "", "prepare"),), "launches": ()}
 
 
 @pytest.mark.parametrize("screen", [5.0, -5.0])

@@ -1,15 +1,14 @@
 """A retry is no new draw: it goes on from the pairs of the run before, and errs no more than it."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
-from builders import evidence
+from builders import evidence, replace
 from comparisons import alike, comparison_of
 
 from stepguard.core.comparison import LaunchPair, from_json
 from stepguard.core.evidence import Fault, to_json
 from stepguard.core.margins import MARGINS, Margins, Prior
+from stepguard.core.reasons import Reason
 from stepguard.core.verdict import Status
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.earlier import contradicts, pooled
@@ -120,7 +119,7 @@ def test_pairs_of_something_else_do_not_count(change, why):
 
 def test_a_run_that_failed_gives_no_pairs_and_hides_none():
     """Its own do not count; those of the sound run before it do."""
-    fault = Fault("KILLED", "planted")
+    fault = Fault(Reason.KILLED, "planted")
     failed = compared(SLOW[:3])
     failed = replace(failed, head=replace(failed.head, faults=(fault,)))
     assert "failed" in pooled([failed], fresh()).refused

@@ -4,12 +4,11 @@ Each planted difference is in one part of what is known of HEAD; all else is as 
 """
 
 import math
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from builders import PROPERTY, block, evidence, launch
+from builders import PROPERTY, block, evidence, launch, replace
 from comparisons import comparison_of
 from hypothesis import given
 from hypothesis import strategies as st

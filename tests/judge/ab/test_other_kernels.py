@@ -1,11 +1,10 @@
 """Four pairs are enough where the profiles say which other kernels make the time."""
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from builders import evidence
+from builders import evidence, replace
 
 from stepguard.core.comparison import Comparison
 from stepguard.core.margins import MARGINS
