@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from stepguard.ab_margins import Margins, Prior
+from stepguard.ab_margins import Margins
 from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Launch, decode, problems
@@ -39,13 +39,8 @@ class Comparison:
     head: Evidence
     base: Evidence
     margins: Margins = field(default_factory=Margins)
-    prior: Prior = field(default_factory=Prior)
-    why: str = ""  # those margins and that prior
     together: bool = True  # both groups alive, one of them parked; else one after the other
     out_of_time: bool = False  # there were to be more pairs, and the budget was spent
-    wall_s: float = 0.0
-    case_margins: Margins = field(default_factory=Margins)  # the case's own, never widened
-    timing: dict[str, float] = field(default_factory=dict)  # of a pair, as a calibration keeps it
     # Whose blocks were out of line, so that others were measured in their place: for the record.
     again: tuple[LaunchPair, ...] = ()
     glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
@@ -114,9 +109,5 @@ def _problems(found: Comparison) -> Iterator[str]:
         yield from (f"{side}: {problem}" for problem in problems(evidence))
     if (found.head.case_id, found.head.case) != (found.base.case_id, found.base.case):
         yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"
-    if not 1e-6 < found.prior.sd_pct < 1e6 or not 1e-6 < found.prior.degrees < 1e6:
-        yield f"no noise of pairs is like {found.prior}"
     if not 0 <= found.earlier <= found.pairs or any(one < 1 for one in found.spent):
         yield f"it has {found.earlier} pairs of earlier runs, judged at {found.spent}"
-    if not all(value > 0 for value in found.timing.values()):
-        yield f"its pairs have the timing {found.timing}"

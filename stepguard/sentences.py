@@ -250,7 +250,6 @@ def _over(found: PairsFinding) -> str:
     """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", with what else is to know."""
     by, margins = found.decision, found.margins
     how = "" if found.together else ", one launch after the other"
-    rule = f" ({found.rule})" if found.rule else ""
     most = f" of {found.most} at most" if found.most else ""
     all_pct = by.with_replaced_pct
     with_them = "" if all_pct is None else f"; with them {all_pct:+.2f} %"
@@ -267,7 +266,7 @@ def _over(found: PairsFinding) -> str:
         how += f" (fewer were not enough: {found.not_enough})"
     return (
         f"over {pairs}{most}{earlier}{again}{how}, pair sd {by.sd_pct:.2f} %; "
-        f"{margins_text(margins)}{rule}"
+        f"{margins_text(margins)}"
     )
 
 

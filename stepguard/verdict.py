@@ -167,7 +167,6 @@ class PairsFinding:
 
     decision: Decision
     margins: Margins
-    rule: str  # where the margins and the expected noise come from
     together: bool  # both revisions alive, one of them parked; else one after the other
     most: int = 0  # pairs that the plan allows, where it was not followed to its end
     again: int = 0  # pairs that were disturbed, measured again

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy
 
+from stepguard.ab_margins import PRIOR
 from stepguard.comparison import Comparison
 from stepguard.device import CPU, GPU
 from stepguard.evidence import Launch
@@ -113,7 +114,7 @@ def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     if len(series) < (least or LEAST_PAIRS[comparison.head.case["device"]]):
         return None
     margins = comparison.margins
-    sd_pct = max(PAIR_SDS * comparison.prior.sd_pct, margins.matter_pct / 2)
+    sd_pct = max(PAIR_SDS * PRIOR.sd_pct, margins.matter_pct / 2)
     found = _found(series, _periodic(series), sd_pct)
     if found is None:
         return None

@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from stepguard.case import Case
 from stepguard.comparison import Comparison, LaunchPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
-from stepguard.judge.ab.calibration import DecisionRule, RuleFor
 from stepguard.judge.ab.decision import LEAST_GLANCED, wants_another_pair
 from stepguard.judge.ab.earlier import EarlierPairs, contradicts, pooled
 from stepguard.judge.ab.identical import enough, unlike
@@ -59,7 +58,6 @@ class PairsWanted:
 
     budget_s: float  # for all of them; the pair that runs when it is over is completed
     wants_another: Callable[[Comparison], bool] = wants_another_pair
-    rule_for: RuleFor | None = None  # None: the case's margins and the usual prior
     steps: range = range(0)  # of all that are timed, counted from the first; empty: any
     # In which the trees differ: where it is known, a step that is the same is timed by few pairs.
     files: tuple[str, ...] | None = None
@@ -206,8 +204,8 @@ class _PairRun:
         alone does, or on a GPU if its blocks are out of line: if that is so, too, it was no
         accident and both count; else the first is only kept.
         """
-        prior, aside = self.comparison().prior, self.aside
-        odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base, prior)
+        aside = self.aside
+        odd = pair.compiled or is_gpu(self.case.device) and out_of_line(pair.head, pair.base)
         # Where steps are asked for, what is in one block alone is what is looked for.
         may_wait = odd and not self.timing.steps and len(self.again) < MOST_AGAIN
         if aside is None and may_wait:
@@ -295,20 +293,13 @@ class _PairRun:
         head, base = (
             workers.evidence(planned_launches=1, gates=judged(self.case)) for workers in self.sides
         )
-        rule_for = self.wanted.rule_for
-        rule = rule_for(head) if rule_for else DecisionRule(self.case.margins)
         return Comparison(
             self.against,
             head,
             base,
-            margins=rule.margins,
-            prior=rule.prior,
-            why=rule.why,
+            margins=self.case.margins,
             together=self.together,
             out_of_time=self.out_of_time,
-            wall_s=head.wall_s,
-            case_margins=self.case.margins,
-            timing=self.timing.as_dict(),
             files=self.wanted.files,
             again=tuple(self.again),
             earlier=self.earlier.pairs,

@@ -138,7 +138,7 @@ def _bad_revision(rev: str, root: Path, baselines: Path) -> Iterator[str]:
         yield f"--perf-against={rev}: {error}"
         return
     head = current(root, baselines)
-    # Spelled HEAD it is meant: that is how calibration measures.
+    # Spelled HEAD it is meant: its pairs say how noisy this machine is.
     if named.commit == head.commit and not head.dirty and rev != "HEAD":
         yield (
             f"--perf-against={rev}: that is HEAD itself, without a change, and always the same; "
@@ -193,7 +193,7 @@ def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Itera
     revision = current(root, None)
     own = {os.path.relpath(path, root) for path in written}
     dirty = [path for path in revision.dirty if path not in own]
-    judges = sorted(baselines.rglob("*.json"))  # waivers and calibrations, too
+    judges = sorted(baselines.rglob("*.json"))  # waivers, too
     ignored = [os.path.relpath(path, root) for path in untracked(root, judges)]
     for path in dict.fromkeys([*dirty, *ignored]):
         text = "differs from the commit: commit it, or let git ignore it if it is no source"
@@ -227,7 +227,6 @@ def fewer_gates(case: Case, recorded: Recorded | None) -> Iterator[Problem]:
         text = f"gates less than its recording in {file} has, no {', '.join(missing)}"
         text += "; gate it again, or record the case without it"
         yield Problem(ProblemCode.FEWER_GATES, text, case.id)
-    # The case's own: what a calibration makes of them is the machine's noise, and may be wider.
     if case.margins.wider(entry.margins):
         text = wider_margins(case.margins, entry.margins, f"its recording in {file}")
         name = shlex.quote(case.id)

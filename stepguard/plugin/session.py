@@ -47,6 +47,7 @@ from stepguard.report.commands import Commands
 from stepguard.report.progress_line import ProgressLine
 from stepguard.report.repeated import ReportedCauses
 from stepguard.report.terminal import Run
+from stepguard.storage.baselines import refuse_calibrations
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.text import counted, listed, printable
@@ -161,6 +162,8 @@ class Session:
             with _usage_errors(f"--perf-base={rev}: "):
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, rev, into)
+        # Of this tree alone: the base may still have what this change removes.
+        refuse_calibrations(self._baselines)
         judges = self._base.folder if self._base else self._baselines
         self._waivers = check_baselines(judges, self._collection.cases, self._whole, self._commands)
         written = [self._commands.folder / path for path in self._documents]

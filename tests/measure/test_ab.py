@@ -14,7 +14,7 @@ import stepguard.measure.ab
 import stepguard.measure.launches
 import stepguard.measure.workers
 from stepguard import Case
-from stepguard.ab_margins import Margins, Prior
+from stepguard.ab_margins import Margins
 from stepguard.evidence import Disturbance, Fault
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import Gpu
@@ -678,7 +678,7 @@ def test_a_retry_on_another_card_begins_anew(world, measure):
 
 def test_a_retry_that_begins_anew_has_the_whole_plan_before_it(world, measure):
     """Pairs import ahead, however many there were that do not count."""
-    before = replace(measure(24, GPU), timing={})
+    before = replace(measure(24, GPU), margins=Margins(0.1, 0.4))
     measure(1, GPU, earlier=(before,))
     assert {"pair 25 head", "pair 26 head"} <= world.groups.keys()
 
@@ -791,7 +791,7 @@ def test_a_wait_for_the_card_is_none_of_the_budget(world, measure, monkeypatch):
 
     monkeypatch.setattr(stepguard.measure.ab, "watch", wait)
     found = measure(3, GPU, budget_s=600.0)
-    assert found.pairs == 3 and not found.out_of_time and found.wall_s == 0.0
+    assert found.pairs == 3 and not found.out_of_time
 
 
 @pytest.mark.parametrize(("case", "pct"), [(CPU, (5.0, 20.0)), (GPU, (0.2, 0.5))])
@@ -799,7 +799,6 @@ def test_margins_are_the_cases(world, measure, case, pct):
     """The device's, unless the case has its own."""
     assert measure(1, case).margins == Margins(*pct)
     assert measure(1, replace(case, margins_pct=(1.0, 3.0))).margins == Margins(1.0, 3.0)
-    assert measure(1, case).prior == Prior()
 
 
 def test_progress_names_the_pair_and_the_side(world, measure):

@@ -207,10 +207,8 @@ class Gate:
             counters = found.counts.values | changes.pop("counters", {})
             counts = replace(found.counts, values=counters)
             made[name] = replace(found, **({"counts": counts} | changes))
-        by = wanted.rule_for(made["head"])
-        judged_by = {"margins": by.margins, "prior": by.prior, "why": by.why}
         ended = fields.pop("ended", "")
-        found = Comparison(against, **made, **judged_by, **fields)
+        found = Comparison(against, **made, margins=case.margins, **fields)
         wanted.keep(found)
         if ended:
             raise RuntimeError(ended)

@@ -146,7 +146,7 @@ def test_slower_fails_and_says_by_what(gate, h200):
         "SLOWER *100%]",
         "linear?124m?: SLOWER: step_ms 10.000 -> 10.200 (+2.0 %, limit 0.2 %)",
         "  step_ms ?ms?: 10.000 -> 10.200 (+2.00 %*: SLOWER, beyond the margin, both*",
-        "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 % (not calibrated); *",
+        "    [[]+*] % over 6 pairs, pair sd *; margins 0.2 and 0.5 %; *",
         f"  compared with {shown}, measured in pairs with it",
         "  if it is meant: *-m stepguard waive 'linear?124m?' --reason '...' --days N",
         "  after the merge, on main: *pytest perf_tests, then *accept 'linear?124m?' --reason*",

@@ -15,7 +15,6 @@ from run_documents import OLD
 
 from stepguard.cli.main import main
 from stepguard.document import ProblemCode, State
-from stepguard.judge.ab.calibration import SCHEMA
 from stepguard.storage.documents import load_document
 
 DECLARED = (
@@ -144,15 +143,6 @@ def waived(gate):
     (gate.path / ".git/info/exclude").write_text("waivers.json\n")
     waiver = "linear[b] flops_per_step --value 2000 --days 9 --who A --reason planted".split()
     assert main(["waive", *waiver]) == 0
-
-
-def calibrated(gate):
-    """Leave a calibration that git ignores."""
-    (gate.path / ".git/info/exclude").write_text("calibration/\n")
-    (gate.baselines / "calibration").mkdir()
-    (gate.baselines / "calibration/cpu.json").write_text(
-        json.dumps({"schema": SCHEMA, "machine": "CPU", "cases": {}})
-    )
 
 
 def copied(gate):
@@ -339,7 +329,6 @@ WAYS = {
     "a baseline that git ignores": differs(ignored, "baselines/cpu.json"),
     "a baseline that is a link": differs(linked, "baselines/cpu.json"),
     "waivers that git ignores": differs(waived, "baselines/waivers.json"),
-    "a calibration that git ignores": differs(calibrated, "baselines/calibration/cpu.json"),
     "skip-worktree": differs(hidden, "test_perf.py"),
     "assume-unchanged": differs(assumed, "test_perf.py"),
     "a tree that changes": Way(

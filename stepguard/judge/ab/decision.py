@@ -104,7 +104,6 @@ def by_plan(comparison: Comparison) -> Decision:
     return decide(
         ratios,
         comparison.margins,
-        comparison.prior,
         replaced=[one.log_ratio for one in comparison.again if not one.compiled],
         last=comparison.out_of_time,
         spent=comparison.spent,
@@ -134,7 +133,6 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     return PairsFinding(
         found,
         comparison.margins,
-        comparison.why,
         comparison.together,
         most,
         len(comparison.again),

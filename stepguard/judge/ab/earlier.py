@@ -86,7 +86,7 @@ def contradicts(fresh: LaunchPair, before: Comparison) -> str:
         return "a fresh pair has no times"
     if problem(before) is None and (found := problem(_with(fresh, before))):
         return f"a fresh pair is {found.status.value}: {found.reason.name}"
-    known = bounds(before.log_ratios(), before.prior)
+    known = bounds(before.log_ratios())
     reach = float(scipy.special.stdtrit(known.degrees, 1 - CHECK_LEVEL)) * known.sd
     if fresh.log_ratio <= known.mean + reach * math.sqrt(1 + 1 / known.pairs):
         return ""
@@ -150,7 +150,5 @@ def _conditions(one: Comparison) -> Iterator[Mapping[str, Any]]:
         # Of the environment what steers; other variables name folders, some a fresh one each run.
         yield side.software_key()
     yield asdict(one.margins)
-    yield asdict(one.prior)
-    yield one.timing
     yield {"glance": one.glance}
     yield {"files": "unknown" if one.files is None else listed(one.files, len(one.files))}

@@ -7,7 +7,7 @@ import pytest
 from builders import evidence
 from comparisons import alike, comparison_of
 
-from stepguard.ab_margins import MARGINS, Margins, Prior
+from stepguard.ab_margins import MARGINS, Margins
 from stepguard.comparison import LaunchPair, from_json
 from stepguard.evidence import Fault, to_json
 from stepguard.judge.ab.decision import judge_ab
@@ -106,8 +106,6 @@ OTHER_TORCH = replace(evidence().fingerprint, torch="2.12.0")
         (lambda one: replace(one, head=replace(one.head, case=OTHER_CASE)), "batch "),
         (lambda one: replace(one, head=replace(one.head, gates=("step_ms",))), "gates "),
         (lambda one: replace(one, margins=Margins(1.0, 2.0)), "ignore_pct "),
-        (lambda one: replace(one, prior=Prior(0.1, 4.0)), "sd_pct "),
-        (lambda one: replace(one, timing={"lead_s": 9.0}), "_s "),
         (lambda one: replace(one, files=("a.py",)), "files "),
     ],
 )
