@@ -45,13 +45,8 @@ class Comparison:
     again: tuple[LaunchPair, ...] = ()
     glance: bool = False  # at a CPU's time, which the case does not gate: only a slowdown counts
     files: tuple[str, ...] | None = None  # in which HEAD's tree differs; None: not known
-    earlier: int = 0  # pairs, the first ones, that an earlier run of these commits measured
-    check: LaunchPair | None = None  # a fresh one beside those, where they alone decide
-    spent: tuple[int, ...] = ()  # pairs at which such a run was judged since its time was up
-    decided: bool = False  # that run said SLOWER or FASTER by them
-    not_pooled: str = ""  # why pairs of an earlier run of these commits do not count
-    unproven: bool = False  # SLOWER by these pairs, but not among all that its run tried
-    digest: str = ""  # of the file that it is kept in, without these digits
+    fresh: bool = False  # measured although an earlier run said SLOWER: that was asked for
+    stays: str = ""  # the day and time of the run that measured it, where its SLOWER stays
     schema: int = SCHEMA
 
     @property
@@ -109,5 +104,3 @@ def _problems(found: Comparison) -> Iterator[str]:
         yield from (f"{side}: {problem}" for problem in problems(evidence))
     if (found.head.case_id, found.head.case) != (found.base.case_id, found.base.case):
         yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"
-    if not 0 <= found.earlier <= found.pairs or any(one < 1 for one in found.spent):
-        yield f"it has {found.earlier} pairs of earlier runs, judged at {found.spent}"

@@ -256,17 +256,11 @@ def _over(found: PairsFinding) -> str:
     more = f"{found.again} more were disturbed and do not count{with_them}"
     again = f" ({more})" if found.again else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
-    earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
-    if found.check_pct is not None:
-        earlier += f", with which a fresh one agrees ({found.check_pct:+.2f} %)"
-    # Of a file that cannot be read nobody knows whether it is of this code.
-    if found.not_pooled:
-        earlier += f" (pairs of another run do not count: {found.not_pooled})"
+    stays = f" of {found.stays}, which were not measured again" if found.stays else ""
     if found.not_enough:
         how += f" (fewer were not enough: {found.not_enough})"
     return (
-        f"over {pairs}{most}{earlier}{again}{how}, pair sd {by.sd_pct:.2f} %; "
-        f"{margins_text(margins)}"
+        f"over {pairs}{stays}{most}{again}{how}, pair sd {by.sd_pct:.2f} %; {margins_text(margins)}"
     )
 
 

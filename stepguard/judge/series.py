@@ -104,12 +104,9 @@ def of_launches(launches: tuple[Launch, ...]) -> Pattern | None:
 def of_pairs(comparison: Comparison, least: int = 0) -> Pattern | None:
     """Return what HEAD's steps do in all pairs, and the other tree's at the same steps do not; None
     where HEAD is none the slower for it by the ignore margin, and before there are ``least`` pairs:
-    0 for as many as a verdict needs. Those by which an earlier run was judged, and which it did not
-    prove, do not count: that the steps of others do the same is what proves it.
+    0 for as many as a verdict needs.
     """
-    judged = max(comparison.spent, default=0)
-    sides = (comparison.head.launches[judged:], comparison.base.launches[judged:])
-    both = zip(*sides, strict=False)
+    both = zip(comparison.head.launches, comparison.base.launches, strict=False)
     series = [one for head, base in both if (one := _of_pair(head, base))]
     if len(series) < (least or LEAST_PAIRS[comparison.head.case["device"]]):
         return None

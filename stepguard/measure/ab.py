@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from stepguard.case import Case
 from stepguard.comparison import Comparison, LaunchPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
+from stepguard.evidence import Evidence
 from stepguard.judge.ab.decision import LEAST_GLANCED, wants_another_pair
-from stepguard.judge.ab.earlier import EarlierPairs, contradicts, pooled
 from stepguard.judge.ab.identical import enough, unlike
 from stepguard.judge.ab.pairs import out_of_line
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS
@@ -36,7 +36,7 @@ from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import JUDGED_TIME
-from stepguard.verdict import Reason, Status
+from stepguard.verdict import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 COUNTING = "counting launch"  # the first of a tree
@@ -61,10 +61,10 @@ class PairsWanted:
     steps: range = range(0)  # of all that are timed, counted from the first; empty: any
     # In which the trees differ: where it is known, a step that is the same is timed by few pairs.
     files: tuple[str, ...] | None = None
-    # Of these commits, newest first: a retry goes on from their pairs.
-    earlier: tuple[Comparison, ...] = ()
-    not_pooled: str = ""  # why others of them are not there
-    # Called after each pair, so that a retry of a run that somebody ended goes on from them, too.
+    # Gives the comparison of an earlier run whose SLOWER still holds for HEAD's evidence, if any.
+    stays: Callable[[Evidence], Comparison | None] = lambda head: None
+    fresh: bool = False  # it was asked for, though an earlier run may have said SLOWER
+    # Called after each pair, so that SLOWER stays also where somebody ends the run before its end.
     # Returns them, marked if their tree changed meanwhile.
     keep: Callable[[Comparison], Comparison] = lambda so_far: so_far
 
@@ -90,7 +90,7 @@ def measure_ab(
             sides[HEAD].faults.append(unfit)
         else:
             run.measure()
-    return run.comparison()
+    return run.stays or run.comparison()
 
 
 class _PairRun:
@@ -103,28 +103,20 @@ class _PairRun:
         self.again: list[LaunchPair] = []
         self.aside: LaunchPair | None = None  # one that waits for the next
         self.following: list[Pair] = []  # they import: the next one, and of a second the agents
-        self.earlier = EarlierPairs()
-        self.checking = False
-        self.check: LaunchPair | None = None
-        self.near = 0  # pairs that begin anew, and were measured as one that follows others
-        # Every second pair has another order; a retry goes on with it.
-        self.first = 1 + max((one.pairs for one in wanted.earlier), default=0)
+        self.stays: Comparison | None = None  # of an earlier run: nothing is measured again
 
     def measure(self) -> None:
         """Run counting passes and pairs; what fails is noted on its side, and ends it."""
         try:
             self._count()
-            self._go_on()
-            first = self._check_earlier()
-            for number in range(first, first + MOST_PAIRS + MOST_AGAIN):
+            for number in range(1, 1 + MOST_PAIRS + MOST_AGAIN):
                 counted = len(self.sides[HEAD].launches)
-                # Where steps are asked for, an earlier run may not have timed all of them.
-                if counted == MOST_PAIRS or self.earlier.decided and not self.timing.steps:
+                if self.stays or counted == MOST_PAIRS:
                     return
                 if not self.wanted.wants_another(self.comparison()):
                     return
                 took_s = time.monotonic() - self.sides[HEAD].began
-                if number > self.first and took_s > self.wanted.budget_s:
+                if number > 1 and took_s > self.wanted.budget_s:
                     self.out_of_time = True
                     return
                 self._take(self._pair(number))
@@ -135,46 +127,24 @@ class _PairRun:
             if self.aside:  # none came after it, so that it counts
                 self._count_pair(self.aside)
 
-    def _go_on(self) -> None:
-        """Take the pairs of an earlier run of these commits."""
-        self.earlier = found = pooled(self.wanted.earlier, self.comparison())
-        for workers, launches in zip(self.sides, (found.head, found.base), strict=True):
-            workers.launches.extend(launches)
-        self.again, self.out_of_time = [*found.again], found.out_of_time
-        self.together = self.together and found.together
-
-    def _check_earlier(self) -> int:
-        """Measure a fresh pair where nothing but earlier ones say that the step passes; begin anew
-        with it if they do not agree. Return the number of the next pair.
-        """
-        found = self.comparison()
-        more = self.timing.steps and self.wanted.wants_another(found)
-        if more or not self.earlier.passes:
-            return self.first
-        self.checking = True
-        pair = self._pair(self.first)
-        self.checking = False
-        why = contradicts(pair, found)
-        if not why:
-            self.check = pair
-            return self.first + 1
-        self.earlier, self.near = EarlierPairs(refused=why), 1
-        for workers in self.sides:
-            workers.launches.clear()
-        self.again, self.out_of_time = [], False
-        self._take(pair)
-        self._keep()
-        return self.first + 1
-
     def _count(self) -> None:
         # Counts do not mind a busy host: the next launches import meanwhile.
         launches = [RunningLaunch(side, COUNTING, self.timing.warmup) for side in self.sides]
         for launch in launches:
             build_alone(launch)
             if launch is launches[-1]:
-                self.following.append(Pair(self.first, self.sides, self.timing))
+                self.following.append(Pair(1, self.sides, self.timing))
             launch.count()
             launch.leave()
+            # As soon as it is known what HEAD runs on, and with.
+            if launch is launches[HEAD] and self._still_slower():
+                return
+
+    def _still_slower(self) -> bool:
+        """Take the comparison of an earlier run whose SLOWER stays."""
+        head = self.comparison().head
+        self.stays = None if head.faults else self.wanted.stays(head)
+        return self.stays is not None
 
     def _pair(self, number: int) -> LaunchPair:
         """Measure a pair."""
@@ -184,7 +154,7 @@ class _PairRun:
                 both = self._pair_at_once(number, order)
             except WorkersFailed as failed:
                 # Each of them fitted alone, when it was counted.
-                if number > self.first or failed.fault.code != Reason.OUT_OF_MEMORY.name:
+                if number > 1 or failed.fault.code != Reason.OUT_OF_MEMORY.name:
                     raise
                 self.together = False
         if not self.together:
@@ -195,9 +165,8 @@ class _PairRun:
         return LaunchPair(head, base, any(launch.timed_a_compiler for launch in both))
 
     def _far(self) -> bool:
-        """Tell whether the next pair reaches far: the first ones of those whose series count."""
-        judged = max(self.earlier.spent, default=0)
-        return len(self.sides[HEAD].launches) < judged + self.near + FAR_PAIRS
+        """Tell whether the next pair reaches far, as the first ones do."""
+        return len(self.sides[HEAD].launches) < FAR_PAIRS
 
     def _take(self, pair: LaunchPair) -> None:
         """Count a pair. One waits for the next if it compiled in a timed block, which one side
@@ -253,8 +222,7 @@ class _PairRun:
         if self._hardly_another():
             self.sides[HEAD].start_ahead(COUNTING)
             return
-        most = MOST_PAIRS - self.earlier.pairs + len(self.again)
-        last = min(number + self.timing.ahead, self.first - 1 + most)
+        last = min(number + self.timing.ahead, MOST_PAIRS + len(self.again))
         for later in range(number + 1 + len(self.following), last + 1):
             self.following.append(Pair(later, self.sides, self.timing, standby=True))
         for launch in self._next():
@@ -262,13 +230,13 @@ class _PairRun:
 
     def _hardly_another(self) -> bool:
         """Tell whether the pair that begins is likely the last one: no time is judged, it is enough
-        for a step that is the same, earlier pairs are checked, or most cases of a CPU end after it.
+        for a step that is the same, or most cases of a CPU end after it.
         """
         found = self.comparison()
         ends = found.glance and found.pairs == LEAST_GLANCED - 1
         untimed = JUDGED_TIME not in judged(self.case)
         alike = found.pairs == enough(found) - 1 and not unlike(found)
-        return untimed or alike or ends or self.checking
+        return untimed or alike or ends
 
     def _next(self) -> list[RunningLaunch]:
         return self.following[0].launches if self.following else []
@@ -302,10 +270,6 @@ class _PairRun:
             out_of_time=self.out_of_time,
             files=self.wanted.files,
             again=tuple(self.again),
-            earlier=self.earlier.pairs,
-            check=self.check,
-            spent=self.earlier.spent,
-            decided=self.earlier.status in (Status.SLOWER, Status.FASTER),
-            not_pooled=self.wanted.not_pooled or self.earlier.refused,
             glance=glances(self.case),
+            fresh=self.wanted.fresh,
         )

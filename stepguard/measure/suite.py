@@ -3,7 +3,6 @@
 Both the pytest plugin and the command line drive this; neither measures nor judges by itself.
 """
 
-import contextlib
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -21,11 +20,11 @@ from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab.decision import (
     judge_ab,
-    wants_another_pair,
     wants_every_pair,
     without_false_discoveries,
 )
 from stepguard.judge.ab.expectations import expect
+from stepguard.judge.ab.stays import still_slower
 from stepguard.judge.screen import comparable, judge, wants_another_launch
 from stepguard.judge.waivers import final, waive
 from stepguard.launch.scheduler import Launcher, identity
@@ -36,7 +35,6 @@ from stepguard.measure.ranks import Answers
 from stepguard.measure.workers import Bench, Progress
 from stepguard.metrics import JUDGED_TIME
 from stepguard.storage import baselines as baseline
-from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store
 from stepguard.storage.waivers import today
 from stepguard.verdict import Reason, Status, Verdict
@@ -67,6 +65,7 @@ class Suite:
     waivers: tuple[Waiver, ...] = ()
     expectations: tuple[Expectation, ...] = ()  # of the commits from ``tree`` to what is measured
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
+    fresh: bool = False  # measures pairs also where an earlier run's SLOWER would stay
     confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
     launcher: Launcher | None = None
@@ -162,10 +161,8 @@ class Suite:
         revision = self._bench.revision
         with_itself = tree.commit == revision.commit and not revision.dirty
         with self.budget.spent():
-            # Of a commit with itself all pairs are wanted; a glance does not follow the plan.
-            if with_itself or glances(case):
-                wants_another = wants_every_pair if with_itself else wants_another_pair
-                wanted = PairsWanted(self.budget.share_s(), wants_another)
+            if with_itself:  # of which all pairs are wanted
+                wanted = PairsWanted(self.budget.share_s(), wants_every_pair)
             else:
                 wanted = self._wanted(case, tree.commit)
             files = differing(tree.base, tree.commit, self.baselines)
@@ -177,8 +174,8 @@ class Suite:
         return Result(case, found.head, verdict, kept, path, found)
 
     def _wanted(self, case: Case, base: str) -> PairsWanted:
-        """Return what is wanted of pairs with the commit ``base``, going on from those of earlier
-        runs. Those of a confirmation are others than those of --perf-against, by their gates.
+        """Return what is wanted of pairs with the commit ``base``, unless an earlier run's SLOWER
+        stays. A confirmation's pairs are others than those of --perf-against, by their gates.
         """
         head, gates = self._bench.revision.commit, judged(case)
 
@@ -187,11 +184,16 @@ class Suite:
             sides = (one.base.commit, base), (one.head.commit, head)
             return one.head.gates == gates and all(same_files(self.root, *two) for two in sides)
 
-        earlier, not_pooled = self._store.of_one_comparison(case.slug, same)
+        def stays(now: Evidence) -> Comparison | None:
+            if self.fresh:
+                return None
+            earlier = [one for one in self._store.comparisons_of(case.slug) if same(one)]
+            return still_slower(earlier, now, base)
+
         return PairsWanted(
             self.budget.share_s(),
-            earlier=earlier,
-            not_pooled=not_pooled,
+            stays=stays,
+            fresh=self.fresh,
             keep=lambda so_far: self._keep_pairs(case, so_far)[0],
         )
 
@@ -242,8 +244,4 @@ class Suite:
         for number, result in enumerate(self.results):
             if verdict := withdrawn.get(result.case.id):
                 self.results[number] = replace(result, verdict=verdict)
-                assert result.comparison is not None  # of which the p-value is
-                found = replace(result.comparison, unproven=True)
-                with contextlib.suppress(FileError):  # a retry then takes it for decided
-                    self._store.keep_comparison(self._bench.folder, result.case.slug, found)
         return list(withdrawn)

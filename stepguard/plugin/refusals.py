@@ -175,6 +175,9 @@ def strict_options(config: pytest.Config) -> Iterator[Problem]:
             text = f"--perf-{name} comes from settings or PYTEST_ADDOPTS, and may leave an alarm "
             text += "without the pairs that confirm it: say it in the command"
             yield Problem(ProblemCode.OTHER_BASELINE, text)
+    if option.perf_fresh and (option.perf_base or option.perf_against):
+        text = "--perf-fresh sets aside what an earlier run of this pull request called SLOWER"
+        yield Problem(ProblemCode.OTHER_BASELINE, f"{text}: measure again in a run of your own")
     if option.perf_select and not is_typed("--perf-select", config):
         text = f"--perf-select={option.perf_select} comes from settings or PYTEST_ADDOPTS: a "
         text += "selection that is meant is said by the command"

@@ -257,6 +257,7 @@ class Session:
                 expectations=expected,
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
+                fresh=option.perf_fresh,
                 tree=self._tree,
                 launcher=self._launcher,
                 base=option.perf_base or "",
@@ -324,6 +325,8 @@ class Session:
 
     def _settle(self, suite: Suite) -> None:
         """Note and record what only all results together decide."""
+        if suite.fresh:
+            self._notices.append("--perf-fresh: what earlier runs called SLOWER was measured again")
         remarks: dict[str, list[str]] = {}
         for result in suite.results:
             for text in words.remarks(result.evidence):

@@ -87,10 +87,23 @@ def next_steps(
         steps = _after_screen(verdict, commands, dirty)
     if verdict.worst is not None and verdict.worst.metric in SYNCS and verdict.worst.sites:
         steps.append("if the sync is meant: end its line with # stepguard: allow sync: why")
+    if _stays(verdict):
+        afresh = f"--perf-select={shlex.quote(verdict.case_id)} --perf-fresh"
+        steps.append(
+            "SLOWER stays until code, machine, software or environment change; to measure it "
+            f"again all the same: {commands.measure} {afresh}, with the options of this run"
+        )
     if verdict.outcome == "error" and verdict.status is not Status.NO_BASELINE:
         explain = commands.called(f"stepguard explain-code {verdict.reason.name}")
         steps.append(f"what that is: {explain}")
     return [*steps, f"look closer: {evidence_path}"]
+
+
+def _stays(verdict: Verdict) -> bool:
+    """Tell whether an earlier run's pairs decided, and nothing was measured again."""
+    found = verdict.worst
+    pairs = found and (found.pairs or found.confirmed and found.confirmed.step)
+    return bool(pairs and pairs.stays)
 
 
 def _after_screen(verdict: Verdict, commands: Commands, dirty: bool) -> list[str]:

@@ -97,16 +97,12 @@ def by_plan(comparison: Comparison) -> Decision:
     """Decide the step time by the sequential plan alone."""
     ratios = comparison.log_ratios()
     few = EXPLAINED_PAIRS <= len(ratios) < MIN_PAIRS
-    # What an earlier run's profiles explained stays: a retry has other ones.
-    explained = few and (
-        comparison.decided or other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
-    )
+    explained = few and other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
     return decide(
         ratios,
         comparison.margins,
         replaced=[one.log_ratio for one in comparison.again if not one.compiled],
         last=comparison.out_of_time,
-        spent=comparison.spent,
         fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
     )
 
@@ -136,9 +132,7 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
         comparison.together,
         most,
         len(comparison.again),
-        comparison.earlier,
-        100 * math.expm1(comparison.check.log_ratio) if comparison.check else None,
-        comparison.not_pooled,
+        comparison.stays,
         "" if moved else not_enough(comparison),
     )
 

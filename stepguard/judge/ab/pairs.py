@@ -26,7 +26,6 @@ from stepguard.judge.ab.sequential_plan import (
     InterimAnalysis,
     analysis_at,
     may_decide,
-    may_decide_later,
 )
 from stepguard.verdict import Decision, Status
 
@@ -123,7 +122,6 @@ def decide(
     *,
     replaced: Sequence[float] = (),
     last: bool = False,
-    spent: Sequence[int] = (),
     fewest: int = MIN_PAIRS,
 ) -> Decision:
     """Judge the pairs so far, each a log(head / base) of the step time; all of them, in any order.
@@ -131,13 +129,13 @@ def decide(
 
     Nothing is decided between the analyses of SEQUENTIAL_PLAN, unless ``last`` says that time is
     up; that must not depend on what the pairs say. It spends the next analysis' error, at the level
-    of the one before; ``spent`` says where earlier runs of these pairs did. Nothing passes while
-    HEAD is slower by more than matters with the pairs that these ``replaced``: what disturbs HEAD
-    alone, one pair and then another, is HEAD's. Raises ValueError as bounds() does.
+    of the one before. Nothing passes while HEAD is slower by more than matters with the pairs that
+    these ``replaced``: what disturbs HEAD alone, one pair and then another, is HEAD's. Raises
+    ValueError as bounds() does.
     """
     found = bounds(log_ratios, prior, fewest)
     count, status = found.pairs, Status.INCONCLUSIVE
-    if may_decide(count, last, spent):
+    if may_decide(count, last):
         status = found.status(margins)
     all_pct = 100 * math.expm1(fmean([*log_ratios, *replaced])) if replaced else None
     if all_pct is not None and all_pct > margins.matter_pct and status is not Status.SLOWER:
@@ -151,7 +149,7 @@ def decide(
         sd_pct=100 * found.sd,
         p_value=found.p_value,
         smallest_detectable_pct=smallest_detectable_pct(MOST_PAIRS, 100 * found.sd, margins, prior),
-        final=last or status is not Status.INCONCLUSIVE or not may_decide_later(count, spent),
+        final=last or status is not Status.INCONCLUSIVE or count >= MOST_PAIRS,
         with_replaced_pct=all_pct,
     )
 

@@ -5,7 +5,6 @@ SEQUENTIAL_PLAN says how much. What the whole plan errs by, at any standard devi
 `docs/judge.md`. The analyses' errors add up (Bonferroni).
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 ALPHA = 0.001  # of all analyses together: SLOWER although nothing changed at all
@@ -45,21 +44,11 @@ SEQUENTIAL_PLAN = (
 MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
 
 
-def may_decide(pairs: int, last: bool, spent: Sequence[int] = ()) -> bool:
+def may_decide(pairs: int, last: bool) -> bool:
     """Tell whether so many pairs may decide: at an analysis of the plan, or since time is up
-    (``last``), which spends the error of the next one. What was ``spent`` so at some number of
-    pairs, in an earlier run that these pairs are of, is not there again.
+    (``last``), which spends the error of the next one.
     """
-    return (last or _due(pairs) == pairs) and _due(pairs) not in map(_due, spent)
-
-
-def may_decide_later(pairs: int, spent: Sequence[int]) -> bool:
-    """Tell whether more pairs may decide."""
-    return any(may_decide(one.pairs, False, spent) for one in SEQUENTIAL_PLAN if one.pairs > pairs)
-
-
-def _due(pairs: int) -> int:
-    return min((one.pairs for one in SEQUENTIAL_PLAN if one.pairs >= pairs), default=0)
+    return last or any(one.pairs == pairs for one in SEQUENTIAL_PLAN)
 
 
 def analysis_at(pairs: int) -> InterimAnalysis:

@@ -729,15 +729,13 @@ def test_the_report_names_the_other_revision():
     assert "SLOWER, beyond the margin, both revisions measured in pairs" in text
 
 
-def test_the_report_says_which_pairs_are_of_an_earlier_run():
-    """How many there are, and why others do not count, also of both at once."""
-    both = turns(shifted(2.0), earlier=4, not_pooled="x.json was changed after it was written")
-    text = told_block(judge_ab(both), "e.json", Commands())
-    assert "over 6 pairs, 4 of them of an earlier run of this code (pairs of another run " in text
-    assert "do not count: x.json was changed after it was written), pair sd" in text
-    fresh = LaunchPair(both.head.launches[0], both.base.launches[0])
-    text = told_block(judge_ab(replace(both, not_pooled="", check=fresh)), "e.json", Commands())
-    assert "of an earlier run of this code, with which a fresh one agrees (+2." in text
+def test_the_report_says_that_slower_stays():
+    """Whose pairs they are, and what measures again all the same."""
+    found = turns(shifted(2.0), stays="2026-11-20T10:00:00+00:00")
+    text = told_block(judge_ab(found), "e.json", Commands())
+    assert "over 6 pairs of 2026-11-20T10:00:00+00:00, which were not measured again, pair" in text
+    assert "SLOWER stays until code, machine, software or environment change; to measure it" in text
+    assert "pytest perf_tests --perf-select='train_step[124m-bf16]' --perf-fresh" in text
 
 
 # Pairs that others replaced
@@ -811,6 +809,13 @@ REMOVED = {
     "wall_s": 12.5,
     "case_margins": {"ignore_pct": 0.2, "matter_pct": 0.5},
     "timing": {"block_s": 2.0},
+    "earlier": 2,
+    "check": None,
+    "spent": [4],
+    "decided": True,
+    "not_pooled": "another card",
+    "unproven": False,
+    "digest": "0" * 64,
 }
 
 

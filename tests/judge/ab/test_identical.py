@@ -20,7 +20,6 @@ from stepguard.comparison import LaunchPair
 from stepguard.evidence import Counts
 from stepguard.identity import StepIdentity
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
-from stepguard.judge.ab.earlier import pooled
 from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, PAIR_SDS, enough, identical, unlike
 from stepguard.measure.suite import Result
 from stepguard.profile import Parts, Profile
@@ -247,16 +246,6 @@ def test_after_a_pair_that_was_out_of_line_there_are_pairs_as_ever():
     again = replace(found, again=(odd,))
     assert identical(found) and not identical(again) and wants_another_pair(again)
     assert judge_ab(again).status is Status.INCONCLUSIVE
-
-
-def test_a_run_that_is_repeated_measures_its_one_pair_anew():
-    """A step that is the same is no reason to trust an earlier clock; a pair that was odd stays."""
-    before = pair()
-    head, base = (replace(side, launches=()) for side in (before.head, before.base))
-    assert pooled([before], replace(before, head=head, base=base)).pairs == 0
-    odd = pair([one * 1.02 for one in noisy(1)])
-    assert not identical(odd)
-    assert pooled([odd], replace(odd, head=head, base=base)).pairs == 1
 
 
 def series(*pairs, matter_pct):
