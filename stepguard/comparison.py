@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from stepguard.ab_margins import Margins
+from stepguard.ab_margins import ALPHA, Margins
 from stepguard.case import Case
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Launch, decode, problems
@@ -39,6 +39,7 @@ class Comparison:
     head: Evidence
     base: Evidence
     margins: Margins = field(default_factory=Margins)
+    alpha: float = ALPHA  # the chance of SLOWER where nothing changed, over all analyses
     together: bool = True  # both groups alive, one of them parked; else one after the other
     out_of_time: bool = False  # there were to be more pairs, and the budget was spent
     # Whose blocks were out of line, so that others were measured in their place: for the record.
@@ -102,5 +103,7 @@ def _problems(found: Comparison) -> Iterator[str]:
     """Yield what is wrong with a comparison although every field has its type."""
     for side, evidence in (("head", found.head), ("base", found.base)):
         yield from (f"{side}: {problem}" for problem in problems(evidence))
+    if not 0 < found.alpha <= ALPHA:
+        yield f"its level is {found.alpha}, not more than 0 and at most {ALPHA}"
     if (found.head.case_id, found.head.case) != (found.base.case_id, found.base.case):
         yield f"{found.head.case_id} is compared with another case, {found.base.case_id}"

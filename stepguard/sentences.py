@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepguard.ab_margins import Margins
+from stepguard.ab_margins import ALPHA, Margins
 from stepguard.metrics import JUDGED_TIME, format_value
 from stepguard.text import counted, listed
 from stepguard.verdict import (
@@ -255,13 +255,14 @@ def _over(found: PairsFinding) -> str:
     with_them = "" if all_pct is None else f"; with them {all_pct:+.2f} %"
     more = f"{found.again} more were disturbed and do not count{with_them}"
     again = f" ({more})" if found.again else ""
+    among_many = found.alpha < ALPHA
+    level = f", level {100 * found.alpha:.2g} % among the cases of its run" if among_many else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
-    stays = f" of {found.stays}, which were not measured again" if found.stays else ""
+    stays = f", measured {found.stays} and not again" if found.stays else ""
     if found.not_enough:
         how += f" (fewer were not enough: {found.not_enough})"
-    return (
-        f"over {pairs}{stays}{most}{again}{how}, pair sd {by.sd_pct:.2f} %; {margins_text(margins)}"
-    )
+    noise = f"pair sd {by.sd_pct:.2f} %; {margins_text(margins)}{level}"
+    return f"over {pairs}{most}{stays}{again}{how}, {noise}"
 
 
 def interval(found: Decision) -> str:

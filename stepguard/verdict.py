@@ -68,7 +68,6 @@ class Reason(Enum):
     NO_SLOWDOWN = "no slowdown seen, on a CPU"
     MAYBE_SLOWER = "slower in the mean, but not beyond doubt, on a CPU"
     EXPECTED = "worse, as a commit of the range declares"
-    UNPROVEN = "not significant among all cases of this run"
     TIME_DECIDES = "moved; beside another revision the time decides"
     PAID_FOR = "a cost rose, and the step is faster"
     LATE_SLOWDOWN = "steps are slower from some step on, in every launch"
@@ -167,6 +166,7 @@ class PairsFinding:
 
     decision: Decision
     margins: Margins
+    alpha: float  # the level of the case among those of its run
     together: bool  # both revisions alive, one of them parked; else one after the other
     most: int = 0  # pairs that the plan allows, where it was not followed to its end
     again: int = 0  # pairs that were disturbed, measured again

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from stepguard.ab_margins import ALPHA
 from stepguard.case import Case
 from stepguard.comparison import Comparison, LaunchPair, glances, judged
 from stepguard.device import CPU, GPU, is_gpu
@@ -58,6 +59,7 @@ class PairsWanted:
 
     budget_s: float  # for all of them; the pair that runs when it is over is completed
     wants_another: Callable[[Comparison], bool] = wants_another_pair
+    alpha: float = ALPHA  # the level of the case among those of its run
     steps: range = range(0)  # of all that are timed, counted from the first; empty: any
     # In which the trees differ: where it is known, a step that is the same is timed by few pairs.
     files: tuple[str, ...] | None = None
@@ -266,6 +268,7 @@ class _PairRun:
             head,
             base,
             margins=self.case.margins,
+            alpha=self.wanted.alpha,
             together=self.together,
             out_of_time=self.out_of_time,
             files=self.wanted.files,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from stepguard.ab_margins import BUDGET_MIN
+from stepguard.ab_margins import ALPHA, BUDGET_MIN
 from stepguard.baseline_file import Entry
 from stepguard.case import Case
 from stepguard.comparison import Comparison, glances, judged
@@ -21,7 +21,6 @@ from stepguard.gpu.nvml import Gpu
 from stepguard.judge.ab.decision import (
     judge_ab,
     wants_every_pair,
-    without_false_discoveries,
 )
 from stepguard.judge.ab.expectations import expect
 from stepguard.judge.ab.stays import still_slower
@@ -65,6 +64,7 @@ class Suite:
     waivers: tuple[Waiver, ...] = ()
     expectations: tuple[Expectation, ...] = ()  # of the commits from ``tree`` to what is measured
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
+    alpha: float = ALPHA  # of each case that another revision judges: of an alarm's pairs ALPHA
     fresh: bool = False  # measures pairs also where an earlier run's SLOWER would stay
     confirms: bool = True  # in pairs, at once, a time that a baseline calls SLOWER or FASTER
     tree: Tree | None = None  # of the revision that judges every case, instead of the baselines
@@ -166,7 +166,7 @@ class Suite:
             else:
                 wanted = self._wanted(case, tree.commit)
             files = differing(tree.base, tree.commit, self.baselines)
-            wanted = replace(wanted, files=files)
+            wanted = replace(wanted, files=files, alpha=self.alpha)
             found = compare_with(case, self._bench, tree, progress, wanted)
         found, kept = self._keep_pairs(case, found)
         declared = expect(judge_ab(found), self.expectations)
@@ -232,16 +232,3 @@ class Suite:
         if (now, now.state) == (then, then.state):
             return evidence
         return replace(evidence, tree_changed=True)
-
-    def withdraw_false_discoveries(self) -> list[str]:
-        """Withdraw, at the run's end, the SLOWER verdicts that all its claims together do not
-        prove; return whose they were.
-        """
-        withdrawn = {
-            verdict.case_id: verdict
-            for verdict in without_false_discoveries([r.verdict for r in self.results])
-        }
-        for number, result in enumerate(self.results):
-            if verdict := withdrawn.get(result.case.id):
-                self.results[number] = replace(result, verdict=verdict)
-        return list(withdrawn)

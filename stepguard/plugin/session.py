@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from stepguard.case import Case
+from stepguard.comparison import judged
 from stepguard.document import CaseState, Problem, ProblemCode
 from stepguard.expectation import Expectation
 from stepguard.git.resolve import TreeError, left_behind
@@ -23,9 +24,11 @@ from stepguard.git.revision import current
 from stepguard.git.trailers import expectations
 from stepguard.git.worktree import Tree, tree_of
 from stepguard.gpu.nvml import Gpu, MachineError, visible_gpus
+from stepguard.judge.ab.sequential_plan import level_of
 from stepguard.launch.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.measure.confirm import Budget
 from stepguard.measure.suite import Result, Suite
+from stepguard.metrics import JUDGED_TIME
 from stepguard.plugin.baselines import (
     BaseBranch,
     base_of,
@@ -258,6 +261,7 @@ class Session:
                 budget=Budget(60 * option.perf_budget, len(self._cases)),
                 confirms=not option.perf_no_confirm,
                 fresh=option.perf_fresh,
+                alpha=level_of(sum(JUDGED_TIME in judged(case) for case in self._cases)),
                 tree=self._tree,
                 launcher=self._launcher,
                 base=option.perf_base or "",
@@ -332,10 +336,6 @@ class Session:
             for text in words.remarks(result.evidence):
                 remarks.setdefault(text, []).append(result.case.id)
         self._notices += [f"{listed(ids, 3)}: {text}" for text, ids in remarks.items()]
-        for case_id in suite.withdraw_false_discoveries():
-            self._notices.append(
-                f"{case_id}: SLOWER taken back, not proven among all that this run tried"
-            )
         self.recorder.record_waiting([result.verdict for result in suite.results])
 
     def _results(self) -> list[Result]:

@@ -144,8 +144,6 @@ def _after_comparison(verdict: Verdict, commands: Commands) -> list[str]:
             *_declarations(verdict, "or" if waive else "if it is meant,"),
             f"{alone}after the merge, on main: {again}, then {accept}{then}",
         ]
-    if verdict.reason is Reason.UNPROVEN:
-        return ["judge it again, alone: name this one test"]
     if verdict.reason is Reason.UNDECIDED:
         return _what_decides(verdict, commands)
     if verdict.status is Status.NOT_COMPARABLE:
@@ -162,7 +160,7 @@ def _what_decides(verdict: Verdict, commands: Commands) -> list[str]:
     finds = f"{MOST_PAIRS} pairs of this noise find {smallest:.2f} %"
     if smallest <= found.margins.matter_pct:
         return [f"measure again: {finds} in 95 of 100 runs"]
-    wider = deciding_margins(found.decision.sd_pct, found.margins)
+    wider = deciding_margins(found.decision.sd_pct, found.margins, found.alpha)
     margins = f"margins_pct=({wider.ignore_pct:g}, {wider.matter_pct:g})"
     return [f"no further pair decides, {finds}: set {margins} in the case", commands.doctor]
 

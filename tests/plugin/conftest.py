@@ -209,8 +209,8 @@ class Gate:
         if stays := wanted.stays(made["head"]):
             return stays
         ended = fields.pop("ended", "")
-        fresh = wanted.fresh
-        found = Comparison(against, **made, margins=case.margins, fresh=fresh, **fields)
+        fields = {"fresh": wanted.fresh, "alpha": wanted.alpha} | fields
+        found = Comparison(against, **made, margins=case.margins, **fields)
         wanted.keep(found)
         if ended:
             raise RuntimeError(ended)

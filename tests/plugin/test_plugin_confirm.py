@@ -295,7 +295,7 @@ def test_a_confirmed_alarm_stays(gate, h200):
     gate.will_compare(case, 0.0)
     result = gate.run(failed=1)
     assert gate.paired == []
-    result.says("*which were not measured again*", "*SLOWER stays until*--perf-fresh*")
+    result.says("*over 6 pairs, measured * and not again*", "*SLOWER stays until*--perf-fresh*")
     gate.run("--perf-against=HEAD~1", passed=1)
     gate.run("--perf-fresh", passed=1)
     assert len(gate.paired) == 1

@@ -11,7 +11,7 @@ import math
 from dataclasses import replace
 from statistics import fmean, median
 
-from stepguard.ab_margins import PRIOR
+from stepguard.ab_margins import ALPHA, PRIOR
 from stepguard.comparison import Comparison
 from stepguard.evidence import Counts, Launch
 from stepguard.judge.ab.pairs import out_of_line
@@ -133,7 +133,9 @@ def _odd(comparison: Comparison) -> str:
         return "the last block is slower"
     if not all(lopsided(*pair) <= TAIL_LIMIT for pair in pairs):
         return "some steps are slower"
-    return "steps get slower" if of_pairs(comparison, least=1) else ""
+    # At the level of a case alone: a stricter one would let more pass here.
+    slower = of_pairs(replace(comparison, alpha=ALPHA), least=1)
+    return "steps get slower" if slower else ""
 
 
 def _ahead(launch: Launch) -> bool:

@@ -7,7 +7,13 @@ SEQUENTIAL_PLAN says how much. What the whole plan errs by, at any standard devi
 
 from typing import NamedTuple
 
-ALPHA = 0.001  # of all analyses together: SLOWER although nothing changed at all
+from stepguard.ab_margins import ALPHA
+
+RUN_ALPHA = 0.01  # of a run: that any of its cases is SLOWER although nothing changed
+# By which power of its share of ALPHA a case's level scales those of the analyses: in proportion
+# they would be exceeded by 26 % with 50 cases and 43 % with 100, at pairs three and four times as
+# noisy as the prior says.
+LEVEL_POWER = 1.25
 # Of all analyses together: SLOWER although the true change is only the ignore margin, and `same`
 # although it is the matter margin.
 BETA = 0.05
@@ -42,6 +48,18 @@ SEQUENTIAL_PLAN = (
     InterimAnalysis(24, 0.00014, 0.0055),
 )
 MOST_PAIRS = SEQUENTIAL_PLAN[-1].pairs
+
+
+def level_of(cases: int) -> float:
+    """Return the level of each case of a run that judges so many in pairs: ALPHA, or an equal share
+    of RUN_ALPHA. It is known before anything is measured, so that nothing is withdrawn afterwards.
+    """
+    return min(ALPHA, RUN_ALPHA / max(1, cases))
+
+
+def level_share(alpha: float) -> float:
+    """Return the factor of the analyses' levels that makes them err by ``alpha`` together."""
+    return float((alpha / ALPHA) ** LEVEL_POWER)
 
 
 def may_decide(pairs: int, last: bool) -> bool:
