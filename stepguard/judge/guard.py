@@ -340,6 +340,7 @@ def _failed(run: Run) -> Problems:
 
 _IS_JUDGE = "pytest made the verdicts itself"
 _IS_TOLD = "only the gate is told by its own command what should have been measured"
+_CHECKS_JUDGE = "the gate sees what judged: it has the commit's name and the recordings' digests"
 _EXPECTS_ALL = "the gate expects every case of the base, whatever the run selected"
 _SAYS_NOT_WHERE = "a document does not say where an option comes from; a strict run was refused it"
 _READS_RUN = "pytest says it of any run, strict or not"
@@ -350,7 +351,7 @@ CONDITIONS = (
     Condition(_only_shows, Door.PYTEST, _EXPECTS_ALL),
     Condition(_against_itself),
     Condition(_other_base, Door.GATE, _IS_TOLD),
-    Condition(_judge_of_settings, Door.PYTEST, _IS_TOLD),
+    Condition(_judge_of_settings, Door.PYTEST, _CHECKS_JUDGE),
     Condition(_pairs_of_settings, Door.PYTEST, _SAYS_NOT_WHERE),
     Condition(_selection_of_settings, Door.PYTEST, _EXPECTS_ALL),
     Condition(_records),

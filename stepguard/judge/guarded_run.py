@@ -1,6 +1,6 @@
 """What a run is, or was: the facts that the guard looks at, whichever door asks. Pure.
 
-pytest describes the run that goes on (plugin/live_run.py). The command ``gate`` describes a run by
+pytest describes the run that goes on (plugin/strict_run.py). The command ``gate`` describes a run by
 its document (judge/gate.py). What a door does not know stays empty, and is no problem.
 """
 

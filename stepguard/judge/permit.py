@@ -37,19 +37,34 @@ def permit(
     another revision alone, and come first: a waiver of the same metric is then not needed.
     """
     mine = [one for one in permissions if one.case == verdict.case_id]
-    trailers = [one for one in mine if one.is_trailer and verdict.against]
-    waivers = [one for one in mine if not one.is_trailer]
-    if not trailers and not waivers:
+    if not verdict.against:
+        mine = [one for one in mine if not one.is_trailer]
+    if not mine:
         return verdict
     # A counter that moved decides although others are unknown: a waiver of it would pass the case
     # undecided. Beside another revision the unknown ones are metrics of the verdict, and fail it.
     unsound = verdict.whole or measurement_problem(evidence) is not None
-    metrics, declared = _applied(verdict.metrics, trailers, verdict.whole, today, _as_declared)
-    metrics, waived = _applied(metrics, waivers, unsound, today, _as_waived)
-    outcomes = (*waived, *declared)
+    metrics, outcomes = permitted(verdict.metrics, mine, verdict.whole, unsound, today)
     if any(one.effect is Effect.ALLOWED for one in outcomes):
         verdict = verdict.with_metrics(metrics)
     return replace(verdict, permissions=outcomes)
+
+
+def permitted(
+    metrics: tuple[MetricVerdict, ...],
+    permissions: Sequence[Permission],
+    whole: bool,
+    unsound: bool,
+    today: date,
+) -> tuple[tuple[MetricVerdict, ...], tuple[PermissionOutcome, ...]]:
+    """Return a case's metrics under its permissions, and what each of these did. No permission
+    applies to a case that was judged as a ``whole``, and no waiver to one that is ``unsound``.
+    """
+    trailers = [one for one in permissions if one.is_trailer]
+    waivers = [one for one in permissions if not one.is_trailer]
+    metrics, declared = _applied(metrics, trailers, whole, today, _as_declared)
+    metrics, waived = _applied(metrics, waivers, unsound, today, _as_waived)
+    return metrics, (*waived, *declared)
 
 
 def _applied(

@@ -37,10 +37,10 @@ from stepguard.plugin.baselines import (
 from stepguard.plugin.benchmark import Bridge
 from stepguard.plugin.documents import problems_of, run_document, write
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
-from stepguard.plugin.live_run import LiveRun, left_out_line, unsuited
 from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
 from stepguard.plugin.selection import Selection
+from stepguard.plugin.strict_run import StrictRun, left_out_line, unsuited
 from stepguard.plugin.terminal import progress_line
 from stepguard.report import words
 from stepguard.report.commands import Commands
@@ -78,7 +78,7 @@ class Session:
         self._collection = collection
         self.selection = Selection(config, collection)
         parts = self._baselines, self._commands, self.selection
-        self.guard = LiveRun(config, *parts, self._unsuited)
+        self.guard = StrictRun(config, *parts, self._unsuited)
         self.recorder = Recorder(config.option, self._commands)
         self._stack = contextlib.ExitStack()  # what has to be given up at the end
         self._refused: tuple[Problem, ...] = ()  # what ended the run before it measured

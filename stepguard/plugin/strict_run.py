@@ -32,10 +32,12 @@ from stepguard.text import counted, listed
 from stepguard.worker.interpreter import as_typed
 
 
-class LiveRun:
-    """The run of this process, as the guard asks of it. ``unsuited`` tells why this machine is not
-    for a case. Only a strict run has ``problems``; it is refused, too, for what is known before it
-    measures.
+class StrictRun:
+    """The run of this process, as the guard asks of it.
+
+    A strict run is refused for the problems that are known before it measures, and fails for those
+    that are found later. A run that is not strict has none. ``unsuited`` tells why this machine is
+    not for a case.
     """
 
     def __init__(
