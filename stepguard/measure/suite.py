@@ -14,7 +14,6 @@ from stepguard.case import Case
 from stepguard.comparison import Comparison, glances, judged
 from stepguard.device import is_gpu
 from stepguard.evidence import Evidence, Fault
-from stepguard.expectation import Expectation
 from stepguard.git.revision import Revision, current, differing, same_files
 from stepguard.git.worktree import Tree
 from stepguard.gpu.nvml import Gpu
@@ -22,10 +21,9 @@ from stepguard.judge.ab.decision import (
     judge_ab,
     wants_every_pair,
 )
-from stepguard.judge.ab.expectations import expect
 from stepguard.judge.ab.stays import still_slower
+from stepguard.judge.permit import final, permit
 from stepguard.judge.screen import comparable, judge, wants_another_launch
-from stepguard.judge.waivers import final, waive
 from stepguard.launch.scheduler import Launcher, identity
 from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
@@ -33,11 +31,11 @@ from stepguard.measure.launches import ask_ranks, measure_launches
 from stepguard.measure.ranks import Answers
 from stepguard.measure.workers import Bench, Progress
 from stepguard.metrics import JUDGED_TIME
+from stepguard.permission import Permission
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
 from stepguard.storage.waivers import today
 from stepguard.verdict import Reason, Status, Verdict
-from stepguard.waiver import Waiver
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,8 @@ class Suite:
     baselines: Path
     gpus: tuple[Gpu, ...]
     arguments: list[str]  # of the command that was typed
-    waivers: tuple[Waiver, ...] = ()
-    expectations: tuple[Expectation, ...] = ()  # of the commits from ``tree`` to what is measured
+    # Waivers, and the trailers of the commits from ``tree`` to what is measured.
+    permissions: tuple[Permission, ...] = ()
     budget: Budget = field(default_factory=lambda: Budget(60 * BUDGET_MIN, 1))  # for pairs
     alpha: float = ALPHA  # of each case that another revision judges: of an alarm's pairs ALPHA
     fresh: bool = False  # measures pairs also where an earlier run's SLOWER would stay
@@ -129,7 +127,7 @@ class Suite:
         evidence = self._checked(found)
         evidence_path = self._store.keep(self._bench.folder, case.slug, evidence)
         screened = self._naming(path, judge(evidence, entry))
-        screened, comparison = waive(screened, evidence, self.waivers, today()), None
+        screened, comparison = permit(screened, evidence, self.permissions, today()), None
         # Also where nothing is confirmed: that case's share is then for the others.
         with self.budget.spent():
             if self.confirms and entry is not None and evidence.fingerprint is not None:
@@ -148,7 +146,7 @@ class Suite:
                 )
         if comparison is not None and comparison.head.tree_changed:
             evidence = replace(evidence, tree_changed=True)
-        verdict = final(screened, evidence, self.waivers, today())
+        verdict = final(screened, evidence, self.permissions, today())
         if self.base_baselines and (own := baseline.load(path)):
             by_own = judge(evidence, own.cases.get(case.id))
             verdict = replace(verdict, accepted=by_own.status is Status.SAME)
@@ -169,8 +167,7 @@ class Suite:
             wanted = replace(wanted, files=files, alpha=self.alpha)
             found = compare_with(case, self._bench, tree, progress, wanted)
         found, kept = self._keep_pairs(case, found)
-        declared = expect(judge_ab(found), self.expectations)
-        verdict = waive(declared, found.head, self.waivers, today())
+        verdict = permit(judge_ab(found), found.head, self.permissions, today())
         return Result(case, found.head, verdict, kept, path, found)
 
     def _wanted(self, case: Case, base: str) -> PairsWanted:

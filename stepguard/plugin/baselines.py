@@ -12,15 +12,15 @@ from stepguard.baseline_file import Entry
 from stepguard.git.resolve import files_at, main_branch
 from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
+from stepguard.permission import Permission
 from stepguard.report.commands import Commands
 from stepguard.report.stored.baseline_changes import changes
-from stepguard.report.stored.waivers import described, sentences
+from stepguard.report.stored.permissions import described, of_waivers
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.text import first, meant, revision
 from stepguard.verdict import Status
-from stepguard.waiver import Waiver
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def whole_folders(config: pytest.Config) -> bool:
 
 def check_baselines(
     folder: Path, cases: Collection[str], whole: bool, commands: Commands
-) -> tuple[Waiver, ...]:
+) -> tuple[Permission, ...]:
     """Read all of the folder and return its waivers. Raises FileError for what cannot be
     trusted, and for a waiver of a case that is nowhere: a misspelt one must not wait unseen.
     ``cases`` are those collected, ``whole`` says that they are all there are.
@@ -134,10 +134,10 @@ def recorded_here(folder: Path, gpus: Sequence[Gpu]) -> dict[str, Recorded]:
 
 
 def waiver_lines(
-    waivers: Sequence[Waiver], results: Sequence[Result], commands: Commands
+    waivers: Sequence[Permission], results: Sequence[Result], commands: Commands
 ) -> list[str]:
     """Return a line for every waiver: what it did, or that its case was not measured."""
-    used = {result.case.id: sentences(result.verdict, commands) for result in results}
+    used = {result.case.id: of_waivers(result.verdict, commands) for result in results}
     lines = [f"{case_id}: {text}" for case_id, texts in used.items() for text in texts]
     return lines + [
         f"{waiver.case}: waiver not used, its case was not measured: {described(waiver)}"

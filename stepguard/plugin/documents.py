@@ -23,11 +23,11 @@ from stepguard.document import (
 from stepguard.git.revision import Revision
 from stepguard.gpu.nvml import Gpu
 from stepguard.measure.suite import Result
+from stepguard.permission import Permission
 from stepguard.report import documents
 from stepguard.report.commands import Commands
 from stepguard.report.page import page
 from stepguard.storage.baselines import CPU_MACHINE
-from stepguard.waiver import Waiver
 
 _ENDS = {
     pytest.ExitCode.USAGE_ERROR: End.REFUSED,
@@ -70,7 +70,7 @@ def run_document(
     baselines: Path,
     problems: list[Problem],
     results: Sequence[Result],
-    waivers: Sequence[Waiver],
+    waivers: Sequence[Permission],
     **others: Any,
 ) -> RunDocument:
     """Return the document of a run that ends with ``exitstatus``, as pytest has it by now. ``gpus``

@@ -6,7 +6,7 @@ https://docs.github.com/actions/reference/workflows-and-actions/workflow-command
 from collections.abc import Mapping, Sequence
 
 from stepguard.document import Problem, ProblemCode, ResultDocument, RunDocument
-from stepguard.expectation import FORM
+from stepguard.permission import FORM
 from stepguard.report.page import COMMENT_BYTES, page, worst_first
 from stepguard.text import markdown, printable
 from stepguard.verdict import Status

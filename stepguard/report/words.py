@@ -19,7 +19,7 @@ from stepguard.metrics import (
 )
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
-from stepguard.report.stored.waivers import sentences
+from stepguard.report.stored.permissions import of_trailers, of_waivers
 from stepguard.sentences import TREE_CHANGED, message, note, on_ranks, parts, pattern_text
 from stepguard.site import Site
 from stepguard.text import counted, cut, first, listed, printable, shortened
@@ -254,8 +254,8 @@ def evidence_lines(verdict: Verdict) -> list[str]:
     for shown in (m for m in verdict.metrics if m.metric in OF_RANKS and note(m)):
         lines.append(f"  {shown.metric} {format_value(shown.metric, shown.new)}: {note(shown)}")
     lines += [f"  | {line}" for line in detail(verdict).rstrip().splitlines()]
-    lines += [f"  {text}" for text in sentences(verdict)]
-    lines += [f"  commit: {one.sentence}" for one in verdict.expectations]
+    lines += [f"  {text}" for text in of_waivers(verdict)]
+    lines += [f"  commit: {text}" for text in of_trailers(verdict)]
     if verdict.against and not verdict.whole:
         lines.append(f"  compared with {verdict.against}, measured in pairs with it")
     if verdict.recordings:

@@ -25,9 +25,8 @@ from stepguard.report.commands import Commands
 from stepguard.report.documents import as_json, verdict_document
 from stepguard.storage import baselines
 from stepguard.storage.runs import kept_files, read_comparison, read_evidence
-from stepguard.storage.waivers import load_waivers, today
+from stepguard.storage.waivers import WaiverRow, load_waivers, today
 from stepguard.verdict import Verdict
-from stepguard.waiver import Waiver
 
 HERE = Path(__file__).parent
 GOLDEN, KEPT = HERE / "golden", HERE / "kept"
@@ -41,7 +40,7 @@ class Run:
     evidence: Evidence | None = None
     pairs: Comparison | None = None
     baseline: Entry | None = None
-    waivers: tuple[Waiver, ...] = ()
+    waivers: tuple[WaiverRow, ...] = ()
 
     def write(self) -> None:
         """Write the files into the working directory, as a run and people do."""

@@ -4,8 +4,9 @@ import shutil
 
 import pytest
 
-from stepguard.expectation import KEY, parse
 from stepguard.git.revision import git
+from stepguard.git.trailers import parse
+from stepguard.permission import KEY
 from studies.common.results import ROOT
 from studies.power.change import RED, SAME
 from studies.power.changes import CHANGES, FASTER, SLOWER, wanted

@@ -17,10 +17,10 @@ from stepguard.cli.common import (
     table_width,
 )
 from stepguard.cli.stored.evidence import add_evidence, named_files, verdict_of_run, wanted_evidence
-from stepguard.expectation import KEY
+from stepguard.permission import KEY
 from stepguard.report import table, words
 from stepguard.report.documents import verdict_document
-from stepguard.report.stored.waivers import sentences
+from stepguard.report.stored.permissions import of_waivers
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waivers import load_waivers, today, unknown
@@ -70,4 +70,4 @@ def _say(verdicts: list[Verdict]) -> None:
         if verdict.status is not Status.SAME:
             say(words.headline(verdict), *words.evidence_lines(verdict))
         else:
-            say(*(f"{verdict.case_id}: {text}" for text in sentences(verdict)))
+            say(*(f"{verdict.case_id}: {text}" for text in of_waivers(verdict)))

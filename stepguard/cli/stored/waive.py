@@ -17,8 +17,9 @@ from typing import Any
 from stepguard.cli.common import UsageError, add_parser, say
 from stepguard.cli.stored.evidence import verdict_of_run
 from stepguard.git.revision import git
-from stepguard.judge.waivers import MAX_DAYS, Size, suggested_sizes
-from stepguard.report.stored.waivers import described
+from stepguard.judge.permit import MAX_DAYS, Size, suggested_sizes
+from stepguard.permission import Permission
+from stepguard.report.stored.permissions import described
 from stepguard.report.words import headline
 from stepguard.storage.runs import Store, last_measured
 from stepguard.storage.waivers import (
@@ -28,7 +29,6 @@ from stepguard.storage.waivers import (
     remove_waivers,
     today,
 )
-from stepguard.waiver import Waiver
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -70,7 +70,7 @@ def _waive(options: argparse.Namespace) -> int:
     known = Store(options.root).measured_cases()
     sizes = {options.metric: (options.limit_pct, options.value)}
     for metric, (limit_pct, value) in (sizes if options.metric else _as_measured(options)).items():
-        waiver = Waiver(
+        waiver = Permission(
             case=options.case,
             metric=metric,
             limit_pct=limit_pct,

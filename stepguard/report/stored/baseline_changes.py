@@ -7,7 +7,7 @@ from typing import TypeVar
 from stepguard.baseline_file import Entry
 from stepguard.metrics import GATEABLE, METRICS, format_value
 from stepguard.recording import Recording
-from stepguard.report.stored.waivers import described
+from stepguard.report.stored.permissions import described
 from stepguard.sentences import both_pct
 from stepguard.storage import baselines
 from stepguard.storage.waivers import load_waivers, today

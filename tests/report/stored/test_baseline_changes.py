@@ -10,11 +10,11 @@ from builders import (
     recording,
 )
 
+from stepguard.permission import Permission
 from stepguard.report.stored.baseline_changes import changes
 from stepguard.storage import baselines
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import add_waiver, today
-from stepguard.waiver import Waiver
 
 DETAIL = recording().detail
 
@@ -122,7 +122,7 @@ def test_a_file_that_is_new_or_gone(folders):
 def test_waivers(folders):
     """A waiver that is new is told; one that both have is not."""
     old, new = folders
-    one = Waiver(
+    one = Permission(
         case=CASE_ID, metric="step_ms", limit_pct=6.0, reason="r", expires=today(), who="w"
     )
     add_waiver(new, one, today())

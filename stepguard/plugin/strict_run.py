@@ -1,0 +1,207 @@
+"""Describe the run of this process to the guard, and refuse a strict one that it finds wanting."""
+
+import shlex
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from stepguard.case import Case
+from stepguard.device import CPU, GPU
+from stepguard.document import CaseState, Problem, State
+from stepguard.git.revision import Revision, current
+from stepguard.gpu.nvml import Gpu
+from stepguard.judge.guard import guard
+from stepguard.judge.guarded_run import Against, CaseResult, Door, Ending, Run, RunCase
+from stepguard.launch.scheduler import Launcher, spread
+from stepguard.measure.suite import Result
+from stepguard.plugin.baselines import Recorded, recorded_here
+from stepguard.plugin.items import case_of
+from stepguard.plugin.options import is_strict
+from stepguard.plugin.refusals import (
+    NO_GATE,
+    Refused,
+    guarding_options,
+    marked_to_fail,
+    tree_beside_commit,
+)
+from stepguard.plugin.selection import Selection
+from stepguard.report.commands import Commands
+from stepguard.text import counted, listed
+from stepguard.worker.interpreter import as_typed
+
+
+class StrictRun:
+    """The run of this process, as the guard asks of it.
+
+    A strict run is refused for the problems that are known before it measures, and fails for those
+    that are found later. A run that is not strict has none. ``unsuited`` tells why this machine is
+    not for a case.
+    """
+
+    def __init__(
+        self,
+        config: pytest.Config,
+        baselines: Path,
+        commands: Commands,
+        selection: Selection,
+        unsuited: Callable[[Case], str],
+    ) -> None:
+        self.strict = is_strict(config)
+        self.missed: list[Problem] = []  # found at the run's end
+        self._refused: list[Problem] = []  # the failures of tests that tell them
+        self._config, self._option = config, config.option
+        self._baselines, self._commands = baselines, commands
+        self._selection, self._unsuited = selection, unsuited
+        self._expected: dict[str, Recorded] = {}  # by case: what judges on this machine
+        # With what this tree has recorded of cases that those lack.
+        self._recorded = self._expected
+        self._branch = ""  # whose recordings judge; empty: this tree's
+        self._began = Revision()  # that a strict run began with
+
+    def begin(
+        self, gpus: Sequence[Gpu], written: Collection[Path], judges: Path, branch: str
+    ) -> None:
+        """Read what is recorded for this machine, here and in the baselines that are the
+        ``judges``, those of the ``branch``; refuse options and tree of a strict run, in which
+        its own documents are ``written``. Raises Refused, UsageError, FileError.
+        """
+        self._expected, self._branch = recorded_here(judges, gpus), branch
+        self._recorded = recorded_here(self._baselines, gpus) | self._expected
+        self._selection.refuse_unknown(self._recorded)
+        if self.strict:
+            root = self._config.rootpath
+            self._began = current(root, self._baselines)
+            tree = tree_beside_commit(root, self._baselines, written)
+            options = guarding_options(self._config)
+            self._refuse(replace(self._run(), options=options, tree=tree))
+
+    def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
+        """Refuse a strict run that would leave a case unguarded, as far as is known before it
+        measures. A run without any is refused if there is ``needed`` one. Raises Refused.
+        """
+        if not self.strict:
+            return
+        collection = self._selection.collection
+        if not collection.tests:
+            if self._option.perf_strict or needed:
+                text = "there is no performance test, so that nothing would be guarded"
+                text = "; ".join([text, *collection.modules])
+                self._refuse(replace(self._run(), no_tests=text))
+            return
+        cases = [self._case(case) for item in items if (case := case_of(item))]
+        marks, undeclared = list(marked_to_fail(items)), self._selection.undeclared
+        self._refuse(replace(self._run(self.states()), cases=cases, marks=marks, open=undeclared))
+
+    def refuse_case(self, own: Case | None, case: Case) -> None:
+        """Refuse, in a strict run, what a test measures if it guards less than it should. ``own``
+        is what the test declares. Raises Refused.
+        """
+        if not self.strict:
+            return
+        measured = replace(self._case(case), as_declared=own in (None, case))
+        run = replace(self._run(), cases=[measured])
+        self._refused += guard(run)
+        self._refuse(run)
+
+    def finish(
+        self, states: Sequence[CaseState], results: Sequence[Result], collected: bool, passes: bool
+    ) -> None:
+        """Add what a strict run missed: cases, verdicts, or the tree that it began with.
+        ``collected`` tells whether it came to know its cases, ``passes`` whether it would end with
+        status 0: of another one pytest says itself why.
+        """
+        if not self.strict:
+            return
+        run = replace(
+            self._run(states),
+            cases=[replace(self._case(one.case), result=self._result_of(one)) for one in results],
+            ending=Ending(passes=passes, knows_cases=collected),
+            problems=tuple(self._refused),
+        )
+        self.missed += guard(run)
+
+    def _run(self, states: Sequence[CaseState] = ()) -> Run:
+        """Return the run as it is known by now."""
+        against = self._option.perf_against
+        return Run(
+            door=Door.PYTEST,
+            expected={name: one.entry for name, one in self._expected.items()},
+            files={
+                name: self._commands.relative(self._baselines / one.path.name)
+                for name, one in self._recorded.items()
+            },
+            branch=self._branch,
+            states={one.case or one.test: one for one in states},
+            must_measure=[one.case or one.test for one in states if one.guarded],
+            began=(self._began.commit, self._began.dirty),
+            against=Against(against) if against else None,
+        )
+
+    def _case(self, case: Case) -> RunCase:
+        name = shlex.quote(case.id)
+        return RunCase(
+            id=case.id,
+            parameters=case.as_dict(),
+            device=case.device,
+            ranks=case.world_size,
+            gates=case.gates,
+            margins=case.margins,
+            record=as_typed(f"pytest perf_tests --perf-update --perf-select={name}"),
+        )
+
+    def _result_of(self, result: Result) -> CaseResult:
+        evidence, verdict = result.evidence, result.verdict
+        recorded = self._expected.get(result.case.id)
+        here = recorded is not None and recorded.path.name == result.baseline_path.name
+        return CaseResult(
+            commit=evidence.commit,
+            dirty=evidence.dirty,
+            tree_changed=evidence.tree_changed,
+            outcome=verdict.outcome,
+            status=verdict.status,
+            recorded=verdict.recorded,
+            judged_by=result.judged_by if here else None,
+        )
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Return why a strict run is no pass."""
+        return [*self._refused, *self.missed]
+
+    def states(self) -> list[CaseState]:
+        """Return what became of every case by now."""
+        return self._selection.states(self._recorded, self._unsuited)
+
+    def _refuse(self, run: Run) -> None:
+        if problems := guard(run):
+            raise Refused(problems, *([] if self._option.perf_strict else [NO_GATE]))
+
+
+def left_out_line(states: Sequence[CaseState]) -> list[str]:
+    """Return a line on what was left out by a selection that is meant; extended cases are not part
+    of a whole run, either.
+    """
+    core = [one for one in states if not one.extended]
+    left_out = [one for one in core if one.state is State.LEFT_OUT]
+    if not left_out:
+        return []
+    shown = listed([one.case for one in left_out], 2)
+    return [f"left out by {left_out[0].why}: {len(left_out)} of {len(core)} cases ({shown})"]
+
+
+def unsuited(case: Case, gpus: int, markers: str, launcher: Launcher | None = None) -> str:
+    """Say why a machine with so many GPUs, or the launcher's nodes, are not for the case; empty if
+    they are. ``markers`` is the expression that tests were chosen by.
+    """
+    need = f"needs {counted(case.world_size, 'GPU')}"
+    if case.device == GPU and (nodes := spread(case, launcher)):
+        each, count = nodes.fewest_gpus, len(nodes.nodes)
+        few = each * count < case.world_size
+        return f"{need}, {count} nodes have {each} each" if few else ""
+    if case.device == GPU and gpus < case.world_size:
+        return f"{need}, this machine shows {gpus}"
+    if case.device == CPU and gpus and "smoke" not in markers:
+        return "a GPU is here, its cases run instead (or say: -m smoke)"
+    return ""
