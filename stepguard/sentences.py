@@ -5,7 +5,7 @@ quote them.
 import shlex
 from collections.abc import Sequence
 
-from stepguard.ab_margins import Margins
+from stepguard.ab_margins import ALPHA, Margins
 from stepguard.metrics import format_value
 from stepguard.text import listed
 from stepguard.verdict import (
@@ -82,25 +82,19 @@ def _over(found: PairsFinding) -> str:
     """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", with what else is to know."""
     by, margins = found.decision, found.margins
     how = "" if found.together else ", one launch after the other"
-    rule = f" ({found.rule})" if found.rule else ""
     most = f" of {found.most} at most" if found.most else ""
     all_pct = by.with_replaced_pct
     with_them = "" if all_pct is None else f"; with them {all_pct:+.2f} %"
     more = f"{found.again} more were disturbed and do not count{with_them}"
     again = f" ({more})" if found.again else ""
+    among_many = found.alpha < ALPHA
+    level = f", level {100 * found.alpha:.2g} % among the cases of its run" if among_many else ""
     pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
-    earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
-    if found.check_pct is not None:
-        earlier += f", with which a fresh one agrees ({found.check_pct:+.2f} %)"
-    # Of a file that cannot be read nobody knows whether it is of this code.
-    if found.not_pooled:
-        earlier += f" (pairs of another run do not count: {found.not_pooled})"
+    stays = f", measured {found.stays} and not again" if found.stays else ""
     if found.not_enough:
         how += f" (fewer were not enough: {found.not_enough})"
-    return (
-        f"over {pairs}{most}{earlier}{again}{how}, pair sd {by.sd_pct:.2f} %; "
-        f"{margins_text(margins)}{rule}"
-    )
+    noise = f"pair sd {by.sd_pct:.2f} %; {margins_text(margins)}{level}"
+    return f"over {pairs}{most}{stays}{again}{how}, {noise}"
 
 
 def interval(found: Decision) -> str:

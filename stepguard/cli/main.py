@@ -4,7 +4,6 @@
     python -m stepguard doctor
     python -m stepguard accept 'train_step[124m-bf16]' --reason 'fused the loss'
     python -m stepguard baselines list
-    python -m stepguard calibrate 'train_step[124m-bf16]'
     python -m stepguard gate perf.json --commit 4f2a91c0d3e7...
 
 Exit status: 0 when it worked, 1 when a measurement or a refusal says no, 2 for bad usage.
@@ -19,7 +18,7 @@ from textwrap import dedent, fill, indent
 from stepguard.cli import comment, compare, doctor, explain_code, gate, init, run, sweep
 from stepguard.cli.common import UsageError, complain
 from stepguard.cli.profilers import analyze, memory, nsight, trace
-from stepguard.cli.stored import accept, baselines, calibrate, judge, waive
+from stepguard.cli.stored import accept, baselines, judge, waive
 from stepguard.git.resolve import TreeError
 from stepguard.gpu.nvml import MachineError
 from stepguard.launch.scheduler import LauncherError
@@ -35,7 +34,6 @@ COMMANDS = (  # modules with add_command(), which adds the parser
     judge,
     baselines,
     waive,
-    calibrate,
     sweep,
     trace,
     analyze,

@@ -42,7 +42,7 @@ def as_data(found: Comparison) -> dict[str, object]:
         "torch": print_of.torch if print_of else "",
         "driver": print_of.driver if print_of else "",
         "together": found.together,
-        "wall_s": round(found.wall_s, 1),
+        "wall_s": round(found.head.wall_s, 1),
         "gpu_s": round(busy_s(found), 1),
         "faults": [fault.message for fault in (*found.head.faults, *found.base.faults)],
         "pairs": [

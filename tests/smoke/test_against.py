@@ -277,7 +277,7 @@ def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, facto
 )
 def test_what_the_old_revision_does_not_do(bench, factory, params, expected, words):
     """A parameter, other tokens: known from the counting launches. Other FLOPs are in
-    test_third_tree.py, equal code in test_calibrate.py.
+    test_third_tree.py, equal code in test_itself.py.
     """
     found = compared(bench, factory, "old", params)
     verdict = judge_ab(found)

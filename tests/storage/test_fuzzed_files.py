@@ -29,10 +29,7 @@ from run_documents import measured, run_document
 
 from stepguard.baseline_file import BaselineFile
 from stepguard.case import Case
-from stepguard.cli.stored import calibrate
 from stepguard.evidence import Difference, Disturbance, Fault, to_json
-from stepguard.judge.ab.calibration import SCHEMA as CALIBRATIONS
-from stepguard.judge.ab.calibration import CalibratedCase, CalibrationFile, decision_rule
 from stepguard.judge.ab.confirm import confirmed, to_confirm
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.acceptance import moved_together
@@ -49,7 +46,7 @@ from stepguard.report.page import page
 from stepguard.report.stored import recorded
 from stepguard.report.stored.permissions import described
 from stepguard.site import Site
-from stepguard.storage import baselines, calibrations
+from stepguard.storage import baselines
 from stepguard.storage.accept import accept
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
@@ -102,24 +99,6 @@ ROWS = [
     WaiverRow(case=CASE_ID, metric="graph_breaks", value=2, reason="r", expires=TODAY, who="w"),
 ]
 WAIVED = [Permission(**msgspec.structs.asdict(row)) for row in ROWS]
-CALIBRATION = CalibrationFile(
-    schema=CALIBRATIONS,
-    machine="NVIDIA H200",
-    cases={
-        CASE_ID: CalibratedCase(
-            case=evidence().case,
-            date="2026-11-20",
-            commit="a" * 40,
-            device_uuid="GPU-1",
-            driver="580",
-            software=evidence().software_key(),
-            timing={"block_s": 2.0},
-            pairs=24,
-            sd_pct=0.12,
-            seconds_a_pair=31.5,
-        )
-    },
-)
 BASELINE = baseline_file(
     cases={
         CASE_ID: entry((250.0, 250.2, 249.9, 250.1, 250.0)),
@@ -208,9 +187,8 @@ def test_fuzzed_evidence(tmp_path, kind):
 
 
 def test_fuzzed_comparisons(tmp_path):
-    """Refused, or judged, shown, and either a calibration or not."""
-    margins = {"case_margins": {"ignore_pct": 0.2, "matter_pct": 0.5}, "timing": {"block_s": 2.0}}
-    sound = json.loads(to_json(alike((0.1, -0.1, 0.2, -0.2, 0.1, 0.0)))) | margins
+    """Refused, or judged and shown."""
+    sound = json.loads(to_json(alike((0.1, -0.1, 0.2, -0.2, 0.1, 0.0))))
 
     @FUZZ
     @given(mutated(sound))
@@ -222,11 +200,6 @@ def test_fuzzed_comparisons(tmp_path):
         shown(found.head, judge_ab(found), found)
         screened = judge(evidence((262.5,) * 3), BASELINE.cases[CASE_ID])
         confirmed(screened, found, "its commit", steps=range(3))
-        written = tmp_path / "calibration.json"
-        written.unlink(missing_ok=True)
-        if calibrate.usable(found):
-            calibrate._write(written, [found, found])
-        calibrations.load(written)
 
     fuzz()
 
@@ -254,23 +227,6 @@ def test_fuzzed_baselines(tmp_path):
             except FileError:
                 continue
             baselines.load(path)
-
-    fuzz()
-
-
-def test_fuzzed_calibrations(tmp_path):
-    """Refused, or a rule to judge by."""
-
-    @FUZZ
-    @given(mutated(msgspec.to_builtins(CALIBRATION)))
-    def fuzz(text):
-        path = tmp_path / "h200x1.json"
-        path.write_text(text)
-        if (content := read_or_refused(calibrations.load, path)) is REFUSED:
-            return
-        for one in content.cases.values():
-            rule = decision_rule(one, evidence(), {"block_s": 2.0})
-            shown(evidence(), judge_ab(replace(alike((0.1,) * 6), margins=rule.margins)))
 
     fuzz()
 

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from builders import CASE_ID, entry
 from run_documents import measured, run_document
+from stepguard.expectation import Expectation
+from stepguard.waiver import Waiver
 
 from stepguard.document import FORMER_PROBLEM_CODES
-from stepguard.expectation import Expectation
 from stepguard.judge.gate import Base, gate
 from stepguard.report.documents import as_json
 from stepguard.report.github import annotations, comment
 from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
-from stepguard.waiver import Waiver
 
 ONE = run_document(measured(entry()))
 

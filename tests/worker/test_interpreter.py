@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepguard.storage import baselines, calibrations
+from stepguard.storage import baselines
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today
 from stepguard.worker import interpreter as module
@@ -66,16 +66,13 @@ def test_only_an_error_asks_how_a_command_is_typed(tmp_path, monkeypatch):
     searched = []
     monkeypatch.setattr(module.shutil, "which", searched.append)
     file = tmp_path / "cpu.json"
-    loaders = (baselines.load, calibrations.load)
-    for load in loaders:
-        load(file)
+    baselines.load(file)
     load_waivers(tmp_path, today())
     assert not searched
     file.write_text('{"schema": 0}')
-    for load in loaders:
-        with pytest.raises(FileError, match="make it anew"):
-            load(file)
-    assert searched == ["python"] * len(loaders)
+    with pytest.raises(FileError, match="make it anew"):
+        baselines.load(file)
+    assert searched == ["python"]
 
 
 def sentences(path):

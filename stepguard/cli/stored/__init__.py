@@ -1,1 +1,1 @@
-"""Commands about what is stored: evidence, baselines, waivers, calibrations."""
+"""Commands about what is stored: evidence, baselines and waivers."""

@@ -1,1 +1,1 @@
-"""Describe what is stored: recordings, what a change edits of them, waivers, calibrations."""
+"""Describe what is stored: recordings, what a change edits of them, waivers."""

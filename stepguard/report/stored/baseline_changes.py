@@ -1,17 +1,15 @@
-"""Baselines, calibrations and waivers that a change edits: old -> new, a line for each entry."""
+"""Baselines and waivers that a change edits: old -> new, a line for each entry."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TypeVar
 
 from stepguard.baseline_file import Entry
-from stepguard.git.revision import CALIBRATION
-from stepguard.judge.ab.calibration import CalibratedCase, widened
 from stepguard.metrics import GATEABLE, METRICS, format_value
 from stepguard.recording import Recording
 from stepguard.report.stored.permissions import described
 from stepguard.sentences import both_pct
-from stepguard.storage import baselines, calibrations
+from stepguard.storage import baselines
 from stepguard.storage.waivers import load_waivers, today
 from stepguard.text import listed, short_hash
 
@@ -30,10 +28,6 @@ def changes(old: Path, new: Path) -> list[str]:
             was, now = baselines.load(old / name), baselines.load(new / name)
             both = (was.cases if was else {}, now.cases if now else {})
             lines += _lines(name, both, _entry)
-    for name in _names(old / CALIBRATION, new / CALIBRATION):
-        then, noise = (calibrations.load(folder / CALIBRATION / name) for folder in (old, new))
-        pair_sds = (then.cases if then else {}, noise.cases if noise else {})
-        lines += _lines(f"{CALIBRATION}/{name}", pair_sds, _noise)
     waived = _waived(old), _waived(new)
     return lines + list(
         _lines(baselines.WAIVERS, waived, lambda a, b: f"{a or NONE} -> {b or NONE}")
@@ -59,18 +53,6 @@ def _lines(
         was, now = old.get(key), new.get(key)
         if was != now:
             yield f"{name}: {key}: {say(was, now)}"
-
-
-def _noise(old: CalibratedCase | None, new: CalibratedCase | None) -> str:
-    shown = (_judged_by(one) if one else NONE for one in (old, new))
-    # What calibrate writes is of newer pairs; somebody's wish is not.
-    edited = old and new and (old.date, old.commit) == (new.date, new.commit)
-    return " -> ".join(shown) + (", with no newer pairs" if edited else "")
-
-
-def _judged_by(one: CalibratedCase) -> str:
-    """Return a noise, and what passes by it: of a case with the usual margins."""
-    return f"pair sd {one.sd_pct:.3f} % (matter margin {widened(one.prior).matter_pct:g} %)"
 
 
 def _entry(old: Entry | None, new: Entry | None) -> str:
