@@ -230,6 +230,11 @@ class Verdict(_Data, frozen=True):
         return self.figures is not None
 
     @property
+    def message(self) -> str:
+        """Return the sentence of a case that was judged as a whole; empty if a metric decided."""
+        return self.figures.sentence if self.figures else ""
+
+    @property
     def outcome(self) -> Outcome:
         """Return pytest's word: the status's, unless it is waived."""
         return "passed" if self.waived_until else self.status.outcome

@@ -29,7 +29,6 @@ from stepguard.judge.soundness import measurement_problem
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
 from stepguard.report import sweep as report
-from stepguard.sentences import message
 from stepguard.storage import baselines as baseline
 from stepguard.storage.json_file import FileError, read, save
 from stepguard.sweep import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
@@ -128,7 +127,7 @@ def _row(values: dict[str, Scalar], result: Result) -> Row:
     figures = flattened(summarise(result.evidence).values(), result.evidence)
     if problem is None:
         return Row(values, MEASURED, "", figures)
-    return Row(values, problem.reason, message(result.verdict), figures)
+    return Row(values, problem.reason, result.verdict.message, figures)
 
 
 def _report(folder: Path, content: SweepFile) -> int:

@@ -22,9 +22,9 @@ from stepguard.metrics import METRICS
 from stepguard.permission import Permission
 from stepguard.report import words
 from stepguard.report.commands import Commands, next_steps
+from stepguard.report.notes import note
 from stepguard.report.stored.permissions import described
 from stepguard.report.trace.causes import sentence
-from stepguard.sentences import message, note
 from stepguard.storage.json_file import FileError, contents, replace_file
 from stepguard.text import listed, printable_document
 from stepguard.verdict import Verdict
@@ -56,7 +56,7 @@ def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
     notes = {one.metric: note(one) for one in verdict.metrics}
     return VerdictText(
         headline=words.headline(verdict),
-        message=message(verdict),
+        message=verdict.message,
         detail=verdict.detail or words.detail(verdict),
         lines=words.evidence_lines(verdict),
         place=words.place(verdict),

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 from stepguard.explanation import Cause, Kind, Side
 from stepguard.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
+from stepguard.report.notes import on_ranks
 from stepguard.report.trace.causes import how, named
 from stepguard.report.trace.explanation import refused_because
 from stepguard.report.trace.page import is_generic
-from stepguard.sentences import on_ranks
 from stepguard.site import Site
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
 

@@ -24,7 +24,6 @@ from stepguard.judge.screen import comparable, drifted, judge
 from stepguard.judge.summary import stored
 from stepguard.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.recording import Recording
-from stepguard.sentences import message
 from stepguard.storage.baselines import load_for, machine_of, save
 from stepguard.storage.json_file import FileError, one_at_a_time, restore
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
@@ -200,7 +199,7 @@ def _moved(verdict: Verdict) -> str:
     """Return what makes it another level, in figures: the verdict of a run may be another one."""
     worst = verdict.worst
     if verdict.whole or worst is None:
-        return message(verdict)
+        return verdict.message
     if worst.limit_pct is not None and worst.change_pct is not None:
         return f"{worst.metric} {worst.change_pct:+.2f} % (limit {worst.limit_pct:.2f} %)"
     if worst.old is None:

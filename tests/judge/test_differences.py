@@ -15,8 +15,8 @@ from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.screen import judge
 from stepguard.measure.ranks import counts_of
 from stepguard.recording import RecordedDifference
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
-from stepguard.sentences import message, note
 from stepguard.site import Site
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -110,7 +110,7 @@ def test_a_difference_without_times_is_broken(pairs, text):
     for baseline in (entry(), None):
         verdict = judge(found, baseline)
         assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.NOTHING_MEASURED)
-        assert message(verdict) == text
+        assert verdict.message == text
 
 
 # A difference against a recording

@@ -23,7 +23,6 @@ from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted, measure_ab
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
-from stepguard.sentences import message
 from stepguard.verdict import Reason, Status
 
 H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
@@ -654,7 +653,7 @@ def test_who_fails_is_blamed(world, measure, side, command, number):
     assert all(group.closed for group in world.groups.values())
     verdict = judge_ab(found)
     assert verdict.reason is Reason.KILLED
-    assert message(verdict).startswith("main (000000000000): ") is (side == "base")
+    assert verdict.message.startswith("main (000000000000): ") is (side == "base")
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -753,7 +752,7 @@ def test_no_launch_follows_one_that_never_got_steady(world, monkeypatch, tmp_pat
     assert len(found.launches) == 1 and not found.faults and found.launches[0].warmup_s < 15
     verdict = judge(found, None)
     assert (verdict.status, verdict.reason) == (Status.INCONCLUSIVE, Reason.NOT_STEADY)
-    assert "takes device memory anew" in message(verdict)
+    assert "takes device memory anew" in verdict.message
     assert not [label for label, what in world.events if what == "hello" and label == "launch 2"]
     world.compiles = {}
     assert len(measure_launches(replace(GPU, launches=3), bench).launches) == 3

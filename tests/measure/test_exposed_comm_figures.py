@@ -10,8 +10,8 @@ from stepguard.evidence import Difference
 from stepguard.judge.screen import judge
 from stepguard.measure.differences import measure_difference, pairs_of, plain_by_rank
 from stepguard.measure.warmup import Protocol
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
-from stepguard.sentences import note
 from stepguard.verdict import Reason, Status, Verdict
 
 PAIRS = ((250.0, 260.0), (252.0, 262.0))

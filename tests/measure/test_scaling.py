@@ -23,8 +23,8 @@ from stepguard.judge.screen import judge
 from stepguard.measure.launches import planned_launches
 from stepguard.metrics import METRICS
 from stepguard.report import table
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
-from stepguard.sentences import message, note
 from stepguard.storage.accept import recording_of
 from stepguard.verdict import Reason, Status, Verdict
 
@@ -99,7 +99,7 @@ def test_a_launch_alone_that_contradicts_itself_is_broken(odd, reason, text):
     found = replace(two_ranks(), one_rank=odd)
     verdict = judge(found, entry_of(found))
     assert (verdict.status, verdict.reason) == (Status.BROKEN, reason)
-    assert message(verdict).startswith(text)
+    assert verdict.message.startswith(text)
 
 
 def test_no_tokens_no_figure():

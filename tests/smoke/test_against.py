@@ -34,7 +34,7 @@ from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import compare_with, confirm
 from stepguard.measure.workers import Bench
-from stepguard.sentences import message, note
+from stepguard.report.notes import note
 from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -282,7 +282,7 @@ def test_what_the_old_revision_does_not_do(bench, factory, params, expected, wor
     found = compared(bench, factory, "old", params)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == expected
-    assert words in message(verdict) and "old (" in message(verdict)
+    assert words in verdict.message and "old (" in verdict.message
     assert found.pairs == 0 and found.head.counts is not None
     assert_nothing_left(bench.root)
 

@@ -7,7 +7,6 @@ from stepguard import Case
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import summarise
 from stepguard.measure.launches import measure_launches, planned_launches
-from stepguard.sentences import message
 from stepguard.verdict import Reason, Status
 
 EXPOSED = "exposed_comm_pct"
@@ -56,7 +55,7 @@ def test_a_workload_that_cannot_do_without_exchange_is_broken(bench):
     found = measure_launches(case, bench)
     verdict = judge(found, None)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.BAD_WORKLOAD)
-    assert "Pair has no attribute gradient_sync" in message(verdict)
+    assert "Pair has no attribute gradient_sync" in verdict.message
 
 
 def test_the_plan_has_a_launch_for_it_where_it_is_gated():

@@ -11,7 +11,7 @@ from stepguard.baseline_file import Entry, Epoch
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.measure.launches import measure_launches, planned_launches
-from stepguard.sentences import note
+from stepguard.report.notes import note
 from stepguard.verdict import Reason, Status
 
 

@@ -15,8 +15,8 @@ from stepguard.evidence import Evidence
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import measure_launches
 from stepguard.report.commands import Commands
+from stepguard.report.notes import note
 from stepguard.report.words import block
-from stepguard.sentences import note
 from stepguard.storage.accept import recording_of
 from stepguard.verdict import Status, Verdict
 from studies.planted_ranks.measure import PLANTS, bench_of, case_of, clone, verdict_data

@@ -26,8 +26,8 @@ from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
 from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
+from stepguard.report.notes import note
 from stepguard.report.stored.recorded import moves
-from stepguard.sentences import note
 from stepguard.site import Site
 from stepguard.storage import accept as acceptance
 from stepguard.storage.accept import Accepted, Action, Refused, accept, recording_of

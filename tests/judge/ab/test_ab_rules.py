@@ -30,9 +30,9 @@ from stepguard.judge.ab.pairs import deciding_margins, smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import level_of
 from stepguard.metrics import METRICS
 from stepguard.report.commands import Commands, next_steps
+from stepguard.report.notes import note
 from stepguard.report.words import block as told_block
 from stepguard.report.words import headline, place
-from stepguard.sentences import message, note
 from stepguard.site import Site
 from stepguard.verdict import Reason, Status
 
@@ -319,7 +319,7 @@ def test_other_flops_fail_whatever_the_time(ratio):
     half = with_counts(found.head, flops_per_step=found.head.counts.values["flops_per_step"] // 2)
     verdict = judge_ab(replace(found, head=half))
     assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.WORK_MOVED)
-    assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in message(verdict)
+    assert "112,000,000,000,000 in main (000000000000), now 56,000,000,000,000" in verdict.message
 
 
 def test_other_flops_come_with_the_operators_that_make_them():
@@ -363,14 +363,14 @@ def test_other_flops_of_any_rank_fail():
     idle = replace(found.head.counts, by_rank={"flops_per_step": (flops, 0)})
     verdict = judge_ab(replace(found, head=replace(found.head, counts=idle)))
     assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.WORK_MOVED)
-    assert f"now {flops:,}, 0" in message(verdict)
+    assert f"now {flops:,}, 0" in verdict.message
 
 
 def test_other_tokens_fail():
     """Nor is a step of twice the tokens."""
     verdict = judge_ab(turns(head={"tokens_per_step": 2 * 131_072}))
     assert (verdict.status, verdict.reason) == (Status.CHANGED, Reason.WORK_MOVED)
-    assert "tokens_per_step 131,072 in main (000000000000), now 262,144" in message(verdict)
+    assert "tokens_per_step 131,072 in main (000000000000), now 262,144" in verdict.message
 
 
 def test_other_work_is_known_before_the_first_pair():
@@ -393,9 +393,9 @@ def test_unknown_flops_are_no_equal_flops(side):
         found = replace(found, **{name: replace(lacking, counts=counts)})
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.BROKEN, Reason.METRIC_MISSING)
-    assert "is not known: does not fit in memory" in message(verdict)
+    assert "is not known: does not fit in memory" in verdict.message
     whose = "main (000000000000)" if side == "base" else "HEAD"
-    assert f"flops_per_step of {whose}" in message(verdict)
+    assert f"flops_per_step of {whose}" in verdict.message
 
 
 # a side that failed
@@ -414,7 +414,7 @@ def test_what_the_other_tree_lacks_is_not_comparable(code, pairs):
     found = replace(found, base=replace(found.base, **unmeasured))
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (Status.NOT_COMPARABLE, Reason.BASE_LACKS)
-    assert message(verdict) == "main (000000000000): planted" and verdict.detail == "detail"
+    assert verdict.message == "main (000000000000): planted" and verdict.detail == "detail"
     assert not wants_another_pair(found)
 
 
@@ -434,7 +434,7 @@ def test_a_side_that_fails_otherwise_is_named(side, code, status):
     found = turns((), **{side: fault(code) | UNMEASURED})
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == (status, Reason(code))
-    assert message(verdict).startswith("main (000000000000): ") is (side == "base")
+    assert verdict.message.startswith("main (000000000000): ") is (side == "base")
     assert not wants_another_pair(found)
 
 
@@ -456,7 +456,7 @@ def test_unstable_counters_do_not_pass(side):
     assert decided(found) == (Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE)
     assert not wants_another_pair(found)
     text = f"{COST}: 5, then 6: +2 .item(): loss.item() in step (train.py:9)"
-    assert text in message(judge_ab(found))
+    assert text in judge_ab(found).message
 
 
 @pytest.mark.parametrize("side", ["head", "base"])
@@ -586,7 +586,7 @@ def test_no_damaged_comparison_passes(damages, ratios, out_of_time):
             found = replace(found, **{side: replace(now, **change)})
     verdict = judge_ab(found)
     assert verdict.outcome != "passed", verdict
-    assert verdict.against and message(verdict)
+    assert verdict.against and verdict.message
     assert not (found.pairs and wants_another_pair(found))
 
 

@@ -23,8 +23,8 @@ from stepguard.judge.ab.decision import decision, wants_another_pair
 from stepguard.judge.screen import judge
 from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.report.commands import Commands, next_steps
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines, times
-from stepguard.sentences import message, note
 from stepguard.verdict import Confirmation, Reason, Status, Verdict
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
@@ -117,7 +117,7 @@ def test_a_step_that_does_other_work_is_not_faster(name):
         fewer = {"counts": replace(counts, values=counts.values | {name: 1})}
     verdict = confirmed(screened(-50.0), beside(-50.0, base=fewer), HOW)
     assert verdict.status is Status.CHANGED and verdict.outcome == "failed"
-    assert message(verdict).startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
+    assert verdict.message.startswith(f"FASTER, but at other work: {name} 1 in 000000000000, now ")
     assert next_steps(verdict, "e.json", Commands())[0].startswith("accept: ")
     slower = confirmed(screened(5.0), beside(5.0, base=fewer), HOW)
     assert slower.status is Status.SLOWER
