@@ -103,4 +103,4 @@ def test_hostile_names_in_evidence_do_not_reach_the_reader(tmp_path, capsys, mon
     out = "".join(capsys.readouterr())
     assert "boom" in out and not any(steers(line) for line in out.split("\n"))
     text = (tmp_path / "out.json").read_text()
-    assert not any(steers(line) for line in json.loads(text)[0]["detail"].split("\n"))
+    assert not any(steers(line) for line in json.loads(text)[0]["text"]["detail"].split("\n"))

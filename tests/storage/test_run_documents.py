@@ -12,6 +12,7 @@ from stepguard.waiver import Waiver
 
 from stepguard.document import FORMER_PROBLEM_CODES
 from stepguard.judge.gate import Base, gate
+from stepguard.permission import Permission
 from stepguard.report.documents import as_json
 from stepguard.report.github import annotations, comment
 from stepguard.storage.documents import load_document
@@ -120,12 +121,19 @@ def test_no_document_is_refused(tmp_path):
 
 
 KEPT = Path(__file__).parent / "documents"
-WAIVER = Waiver(
+WAIVER = Permission(
     case="waived",
     metric="graph_breaks",
     value=3,
     reason="waits for torch 2.14",
     expires=date(2026, 12, 1),
+    who="A. Author",
+)
+DECLARED = Permission(
+    case="declared",
+    metric="step_ms",
+    reason="a larger vocabulary",
+    commit="c" * 40,
     who="A. Author",
 )
 
@@ -143,15 +151,13 @@ def test_a_document_of_schema_2_says_what_it_said_then():
     what a log shows and what a pull request's comment says is what the version said that wrote it.
     """
     found = load_document(KEPT / "schema-2.json")
-    declared = Expectation("declared", "step_ms", "a larger vocabulary", "c" * 40, "A. Author")
     base = Base(
         commit="a" * 40,
         gpus=1,
         recorded={"NVIDIA H200": {result.case: entry() for result in found.results}},
-        waivers=[WAIVER],
+        permissions=[WAIVER, DECLARED],
         today=date(2026, 11, 22),
         against="b" * 40,
-        expectations=[declared],
     )
     problems = gate(found, base)
     said = "".join(f"{problem.code.value}: {problem.sentence}\n" for problem in problems)
