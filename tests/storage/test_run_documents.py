@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from builders import CASE_ID, entry
 from run_documents import measured, run_document
-from stepguard.expectation import Expectation
-from stepguard.waiver import Waiver
 
 from stepguard.document import FORMER_PROBLEM_CODES
 from stepguard.judge.gate import Base, gate

@@ -12,6 +12,7 @@ from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS, may_decide
 from stepguard.judge.ab.stays import says_slower, still_slower, unlike
+from stepguard.reasons import Reason
 from stepguard.verdict import Status
 
 QUIET = (0.05, -0.05, 0.02, -0.02)
@@ -78,7 +79,7 @@ def test_what_was_measured_afresh_sets_aside_what_was_before_it():
 def test_a_run_with_a_fault_says_nothing():
     """Its pairs may be of another machine state."""
     before = compared(SLOW)
-    failed = replace(before.head, faults=(Fault("THROTTLED", "hot", "", "pair 7"),))
+    failed = replace(before.head, faults=(Fault(Reason.THROTTLED, "hot", "", "pair 7"),))
     assert says_slower(before) and not says_slower(replace(before, head=failed))
 
 
