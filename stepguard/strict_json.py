@@ -58,9 +58,8 @@ def parse(
         if not isinstance(raw, dict) or "schema" not in raw:
             raise ValueError("it has no schema")
         # Before the fields: another schema has others.
-        found_schema = raw["schema"]
-        if type(found_schema) is int and found_schema in older:
-            raw = older[found_schema](raw)
+        if type(raw["schema"]) is int and (upgrade := older.get(raw["schema"])):
+            raw = upgrade(raw)
         if raw["schema"] != schema:
             raise OtherSchema(raw["schema"], schema)
         found = converted(raw, kind)

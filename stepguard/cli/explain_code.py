@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.cli.common import UsageError, say
-from stepguard.document import ProblemCode
+from stepguard.document import FORMER_PROBLEM_CODES, ProblemCode
 from stepguard.reason_help import OF_REASONS
-from stepguard.reasons import Reason
+from stepguard.reasons import FORMER_CODES, Reason
 
 OF_A_RUN = "problem of a run"
 _LINK = re.compile(r"\[([^\]]*)\]\([^)]*\)")
@@ -104,7 +104,10 @@ def _explain(options: argparse.Namespace) -> int:
         say(*(f"{code.name:{width}}  {code.verdict}" for code in known))
         return 0
     wanted = re.sub(r"\W+", "_", options.code.strip()).upper()
-    found = [code for code in known if code.name == wanted]
+    today: list[str] = [
+        now[wanted] for now in (FORMER_CODES, FORMER_PROBLEM_CODES) if wanted in now
+    ]
+    found = [code for code in known if code.name in (today or [wanted])]
     verdict = wanted.replace("_", " ")
     if not found and (its := [c for c in known if verdict in c.verdict.upper().split(", ")]):
         say(f"{verdict} is a verdict; its reasons:")

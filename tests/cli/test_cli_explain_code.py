@@ -69,6 +69,12 @@ def test_a_code_of_both_is_explained_for_both(shell):
     ]
 
 
+def test_a_former_code_is_explained_by_todays(shell):
+    """Kept reports and comments name it."""
+    assert shell("explain-code", "GPU_LOCKED").out == shell("explain-code", "FOREIGN_PROCESS").out
+    assert shell("explain-code", "no-commit").out.startswith("DIRTY (problem of a run)\n")
+
+
 def test_without_a_code_all_are_listed(shell):
     """A line each."""
     lines = shell("explain-code").out.splitlines()

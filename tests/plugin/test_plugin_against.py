@@ -485,7 +485,7 @@ def test_a_commit_declares_what_it_makes_slower(gate, h200):
     said = "expected: step_ms, ???????????? by *: needed"
     result.says(f"  commit: {said}")
     (found,) = json.loads((gate.path / "run.json").read_text())["results"]
-    assert found["verdict"]["expectations"] and found["verdict"]["status"] == "same"
+    assert found["verdict"]["permissions"] and found["verdict"]["status"] == "same"
     assert ": needed" in (gate.path / "run.md").read_text()
 
 
