@@ -122,7 +122,7 @@ def main() -> None:
             kept.update(**document(found, options, folder, memory))
             if found.pairs:
                 d = 100 * found.log_ratios()[-1]
-                print(f"pair {found.pairs}: {d:+.3f} % after {found.head.wall_s:.0f} s", flush=True)
+                print(f"pair {found.pairs}: {d:+.3f} % after {found.wall_s:.0f} s", flush=True)
             return found.pairs < options.pairs and time.monotonic() - began < options.limit_s
 
         found = compare_with(case, bench, tree, stages(began), PairsWanted(1e9, keep))

@@ -115,15 +115,14 @@ def run(tree: Path, folder: Path, what: str, products: int, extra: list[str]) ->
             if what in (SCREEN, HIDDEN) and load and load.poll() is None and pairs_began(tree):
                 load.kill()
                 ended_after = round(time.monotonic() - began, 1)
-    measured = only_case(document, log.read_text())
-    found, message = measured["verdict"], measured["text"]["message"]
+    found = only_case(document, log.read_text())["verdict"]
     if found["status"] in ("NOT COMPARABLE", "NO BASELINE"):
-        raise SystemExit(f"nothing was judged: {found['status']}: {message}")
+        raise SystemExit(f"nothing was judged: {found['status']}: {found['message']}")
     steps = [one for one in found["metrics"] if one["metric"].startswith("step_ms")]
     return {
         "verdict": found["status"],
         "reason": found["reason"],
-        "message": message,
+        "message": found["message"],
         "times": steps,
         "load_ended_after_s": ended_after,
         "exit_status": gate.returncode,

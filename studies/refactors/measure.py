@@ -79,13 +79,9 @@ def verdict_in(project: Path, *options: str) -> dict[str, str]:
         capture_output=True,
         text=True,
     )
-    measured = only_case(document, ran.stdout + ran.stderr)
-    verdict = measured["verdict"]
+    verdict = only_case(document, ran.stdout + ran.stderr)["verdict"]
     moved = verdict["status"] != "same"
-    return {
-        "verdict": verdict["status"],
-        "first_line": measured["text"]["headline"] if moved else "",
-    }
+    return {"verdict": verdict["status"], "first_line": verdict["headline"] if moved else ""}
 
 
 def measured(project: Path, model: str, change: Change) -> dict[str, str]:
