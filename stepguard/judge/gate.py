@@ -10,7 +10,7 @@ from stepguard.baseline_file import Entry
 from stepguard.device import GPU, is_gpu
 from stepguard.document import Problem, ResultDocument, RunDocument
 from stepguard.judge.guard import guard
-from stepguard.judge.guarded_run import Against, Base, CaseResult, Door, Ending, Run, RunCase, Tree
+from stepguard.judge.guarded_run import Base, CaseResult, Door, Ending, Run, RunCase, Tree
 from stepguard.metrics import JUDGED_TIME, METRICS
 
 
@@ -45,7 +45,6 @@ def gate(document: RunDocument, base: Base) -> list[Problem]:
 def run_of(document: RunDocument, base: Base) -> Run:
     """Return what the document says of the run, beside what the base expects of it."""
     entries = expected(document, base)
-    named = document.against
     return Run(
         door=Door.GATE,
         expected=entries,
@@ -53,9 +52,12 @@ def run_of(document: RunDocument, base: Base) -> Run:
         machine=document.machine,
         tree=Tree(document.commit, "the document names none", document.dirty),
         began=(document.commit, tuple(document.dirty)),
-        against=Against(named, document.base_commit) if named else None,
+        against=document.against,
+        against_commit=document.base_commit,
         states={one.case: one for one in document.cases if one.case},
-        cases=[_case(one, entries.get(one.case), bool(named)) for one in document.results],
+        cases=[
+            _case(one, entries.get(one.case), bool(document.against)) for one in document.results
+        ],
         ending=Ending(
             passes=document.passed,
             strict=document.strict,

@@ -61,21 +61,21 @@ def _only_shows(run: Run) -> Problems:
 
 
 def _against_itself(run: Run) -> Problems:
-    if run.against is None:
-        return
-    name, commit = run.against.name, run.against.commit
-    if name == "HEAD" if commit is None else commit in ("", run.began[0]):
-        text = f"--perf-against={name} judges the tree against itself, which is always the same"
+    commit = run.against_commit
+    itself = run.against == "HEAD" if commit is None else commit in ("", run.began[0])
+    if run.against and itself:
+        text = f"--perf-against={run.against} judges the tree against itself, which is always the "
+        text += "same"
         yield Problem(ProblemCode.OTHER_BASELINE, text)
 
 
 def _other_base(run: Run) -> Problems:
     assert run.base is not None
-    if run.against is None or run.against.commit in ("", run.began[0], run.base.against):
-        return
-    text = f"judged against {revision(run.against.name, run.against.commit or '')}, which may be "
-    text += "of the branch itself: if it is the base, say so by gate --against COMMIT"
-    yield Problem(ProblemCode.OTHER_BASELINE, text)
+    commit = run.against_commit or ""
+    if run.against and commit not in ("", run.began[0], run.base.against):
+        text = f"judged against {revision(run.against, commit)}, which may be of the branch "
+        text += "itself: if it is the base, say so by gate --against COMMIT"
+        yield Problem(ProblemCode.OTHER_BASELINE, text)
 
 
 def _untyped(run: Run, names: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -173,6 +173,11 @@ _MENDS = {
 }
 
 
+def _place(run: Run, case_id: str) -> tuple[str, int]:
+    state = run.states.get(case_id)
+    return (state.file, state.line) if state else ("", 0)
+
+
 def _missing(run: Run) -> Problems:
     measured = {case.id for case in run.cases if case.result}
     reported = {problem.case for problem in run.problems}
@@ -186,17 +191,17 @@ def _missing(run: Run) -> Problems:
         why = (state.why or state.state.value) if state else "not in the document"
         mend = _MENDS.get(state.state, "") if state else ""
         mend = mend or "measure all that the base has recorded"
-        place = (state.file, state.line) if state else ("", 0)
         mend = mend.format(file=run.file_of(name))
         text = f"guarded, but not measured: {why}; {mend}"
-        yield Problem(ProblemCode.CASE_MISSING, text, name, *place)
+        yield Problem(ProblemCode.CASE_MISSING, text, name, *_place(run, name))
 
 
 def _expected_to_fail(run: Run) -> Problems:
-    for one in run.marks:
-        text = "its mark xfail would let it fail without limit; remove the mark, and let a "
-        text += f"known regression pass with: {one.waive}"
-        yield Problem(ProblemCode.EXPECTED_TO_FAIL, text, one.case, one.file, one.line)
+    for case in run.cases:
+        if case.may_fail:
+            text = "its mark xfail would let it fail without limit; remove the mark, and let a "
+            text += f"known regression pass with: {case.waive}"
+            yield Problem(ProblemCode.EXPECTED_TO_FAIL, text, case.id, *_place(run, case.id))
 
 
 def _known(run: Run) -> Iterator[tuple[RunCase, Entry]]:
@@ -224,7 +229,7 @@ def _wider_margins(run: Run) -> Problems:
 def _other_parameters(run: Run) -> Problems:
     # Without pairs pytest measures such a case, which is NOT COMPARABLE then: that evidence is what
     # its next level is accepted from. In pairs both sides would be of the tree's own case.
-    if run.door is Door.PYTEST and run.against is None:
+    if run.door is Door.PYTEST and not run.against:
         return
     for case, entry in _known(run):
         was, now = ({"nodes": 1, **one} for one in (entry.case, case.parameters))
@@ -254,7 +259,7 @@ def _other_recording(run: Run) -> Problems:
         # What fails, with nothing to compare with for one, says so itself.
         if one is None or one.outcome != "passed" or one.judged_by is None:
             continue
-        if run.against is None and one.judged_by != entry.digest:
+        if not run.against and one.judged_by != entry.digest:
             text = "was judged by another recording than the run began with: leave the files alone"
             if run.door is Door.GATE:
                 text = "was judged by another recording than the base has: measure with --perf-base"

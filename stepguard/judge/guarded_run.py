@@ -42,14 +42,6 @@ class Tree:
     left_out: Sequence[str] = ()  # baselines of the commit that a sparse checkout leaves out
 
 
-@dataclass(frozen=True)
-class Against:
-    """The revision that judges in pairs; ``commit`` is None until it is resolved."""
-
-    name: str
-    commit: str | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
     """What a case that was measured came to."""
@@ -78,17 +70,9 @@ class RunCase:
     margins: Margins
     as_declared: bool = True  # its test measures what it declares
     result: CaseResult | None = None
+    may_fail: bool = False  # a mark xfail of its test says so
     record: str = ""  # the command that records it as it is
-
-
-@dataclass(frozen=True)
-class ExpectedToFail:
-    """A case whose test has a mark ``xfail``, the mark's place, and the command for a waiver."""
-
-    case: str
-    file: str
-    line: int
-    waive: str
+    waive: str = ""  # the command that waives one of its metrics
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,9 +113,9 @@ class Run:
     options: Sequence[Option] = ()
     tree: Tree | None = None
     began: tuple[str, tuple[str, ...]] = ("", ())  # its commit, and the files that differed
-    against: Against | None = None
+    against: str = ""  # the revision that judges in pairs, as it was named
+    against_commit: str | None = None  # None: not resolved yet
     no_tests: str = ""  # there is no performance test, and why
-    marks: Sequence[ExpectedToFail] = ()
     states: Mapping[str, CaseState] = field(default_factory=dict)  # by case
     open: bool = False  # a test that declares no case may still measure any
     cases: Sequence[RunCase] = ()

@@ -1,5 +1,5 @@
 """The refusal of options that could not be obeyed, and the facts of a run that the guard asks for
-before it measures: its options, its tree, its tests' marks.
+before it measures: its options and its tree.
 """
 
 import argparse
@@ -17,8 +17,7 @@ from stepguard.git.revision import current, git, no_commit, untracked
 from stepguard.gpu.nvml import known_gpus
 from stepguard.judge.acceptance import has_words
 from stepguard.judge.guard import AFRESH, JUDGING, RECORDING, SELECTING
-from stepguard.judge.guarded_run import ExpectedToFail, Option, Tree
-from stepguard.plugin.items import case_of
+from stepguard.judge.guarded_run import Option, Tree
 from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
 from stepguard.sentences import no_folder, uncommitted
@@ -183,13 +182,3 @@ def tree_beside_commit(root: Path, baselines: Path, written: Collection[Path]) -
     gone = [path for path in tracked if path and not (root / path).exists()]
     left_out = [path for path in gone if path not in dirty]
     return Tree(revision.commit, "", list(dict.fromkeys(dirty)), left_out)
-
-
-def marked_to_fail(items: Sequence[pytest.Item]) -> Iterator[ExpectedToFail]:
-    """Yield the cases that a mark lets fail."""
-    for item in items:
-        case, mark = case_of(item), item.get_closest_marker("xfail")
-        if case is not None and mark is not None:
-            file, line, _ = item.location
-            waive = as_typed(f"stepguard waive {shlex.quote(case.id)} METRIC")
-            yield ExpectedToFail(case.id, file, (line or 0) + 1, waive)

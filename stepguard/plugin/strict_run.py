@@ -13,7 +13,7 @@ from stepguard.document import CaseState, Problem, State
 from stepguard.git.revision import Revision, current
 from stepguard.gpu.nvml import Gpu
 from stepguard.judge.guard import guard
-from stepguard.judge.guarded_run import Against, CaseResult, Door, Ending, Run, RunCase
+from stepguard.judge.guarded_run import CaseResult, Door, Ending, Run, RunCase
 from stepguard.launch.scheduler import Launcher, spread
 from stepguard.measure.suite import Result
 from stepguard.plugin.baselines import Recorded, recorded_here
@@ -23,7 +23,6 @@ from stepguard.plugin.refusals import (
     NO_GATE,
     Refused,
     guarding_options,
-    marked_to_fail,
     tree_beside_commit,
 )
 from stepguard.plugin.selection import Selection
@@ -90,9 +89,13 @@ class StrictRun:
                 text = "; ".join([text, *collection.modules])
                 self._refuse(replace(self._run(), no_tests=text))
             return
-        cases = [self._case(case) for item in items if (case := case_of(item))]
-        marks, undeclared = list(marked_to_fail(items)), self._selection.undeclared
-        self._refuse(replace(self._run(self.states()), cases=cases, marks=marks, open=undeclared))
+        cases = [
+            replace(self._case(case), may_fail=item.get_closest_marker("xfail") is not None)
+            for item in items
+            if (case := case_of(item))
+        ]
+        undeclared = self._selection.undeclared
+        self._refuse(replace(self._run(self.states()), cases=cases, open=undeclared))
 
     def refuse_case(self, own: Case | None, case: Case) -> None:
         """Refuse, in a strict run, what a test measures if it guards less than it should. ``own``
@@ -124,7 +127,6 @@ class StrictRun:
 
     def _run(self, states: Sequence[CaseState] = ()) -> Run:
         """Return the run as it is known by now."""
-        against = self._option.perf_against
         return Run(
             door=Door.PYTEST,
             expected={name: one.entry for name, one in self._expected.items()},
@@ -136,7 +138,7 @@ class StrictRun:
             states={one.case or one.test: one for one in states},
             must_measure=[one.case or one.test for one in states if one.guarded],
             began=(self._began.commit, self._began.dirty),
-            against=Against(against) if against else None,
+            against=self._option.perf_against or "",
         )
 
     def _case(self, case: Case) -> RunCase:
@@ -149,6 +151,7 @@ class StrictRun:
             gates=case.gates,
             margins=case.margins,
             record=as_typed(f"pytest perf_tests --perf-update --perf-select={name}"),
+            waive=as_typed(f"stepguard waive {name} METRIC"),
         )
 
     def _result_of(self, result: Result) -> CaseResult:

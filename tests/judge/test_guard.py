@@ -14,7 +14,7 @@ from stepguard.ab_margins import Margins
 from stepguard.document import CaseState, Problem, ProblemCode, State
 from stepguard.judge.gate import expected, gate, run_of
 from stepguard.judge.guard import CONDITIONS, guard
-from stepguard.judge.guarded_run import Against, Base, CaseResult, Door, Ending, Run, RunCase, Tree
+from stepguard.judge.guarded_run import Base, CaseResult, Door, Ending, Run, RunCase, Tree
 from stepguard.metrics import default_gates
 from stepguard.verdict import Status
 
@@ -128,11 +128,12 @@ WAYS = {
     "another case, in pairs": (
         {
             "cases": [replace(MEASURED, parameters=CASE | {"params": {"batch": 1}})],
-            "against": Against("main", "b" * 40),
+            "against": "main",
+            "against_commit": "b" * 40,
         },
         "OTHER_CASE",
     ),
-    "judged against itself": ({"against": Against("main", COMMIT)}, "OTHER_BASELINE"),
+    "judged against itself": ({"against": "main", "against_commit": COMMIT}, "OTHER_BASELINE"),
     "no commit": ({"tree": Tree("", "there is no git")}, "DIRTY"),
     "a dirty tree": ({"tree": Tree(COMMIT, dirty=["model.py"])}, "DIRTY"),
 }
