@@ -101,11 +101,12 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "Nothing.",
     ),
     Reason.UNDECIDED: Help(
-        "The step time's interval over the pairs is neither beyond the ignore margin nor inside "
-        "the matter margins, or HEAD is slower by more than these with the pairs that were "
-        "disturbed; and the pairs or `--perf-budget` are spent.",
-        "A larger budget; or, once the last of the plan's analyses is made, "
-        "[calibrate](judge.md#a-machines-own-noise): the machine is too noisy for these margins.",
+        "The pairs or `--perf-budget` are spent. The step time's interval over the pairs is "
+        "neither beyond the ignore margin nor inside the matter margins; or HEAD is slower by more "
+        "than these with the pairs that were disturbed.",
+        "A larger budget; or, after 24 pairs, "
+        "[margins that fit the noise](judge.md#what-decides-an-undecided-time), which the next "
+        "step names.",
     ),
     Reason.NO_SLOWDOWN: Help(
         "On a CPU, in a case that gates no time: two pairs or more show no slowdown beyond the "
@@ -122,12 +123,6 @@ _IN_PAIRS: Mapping[Reason, Help] = {
         "The metric is `SLOWER` or `CHANGED` beside the other revision, and a commit of the range "
         "declares it ([ci.md](ci.md#a-pull-request-is-red)). Printed, though it passes.",
         "Read the reason; who approves the pull request approves it.",
-    ),
-    Reason.UNPROVEN: Help(
-        "`SLOWER` by its own pairs, but not among all cases of the run (Benjamini and Hochberg at "
-        "1 %).",
-        "Judge it again, alone: that takes more pairs; or, once the last of the plan's analyses "
-        "is made, as of `UNDECIDED`.",
     ),
     Reason.LATE_SLOWDOWN: Help(
         "In every launch steps are slower from some step on; the note says which, and by how "

@@ -98,7 +98,6 @@ class Reason(StrEnum):
     NO_SLOWDOWN = "NO_SLOWDOWN", "no slowdown seen, on a CPU", Status.SAME
     MAYBE_SLOWER = "MAYBE_SLOWER", "slower in the mean, but not beyond doubt, on a CPU", Status.SAME
     EXPECTED = "EXPECTED", "worse, as a commit of the range declares", Status.SAME
-    UNPROVEN = "UNPROVEN", "not significant among all cases of this run", Status.INCONCLUSIVE
     TIME_DECIDES = "TIME_DECIDES", "moved; beside another revision the time decides", Status.SAME
     PAID_FOR = "PAID_FOR", "a cost rose, and the step is faster", Status.SAME
     LATE_SLOWDOWN = (
@@ -232,6 +231,7 @@ FORMER_CODES: dict[object, Reason] = {
     "OTHER_FLOPS": Reason.WORK_MOVED,
     "OTHER_TOKENS": Reason.WORK_MOVED,
     "TOO_FEW_LAUNCHES": Reason.NOTHING_MEASURED,
+    "UNPROVEN": Reason.UNDECIDED,
 }
 # What is shown although it passes: the machine changed, counters that a time outweighs, a slowdown
 # within launches that the other side has too, or of which nobody knows whether it had.

@@ -1,111 +1,18 @@
-"""Sentences: the one place where reasons and figures become words. Reports lay them out, and errors
-quote them.
-"""
+"""Sentences that commands, refusals and the guard say in the same words."""
 
 import shlex
 from collections.abc import Sequence
 
 from stepguard.core.margins import Margins
-from stepguard.core.metrics import format_value
 from stepguard.core.text import listed
-from stepguard.core.verdict import (
-    Confirmation,
-    Confirmed,
-    Decision,
-    MetricVerdict,
-    PairsFinding,
-    Reason,
-    Verdict,
-)
 
 TREE_CHANGED = "files changed while it was measured: its launches may be of different code"
-NOTE_PARTS = 3  # how many moved operators a note names
 
 
 def uncommitted(files: Sequence[str]) -> str:
     """Return what differs from a tree's commit, and what mends it; empty for no file."""
     text = f"uncommitted changes ({listed(files, 3)})"
     return f"{text}: commit them, or let git ignore what is no source" if files else ""
-
-
-def message(verdict: Verdict) -> str:
-    """Return the sentence of a case that was judged as a whole; empty where a metric decided."""
-    return verdict.figures.sentence if verdict.figures else ""
-
-
-def note(found: MetricVerdict) -> str:
-    """Return what else is to be said of a metric: parts and ranks that moved, what pairs said."""
-    within = f"{found.slow_steps.text}; " if found.slow_steps else ""
-    if found.confirmed:
-        return within + _confirmation(found.confirmed)
-    if found.reason is Reason.IDENTICAL_STEP:
-        within += "the same kernels, generated code, operands and settings, bound by the GPU; "
-    if found.pairs and found.reason in (Reason.NO_SLOWDOWN, Reason.MAYBE_SLOWER):
-        # Few pairs outside the plan: neither its interval nor what it could find is what decided.
-        mean = f"{found.pairs.decision.estimate_pct:+.1f} % on average"
-        return f"{within}{found.reason.phrase}: {mean} {_over(found.pairs)}"
-    if found.pairs:
-        return within + pairs_text(found.pairs)
-    if found.figures:
-        each = f"{found.slow_steps.text}, in each launch; " if found.slow_steps else ""
-        return each + found.figures.sentence
-    return ", ".join(filter(None, (on_ranks(found.ranks), parts(found))))
-
-
-def on_ranks(ranks: tuple[int, ...]) -> str:
-    """Return "on rank 1" or "on ranks 0, 2"."""
-    if not ranks:
-        return ""
-    return f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
-
-
-def parts(found: MetricVerdict, most: int = NOTE_PARTS) -> str:
-    """Return "aten.mm.default 24 -> 25, aten.t.default 3 -> 4 and 5 more"."""
-    shown = [
-        f"{part.name} {format_value(found.metric, part.old)} -> "
-        f"{format_value(found.metric, part.new)}"
-        for part in found.moved
-    ]
-    return listed(shown, most)
-
-
-def pairs_text(found: PairsFinding) -> str:
-    """Return a decision in words: interval, pairs, and what could have been found."""
-    by = found.decision
-    return (
-        f"{interval(by)} {_over(found)}; smallest detectable slowdown "
-        f"{by.smallest_detectable_pct:.2f} %"
-    )
-
-
-def _over(found: PairsFinding) -> str:
-    """Return "over 6 pairs, pair sd 0.21 %; margins 0.2 and 0.5 %", with what else is to know."""
-    by, margins = found.decision, found.margins
-    how = "" if found.together else ", one launch after the other"
-    rule = f" ({found.rule})" if found.rule else ""
-    most = f" of {found.most} at most" if found.most else ""
-    all_pct = by.with_replaced_pct
-    with_them = "" if all_pct is None else f"; with them {all_pct:+.2f} %"
-    more = f"{found.again} more were disturbed and do not count{with_them}"
-    again = f" ({more})" if found.again else ""
-    pairs = f"{by.pairs} pairs" if by.pairs > 1 else "one pair"
-    earlier = f", {found.earlier} of them of an earlier run of this code" if found.earlier else ""
-    if found.check_pct is not None:
-        earlier += f", with which a fresh one agrees ({found.check_pct:+.2f} %)"
-    # Of a file that cannot be read nobody knows whether it is of this code.
-    if found.not_pooled:
-        earlier += f" (pairs of another run do not count: {found.not_pooled})"
-    if found.not_enough:
-        how += f" (fewer were not enough: {found.not_enough})"
-    return (
-        f"over {pairs}{most}{earlier}{again}{how}, pair sd {by.sd_pct:.2f} %; "
-        f"{margins_text(margins)}{rule}"
-    )
-
-
-def interval(found: Decision) -> str:
-    """Return "[-0.12, +0.20] %"."""
-    return f"[{found.low_pct:+.2f}, {found.high_pct:+.2f}] %"
 
 
 def margins_text(margins: Margins) -> str:
@@ -131,33 +38,3 @@ def wider_margins(own: Margins, recorded: Margins, whose: str) -> str:
         f"has {margins_text(own)}, wider than the {both_pct(recorded)} of {whose}; "
         "narrow them again, or record the case with them"
     )
-
-
-_SETTLED = (
-    Confirmation.CONFIRMED,
-    Confirmation.REVERSED,
-    Confirmation.STEP_SAME,
-    Confirmation.MACHINE,
-    Confirmation.SAME_CODE,
-)
-
-
-def _confirmation(how: Confirmed) -> str:
-    """Return what pairs beside the recording's commit said of the screen's alarm."""
-    outcome, beside, verdict, failed = how.outcome, "", "", ""
-    if how.step is not None:
-        beside = f"{how.commit} beside it: {pairs_text(how.step)}"
-        verdict = how.step.decision.status.value
-    if how.failed is not None:
-        failed = f"{how.failed.status.value}, {how.failed.sentence}"
-    text = outcome.value.format(
-        commit=how.commit,
-        beside=beside,
-        verdict=verdict,
-        failed=failed,
-        missed=how.missed,
-        limit_pct=how.limit_pct,
-    )
-    if outcome in _SETTLED:
-        return text
-    return "unconfirmed: " + ", ".join(filter(None, (text, beside or how.commit)))

@@ -69,13 +69,11 @@ class PairsFinding(_Data, frozen=True):
 
     decision: Decision
     margins: Margins
-    rule: str  # where the margins and the expected noise come from
+    alpha: float  # the level of the case among those of its run
     together: bool  # both revisions alive, one of them parked; else one after the other
     most: int = 0  # pairs that the plan allows, where it was not followed to its end
     again: int = 0  # pairs that were disturbed, measured again
-    earlier: int = 0  # of the pairs, that an earlier run of these commits measured
-    check_pct: float | None = None  # of a fresh one beside those, where they alone decide
-    not_pooled: str = ""  # why pairs of such a run do not count
+    stays: str = ""  # the day and time of the earlier run that measured it: nothing was since
     not_enough: str = ""  # why no fewer pairs were enough for `same`
 
 
@@ -230,6 +228,11 @@ class Verdict(_Data, frozen=True):
     def whole(self) -> bool:
         """Tell whether the case as a whole was judged, and no metric decided."""
         return self.figures is not None
+
+    @property
+    def message(self) -> str:
+        """Return the sentence of a case that was judged as a whole; empty if a metric decided."""
+        return self.figures.sentence if self.figures else ""
 
     @property
     def outcome(self) -> Outcome:

@@ -27,7 +27,7 @@ RECORDING = ("--perf-update", "--perf-update-new")
 JUDGING = ("--perf-against", "--perf-base", "--perf-baselines")
 CONFIRMING = ("--perf-no-confirm", "--perf-budget")
 SELECTING = "--perf-select"
-
+AFRESH = "--perf-fresh"
 
 Problems = Iterator[Problem]
 
@@ -95,6 +95,13 @@ def _pairs_of_settings(run: Run) -> Problems:
     for _, origin in _untyped(run, CONFIRMING):
         text = f"{origin}, and may leave an alarm without the pairs that confirm it: say it in the "
         yield Problem(ProblemCode.OTHER_BASELINE, text + "command")
+
+
+def _measures_afresh(run: Run) -> Problems:
+    names = {one.name for one in run.options}
+    if AFRESH in names and names & {*JUDGING[:2]}:
+        text = f"{AFRESH} sets aside what an earlier run of this pull request called SLOWER"
+        yield Problem(ProblemCode.OTHER_BASELINE, f"{text}: measure again in a run of your own")
 
 
 def _selection_of_settings(run: Run) -> Problems:
@@ -212,7 +219,6 @@ def _fewer_gates(run: Run) -> Problems:
 
 
 def _wider_margins(run: Run) -> Problems:
-    # The case's own margins: a calibration may make wider ones of them, by the machine's noise.
     for case, entry in _known(run):
         if case.margins.wider(entry.margins):
             text = wider_margins(case.margins, entry.margins, run.recording_of(case.id))
@@ -349,6 +355,7 @@ _IS_TOLD = "only the gate is told by its own command what should have been measu
 _CHECKS_JUDGE = "the gate sees what judged: it has the commit's name and the recordings' digests"
 _EXPECTS_ALL = "the gate expects every case of the base, whatever the run selected"
 _SAYS_NOT_WHERE = "a document does not say where an option comes from; a strict run was refused it"
+_REFUSED = "a strict run with it was refused, so that no document of one is a pass"
 _READS_RUN = "pytest says it of any run, strict or not"
 
 CONDITIONS = (
@@ -359,6 +366,7 @@ CONDITIONS = (
     Condition(_other_base, Door.GATE, _IS_TOLD),
     Condition(_judge_of_settings, Door.PYTEST, _CHECKS_JUDGE),
     Condition(_pairs_of_settings, Door.PYTEST, _SAYS_NOT_WHERE),
+    Condition(_measures_afresh, Door.PYTEST, _REFUSED),
     Condition(_selection_of_settings, Door.PYTEST, _EXPECTS_ALL),
     Condition(_records),
     Condition(_not_strict, Door.GATE, "pytest asks of strict runs alone"),

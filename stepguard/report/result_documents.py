@@ -17,7 +17,6 @@ from stepguard.core.run_document import (
     VerdictText,
     WaiverDocument,
 )
-from stepguard.core.sentences import message, note
 from stepguard.core.text import listed, printable_document
 from stepguard.core.verdict import Verdict
 from stepguard.judge.summary import summarise
@@ -26,6 +25,7 @@ from stepguard.measure.suite import Result
 from stepguard.report import words
 from stepguard.report.cause_text import sentence
 from stepguard.report.commands import Commands, next_steps
+from stepguard.report.notes import note
 from stepguard.report.permission_text import described
 from stepguard.storage.json_file import FileError, contents, replace_file
 
@@ -56,7 +56,7 @@ def text_of(verdict: Verdict, steps: Sequence[str] = ()) -> VerdictText:
     notes = {one.metric: note(one) for one in verdict.metrics}
     return VerdictText(
         headline=words.headline(verdict),
-        message=message(verdict),
+        message=verdict.message,
         detail=verdict.detail or words.detail(verdict),
         lines=words.evidence_lines(verdict),
         place=words.place(verdict),

@@ -18,12 +18,13 @@ from stepguard.core.metrics import (
     format_value,
     unit_behind,
 )
-from stepguard.core.sentences import TREE_CHANGED, message, note, on_ranks, parts
+from stepguard.core.sentences import TREE_CHANGED
 from stepguard.core.site import Site
 from stepguard.core.text import counted, cut, first, listed, printable, shortened
 from stepguard.core.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
+from stepguard.report.notes import note, on_ranks, parts
 from stepguard.report.permission_text import of_trailers, of_waivers
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
@@ -69,7 +70,7 @@ def _causes(verdict: Verdict) -> list[str]:
     """Return what a verdict rests on in ever fewer words."""
     worst = verdict.worst
     if verdict.whole or worst is None:
-        text = (message(verdict) or verdict.reason.phrase).split("\n")[0]
+        text = (verdict.message or verdict.reason.phrase).split("\n")[0]
         # Other work: the operators that make it, and where they are called.
         calls = (one for one in _moved(verdict) if one.metric == OPERATORS and one.moved)
         named = [text_of for found in calls for text_of in _of_metric(found)]
@@ -354,7 +355,7 @@ def block(
     another one says already is a line of ``reference``.
     """
     steps = [f"  {step}" for step in next_steps(verdict, evidence_path, commands, dirty)]
-    head, text = headline(verdict), message(verdict)
+    head, text = headline(verdict), verdict.message
     if reference:
         return "\n".join(map(printable, [head, f"  {reference}", *steps[:1]]))
     # A headline is one line; a message of several is said whole.

@@ -18,7 +18,6 @@ from stepguard.core.figures import OwnLimit
 from stepguard.core.margins import margins_of
 from stepguard.core.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.core.recording import Recording
-from stepguard.core.sentences import message
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.ab.confirm import same_code
 from stepguard.judge.acceptance import has_words, spread_too_far, unfit_to_record
@@ -200,7 +199,7 @@ def _moved(verdict: Verdict) -> str:
     """Return what makes it another level, in figures: the verdict of a run may be another one."""
     worst = verdict.worst
     if verdict.whole or worst is None:
-        return message(verdict)
+        return verdict.message
     if worst.limit_pct is not None and worst.change_pct is not None:
         return f"{worst.metric} {worst.change_pct:+.2f} % (limit {worst.limit_pct:.2f} %)"
     if worst.old is None:

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from stepguard.core.metrics import METRICS
 from stepguard.core.permission import Effect, Permission
-from stepguard.core.sentences import note
 from stepguard.core.verdict import Reason, Status
 from stepguard.judge.permit import permit
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
+from stepguard.report.notes import note
 
 SYNCS, FLOPS = "host_syncs_per_step", "flops_per_step"
 

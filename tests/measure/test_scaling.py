@@ -20,11 +20,11 @@ from builders import (
 from stepguard import Case
 from stepguard.core.evidence import from_json, to_json
 from stepguard.core.metrics import METRICS
-from stepguard.core.sentences import message, note
 from stepguard.core.verdict import Reason, Status, Verdict
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import planned_launches
 from stepguard.report import table
+from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
 from stepguard.storage.accepting import recording_of
 
@@ -99,7 +99,7 @@ def test_a_launch_alone_that_contradicts_itself_is_broken(odd, reason, text):
     found = replace(two_ranks(), one_rank=odd)
     verdict = judge(found, entry_of(found))
     assert (verdict.status, verdict.reason) == (Status.BROKEN, reason)
-    assert message(verdict).startswith(text)
+    assert verdict.message.startswith(text)
 
 
 def test_no_tokens_no_figure():

@@ -28,7 +28,6 @@ from quick_launches import (
 
 from stepguard import Case
 from stepguard.core.evidence import Block, Evidence, Launch
-from stepguard.core.sentences import message, note
 from stepguard.core.verdict import MetricVerdict, Reason, Status, Verdict
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.machine.git.revision import current
@@ -36,6 +35,7 @@ from stepguard.machine.git.worktree import tree_of
 from stepguard.measure.beside_base import compare_with, confirm
 from stepguard.measure.pair_run import PairsWanted
 from stepguard.measure.workers import Bench
+from stepguard.report.notes import note
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01
@@ -277,12 +277,12 @@ def test_a_cpu_case_that_gates_no_time_is_judged_by_it(bench, monkeypatch, facto
 )
 def test_what_the_old_revision_does_not_do(bench, factory, params, expected, words):
     """A parameter, other tokens: known from the counting launches. Other FLOPs are in
-    test_third_tree.py, equal code in test_calibrate.py.
+    test_third_tree.py, equal code in test_itself.py.
     """
     found = compared(bench, factory, "old", params)
     verdict = judge_ab(found)
     assert (verdict.status, verdict.reason) == expected
-    assert words in message(verdict) and "old (" in message(verdict)
+    assert words in verdict.message and "old (" in verdict.message
     assert found.pairs == 0 and found.head.counts is not None
     assert_nothing_left(bench.root)
 

@@ -25,10 +25,10 @@ from git_repositories import git, repository
 from stepguard.core.baseline import KEPT_RECORDINGS
 from stepguard.core.evidence import Counts, Difference, Fault
 from stepguard.core.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
-from stepguard.core.sentences import note
 from stepguard.core.site import Site
 from stepguard.core.verdict import Reason, Status
 from stepguard.judge.screen import judge
+from stepguard.report.notes import note
 from stepguard.report.recorded import moves
 from stepguard.storage import accepting as acceptance
 from stepguard.storage.accepting import Accepted, Action, Refused, accept, recording_of

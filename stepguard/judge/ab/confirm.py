@@ -1,6 +1,6 @@
 """Confirmation of the screen's alarm by pairs: they tell slower code from a slower machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from msgspec import structs
 from msgspec.structs import replace
@@ -19,8 +19,8 @@ from stepguard.core.verdict import (
     Verdict,
     worst_of,
 )
-from stepguard.judge.ab.decision import decision, pairs_finding, problem, wants_another_pair, why
-from stepguard.judge.ab.earlier import says_slower
+from stepguard.judge.ab.decision import decision, pairs_finding, problem, why
+from stepguard.judge.ab.stays import says_slower
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.series import judged_within, of_pairs
 from stepguard.judge.summary import summarise
@@ -47,28 +47,14 @@ def to_confirm(verdict: Verdict) -> MetricVerdict | None:
     return next((one for one in verdict.metrics if passes and _kernels_ask(one)), None)
 
 
-def may_ask(verdict: Verdict, earlier: Sequence[Comparison]) -> bool:
+def may_ask(verdict: Verdict, pairs: Comparison | None) -> bool:
     """Tell whether pairs have to say what is true of a screen's verdict: it moved a time, or passes
-    where the pairs of an ``earlier`` run of these commits said SLOWER. Until it is green by chance
-    nobody needs to try.
+    where the ``pairs`` of an earlier run, which still hold, said SLOWER. Until it is green by
+    chance nobody needs to try.
     """
     passes = verdict.outcome == "passed" and any(map(_is_same_time, verdict.metrics))
-    return to_confirm(verdict) is not None or passes and says_slower(earlier)
-
-
-def confirmation_wants_pair(
-    verdict: Verdict, comparison: Comparison, steps: range = range(0)
-) -> bool:
-    """Tell whether a confirmation needs another pair: the step is not decided yet, or an earlier
-    run's pairs did not time all ``steps``. What they call SLOWER stays: only a pass needs those.
-    """
-    if to_confirm(verdict) is None:  # the earlier pairs alone are asked
-        return False
-    if wants_another_pair(comparison):
-        return True
-    if not comparison.earlier or problem(comparison) is not None or says_slower([comparison]):
-        return False
-    return _missed(comparison, steps) > 0
+    slower = pairs is not None and says_slower(pairs)
+    return to_confirm(verdict) is not None or passes and slower
 
 
 def confirmed(

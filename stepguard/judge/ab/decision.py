@@ -41,7 +41,7 @@ from stepguard.core.verdict import (
 from stepguard.explain.causes import explain
 from stepguard.judge.ab.by_profile import other_kernels, straggler
 from stepguard.judge.ab.identical import identical, not_enough
-from stepguard.judge.ab.pairs import benjamini_hochberg, decide
+from stepguard.judge.ab.pairs import decide
 from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS, MOST_PAIRS
 from stepguard.judge.counters import compare
 from stepguard.judge.screen import moved_counters
@@ -61,7 +61,6 @@ GENERATED = "generated_kernels"
 # Pairs of a CPU's time that the case does not gate: two that show no slowdown on average end it, so
 # do eight that leave it in doubt.
 LEAST_GLANCED, MOST_GLANCED = 2, 8
-FALSE_DISCOVERIES = 0.01  # of the claims of a run, at most so many are false on average
 
 _REASONS = {
     Status.SLOWER: Reason.BEYOND_MARGIN,
@@ -106,18 +105,14 @@ def by_plan(comparison: Comparison) -> Decision:
     """Decide the step time by the sequential plan alone."""
     ratios = comparison.log_ratios()
     few = EXPLAINED_PAIRS <= len(ratios) < MIN_PAIRS
-    # What an earlier run's profiles explained stays: a retry has other ones.
-    explained = few and (
-        comparison.decided or other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
-    )
+    explained = few and other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
     return decide(
         ratios,
         comparison.margins,
-        comparison.prior,
         replaced=[one.log_ratio for one in comparison.again if not one.compiled],
         last=comparison.out_of_time,
-        spent=comparison.spent,
         fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
+        alpha=comparison.alpha,
     )
 
 
@@ -143,13 +138,11 @@ def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     return PairsFinding(
         found,
         comparison.margins,
-        comparison.why,
+        comparison.alpha,
         comparison.together,
         most,
         len(comparison.again),
-        comparison.earlier,
-        100 * math.expm1(comparison.check.log_ratio) if comparison.check else None,
-        comparison.not_pooled,
+        comparison.stays,
         "" if moved else not_enough(comparison),
     )
 
@@ -365,30 +358,3 @@ def _own_reason(comparison: Comparison, found: Decision) -> Reason | None:
         return None
     slower = found.estimate_pct > comparison.margins.ignore_pct
     return Reason.MAYBE_SLOWER if slower else Reason.NO_SLOWDOWN
-
-
-def without_false_discoveries(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the SLOWER verdicts of a run that its false discovery limit does not let pass, as
-    INCONCLUSIVE. Every verdict that has a p-value counts among the claims that were tried.
-    """
-    # SLOWER or not: for claims that are chosen by their result the correction is too mild.
-    tried = [verdict for verdict in verdicts if verdict.p_value is not None]
-    p_values = [v.p_value for v in tried if v.p_value is not None]
-    kept = benjamini_hochberg(p_values, FALSE_DISCOVERIES)
-    found = []
-    for verdict, proven in zip(tried, kept, strict=True):
-        if verdict.status is Status.SLOWER and not proven:
-            metrics = tuple(_unproven(m) if m.metric == JUDGED_TIME else m for m in verdict.metrics)
-            # Its waiver did nothing: the metric fails no more, it is undecided.
-            others = tuple(
-                one
-                for one in verdict.permissions
-                if one.permission.is_trailer or one.permission.metric != JUDGED_TIME
-            )
-            found.append(replace(verdict.with_metrics(metrics), permissions=others))
-    return found
-
-
-def _unproven(found: MetricVerdict) -> MetricVerdict:
-    """Make the metric undecided, so that no waiver covers it."""
-    return replace(found, status=Status.INCONCLUSIVE, reason=Reason.UNPROVEN, waived_until="")
