@@ -295,24 +295,35 @@ def wider_margins(own: Margins, recorded: Margins, whose: str) -> str:
     )
 
 
-_SETTLED = (
-    Confirmation.CONFIRMED,
-    Confirmation.REVERSED,
-    Confirmation.STEP_SAME,
-    Confirmation.MACHINE,
-    Confirmation.SAME_CODE,
-)
-
-
 def _confirmation(how: Confirmed) -> str:
     """Return what pairs beside the recording's commit said of the screen's alarm."""
-    outcome, facts, beside = how.outcome, dict(how.facts), ""
+    outcome, beside = how.outcome, ""
     if how.step is not None:
         beside = f"{how.commit} beside it: {pairs_text(how.step)}"
-        facts["verdict"] = how.step.decision.status.value
-    if outcome is Confirmation.BASE_FAILED:
-        facts["text"] = sentence(facts["reason"], facts["facts"] or {})
-    text = outcome.value.format(commit=how.commit, beside=beside, **facts)
-    if outcome in _SETTLED:
-        return text
-    return "unconfirmed: " + ", ".join(filter(None, (text, beside or how.commit)))
+    if outcome is Confirmation.CONFIRMED and how.step:
+        hidden = ", not FASTER" if "hidden" in how.facts else ""
+        return f"confirmed, the code is {how.step.decision.status.value}{hidden}: {beside}"
+    if outcome is Confirmation.STEP_SAME:
+        return f"no slower step by pairs; {beside}"
+    if outcome is Confirmation.MACHINE:
+        return "the machine changed" + (f"; {beside}" if beside else f": HEAD is {how.commit}")
+    return "unconfirmed: " + ", ".join(filter(None, (_unconfirmed(how), beside or how.commit)))
+
+
+def _unconfirmed(how: Confirmed) -> str:
+    """Return why pairs, or the lack of them, leave an alarm as it is."""
+    facts = how.facts
+    if how.outcome is Confirmation.UNDECIDED:
+        return "the pairs do not decide"
+    if how.outcome is Confirmation.NOT_MEASURED:
+        if "reason" not in facts:
+            return str(facts["text"])
+        return f"{facts['status']}, {sentence(facts['reason'], facts['facts'])}"
+    if "limit_pct" in facts:
+        furthest = f"cards and clocks differ by {facts['limit_pct']:g} % at most"
+        return f"the pairs see no change, but {furthest}"
+    if "missed" in facts:
+        return f"the pairs did not time {facts['missed']} of the steps that the run timed"
+    if "other_commit" in facts:
+        return "as slow as that other commit"
+    return "the pairs do not exclude what the baseline says"

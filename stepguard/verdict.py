@@ -121,26 +121,14 @@ NOTICES = (
 
 
 class Confirmation(Enum):
-    """The outcome of pairs beside the recording's commit, for a time that the screen calls moved.
+    """What pairs beside the recording's commit, or the lack of them, say of an alarm."""
 
-    In words, with the facts of Confirmed, its commit, and what the pairs ``beside`` that say.
-    """
-
-    CONFIRMED = "confirmed, the code is {verdict}: {beside}"
-    REVERSED = "confirmed, the code is SLOWER, not FASTER: {beside}"
-    STEP_SAME = "no slower step by pairs; {beside}"  # kernels moved, the step did not
-    MACHINE = "the machine changed; {beside}"
-    SAME_CODE = "the machine changed: HEAD is {commit}"  # the recording is of this very code
-    # Why an alarm stays unconfirmed.
-    TOO_FAR = "the pairs see no change, but cards and clocks differ by {limit_pct:g} % at most"
-    NOT_JUDGED = "the step time was not judged"
+    CONFIRMED = "the code is slower, or faster"
+    STEP_SAME = "kernels take longer, the step does not"
+    MACHINE = "the machine changed, the code did not"
     UNDECIDED = "the pairs do not decide"
-    NOT_EXCLUDED = "the pairs do not exclude what the baseline says"
-    STEPS_NOT_TIMED = "the pairs did not time {missed} of the steps that the run timed"
-    OTHER_COMMIT = "as slow as that other commit"
-    BASE_FAILED = "{status}, {text}"
-    TREE_CHANGED = "the tree changed while it was measured"
-    NO_TREE = ""  # the commit says why
+    NOT_CLEARED = "the pairs see no difference, and that need not be the machine"
+    NOT_MEASURED = "no pairs could be had, or judged"
 
 
 @dataclass(frozen=True)
@@ -148,6 +136,7 @@ class Decision:
     """A time, judged by its pairs; percent of the base's step time, positive is slower."""
 
     status: Status  # INCONCLUSIVE while pairs are wanted
+    reason: Reason
     estimate_pct: float
     low_pct: float  # the two bounds that decide, 90 % together over all analyses
     high_pct: float

@@ -27,11 +27,6 @@ MIN_TOGETHER = 3  # cases; two that move alike may well have the same cause in t
 ALIKE = 2.0  # the largest of moves that are alike is at most so many times the smallest
 
 
-def has_words(reason: str) -> bool:
-    """Tell whether a reason says anything: the "..." of a pasted command does not."""
-    return bool(reason.strip(" .'\""))
-
-
 def unfit_to_record(evidence: Evidence) -> str:
     """Return why this evidence is no level to compare with, whatever the baseline holds."""
     problem = measurement_problem(evidence)

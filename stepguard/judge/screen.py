@@ -9,12 +9,18 @@ from dataclasses import replace
 
 from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
-from stepguard.judge.ab.profiled import against_recordings, with_alarm
+from stepguard.judge.ab.profiled import against_recordings
 from stepguard.judge.compare import compare, screen_of
 from stepguard.judge.conditions import changes
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
-from stepguard.judge.series import noticed
-from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
+from stepguard.judge.series import REASONS
+from stepguard.judge.soundness import (
+    Refusal,
+    measurement_problem,
+    uncompared,
+    undecided_metrics,
+)
 from stepguard.judge.summary import notes, summarise
 from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.recording import Recording
@@ -24,63 +30,91 @@ DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move
 
 
 def judge(evidence: Evidence, entry: Entry | None) -> Verdict:
-    """Return the case's verdict. ``entry`` is its baseline, or None when it has none."""
+    """Return what the recordings alone say of a case: a time that moved is an alarm, which has no
+    answer yet. ``entry`` is its baseline, or None when it has none.
+    """
+    return verdict_of(screen(evidence, entry))
+
+
+def screen(evidence: Evidence, entry: Entry | None, path: str = "") -> Findings:
+    """Return what is found beside the recordings of ``entry``; without one the refusal names the
+    ``path`` that should have it.
+    """
     now, gates = summarise(evidence), evidence.gates
     # Before the baseline: a measurement that is not sound says nothing of any level.
     if problem := measurement_problem(evidence):
         if problem.status is Status.INCONCLUSIVE and (risen := _risen(evidence, now, entry)):
             return risen
-        status, reason = problem.status, problem.reason
-        shown = uncompared(now, gates, status, reason) if evidence.launches else ()
-        return Verdict(evidence.case_id, status, reason, problem.facts, problem.detail, shown)
-    past, lacks, facts = _past(evidence, now, entry)
-    if lacks is not None:
-        unknown = lacks is Reason.NOT_RECORDED
-        status = Status.NO_BASELINE if unknown else Status.NOT_COMPARABLE
-        shown = uncompared(now, gates, status, lacks)
-        return Verdict(evidence.case_id, status, lacks, facts, metrics=shown)
-    values, explained = now.values(), notes(evidence)
-    compared = (compare(name, now, past, gates) for name in METRICS if name in values)
+        shown = evidence.launches
+        return _refused(evidence, problem, now if shown else None)
+    past, refused = _past(evidence, now, entry, path)
+    if refused:
+        return _refused(evidence, refused, now)
+    values = now.values()
+    why, kernels_moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
+    explained = notes(evidence)
     metrics = tuple(
-        noticed(replace(one, facts={**one.facts, **explained.get(one.metric, {})}))
-        for one in compared
+        _noted(compare(name, now, past, gates), explained.get(name, {}), kernels_moved)
+        for name in METRICS
+        if name in values
     )
-    why, moved = against_recordings(evidence.counted.profile, past, now.device_uuid)
-    judged = with_alarm(metrics) if moved else metrics
-    return Verdict.of(evidence.case_id, judged, recordings=len(past), explanation=why)
+    return Findings(evidence.case_id, metrics, recordings=len(past), explanation=why)
+
+
+def _refused(evidence: Evidence, why: Refusal, now: Recording | None) -> Findings:
+    """Return a case that is judged as a whole; what was measured is shown."""
+    shown = uncompared(now, evidence.gates, why.status, why.reason) if now else ()
+    return Findings(evidence.case_id, shown, why)
+
+
+def _noted(found: MetricVerdict, facts: Facts, kernels_moved: bool) -> MetricVerdict:
+    """Return a metric with what explains it. Of a time within its limit the reason is what moved
+    all the same: kernels, which ask for pairs, or steps within launches.
+    """
+    facts, reason = {**found.facts, **facts}, found.reason
+    if found.status is Status.SAME and "pattern" in facts:
+        reason = REASONS[facts["pattern"]]
+    if found.status is Status.SAME and found.metric == JUDGED_TIME and found.gated:
+        reason = Reason.KERNELS_MOVED if kernels_moved else reason
+    return replace(found, facts=facts, reason=reason)
 
 
 def _past(
-    evidence: Evidence, now: Recording, entry: Entry | None
-) -> tuple[list[Recording], Reason | None, Facts]:
+    evidence: Evidence, now: Recording, entry: Entry | None, path: str = ""
+) -> tuple[list[Recording], Refusal | None]:
     """Return the recordings that the evidence is compared with, or why there are none."""
     if entry is None:
-        return [], Reason.NOT_RECORDED, {}
+        facts = {"path": path} if path else {}
+        return [], Refusal(Status.NO_BASELINE, Reason.NOT_RECORDED, facts)
     if entry.case != evidence.case:
-        return [], Reason.OTHER_PARAMETERS, {"changes": changes(entry.case, evidence.case)}
+        return [], _other(Reason.OTHER_PARAMETERS, changes=changes(entry.case, evidence.case))
     # The last epoch alone: an older level is what an accepted change left behind.
     past = comparable(entry.level, evidence)
     if not past:
         newest = entry.newest.software
-        return [], Reason.OTHER_SOFTWARE, {"changes": changes(newest, evidence.software_key())}
+        return [], _other(Reason.OTHER_SOFTWARE, changes=changes(newest, evidence.software_key()))
     # The case's parameters are equal, so the workload itself was changed; times of other work say
     # nothing.
     tokens = past[-1].tokens_per_step
     if tokens != now.tokens_per_step:
-        return [], Reason.OTHER_TOKENS, {"old": tokens, "new": now.tokens_per_step}
-    return past, None, {}
+        return [], _other(Reason.OTHER_TOKENS, old=tokens, new=now.tokens_per_step)
+    return past, None
 
 
-def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Verdict | None:
+def _other(reason: Reason, **facts: object) -> Refusal:
+    return Refusal(Status.NOT_COMPARABLE, reason, facts)
+
+
+def _risen(evidence: Evidence, now: Recording, entry: Entry | None) -> Findings | None:
     """Return CHANGED, if counters that are known moved although others, or the times, are not
     decided: a step that recompiles for ever is neither steady nor the same twice, and that is why.
     """
-    past, *_ = _past(evidence, now, entry)
-    if not past:
+    past, _ = _past(evidence, now, entry)
+    moved = moved_counters(now, past, evidence.gates) if past else ()
+    if not moved:
         return None
-    moved = moved_counters(now, past, evidence.gates)
-    judged = *moved, *undecided_metrics(evidence)
-    return Verdict.of(evidence.case_id, judged, recordings=len(past)) if moved else None
+    metrics = (*moved, *undecided_metrics(evidence))
+    return Findings(evidence.case_id, metrics, sound=False, recordings=len(past))
 
 
 def moved_counters(

@@ -22,7 +22,7 @@ from stepguard.device import CPU, GPU
 from stepguard.evidence import Launch
 from stepguard.judge.ab.sequential_plan import MIN_PAIRS, level_share
 from stepguard.judge.noise_limits import pooled_variance
-from stepguard.verdict import Facts, MetricVerdict, Reason, Status
+from stepguard.verdict import Facts, Reason
 
 Numbers = npt.NDArray[Any]
 # What is in one launch alone may be the machine's. On a CPU other work slows a pair or two.
@@ -131,38 +131,6 @@ def _found(
     # is late if it is so without these.
     others = [one.without(periodic) for one in series]
     return late if _late(others, sd_pct, alpha) else periodic
-
-
-def judged_within(comparison: Comparison, found: MetricVerdict) -> MetricVerdict:
-    """Make the step time SLOWER, where steps of HEAD are slower from some step on, or every so many
-    steps, and those of the other tree are not; a notice where both are. Where the pairs say that
-    the mean step is slower by more, it is so for more than that: then theirs are the figures.
-    """
-    slower = of_pairs(comparison)
-    if slower is None:
-        both = of_launches(comparison.head.launches)
-        return noticed(replace(found, facts=both.facts())) if both else found
-    assert found.new is not None and found.change_pct is not None and found.pairs
-    pct, reason = 100 * math.expm1(slower.adds), REASONS[slower.kind]
-    if found.status is Status.SLOWER and found.pairs.decision.low_pct > pct:
-        reason = found.reason
-    pct = max(pct, found.change_pct)
-    return replace(
-        found,
-        status=Status.SLOWER,
-        reason=reason,
-        old=found.new / (1 + pct / 100),
-        change_pct=pct,
-        limit_pct=comparison.margins.ignore_pct,
-        facts={**slower.facts(), "p_value": slower.p_value},
-    )
-
-
-def noticed(found: MetricVerdict) -> MetricVerdict:
-    """Return a metric's verdict; slower steps within launches are its reason where it passes."""
-    if found.status is not Status.SAME or "pattern" not in found.facts:
-        return found
-    return replace(found, reason=REASONS[found.facts["pattern"]])
 
 
 def lasting_ms(launch: Launch, begin: int) -> float:

@@ -26,8 +26,8 @@ _UNFIT = {
 
 
 @dataclass(frozen=True)
-class UnsoundEvidence:
-    """A measurement that cannot be judged or recorded, and why."""
+class Refusal:
+    """Why a case is judged as a whole, or cannot be recorded, and no metric decides."""
 
     status: Status
     reason: Reason
@@ -35,7 +35,7 @@ class UnsoundEvidence:
     detail: str = ""
 
 
-def measurement_problem(evidence: Evidence) -> UnsoundEvidence | None:
+def measurement_problem(evidence: Evidence) -> Refusal | None:
     """Return why this evidence cannot be judged or recorded; None if it is sound."""
     # Faults first: they explain why launches or metrics are missing.
     for fault in evidence.faults:
@@ -43,7 +43,7 @@ def measurement_problem(evidence: Evidence) -> UnsoundEvidence | None:
         status = Status.UNFIT if reason in _UNFIT else Status.BROKEN
         launch = fault.during.partition(",")[0]  # the message says where in it
         facts = {"launch": launch, "fault": fault.message, "site": fault.site}
-        return UnsoundEvidence(status, reason, facts, fault.detail)
+        return Refusal(status, reason, facts, fault.detail)
     if not evidence.launches or evidence.fingerprint is None:
         return _broken(Reason.NOTHING_MEASURED)
     count, planned = len(evidence.launches), evidence.planned_launches
@@ -52,8 +52,8 @@ def measurement_problem(evidence: Evidence) -> UnsoundEvidence | None:
     return _contradiction(evidence) or _undecided(evidence)
 
 
-def _broken(reason: Reason, **facts: object) -> UnsoundEvidence:
-    return UnsoundEvidence(Status.BROKEN, reason, facts)
+def _broken(reason: Reason, **facts: object) -> Refusal:
+    return Refusal(Status.BROKEN, reason, facts)
 
 
 def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
@@ -63,7 +63,7 @@ def _labelled(evidence: Evidence) -> Iterator[tuple[str, Launch]]:
         yield "one-rank launch", evidence.one_rank
 
 
-def _contradiction(evidence: Evidence) -> UnsoundEvidence | None:
+def _contradiction(evidence: Evidence) -> Refusal | None:
     for label, launch in _labelled(evidence):
         if not launch.blocks:
             return _broken(Reason.NOTHING_MEASURED, launch=label)
@@ -113,10 +113,10 @@ def _negative(difference: Difference) -> dict[str, object] | None:
     }
 
 
-def _undecided(evidence: Evidence) -> UnsoundEvidence | None:
+def _undecided(evidence: Evidence) -> Refusal | None:
     if launch := _unsteady(evidence):
         facts = {"launch": f"launch {launch.index}", "text": launch.steady}
-        return UnsoundEvidence(Status.INCONCLUSIVE, Reason.NOT_STEADY, facts)
+        return Refusal(Status.INCONCLUSIVE, Reason.NOT_STEADY, facts)
     if not evidence.gates:  # of a file that was edited: a case always has some
         return _broken(Reason.METRIC_MISSING)
     unstable, sites = evidence.counted.unstable, evidence.counted.sites
@@ -129,7 +129,7 @@ def _undecided(evidence: Evidence) -> UnsoundEvidence | None:
     for name in sorted(set(evidence.gates) & unstable.keys(), key=lambda n: n not in sites):
         where = tuple(sites.get(name, ()))
         unequal = {"metric": name, "text": unstable[name], "sites": where}
-        return UnsoundEvidence(Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, unequal)
+        return Refusal(Status.INCONCLUSIVE, Reason.COUNT_UNSTABLE, unequal)
     return None
 
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from alarms import confirmed, to_confirm
 from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
 
 from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
 from stepguard.evidence import Launch
-from stepguard.judge.ab.confirm import confirmed, settled, to_confirm
 from stepguard.judge.ab.decision import (
     decision,
     judge_ab,
@@ -303,7 +303,7 @@ def test_pairs_that_confirm_find_it_whatever_the_screen_says(ms, status):
     found = pairs(2, head={"late": (300, 0.15)})
     assert not wants_another_pair(found)
     after = confirmed(screened, found, "the recording's commit")
-    assert settled(after).status is Status.SLOWER
+    assert after.status is Status.SLOWER
     assert after.worst.change_pct == pytest.approx(15, abs=1)
     assert "SLOWER: step_ms from step 300 on +14." in headline(after)
 

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from builders import CASE_ID
 
-from stepguard.ab_margins import MARGINS
+from stepguard.ab_margins import ALPHA, MARGINS
 from stepguard.document import MOST_CAUSES, ExplanationDocument
 from stepguard.explanation import Cause, Explanation, Kind, Refusal, Refused, Side
-from stepguard.judge.ab.pairs import decide
+from stepguard.judge.ab.pairs import decide, figures
 from stepguard.report import why
 from stepguard.report.documents import verdict_document
 from stepguard.report.words import evidence_lines, headline, place
@@ -196,9 +196,9 @@ def test_a_kernel_of_the_straggler_has_its_rank():
 
 def test_pairs_that_ran_out_of_time_name_the_cause():
     """Undecided, though all of the interval is beyond zero."""
-    by = decide([0.08, 0.085, 0.09], last=True)
+    by = decide(figures([0.08, 0.085, 0.09]), last=True)
     assert by.status is Status.INCONCLUSIVE
-    pairs = PairsFinding(by, MARGINS, "", True)
+    pairs = PairsFinding(by, MARGINS, ALPHA, True)
     time = replace(TIME, status=Status.INCONCLUSIVE, reason=Reason.UNDECIDED, pairs=pairs)
     assert f": INCONCLUSIVE: {GELU} 6.5 -> 10.1" in headline(verdict([cause(3600.0)], time=time))
 

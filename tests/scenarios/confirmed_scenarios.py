@@ -24,9 +24,10 @@ from kernels import counts_of, recorded_step, step
 from scenario import Files, Run, Scenario
 
 from stepguard.ab_margins import Margins
-from stepguard.judge.ab.confirm import same_code, settled, unconfirmed
-from stepguard.judge.screen import judge
-from stepguard.verdict import Confirmation
+from stepguard.judge.alarm import Answer, settled
+from stepguard.judge.findings import NO_PERMITS, verdict_of
+from stepguard.judge.screen import screen
+from stepguard.verdict import Reason
 
 GATES = ("step_ms", "flops_per_step")  # what a confirmation measures
 SLOWER_KERNEL = counts_of(evidence(), step(1.04, seed=3))
@@ -57,9 +58,9 @@ def later():
     return evidence((), launches=launches, planned_launches=3)
 
 
-def alone(pct, verdict_of):
-    """The verdict of a run that measured no pairs."""
-    return settled(verdict_of(judge(at(pct), FIVE)))
+def alone(pct, **answer):
+    """The verdict of a run that measured no pairs, with this answer to its alarm."""
+    return verdict_of(settled(screen(at(pct), FIVE), NO_PERMITS, Answer(**answer)))
 
 
 OWN = "the recording's own commit, 000000000000"
@@ -226,23 +227,21 @@ CONFIRMED = (
         "HEAD is the recording's own commit: only the machine can differ.",
         "same",
         "MACHINE_MOVED",
-        lambda: alone(5.0, lambda found: same_code(found, OWN)),
+        lambda: alone(5.0, commit=OWN, same_code=True),
     ),
     Scenario(
         "unconfirmed-no-tree",
         "The recording's commit is not in this clone.",
         "INCONCLUSIVE",
         "UNCONFIRMED",
-        lambda: alone(
-            2.0, lambda found: unconfirmed(found, Confirmation.NO_TREE, "no commit 000000000000")
-        ),
+        lambda: alone(2.0, failed="no commit 000000000000"),
     ),
     Scenario(
         "unconfirmed-tree-changed",
         "Files changed while it was measured: nobody knows what code that was.",
         "SLOWER",
         "BEYOND_LIMIT",
-        lambda: alone(5.0, lambda found: unconfirmed(found, Confirmation.TREE_CHANGED)),
+        lambda: alone(5.0, failed=Reason.TREE_CHANGED.value),
     ),
     Scenario(
         "kernel-moved-late-slowdown",

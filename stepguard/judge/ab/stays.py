@@ -13,9 +13,9 @@ from typing import Any
 from stepguard.ab_margins import margins_of
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
-from stepguard.judge.ab.decision import by_plan, decision, problem
+from stepguard.judge.ab.decision import refusal
 from stepguard.judge.conditions import first_change
-from stepguard.judge.series import of_pairs
+from stepguard.judge.rules import decision
 from stepguard.verdict import Status
 
 MACHINE = ("device_uuid", "device_name", "driver", "torch", "python", "cpu_threads")
@@ -23,10 +23,9 @@ MACHINE = ("device_uuid", "device_name", "driver", "torch", "python", "cpu_threa
 
 def says_slower(comparison: Comparison) -> bool:
     """Tell whether these pairs say that HEAD's step is slower."""
-    if decision(comparison) is None or problem(comparison) is not None:
-        return False
-    slower = by_plan(comparison).status is Status.SLOWER
-    return slower or of_pairs(comparison) is not None
+    found = decision(comparison)
+    slower = found is not None and found.status is Status.SLOWER
+    return slower and refusal(comparison) is None
 
 
 def still_slower(earlier: Sequence[Comparison], now: Evidence, base: str) -> Comparison | None:

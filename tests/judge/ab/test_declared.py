@@ -4,11 +4,11 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
+from alarms import permit
 from builders import evidence
 from test_ab_rules import COST, fault, metric, shifted, turns
 
 from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.permit import permit
 from stepguard.permission import Effect, Permission
 from stepguard.report.commands import Commands
 from stepguard.report.documents import verdict_document

@@ -20,7 +20,8 @@ from stepguard.comparison import LaunchPair
 from stepguard.evidence import Counts
 from stepguard.identity import StepIdentity
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
-from stepguard.judge.ab.identical import HOST_SHARE, IDLE_SHARE, PAIR_SDS, enough, identical, unlike
+from stepguard.judge.ab.profiled import IDLE_SHARE
+from stepguard.judge.rules.identical_step import HOST_SHARE, PAIR_SDS, enough, identical, unlike
 from stepguard.measure.suite import Result
 from stepguard.profile import Parts, Profile
 from stepguard.report.commands import Commands
