@@ -14,7 +14,7 @@ from stepguard.judge.noise_limits import (
     launch_spread_pct,
     paired,
 )
-from stepguard.judge.screen import comparable
+from stepguard.judge.screen import alike
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.sentences import sentence, uncommitted
@@ -89,7 +89,7 @@ def spread_too_far(evidence: Evidence, entry: Entry | None) -> str:
     """
     if JUDGED_TIME not in evidence.gates:
         return ""
-    recordings = comparable(entry.level, evidence) if entry else []
+    recordings = alike(entry.level, evidence) if entry else []
     now = [launch.step_ms for launch in evidence.launches]
     past = [one.times_ms[JUDGED_TIME] for one in recordings if one.times_ms.get(JUDGED_TIME)]
     spread, limit = launch_spread_pct(now), launch_spread_limit_pct(len(now), past)

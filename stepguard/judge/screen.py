@@ -11,7 +11,13 @@ from stepguard.baseline_file import Entry, Epoch
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.profiled import against_recordings
 from stepguard.judge.compare import compare, screen_of
-from stepguard.judge.conditions import changes
+from stepguard.judge.conditions import (
+    SOFTWARE,
+    Tag,
+    comparable,
+    conditions_of,
+    conditions_recorded,
+)
 from stepguard.judge.findings import Findings, verdict_of
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, LEVEL_LIMIT_PCT
 from stepguard.judge.series import REASONS
@@ -86,13 +92,15 @@ def _past(
     if entry is None:
         facts = {"path": path} if path else {}
         return [], Refusal(Status.NO_BASELINE, Reason.NOT_RECORDED, facts)
+    conditions = conditions_of(evidence)
     if entry.case != evidence.case:
-        return [], _other(Reason.OTHER_PARAMETERS, changes=changes(entry.case, evidence.case))
+        other = comparable({Tag.CASE: entry.case}, conditions)
+        return [], _other(Reason.OTHER_PARAMETERS, changes=tuple(one.change for one in other))
     # The last epoch alone: an older level is what an accepted change left behind.
-    past = comparable(entry.level, evidence)
+    past = alike(entry.level, evidence)
     if not past:
-        newest = entry.newest.software
-        return [], _other(Reason.OTHER_SOFTWARE, changes=changes(newest, evidence.software_key()))
+        other = comparable(conditions_recorded(entry.newest), conditions, SOFTWARE)
+        return [], _other(Reason.OTHER_SOFTWARE, changes=tuple(one.change for one in other))
     # The case's parameters are equal, so the workload itself was changed; times of other work say
     # nothing.
     tokens = past[-1].tokens_per_step
@@ -127,10 +135,14 @@ def moved_counters(
     return tuple(metric for metric in found if metric.status is Status.CHANGED)
 
 
-def comparable(epoch: Epoch, evidence: Evidence) -> list[Recording]:
+def alike(epoch: Epoch, evidence: Evidence) -> list[Recording]:
     """Return the epoch's recordings made under the evidence's software, oldest first."""
-    software = evidence.software_key()
-    return [recording for recording in epoch.recordings if recording.software == software]
+    now = conditions_of(evidence)
+    return [
+        recording
+        for recording in epoch.recordings
+        if not comparable(conditions_recorded(recording), now, SOFTWARE)
+    ]
 
 
 def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
@@ -138,7 +150,7 @@ def wants_another_launch(evidence: Evidence, entry: Entry | None) -> bool:
     # Counters want none: they are exact, and a further launch is not counted.
     if entry is None or JUDGED_TIME not in evidence.gates or measurement_problem(evidence):
         return False
-    found = screen_of(summarise(evidence), comparable(entry.level, evidence))
+    found = screen_of(summarise(evidence), alike(entry.level, evidence))
     return found is not None and (found.close or found.noisy)
 
 

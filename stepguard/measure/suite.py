@@ -24,7 +24,7 @@ from stepguard.judge.ab.decision import (
 from stepguard.judge.ab.stays import still_slower
 from stepguard.judge.alarm import settled
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.screen import comparable, judge, screen, wants_another_launch
+from stepguard.judge.screen import alike, judge, screen, wants_another_launch
 from stepguard.launch.scheduler import Launcher, identity
 from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import Budget, compare_with, confirm
@@ -135,7 +135,7 @@ class Suite:
             if self.confirms and entry is not None and evidence.fingerprint is not None:
                 # The first of the epoch: what was recorded since is `same` by the limit, not by
                 # pairs, and may have crept.
-                recordings = comparable(entry.epochs[-1], evidence)
+                recordings = alike(entry.epochs[-1], evidence)
                 recorded = recordings[0].commit if recordings else ""
                 answer, comparison = confirm(
                     case,

@@ -20,7 +20,7 @@ from stepguard.judge.acceptance import spread_too_far, unfit_to_record
 from stepguard.judge.alarm import Answer, settled
 from stepguard.judge.findings import NO_PERMITS, verdict_of
 from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
-from stepguard.judge.screen import comparable, drifted, judge, screen
+from stepguard.judge.screen import alike, drifted, judge, screen
 from stepguard.judge.summary import stored
 from stepguard.metrics import JUDGED_TIME, METRICS, WASTE, format_value
 from stepguard.recording import Recording
@@ -148,7 +148,7 @@ def _place(
         return Action.FIRST_RECORDING, 1, [epoch]
     _refuse_doubtful(recording, entry, verdict)
     last = entry.level
-    known = comparable(last, evidence)
+    known = alike(last, evidence)
     drift = _drift(evidence, known) if known else _other_software(recording, last)
     # The times are still those of the level that other cards and days tell of.
     more = has_words(reason) and _only_adds_metrics(verdict, last)

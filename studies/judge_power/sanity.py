@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from stepguard.evidence import Block, Launch, from_json
-from stepguard.judge.ab.identical import TAIL, TAIL_LIMIT, lopsided
+from stepguard.judge.rules.identical_step import TAIL, TAIL_LIMIT, lopsided
 
 KEPT = Path(__file__).with_name("launch_steps_2026-11-23.json")
 BLOCKS = 2  # of a launch, as a pair has

@@ -57,7 +57,7 @@ def test_what_passes_beside_its_level_is_left_out(gate, h200, ms, options, why):
     [
         (None, 1),
         (Confirmation.UNDECIDED, 1),
-        (Confirmation.NO_TREE, 1),
+        (Confirmation.NOT_MEASURED, 1),
         (Confirmation.STEP_SAME, 2),
     ],
 )

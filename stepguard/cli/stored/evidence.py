@@ -13,7 +13,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.alarm import Answer, alarm_of, settled
 from stepguard.judge.findings import Permits, verdict_of
-from stepguard.judge.screen import comparable, screen
+from stepguard.judge.screen import alike, screen
 from stepguard.permission import Permission
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, kept_files, read_evidence
@@ -55,7 +55,7 @@ def verdict_of_run(
     entry = _entry_today(evidence, folder)
     found = screen(evidence, entry)
     permits = Permits.of(found, waivers, today())
-    recordings = comparable(entry.level, evidence) if entry and evidence.fingerprint else []
+    recordings = alike(entry.level, evidence) if entry and evidence.fingerprint else []
     # Another commit in place of the recording's own, or of a level since, excuses nothing.
     own = pairs is not None and [pairs.base.commit] == [one.commit for one in recordings[:1]]
     answer = Answer(pairs.named, pairs, own) if pairs is not None else None
