@@ -5,7 +5,7 @@ themselves are made in sentences.py. The rules that choose are in judge/.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Literal
 
@@ -291,13 +291,6 @@ class Verdict:
     explanation: Explanation | None = None  # of the time, where both sides have a profile
     straggler: Straggler | None = None  # in pairs: the rank that got slower than the others
 
-    @classmethod
-    def of(cls, case_id: str, metrics: tuple[MetricVerdict, ...], **others: Any) -> "Verdict":
-        """Return the verdict that metrics make, the worst deciding; ``others`` are more fields."""
-        worst = worst_of(metrics)
-        assert worst is not None
-        return cls(case_id, worst.status, worst.reason, metrics=metrics, **others)
-
     @property
     def whole(self) -> bool:
         """Tell whether the case as a whole was judged, and no metric decided."""
@@ -345,23 +338,6 @@ class Verdict:
         """Return the gated metrics that have this outcome and are not waived."""
         gated = (m for m in self.metrics if m.gated and not m.waived_until)
         return [m for m in gated if m.status.outcome == outcome]
-
-    def with_metrics(self, metrics: tuple[MetricVerdict, ...]) -> "Verdict":
-        """Return the verdict with these metrics in place of its own, the worst of them deciding.
-        That the machine changed is the reason where all of them pass, so that it is shown.
-        """
-        found = replace(self, metrics=metrics)
-        worst = worst_of(metrics)
-        assert worst is not None
-        machine = worst.status is Status.SAME and found.machine_moved
-        # ISO 8601 days sort as text.
-        until = min((m.waived_until for m in metrics if m.waived_until), default="")
-        return replace(
-            found,
-            status=worst.status,
-            reason=Reason.MACHINE_MOVED if machine else worst.reason,
-            waived_until=until if worst.waived_until else "",
-        )
 
 
 def notable(status: Status, gated: Iterable[Reason], declared: bool) -> bool:

@@ -1,5 +1,6 @@
 """Alarms and permissions in tests: verdicts in, as a screen or a test makes them, verdicts out."""
 
+from dataclasses import replace
 from datetime import date
 
 from stepguard.judge import alarm
@@ -57,3 +58,8 @@ def permit(verdict, evidence, permissions, today=date(2026, 11, 21)):
     """The verdict under these permissions."""
     found = findings_of(verdict, measurement_problem(evidence) is None)
     return verdict_of(found, Permits.of(found, permissions, today))
+
+
+def of_metrics(verdict, metrics):
+    """The verdict, if the rules had found these metrics."""
+    return verdict_of(replace(findings_of(verdict), whole=None, metrics=tuple(metrics)))

@@ -22,6 +22,7 @@ from typing import Any
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence, from_json, to_json
 from stepguard.explanation import Cause, Kind
+from stepguard.judge import findings
 from stepguard.judge.ab.decision import beside_time, why
 from stepguard.judge.compare import compare
 from stepguard.judge.summary import summarise
@@ -107,8 +108,8 @@ def verdict_of(comparison: Comparison) -> Verdict:
         change = 100 * work_us / found.before_us
         time_ms = MetricVerdict("step_ms", status, reason, old, old + work_us / 1e3, change)
         metrics.append(time_ms)
-    blank = Verdict(head.case_id, status, Reason.WORK_MOVED, against=comparison.named, **reasons)
-    return blank.with_metrics(tuple(metrics))
+    whole = findings.Findings(head.case_id, tuple(metrics), against=comparison.named, **reasons)
+    return findings.verdict_of(whole)
 
 
 def first_cause(verdict: Verdict) -> tuple[Cause | MetricVerdict | None, Site | None]:

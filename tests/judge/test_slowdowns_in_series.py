@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from alarms import confirmed, to_confirm
+from alarms import confirmed, of_metrics, to_confirm
 from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
 
 from stepguard.ab_margins import Margins
@@ -298,7 +298,7 @@ def test_pairs_that_confirm_find_it_whatever_the_screen_says(ms, status):
     screened = judge(evidence((MS,) * 3, gates=GATES, **SOUND), entry((ms,)))
     asked = [replace(one, reason=Reason.KERNELS_MOVED) for one in screened.metrics[:1]]
     if status is Status.SAME:
-        screened = screened.with_metrics((*asked, *screened.metrics[1:]))
+        screened = of_metrics(screened, (*asked, *screened.metrics[1:]))
     assert screened.status is status and to_confirm(screened)
     found = pairs(2, head={"late": (300, 0.15)})
     assert not wants_another_pair(found)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from stepguard.judge.findings import Findings, verdict_of
 from stepguard.report.commands import Commands
 from stepguard.report.documents import verdict_document
 from stepguard.report.repeated import ReportedCauses
@@ -25,7 +26,7 @@ def risen(site=ITEM, metric="host_syncs_per_step", **more):
 
 def case(name, *metrics, **fields):
     """A case that these metrics decide."""
-    return replace(Verdict.of(name, metrics), **fields)
+    return replace(verdict_of(Findings(name, metrics)), **fields)
 
 
 def broken(name, detail="ValueError: x"):

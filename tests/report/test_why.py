@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from alarms import of_metrics
 from builders import CASE_ID
 
 from stepguard.ab_margins import ALPHA, MARGINS
@@ -42,7 +43,7 @@ def verdict(causes, *metrics, time=TIME):
     """A verdict on a step 4 ms slower."""
     explanation = Explanation((), 250e3, 254e3, tuple(causes), 100.0)
     blank = Verdict(CASE_ID, time.status, time.reason, against="main (aaa)")
-    return replace(blank.with_metrics((time, *metrics)), explanation=explanation)
+    return replace(of_metrics(blank, (time, *metrics)), explanation=explanation)
 
 
 @pytest.mark.parametrize(

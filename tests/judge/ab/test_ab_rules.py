@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
+from alarms import of_metrics
 from builders import PROPERTY, block, evidence, launch, metric, two_rank_evidence, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -472,7 +473,7 @@ def test_a_counter_that_moved_is_reported_though_another_is_unknown(side, more, 
         }
         (moved,) = (one for one in verdict.metrics if one.metric == COST)
         metrics = (replace(moved, waived_until="2026-12-31"), *verdict.metrics[1:])
-        assert verdict.gated("error") and verdict.with_metrics(metrics).outcome == "error"
+        assert verdict.gated("error") and of_metrics(verdict, metrics).outcome == "error"
 
 
 def counted(found, name):

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from alarms import confirmed, ended, may_ask, same_code, to_confirm, unconfirmed
+from alarms import confirmed, ended, may_ask, of_metrics, same_code, to_confirm, unconfirmed
 from builders import PROPERTY, block, entry, evidence, launch, metric, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
@@ -300,7 +300,7 @@ def waived(verdict, name):
     """The verdict, with a metric that fails waived."""
     day = "2026-12-31"
     metrics = (replace(m, waived_until=day) if m.metric == name else m for m in verdict.metrics)
-    return verdict.with_metrics(tuple(metrics))
+    return of_metrics(verdict, metrics)
 
 
 def test_no_other_metric_hides_what_pairs_have_called_slower():

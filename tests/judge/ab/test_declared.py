@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import date
 
 import pytest
-from alarms import permit
+from alarms import of_metrics, permit
 from builders import evidence
 from test_ab_rules import COST, fault, metric, shifted, turns
 
@@ -65,9 +65,9 @@ def test_only_that_metric_of_that_case_passes():
         else one
         for one in both.metrics
     )
-    half = expect(both.with_metrics(risen), [declared()])
+    half = expect(of_metrics(both, risen), [declared()])
     assert half.status is Status.CHANGED and half.worst.metric == COST
-    whole = expect(both.with_metrics(risen), [declared(), declared(COST)])
+    whole = expect(of_metrics(both, risen), [declared(), declared(COST)])
     assert whole.outcome == "passed"
 
 
