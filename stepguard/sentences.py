@@ -317,7 +317,7 @@ def _unconfirmed(how: Confirmed) -> str:
         return "the pairs do not decide"
     if how.outcome is Confirmation.NOT_MEASURED:
         if "reason" not in facts:
-            return str(facts["text"])
+            return str(facts.get("text", ""))
         return f"{facts['status']}, {sentence(facts['reason'], facts['facts'])}"
     if "limit_pct" in facts:
         furthest = f"cards and clocks differ by {facts['limit_pct']:g} % at most"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from stepguard.ab_margins import margins_of
 from stepguard.evidence import Evidence
 from stepguard.fingerprint import Fingerprint
 from stepguard.recording import Recording
@@ -66,9 +67,11 @@ def comparable(
 
 def conditions_of(evidence: Evidence) -> Conditions:
     """Return what evidence was measured with; of its machine what its fingerprint says."""
+    margins = margins_of(evidence.margins_pct, evidence.case["device"])
+    case = evidence.case | {"margins_pct": (margins.ignore_pct, margins.matter_pct)}
     if evidence.fingerprint is None:
-        return {Tag.CASE: evidence.case}
-    return {Tag.CASE: evidence.case, **_of(evidence.fingerprint, evidence.software_key())}
+        return {Tag.CASE: case}
+    return {Tag.CASE: case, **_of(evidence.fingerprint, evidence.software_key())}
 
 
 def conditions_recorded(recording: Recording) -> Conditions:

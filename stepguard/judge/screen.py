@@ -94,7 +94,7 @@ def _past(
         return [], Refusal(Status.NO_BASELINE, Reason.NOT_RECORDED, facts)
     conditions = conditions_of(evidence)
     if entry.case != evidence.case:
-        other = comparable({Tag.CASE: entry.case}, conditions)
+        other = comparable({Tag.CASE: entry.case}, {Tag.CASE: evidence.case})
         return [], _other(Reason.OTHER_PARAMETERS, changes=tuple(one.change for one in other))
     # The last epoch alone: an older level is what an accepted change left behind.
     past = alike(entry.level, evidence)

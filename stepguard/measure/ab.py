@@ -268,7 +268,6 @@ class _PairRun:
             self.against,
             head,
             base,
-            margins=self.case.margins,
             alpha=self.wanted.alpha,
             together=self.together,
             out_of_time=self.out_of_time,

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from alarms import confirmed, of_metrics, to_confirm
 from builders import CASE_ID, block_of, compared, entry, evidence, one_recording
+from comparisons import with_margins
 
-from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
 from stepguard.evidence import Launch
 from stepguard.judge.ab.decision import (
@@ -181,7 +181,7 @@ def test_its_limit_is_what_is_ignored():
     """Pairs whose mean is `same` show the matter margin, which a slowdown within launches may be
     below: SLOWER by 0.5 % of 8 would read as no failure.
     """
-    found = replace(pairs(4, head={"every": (16, 5, 0.06)}), margins=Margins(0.2, 8.0))
+    found = with_margins(pairs(4, head={"every": (16, 5, 0.06)}), 0.2, 8.0)
     assert two_trees_plan.rule(found).status is Status.SAME
     worst = judge_ab(found).worst
     assert (worst.status, worst.limit_pct) == (Status.SLOWER, 0.2)

@@ -7,6 +7,7 @@ the code is the recording's or cannot be had, the call that the run makes is mad
 from dataclasses import replace
 
 from builders import block, entry, evidence, launch
+from comparisons import with_margins
 from inputs import (
     FIVE,
     NOISY,
@@ -23,7 +24,6 @@ from inputs import (
 from kernels import counts_of, recorded_step, step
 from scenario import Files, Run, Scenario
 
-from stepguard.ab_margins import Margins
 from stepguard.judge.alarm import Answer, settled
 from stepguard.judge.findings import NO_PERMITS, verdict_of
 from stepguard.judge.screen import screen
@@ -140,7 +140,7 @@ CONFIRMED = (
         "6 % off, and `same` by margins that hold most of it.",
         "SLOWER",
         "BEYOND_LIMIT",
-        confirmed(6.0, beside(4.9, (0.02, -0.02) * 2, margins=Margins(5.0, 20.0))),
+        confirmed(6.0, with_margins(beside(4.9, (0.02, -0.02) * 2), 5.0, 20.0)),
     ),
     Scenario(
         "unconfirmed-steps-not-timed",

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from builders import block_of, evidence
+from comparisons import with_margins
 from inputs import (
     BUSY,
     DISTURBED,
@@ -21,7 +22,6 @@ from inputs import (
 from kernels import counts_of, step
 from scenario import Files, Run, Scenario
 
-from stepguard.ab_margins import Margins
 from stepguard.identity import StepIdentity
 from stepguard.judge.ab.sequential_plan import level_of
 from stepguard.profile import added
@@ -124,7 +124,7 @@ PAIRED = (
         "2 % slower in a case whose own margins are 1 and 5 %.",
         "SLOWER",
         "BEYOND_MARGIN",
-        Run(pairs=pairs(2.0, margins=Margins(1.0, 5.0))),
+        Run(pairs=with_margins(pairs(2.0), 1.0, 5.0)),
     ),
     Scenario(
         "pairs-explained-four",

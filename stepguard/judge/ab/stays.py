@@ -7,13 +7,12 @@ next one measures again.
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
-from stepguard.ab_margins import margins_of
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
 from stepguard.judge.ab.decision import refusal
-from stepguard.judge.conditions import Tag, comparable, conditions_of, said
+from stepguard.judge.conditions import comparable, conditions_of, said
 from stepguard.judge.rules import decision
 from stepguard.verdict import Status
 
@@ -53,9 +52,4 @@ def unlike(earlier: Comparison, now: Evidence) -> str:
             return f"its tree has files that are in no commit, {loose[0]}"
         if one.fingerprint is None:
             return "its machine is not known"
-    margins = (
-        {Tag.CASE: asdict(one)}
-        for one in (earlier.margins, margins_of(now.margins_pct, now.case["device"]))
-    )
-    differs = comparable(conditions_of(earlier.head), conditions_of(now))
-    return said((*differs, *comparable(*margins)))
+    return said(comparable(conditions_of(earlier.head), conditions_of(now)))

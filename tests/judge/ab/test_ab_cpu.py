@@ -7,7 +7,7 @@ import pytest
 from test_ab_rules import decided, metric, turns
 
 from stepguard import Case
-from stepguard.ab_margins import MARGINS_PCT, Margins
+from stepguard.ab_margins import MARGINS_PCT
 from stepguard.comparison import glances, judged
 from stepguard.judge.ab.decision import (
     judge_ab,
@@ -18,8 +18,8 @@ from stepguard.judge.rules import mean_on_cpu
 from stepguard.report.words import times
 from stepguard.verdict import Reason, Status
 
-QUICK = {"floor_flops_per_step": 0.0}
-HOW = {"head": QUICK, "base": QUICK, "margins": Margins(*MARGINS_PCT["cpu"]), "glance": True}
+QUICK = {"floor_flops_per_step": 0.0, "margins_pct": MARGINS_PCT["cpu"]}
+HOW = {"head": QUICK, "base": QUICK, "glance": True}
 
 
 def outcome(draw, pct, sd_pct, modes=0.0):

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from alarms import confirmed, ended, may_ask, of_metrics, same_code, to_confirm, unconfirmed
 from builders import PROPERTY, block, entry, evidence, launch, metric, with_counts
+from comparisons import with_margins
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
 from stepguard.evidence import Fault
 from stepguard.judge.ab.decision import wants_another_pair
@@ -123,7 +123,7 @@ def test_a_step_that_does_other_work_is_not_faster(name):
 def test_wide_margins_do_not_call_the_code_the_machine(screen, code):
     """`same` by margins that hold most of what the baseline says moved: its word stands."""
     apart = (0.02, -0.02, 0.02, -0.02)
-    pairs = replace(beside(code, spread=apart), margins=Margins(5.0, 20.0))
+    pairs = with_margins(beside(code, spread=apart), 5.0, 20.0)
     assert decision(pairs).status is Status.SAME
     verdict = confirmed(screened(screen), pairs, HOW)
     assert verdict.status is screened(screen).status

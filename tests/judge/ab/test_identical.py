@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import PROPERTY, block, evidence, launch
-from comparisons import comparison_of
+from comparisons import comparison_of, with_margins
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard import Case
-from stepguard.ab_margins import PRIOR, Margins
+from stepguard.ab_margins import PRIOR
 from stepguard.comparison import LaunchPair
 from stepguard.evidence import Counts
 from stepguard.identity import StepIdentity
@@ -257,7 +257,7 @@ def series(*pairs, matter_pct):
         )
         for side in ("head", "base")
     )
-    return replace(pairs[0], head=head, base=base, margins=Margins(0.1, matter_pct))
+    return with_margins(replace(pairs[0], head=head, base=base), 0.1, matter_pct)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,15 @@ from pathlib import Path
 
 import pytest
 from builders import PROPERTY
+from comparisons import with_margins
 from hypothesis import given
 from hypothesis import strategies as st
 from test_ab_rules import turns
 
-from stepguard.ab_margins import MARGINS_PCT, Margins
+from stepguard.ab_margins import MARGINS_PCT
 from stepguard.judge.rules import RULES, decision
 
 DOCS = Path(__file__).parents[3] / "docs" / "judge.md"
-ON_CPU = {"margins": Margins(*MARGINS_PCT["cpu"]), "glance": True}
 LOG_RATIOS = st.lists(st.floats(-0.5, 0.5), min_size=1, max_size=24)
 
 
@@ -30,7 +30,9 @@ def test_the_table_of_the_documentation_is_the_list():
 @given(LOG_RATIOS, st.booleans(), st.booleans())
 def test_a_rule_says_what_it_may(ratios, out_of_time, on_cpu):
     """Each alone says nothing or one of its verdicts; the first that says something decides."""
-    found = turns(tuple(ratios), out_of_time=out_of_time, **ON_CPU if on_cpu else {})
+    found = turns(tuple(ratios), out_of_time=out_of_time, glance=on_cpu)
+    if on_cpu:
+        found = with_margins(found, *MARGINS_PCT["cpu"])
     said = [rule.decide(found) for rule in RULES]
     for rule, one in zip(RULES, said, strict=True):
         assert one is None or one.status in rule.may_say
