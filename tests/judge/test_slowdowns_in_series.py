@@ -17,7 +17,7 @@ from stepguard.judge.ab.decision import (
     judge_ab,
     wants_another_pair,
 )
-from stepguard.judge.rules import two_trees_plan
+from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.screen import judge
 from stepguard.judge.series import of_launches, of_pairs
 from stepguard.judge.summary import summarise
@@ -182,7 +182,7 @@ def test_its_limit_is_what_is_ignored():
     below: SLOWER by 0.5 % of 8 would read as no failure.
     """
     found = with_margins(pairs(4, head={"every": (16, 5, 0.06)}), 0.2, 8.0)
-    assert two_trees_plan.rule(found).status is Status.SAME
+    assert mean_of_pairs.rule(found).status is Status.SAME
     worst = judge_ab(found).worst
     assert (worst.status, worst.limit_pct) == (Status.SLOWER, 0.2)
     assert worst.change_pct == pytest.approx(0.5, abs=0.1)

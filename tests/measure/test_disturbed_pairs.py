@@ -12,7 +12,7 @@ from stepguard import Case
 from stepguard.comparison import LaunchPair
 from stepguard.judge.ab.pairs import decide, figures, out_of_line
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
-from stepguard.judge.rules.two_trees_plan import rule as by_plan
+from stepguard.judge.rules.mean_of_pairs import rule as by_plan
 from stepguard.measure.ab import MOST_AGAIN, PairsWanted, _PairRun
 from stepguard.verdict import Status
 

@@ -22,7 +22,7 @@ from stepguard.judge.compare import compare
 from stepguard.judge.findings import Findings, Permits, verdict_of
 from stepguard.judge.rules import decision, mean_on_cpu
 from stepguard.judge.rules.identical_step import not_enough
-from stepguard.judge.rules.two_trees_plan import explanation
+from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.screen import moved_counters
 from stepguard.judge.series import REASONS, of_launches, of_pairs
 from stepguard.judge.soundness import (

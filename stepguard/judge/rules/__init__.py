@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from stepguard.comparison import Comparison
-from stepguard.judge.rules import identical_step, mean_on_cpu, slow_steps, two_trees_plan
+from stepguard.judge.rules import identical_step, mean_of_pairs, mean_on_cpu, slow_steps
 from stepguard.metrics import JUDGED_TIME
 from stepguard.verdict import Decision, Status
 
@@ -42,7 +42,7 @@ RULES = (
     ),
     Rule(
         "the sequential plan",
-        two_trees_plan.rule,
+        mean_of_pairs.rule,
         (Status.SLOWER, Status.FASTER, Status.SAME, Status.INCONCLUSIVE),
         "SLOWER of nothing in 0.1 %, each margin missed in 5 %: tests/judge/ab/test_pairs.py",
     ),

@@ -16,7 +16,7 @@ from stepguard.comparison import Comparison
 from stepguard.evidence import Counts, Launch
 from stepguard.judge.ab.pairs import out_of_line
 from stepguard.judge.ab.profiled import IDLE_SHARE
-from stepguard.judge.rules import two_trees_plan
+from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.series import of_pairs
 from stepguard.profile import mean
 from stepguard.verdict import Decision, Reason, Status
@@ -45,7 +45,7 @@ def rule(comparison: Comparison) -> Decision | None:
     """Say `same` where there are just enough pairs of steps that are the same, and look like it."""
     if not identical(comparison):
         return None
-    return two_trees_plan.measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
+    return mean_of_pairs.measured(comparison).say(Status.SAME, Reason.IDENTICAL_STEP)
 
 
 def unlike(comparison: Comparison) -> str:

@@ -5,7 +5,7 @@ every slowdown is still in doubt.
 """
 
 from stepguard.comparison import Comparison
-from stepguard.judge.rules import two_trees_plan
+from stepguard.judge.rules import mean_of_pairs
 from stepguard.verdict import Decision, Reason, Status
 
 # Two pairs that show no slowdown on average end the comparison, so do eight that leave it in doubt.
@@ -18,9 +18,9 @@ def rule(comparison: Comparison) -> Decision | None:
     """
     if not comparison.glance:
         return None
-    if two_trees_plan.rule(comparison).status is not Status.INCONCLUSIVE:
+    if mean_of_pairs.rule(comparison).status is not Status.INCONCLUSIVE:
         return None
-    found = two_trees_plan.measured(comparison)
+    found = mean_of_pairs.measured(comparison)
     margins, slower_pct, pairs = comparison.margins, found.estimate_pct, comparison.pairs
     if pairs >= LEAST_PAIRS and slower_pct <= margins.ignore_pct:
         return found.say(Status.SAME, Reason.NO_SLOWDOWN)

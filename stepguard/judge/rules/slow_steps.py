@@ -3,7 +3,7 @@
 import math
 
 from stepguard.comparison import Comparison
-from stepguard.judge.rules import two_trees_plan
+from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.series import REASONS, of_pairs
 from stepguard.verdict import Decision, Status
 
@@ -16,8 +16,8 @@ def rule(comparison: Comparison) -> Decision | None:
     slow = of_pairs(comparison)
     if slow is None:
         return None
-    by_mean = two_trees_plan.rule(comparison)
+    by_mean = mean_of_pairs.rule(comparison)
     more = by_mean.status is Status.SLOWER and by_mean.low_pct > 100 * math.expm1(slow.adds)
     reason = by_mean.reason if more else REASONS[slow.kind]
-    found = two_trees_plan.measured(comparison)
+    found = mean_of_pairs.measured(comparison)
     return found.say(Status.SLOWER, reason, p_value=slow.p_value)
