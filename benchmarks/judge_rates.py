@@ -31,9 +31,9 @@ from benchmarks.refactors import REFACTORS
 from benchmarks.shared import ROOT, Document, about, binomial_bounds
 from stepguard.ab_margins import MARGINS
 from stepguard.evidence import Block, Launch
-from stepguard.judge.ab.identical import TAIL_LIMIT, lopsided
 from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
+from stepguard.judge.rules.identical_step import TAIL_LIMIT, lopsided
 from stepguard.verdict import Status
 
 SDS_PCT = (0.05, 0.15, 0.3)

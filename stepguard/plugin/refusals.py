@@ -15,13 +15,12 @@ from stepguard.document import Problem
 from stepguard.git.resolve import TreeError, resolve
 from stepguard.git.revision import current, git, no_commit, untracked
 from stepguard.gpu.nvml import known_gpus
-from stepguard.judge.acceptance import has_words
 from stepguard.judge.guard import AFRESH, JUDGING, RECORDING, SELECTING
 from stepguard.judge.guarded_run import Option, Tree
 from stepguard.plugin.options import TEXTS, is_typed, value_of
 from stepguard.report import documents
 from stepguard.sentences import no_folder, uncommitted
-from stepguard.text import first, printable
+from stepguard.text import first, has_words, printable
 from stepguard.worker.interpreter import as_typed
 
 NO_GATE = "the run is strict since CI is set; for one that is no gate add --perf-no-strict"

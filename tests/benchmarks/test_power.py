@@ -16,7 +16,8 @@ from benchmarks.planted_causes import FAULTS, OF_TWO_GPUS
 from benchmarks.power import CASES, CHANGES, Plan, Work, as_expected, planted, said_of
 from benchmarks.shared import ROOT, git
 from stepguard.evidence import to_json
-from stepguard.expectation import KEY, parse
+from stepguard.git.trailers import parse
+from stepguard.permission import KEY
 
 ALL = CHANGES | FAULTS | OF_TWO_GPUS
 

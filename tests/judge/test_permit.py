@@ -4,12 +4,13 @@ import json
 from datetime import date, timedelta
 
 import pytest
+from alarms import permit
 from builders import CASE_ID, COUNTS, PROPERTY, baseline_file, entry, evidence, replace, with_counts
 from hypothesis import given
 from hypothesis import strategies as st
 
 from stepguard.evidence import Fault
-from stepguard.judge.permit import MAX_DAYS, permit, problem_of, suggested_size
+from stepguard.judge.permit import MAX_DAYS, problem_of, suggested_size
 from stepguard.judge.screen import judge
 from stepguard.metrics import GATEABLE, METRICS
 from stepguard.permission import Permission

@@ -4,11 +4,11 @@ from datetime import date
 
 import msgspec
 import pytest
+from alarms import permit
 from builders import PROPERTY, entry, epoch, replace, two_rank_evidence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepguard.judge.permit import permit
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.metrics import METRICS

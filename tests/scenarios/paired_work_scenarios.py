@@ -25,7 +25,6 @@ from scenario import Files, Run, Scenario
 
 from stepguard.evidence import Fault
 from stepguard.judge.ab.decision import judge_ab
-from stepguard.judge.permit import permit
 from stepguard.permission import Permission
 from stepguard.reasons import Reason
 
@@ -34,7 +33,7 @@ def expected(found, *names):
     """The verdict on pairs of a range, a commit of which declares that these metrics get worse."""
     known = {"case": found.head.case_id, "reason": "a larger vocabulary", "who": "A. Author"}
     declared = [Permission(**known, metric=name, commit=NEW) for name in names]
-    return permit(judge_ab(found), found.head, declared, date(2026, 11, 25))
+    return judge_ab(found, declared, date(2026, 11, 25))
 
 
 CHANGED = Fault(Reason.TREE_CHANGED, "model/gpt.py was written")

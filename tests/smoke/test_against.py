@@ -31,11 +31,13 @@ from stepguard.evidence import Block, Evidence, Launch
 from stepguard.git.revision import current
 from stepguard.git.worktree import tree_of
 from stepguard.judge.ab.decision import judge_ab, wants_another_pair
+from stepguard.judge.alarm import settled
+from stepguard.judge.findings import NO_PERMITS, Findings, verdict_of
 from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import compare_with, confirm
 from stepguard.measure.workers import Bench
 from stepguard.report.notes import note
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import MetricVerdict, Reason, Status
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01
@@ -339,10 +341,13 @@ def test_a_squashed_baseline_is_confirmed_by_the_merge_base(root, bench, tmp_pat
     case = Case("tiny", "work:late", device="cpu", launches=1, gates=GATES)
     seen = Evidence(case.id, {}, "", "", (), "", 1, GATES, launches=(ran_later(),))
     moved = MetricVerdict("step_ms", Status.SLOWER, Reason.BEYOND_LIMIT, 10.0, 50.0, 400.0, 4.0)
-    verdict = Verdict(case.id, Status.SLOWER, Reason.BEYOND_LIMIT, metrics=(moved,), recordings=5)
+    alarm = Findings(case.id, (moved,), recordings=5)
     recorded = ("f" * 40,)
     pairs = PairsWanted(budget_s=0.0)
-    after, found = confirm(case, here, verdict, seen, recorded, lambda text: None, lambda *_: pairs)
+    answer, found = confirm(
+        case, here, alarm, NO_PERMITS, seen, recorded, lambda text: None, lambda *_: pairs
+    )
+    after = verdict_of(settled(alarm, NO_PERMITS, answer))
     (ratio,) = found.log_ratios()
     assert ratio > math.log(4 / 3)  # the factors are 5 and 3
     base = git(work, "rev-parse", "origin/main")

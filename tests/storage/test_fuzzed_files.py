@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from alarms import confirmed, permit, to_confirm
 from builders import (
     CASE_ID,
     baseline_file,
@@ -30,10 +31,8 @@ from run_documents import measured, run_document
 from stepguard.baseline_file import BaselineFile
 from stepguard.case import Case
 from stepguard.evidence import Difference, Disturbance, Fault, to_json
-from stepguard.judge.ab.confirm import confirmed, to_confirm
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.judge.acceptance import moved_together
-from stepguard.judge.permit import permit
 from stepguard.judge.screen import judge, wants_another_launch
 from stepguard.measure.suite import Result
 from stepguard.permission import Permission

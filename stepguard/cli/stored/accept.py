@@ -14,8 +14,7 @@ from stepguard.cli.stored.evidence import add_evidence, named_files, verdict_tod
 from stepguard.evidence import Evidence
 from stepguard.git.resolve import TreeError, has_commit, known_commit, main_branch
 from stepguard.git.revision import current, no_commit
-from stepguard.judge.acceptance import has_words, moved_together
-from stepguard.judge.permit import permit
+from stepguard.judge.acceptance import moved_together
 from stepguard.metrics import JUDGED_TIME
 from stepguard.report.stored.permissions import of_waivers
 from stepguard.report.stored.recorded import accepted_line, moves
@@ -24,7 +23,7 @@ from stepguard.storage.accept import Refused, accept
 from stepguard.storage.json_file import FileError
 from stepguard.storage.runs import Store, evidence_files, read_evidence
 from stepguard.storage.waivers import load_waivers, today
-from stepguard.text import printable, short_hash
+from stepguard.text import has_words, printable, short_hash
 
 
 def add_command(commands: Any, root: Path) -> None:
@@ -48,7 +47,7 @@ def _accept(options: argparse.Namespace) -> int:
             done = accept(target, evidence, options.reason, where=commands.in_folder())
             say(accepted_line(done, commands), *moves(done))
             # By the new level, whose figures may be what a waiver was for.
-            verdict = permit(verdict_today(evidence, options.baselines), evidence, waivers, today())
+            verdict = verdict_today(evidence, options.baselines, waivers)
             say(*(f"{evidence.case_id}: {text}" for text in of_waivers(verdict, commands)))
         except FileError as error:
             complain(error)

@@ -2,36 +2,49 @@
 
 In order, and the first that applies decides: the machine or HEAD's step failed; the other tree
 cannot run the case; the two do not do the same work; a measurement contradicts itself or is not
-whole; then counters one by one, and the step time by its pairs (`pairs.py`), the worst metric
+whole; then counters one by one, and the step time by its pairs (judge/rules/), the worst metric
 deciding. Where something is undecided, a counter that is known to have moved decides. On a GPU a
 time that is decided is explained by counters, not judged: an honest optimization calls other
 operators.
 """
 
 import math
-from collections.abc import Sequence
-from statistics import fmean
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 from msgspec import structs
 from msgspec.structs import replace
 
-from stepguard.ab_margins import Margins
 from stepguard.comparison import Comparison
 from stepguard.evidence import Evidence
-from stepguard.explain.causes import explain
-from stepguard.explanation import Explanation
-from stepguard.figures import Failed, OfCase, OtherWork, OtherWorkOfRanks, UnknownWork, Unpaired
-from stepguard.judge.ab.identical import identical, not_enough
-from stepguard.judge.ab.pairs import decide
-from stepguard.judge.ab.profiled import other_kernels, straggler
-from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS, MIN_PAIRS, MOST_PAIRS
+from stepguard.figures import (
+    Failed,
+    OtherWork,
+    OtherWorkOfRanks,
+    SlowSteps,
+    UnknownWork,
+    Unpaired,
+)
+from stepguard.judge.ab.profiled import straggler
+from stepguard.judge.ab.sequential_plan import MOST_PAIRS
 from stepguard.judge.compare import compare
+from stepguard.judge.findings import Findings, Permits, verdict_of
+from stepguard.judge.rules import decision, mean_on_cpu
+from stepguard.judge.rules.identical_step import not_enough
+from stepguard.judge.rules.mean_of_pairs import explanation
 from stepguard.judge.screen import moved_counters
-from stepguard.judge.series import judged_within, of_pairs
-from stepguard.judge.soundness import measurement_problem, uncompared, undecided_metrics
+from stepguard.judge.series import REASONS, of_launches, of_pairs
+from stepguard.judge.soundness import (
+    Refusal,
+    measurement_problem,
+    uncompared,
+    undecided_metrics,
+)
 from stepguard.judge.summary import summarise
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.permission import Permission
 from stepguard.recording import Recording
 from stepguard.verdict import (
     Decision,
@@ -51,82 +64,38 @@ PRICELESS = ("collective_bytes_per_step", "leaked_bytes_per_step")
 # What the compiler's kernels cost on a GPU is in the launches and in the time: a step without its
 # graph break has one more of 360, and is a gain.
 GENERATED = "generated_kernels"
-# Pairs of a CPU's time that the case does not gate: two that show no slowdown on average end it, so
-# do eight that leave it in doubt.
-LEAST_GLANCED, MOST_GLANCED = 2, 8
-
-_REASONS = {
-    Status.SLOWER: Reason.BEYOND_MARGIN,
-    Status.FASTER: Reason.BEYOND_MARGIN,
-    Status.SAME: Reason.WITHIN_MARGINS,
-    Status.INCONCLUSIVE: Reason.UNDECIDED,
-}
 
 
-def judge_ab(comparison: Comparison) -> Verdict:
+def judge_ab(
+    comparison: Comparison, permissions: Iterable[Permission] = (), today: date = date.min
+) -> Verdict:
     """Return the verdict on HEAD's tree against the other one."""
-    found = problem(comparison)
-    if found is None:
+    found = findings_of(comparison)
+    return verdict_of(found, Permits.of(found, permissions, today))
+
+
+def findings_of(comparison: Comparison) -> Findings:
+    """Return what the rules find of HEAD's tree against the other one."""
+    refused = refusal(comparison)
+    if refused is None:
         return _compared(comparison)
-    return found if found.status is not Status.INCONCLUSIVE else _risen(comparison) or found
+    if refused.status is Status.INCONCLUSIVE and (risen := _risen(comparison)):
+        return risen
+    return _findings(comparison, _shown(comparison, refused), whole=refused)
 
 
-def problem(comparison: Comparison) -> Verdict | None:
-    """Return the verdict where the two cannot be compared; None if they can."""
+def refusal(comparison: Comparison) -> Refusal | None:
+    """Return why the two cannot be compared; None if they can."""
     # Other work before what is not sound: it is known from the counting pass, without a pair.
-    return (
-        _failed(comparison)
-        or _other_work(comparison)
-        or _unsound(comparison)
-        or _unknown_work(comparison)
-    )
-
-
-def decision(comparison: Comparison) -> Decision | None:
-    """Decide the step time by the pairs so far; None if it is not judged, or no pair has times."""
-    launches = (*comparison.head.launches, *comparison.base.launches)
-    timed = comparison.pairs and all(launch.has_times() for launch in launches)
-    if JUDGED_TIME not in comparison.head.gates or not timed:
-        return None
-    found = by_plan(comparison)
-    if identical(comparison):
-        return replace(found, status=Status.SAME, final=True)
-    return _glanced(found, comparison.margins) if comparison.glance else found
-
-
-def by_plan(comparison: Comparison) -> Decision:
-    """Decide the step time by the sequential plan alone."""
-    ratios = comparison.log_ratios()
-    few = EXPLAINED_PAIRS <= len(ratios) < MIN_PAIRS
-    explained = few and other_kernels(_explanation(comparison), math.expm1(fmean(ratios)))
-    return decide(
-        ratios,
-        comparison.margins,
-        replaced=[one.log_ratio for one in comparison.again if not one.compiled],
-        last=comparison.out_of_time,
-        fewest=EXPLAINED_PAIRS if explained else MIN_PAIRS,
-        alpha=comparison.alpha,
-    )
-
-
-def _glanced(found: Decision, margins: Margins) -> Decision:
-    """End early what only a slowdown decides: as soon as the pairs' mean shows none, and where it
-    is in doubt after a few, unless the mean itself would matter. Nothing but `same` comes of it, so
-    that no rate rises; and not of fewer, whatever ended them, since any slowdown is in doubt then.
-    """
-    none_seen = found.pairs >= LEAST_GLANCED and found.estimate_pct <= margins.ignore_pct
-    enough = found.pairs >= MOST_GLANCED
-    ended = none_seen or (enough and found.estimate_pct <= margins.matter_pct)
-    if not ended or found.status is not Status.INCONCLUSIVE:
-        return found
-    return replace(found, status=Status.SAME, final=True)
+    asked = (_failed, _other_work, _unsound, _unknown_work)
+    return next(filter(None, (one(comparison) for one in asked)), None)
 
 
 def pairs_finding(comparison: Comparison, found: Decision) -> PairsFinding:
     """Return the decision with all that it rests on."""
     ended = found.final and not comparison.out_of_time
-    few = comparison.glance and found.pairs <= MOST_GLANCED
-    most = 0 if ended else MOST_GLANCED if few else MOST_PAIRS
+    few = comparison.glance and found.pairs <= mean_on_cpu.MOST_PAIRS
+    most = 0 if ended else mean_on_cpu.MOST_PAIRS if few else MOST_PAIRS
     moved = found.status in (Status.SLOWER, Status.FASTER)  # then nobody asks
     return PairsFinding(
         found,
@@ -148,9 +117,7 @@ def wants_another_pair(comparison: Comparison) -> bool:
     if not comparison.pairs:
         return not (_failed(comparison) or _other_work(comparison))
     found = decision(comparison)
-    if found is None or found.final or problem(comparison) is not None:
-        return False
-    return of_pairs(comparison) is None  # else it is SLOWER already
+    return found is not None and not found.final and refusal(comparison) is None
 
 
 def wants_every_pair(comparison: Comparison) -> bool:
@@ -159,10 +126,10 @@ def wants_every_pair(comparison: Comparison) -> bool:
     """
     if not comparison.pairs or comparison.glance:
         return wants_another_pair(comparison)
-    return decision(comparison) is not None and problem(comparison) is None
+    return decision(comparison) is not None and refusal(comparison) is None
 
 
-def _failed(comparison: Comparison) -> Verdict | None:
+def _failed(comparison: Comparison) -> Refusal | None:
     """Return HEAD's fault, or else the other tree's; first, since launches are missing then."""
     if comparison.head.faults:
         return _broken(comparison, comparison.head)
@@ -172,10 +139,10 @@ def _failed(comparison: Comparison) -> Verdict | None:
     if fault.code not in _LACKS:
         return _broken(comparison, comparison.base)
     lacks = Failed(revision=comparison.named, message=fault.message)
-    return _verdict(comparison, Status.NOT_COMPARABLE, Reason.BASE_LACKS, lacks, fault.detail)
+    return Refusal(Status.NOT_COMPARABLE, Reason.BASE_LACKS, lacks, fault.detail)
 
 
-def _unsound(comparison: Comparison) -> Verdict | None:
+def _unsound(comparison: Comparison) -> Refusal | None:
     for evidence in (comparison.head, comparison.base):
         if found := _broken(comparison, evidence):
             return found
@@ -183,59 +150,61 @@ def _unsound(comparison: Comparison) -> Verdict | None:
     if head == base:
         return None
     unpaired = Unpaired(head=head, base=base, other=comparison.named)
-    return _verdict(comparison, Status.BROKEN, Reason.NOTHING_MEASURED, unpaired)
+    return Refusal(Status.BROKEN, Reason.NOTHING_MEASURED, unpaired)
 
 
-def _broken(comparison: Comparison, evidence: Evidence) -> Verdict | None:
-    """Return the verdict if one side's evidence is not sound by itself."""
+def _broken(comparison: Comparison, evidence: Evidence) -> Refusal | None:
+    """Return why one side's evidence is not sound by itself."""
     found = measurement_problem(evidence)
-    if found is None:
-        return None
-    figures = found.figures
-    if evidence is comparison.base:
-        figures = structs.replace(figures, revision=comparison.named)
-    return _verdict(comparison, found.status, found.reason, figures, found.detail)
+    if found is None or evidence is comparison.head:
+        return found
+    figures = structs.replace(found.figures, revision=comparison.named)
+    return Refusal(found.status, found.reason, figures, found.detail)
 
 
-def _verdict(
-    comparison: Comparison, status: Status, reason: Reason, figures: OfCase, detail: str = ""
-) -> Verdict:
-    """Return a verdict on the case as a whole; HEAD's figures are shown if there are any."""
-    head = comparison.head
-    shown = uncompared(summarise(head), head.gates, status, reason) if comparison.pairs else ()
-    return Verdict(head.case_id, status, reason, figures, detail, shown, against=comparison.named)
-
-
-def _other_work(comparison: Comparison) -> Verdict | None:
-    """Refuse unequal tokens and FLOPs: a step that does less is not faster, it is another one. The
-    counters beside them say which work it is, and where.
-    """
+def _other_work(comparison: Comparison) -> Refusal | None:
+    """Refuse unequal tokens and FLOPs: a step that does less is not faster, it is another one."""
     head, base = summarise(comparison.head), summarise(comparison.base)
-    found = _unequal(comparison, head, base)
-    if found is None:
-        return None
-    known = head.counters.keys() & base.counters.keys()
-    gates = comparison.head.gates
-    compared = tuple(compare(name, head, [base], gates) for name in METRICS if name in known)
-    times = tuple(one for one in found.metrics if one.metric not in known)
-    return replace(found, metrics=(*times, *compared))
-
-
-def _unequal(comparison: Comparison, head: Recording, base: Recording) -> Verdict | None:
     now, then = head.values(), base.values()
     for name in WORK:
         work: OtherWork | OtherWorkOfRanks
         if name in now and name in then and now[name] != then[name]:
             work = OtherWork(metric=name, other=comparison.named, old=then[name], new=now[name])
-            return _verdict(comparison, Status.CHANGED, Reason.WORK_MOVED, work)
+            return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
         new, old = (tuple(side.unlike_ranks().get(name, ())) for side in (head, base))
         if new != old:  # as much on the busiest rank, and another does less or more
             work = OtherWorkOfRanks(metric=name, other=comparison.named, old=old, new=new)
-            return _verdict(comparison, Status.CHANGED, Reason.WORK_MOVED, work)
+            return Refusal(Status.CHANGED, Reason.WORK_MOVED, work)
     return None
 
 
-def _risen(comparison: Comparison) -> Verdict | None:
+def _unknown_work(comparison: Comparison) -> Refusal | None:
+    """Refuse work that is not known to be equal, also where the case does not gate it."""
+    for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
+        values = summarise(evidence).values()
+        for name in (name for name in WORK if name not in values):
+            why = evidence.counted.unstable.get(name, "")
+            unknown = UnknownWork(metric=name, whose=whose, why=why)
+            return Refusal(Status.BROKEN, Reason.METRIC_MISSING, unknown)
+    return None
+
+
+def _shown(comparison: Comparison, refused: Refusal) -> tuple[MetricVerdict, ...]:
+    """Return HEAD's figures where there are any; at other work the counters of both sides say which
+    work it is, and where.
+    """
+    head, gates = summarise(comparison.head), comparison.head.gates
+    status, reason = refused.status, refused.reason
+    shown = uncompared(head, gates, status, reason) if comparison.pairs else ()
+    if reason is not Reason.WORK_MOVED:
+        return shown
+    base = summarise(comparison.base)
+    known = head.counters.keys() & base.counters.keys()
+    compared = tuple(compare(name, head, [base], gates) for name in METRICS if name in known)
+    return (*(one for one in shown if one.metric not in known), *compared)
+
+
+def _risen(comparison: Comparison) -> Findings | None:
     """Return CHANGED, if counters known of both moved although others are not decided."""
     problems = [measurement_problem(side) for side in (comparison.head, comparison.base)]
     # A side that is BROKEN or UNFIT has no counts to trust.
@@ -247,21 +216,10 @@ def _risen(comparison: Comparison) -> Verdict | None:
         return None
     # HEAD's reason last: where both sides are undecided, it is the one that is shown.
     unknown = {one.metric: one for one in (*undecided_metrics(base), *undecided_metrics(head))}
-    return Verdict.of(head.case_id, (*moved, *unknown.values()), against=comparison.named)
+    return _findings(comparison, (*moved, *unknown.values()))
 
 
-def _unknown_work(comparison: Comparison) -> Verdict | None:
-    """Refuse work that is not known to be equal, also where the case does not gate it."""
-    for evidence, whose in ((comparison.head, "HEAD"), (comparison.base, comparison.named)):
-        values = summarise(evidence).values()
-        for name in (name for name in WORK if name not in values):
-            why = evidence.counted.unstable.get(name, "")
-            unknown = UnknownWork(metric=name, whose=whose, why=why)
-            return _verdict(comparison, Status.BROKEN, Reason.METRIC_MISSING, unknown)
-    return None
-
-
-def _compared(comparison: Comparison) -> Verdict:
+def _compared(comparison: Comparison) -> Findings:
     now, base = summarise(comparison.head), summarise(comparison.base)
     found, gates, values = decision(comparison), comparison.head.gates, now.values()
     compared = (
@@ -273,32 +231,25 @@ def _compared(comparison: Comparison) -> Verdict:
     )
     decided = found.status if found and comparison.head.on_gpu else None
     metrics = tuple(beside_time(one, decided) for one in compared)
-    p_value = _p_value(metrics, found)
-    case_id, against = comparison.head.case_id, comparison.named
-    return Verdict.of(case_id, metrics, against=against, p_value=p_value, **why(comparison))
+    p_value = found.p_value if found else None
+    return _findings(comparison, metrics, p_value=p_value, **why(comparison))
+
+
+def _findings(
+    comparison: Comparison, metrics: tuple[MetricVerdict, ...], **others: Any
+) -> Findings:
+    head = comparison.head
+    sound = measurement_problem(head) is None
+    return Findings(head.case_id, metrics, sound=sound, against=comparison.named, **others)
 
 
 def why(comparison: Comparison) -> dict[str, Any]:
     """Return what the profiles of both sides say, as fields of a verdict."""
     head, base = comparison.head.counted, comparison.base.counted
-    found = _explanation(comparison)
     return {
-        "explanation": found.bounded() if found else None,
+        "explanation": explanation(comparison),
         "straggler": straggler(base.parts_by_rank, head.parts_by_rank),
     }
-
-
-def _explanation(comparison: Comparison) -> Explanation | None:
-    """Return why HEAD's step takes longer; None where a side has no profile."""
-    before, after = comparison.base.counted.profile, comparison.head.counted.profile
-    return explain(before, after) if before and after else None
-
-
-def _p_value(metrics: Sequence[MetricVerdict], found: Decision | None) -> float | None:
-    """Return the p-value of the claim that the step is slower, by its mean or within launches."""
-    slow = (one.slow_steps.p_value for one in metrics if one.slow_steps)
-    known = [p_value for p_value in slow if p_value is not None]
-    return min([*known, found.p_value]) if found else None
 
 
 def beside_time(found: MetricVerdict, time: Status | None) -> MetricVerdict:
@@ -322,32 +273,59 @@ def _time(
 ) -> MetricVerdict:
     """Compare the step time with the other tree's, by the pairs; shown where it is not gated."""
     new, old = now.values()[JUDGED_TIME], base.values().get(JUDGED_TIME)
-    margins = comparison.margins
     if found is None:
         change = 100 * (new / old - 1) if old else None
         shown = Status.SAME, Reason.NOT_JUDGED, old, new, change
         return MetricVerdict(JUDGED_TIME, *shown, gated=False)
-    judged = MetricVerdict(
+    said = time_by_pairs(comparison, found)
+    return MetricVerdict(
         JUDGED_TIME,
-        found.status,
-        _own_reason(comparison, found) or _REASONS[found.status],
-        # What the pairs say, not the base's own mean, so that old, new and change agree.
-        old=new / (1 + found.estimate_pct / 100),
-        new=new,
-        change_pct=found.estimate_pct,
-        # What `same` says is that the change is below the matter margin.
-        limit_pct=margins.matter_pct if found.status is Status.SAME else margins.ignore_pct,
+        said.status,
+        said.reason,
+        said.old,
+        said.new,
+        said.change_pct,
+        said.limit_pct,
         noise_pct=found.sd_pct,
         pairs=pairs_finding(comparison, found),
+        slow_steps=said.slow_steps,
     )
-    return judged_within(comparison, judged)
 
 
-def _own_reason(comparison: Comparison, found: Decision) -> Reason | None:
-    """Return why a time passes that the plan did not decide: its step is the same, or a CPU's."""
-    if identical(comparison):
-        return Reason.IDENTICAL_STEP
-    if not comparison.glance or by_plan(comparison).status is found.status:
-        return None
-    slower = found.estimate_pct > comparison.margins.ignore_pct
-    return Reason.MAYBE_SLOWER if slower else Reason.NO_SLOWDOWN
+@dataclass(frozen=True)
+class TimeByPairs:
+    """What pairs say of the step time; by their ratio, so that old, new and change agree."""
+
+    status: Status
+    reason: Reason
+    new: float
+    change_pct: float
+    limit_pct: float
+    slow_steps: SlowSteps | None
+
+    @property
+    def old(self) -> float:
+        """Return the other tree's step time, in ms."""
+        return self.new / (1 + self.change_pct / 100)
+
+
+def time_by_pairs(comparison: Comparison, found: Decision) -> TimeByPairs:
+    """Return what a decision says of the step time. Steps that are slower within launches are its
+    reason where it passes; they are by both sides then.
+    """
+    margins, reason, pct = comparison.margins, found.reason, found.estimate_pct
+    slow = of_pairs(comparison) if found.status is Status.SLOWER else None
+    pattern = slow or of_launches(comparison.head.launches)
+    if slow:
+        pct = max(pct, 100 * math.expm1(slow.adds))
+    elif pattern and found.status is Status.SAME:
+        reason = REASONS[pattern.kind]
+    return TimeByPairs(
+        found.status,
+        reason,
+        summarise(comparison.head).values()[JUDGED_TIME],
+        pct,
+        # What `same` says is that the change is below the matter margin.
+        margins.matter_pct if found.status is Status.SAME else margins.ignore_pct,
+        pattern.figures() if pattern else None,
+    )

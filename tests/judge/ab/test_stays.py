@@ -98,7 +98,7 @@ def of_other_machine(**changes):
         (of_other_machine(cpu_threads=3), "cpu_threads "),
         (of_other_machine(environment={"CUBLAS_X": "1"}), "CUBLAS_X"),
         (now(fingerprint=None), "machine is not known"),
-        (now(margins_pct=(0.1, 0.4)), "ignore_pct 0.2 -> 0.1"),
+        (now(margins_pct=(0.1, 0.4)), "margins_pct (0.2, 0.5) -> (0.1, 0.4)"),
         (now(case=now().case | {"compile": False}), "compile "),
         (now(dirty=("a.py",)), "no commit, a.py"),
         (now(untracked=("b.py",)), "no commit, b.py"),
