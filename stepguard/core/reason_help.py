@@ -319,7 +319,7 @@ OF_REASONS = (
         "An A/B comparison was made",
         _IN_PAIRS,
         "With `--perf-against`, or when a stored baseline's SLOWER or FASTER is confirmed. The "
-        "rules are in\n`stepguard/judge/ab/decision.py` and `stepguard/judge/ab/confirm.py`; "
+        "rules are in\n`stepguard/judge/decision.py` and `stepguard/judge/ab/confirm.py`; "
         "[judge.md](judge.md) explains them.",
     ),
     Section("There is nothing to compare with", _NOTHING_TO_COMPARE),

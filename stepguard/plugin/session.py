@@ -21,7 +21,7 @@ from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, Problem, ProblemCode
 from stepguard.core.text import counted, listed, printable
-from stepguard.judge.ab.sequential_plan import level_of
+from stepguard.judge.sequential_plan import level_of
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
 from stepguard.machine.git.resolve import TreeError, left_behind
 from stepguard.machine.git.revision import current

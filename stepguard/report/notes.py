@@ -14,13 +14,6 @@ from stepguard.core.verdict import (
 )
 
 NOTE_PARTS = 3  # how many moved operators a note names
-_SETTLED = (
-    Confirmation.CONFIRMED,
-    Confirmation.REVERSED,
-    Confirmation.STEP_SAME,
-    Confirmation.MACHINE,
-    Confirmation.SAME_CODE,
-)
 
 
 def note(found: MetricVerdict) -> str:
@@ -93,21 +86,24 @@ def interval(found: Decision) -> str:
 
 
 def _confirmation(how: Confirmed) -> str:
-    """Return what pairs beside the recording's commit said of the screen's alarm."""
-    outcome, beside, verdict, failed = how.outcome, "", "", ""
+    """Return what pairs beside the recording's commit said of an alarm."""
+    outcome, beside = how.outcome, ""
     if how.step is not None:
         beside = f"{how.commit} beside it: {pairs_text(how.step)}"
-        verdict = how.step.decision.status.value
-    if how.failed is not None:
-        failed = f"{how.failed.status.value}, {how.failed.sentence}"
-    text = outcome.value.format(
-        commit=how.commit,
-        beside=beside,
-        verdict=verdict,
-        failed=failed,
-        missed=how.missed,
-        limit_pct=how.limit_pct,
-    )
-    if outcome in _SETTLED:
-        return text
-    return "unconfirmed: " + ", ".join(filter(None, (text, beside or how.commit)))
+    if outcome is Confirmation.CONFIRMED and how.step:
+        hidden = ", not FASTER" if how.hidden else ""
+        return f"confirmed, the code is {how.step.decision.status.value}{hidden}: {beside}"
+    if outcome is Confirmation.STEP_SAME:
+        return f"no slower step by pairs; {beside}"
+    if outcome is Confirmation.MACHINE:
+        return "the machine changed" + (f"; {beside}" if beside else f": HEAD is {how.commit}")
+    return "unconfirmed: " + ", ".join(filter(None, (_unconfirmed(how), beside or how.commit)))
+
+
+def _unconfirmed(how: Confirmed) -> str:
+    """Return why pairs, or the lack of them, leave an alarm as it is."""
+    if how.why:
+        return how.why.text
+    if how.outcome is Confirmation.UNDECIDED:
+        return "the pairs do not decide"
+    return "the pairs do not exclude what the baseline says"

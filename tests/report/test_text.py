@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
+from alarms import of_metrics
 from builders import CASE_ID, COUNTS, PROPERTY, block, entry, evidence, launch, replace, with_counts
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -154,7 +155,7 @@ def test_a_headline_says_case_and_verdict(status):
 def test_a_headline_of_equal_counters_shows_none_of_them():
     """Not the first of them, 0 -> 0; a time that was judged is shown with its limit."""
     kept = tuple(m for m in SAME.metrics if METRICS[m.metric].kind == "counter")
-    assert words.headline(SAME.with_metrics(kept)) == f"{CASE_ID}: same: equal"
+    assert words.headline(of_metrics(SAME, kept)) == f"{CASE_ID}: same: equal"
     assert words.headline(SAME).startswith(f"{CASE_ID}: same: step_ms ")
 
 
