@@ -34,7 +34,7 @@ from stepguard.evidence import Block, Launch
 from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS, SEQUENTIAL_PLAN
 from stepguard.judge.rules.identical_step import TAIL_LIMIT, lopsided
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 SDS_PCT = (0.05, 0.15, 0.3)
 TRUTHS_PCT = (0.0, MARGINS.ignore_pct, 0.3, 0.4, MARGINS.matter_pct, 0.7, 1.0, 2.0)

@@ -32,7 +32,7 @@ from stepguard.evidence import (  # noqa: E402
     to_json,
 )
 from stepguard.fingerprint import Fingerprint  # noqa: E402
-from stepguard.verdict import Reason  # noqa: E402
+from stepguard.reasons import Reason  # noqa: E402
 
 PAGE = ROOT / "docs" / "baseline-life.md"
 CASE = Case(

@@ -13,11 +13,9 @@ from stepguard.explanation import Explanation
 from stepguard.figures import OfCase, OfConfirmation, OfMetric, SlowSteps
 from stepguard.metrics import BETWEEN_STEPS, COLLECTIVES, OPERATORS, PEAK
 from stepguard.permission import PermissionOutcome
-from stepguard.reasons import NOTICES as NOTICES
-from stepguard.reasons import Reason as Reason
+from stepguard.reasons import NOTICES, Reason
 from stepguard.site import Site
-from stepguard.status import Outcome as Outcome
-from stepguard.status import Status as Status
+from stepguard.status import Outcome, Status
 
 
 class _Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

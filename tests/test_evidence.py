@@ -35,8 +35,8 @@ from stepguard.figures import BlockWithoutTimes
 from stepguard.fingerprint import Fingerprint
 from stepguard.metrics import METRICS, default_gates
 from stepguard.profile import KernelRow, Parts, Profile
+from stepguard.reasons import Reason
 from stepguard.strict_json import LARGEST
-from stepguard.verdict import Reason
 
 FINITE = st.floats(-LARGEST, LARGEST)
 MS = st.floats(1e-3, 1e6)

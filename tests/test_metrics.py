@@ -4,8 +4,10 @@ import pytest
 from builders import replace
 
 from stepguard.metrics import GATEABLE, METRICS, default_gates, format_bytes, format_value
+from stepguard.reasons import Reason
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, Verdict
 
 UNIT_IN_NAME = {
     "ms": "_ms",

@@ -20,7 +20,8 @@ from stepguard import Case
 from stepguard.cli.main import main as stepguard_main
 from stepguard.document import ProblemCode
 from stepguard.metrics import METRICS
-from stepguard.verdict import Reason, Status
+from stepguard.reasons import Reason
+from stepguard.status import Status
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()

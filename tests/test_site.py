@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 import stepguard
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands
 from stepguard.report.words import block, evidence_lines, headline
 from stepguard.site import Site, added, merge
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, Verdict
 from stepguard.worker.count.locate import Place, frames, locate
 
 ITEM = Site(".item()", "model/gpt.py", 88, "GPT.forward", "n = loss.item()", "forward")

@@ -22,6 +22,7 @@ from stepguard.git.trailers import trailers
 from stepguard.judge.gate import expected, gate
 from stepguard.judge.guarded_run import Base
 from stepguard.permission import Permission
+from stepguard.reasons import Reason
 from stepguard.report import github
 from stepguard.report.stored.permissions import described
 from stepguard.storage import baselines as baseline
@@ -29,7 +30,6 @@ from stepguard.storage.documents import load_document
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today
 from stepguard.text import counted, short_hash
-from stepguard.verdict import Reason
 from stepguard.worker.interpreter import as_typed
 
 

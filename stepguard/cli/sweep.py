@@ -28,12 +28,12 @@ from stepguard.gpu.nvml import visible_gpus
 from stepguard.judge.soundness import measurement_problem
 from stepguard.judge.summary import summarise
 from stepguard.measure.suite import Result
+from stepguard.reasons import Reason
 from stepguard.report import sweep as report
 from stepguard.storage import baselines as baseline
 from stepguard.storage.json_file import FileError, read, save
 from stepguard.sweep import MEASURED, SCHEMA, Row, Sweep, SweepFile, flattened, parse
 from stepguard.text import counted
-from stepguard.verdict import Reason
 
 ROWS = "rows.json"
 

@@ -17,9 +17,11 @@ from stepguard.judge.noise_limits import (
 from stepguard.judge.screen import alike
 from stepguard.judge.soundness import measurement_problem
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.reasons import Reason
 from stepguard.sentences import uncommitted
+from stepguard.status import Status
 from stepguard.text import counted
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import MetricVerdict, Verdict
 
 _OF_A_COMMAND = re.compile(r".*\[(run|sweep-.*)\]")  # the ids that these two commands give
 MIN_TIMED_LAUNCHES = 2  # on a GPU: one launch says nothing of how launches differ

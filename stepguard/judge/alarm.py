@@ -42,6 +42,8 @@ from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.rules import decision
 from stepguard.judge.soundness import Refusal
 from stepguard.metrics import JUDGED_TIME
+from stepguard.reasons import Reason
+from stepguard.status import Status
 from stepguard.verdict import (
     Confirmation,
     Confirmed,
@@ -49,8 +51,6 @@ from stepguard.verdict import (
     MetricVerdict,
     NoComparison,
     PairsFinding,
-    Reason,
-    Status,
     worst_of,
 )
 

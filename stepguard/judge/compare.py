@@ -22,9 +22,11 @@ from stepguard.metrics import (
     OPERATORS,
     PEAK,
 )
+from stepguard.reasons import Reason
 from stepguard.recording import Recording
 from stepguard.site import Site, added, merge
-from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, PartMove
 
 Said = tuple[Status, Reason]
 # Parts of a step, those first that the others follow from: a product, any other operator, what

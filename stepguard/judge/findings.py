@@ -9,14 +9,9 @@ from stepguard.explanation import Explanation
 from stepguard.judge.permit import permitted
 from stepguard.judge.soundness import Refusal
 from stepguard.permission import Permission, PermissionOutcome
-from stepguard.verdict import (
-    MetricVerdict,
-    Reason,
-    Status,
-    Straggler,
-    Verdict,
-    worst_of,
-)
+from stepguard.reasons import Reason
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, Straggler, Verdict, worst_of
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,11 @@ from stepguard.document import End, Problem, ProblemCode, State
 from stepguard.judge.guarded_run import Door, Run, RunCase, Tree
 from stepguard.judge.permit import effect_of
 from stepguard.permission import Effect
+from stepguard.reasons import Reason
 from stepguard.sentences import TREE_CHANGED, wider_margins
+from stepguard.status import Status
 from stepguard.text import revision, short_hash
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.verdict import Verdict
 
 SHOW_ONLY = ("--collect-only", "--fixtures", "--fixtures-per-test")
 RECORDING = ("--perf-update", "--perf-update-new")

@@ -13,7 +13,8 @@ from stepguard.ab_margins import Margins
 from stepguard.baseline_file import Entry
 from stepguard.document import CaseState, End, Problem
 from stepguard.permission import Permission
-from stepguard.verdict import Outcome, Status, Verdict
+from stepguard.status import Outcome, Status
+from stepguard.verdict import Verdict
 
 
 class Door(Enum):

@@ -13,8 +13,10 @@ from msgspec.structs import replace
 
 from stepguard.metrics import GATEABLE, METRICS, not_gateable
 from stepguard.permission import Effect, Permission, PermissionOutcome
+from stepguard.reasons import Reason
+from stepguard.status import Status
 from stepguard.text import has_words
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import MetricVerdict, Verdict
 
 MAX_DAYS = 90  # ahead: what lasts longer is the new level, and is accepted as such
 MAX_PCT = 50

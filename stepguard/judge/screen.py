@@ -32,8 +32,10 @@ from stepguard.judge.soundness import (
 )
 from stepguard.judge.summary import notes, summarise
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.reasons import Reason
 from stepguard.recording import Recording
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, Verdict
 
 DRIFT_POINTS = 2 * DIFFERENCE_LIMIT_PCT  # of a step, that a difference may move in an epoch
 

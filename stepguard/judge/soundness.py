@@ -27,8 +27,10 @@ from stepguard.figures import (
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.summary import summarise
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.reasons import Reason
 from stepguard.recording import Recording
-from stepguard.verdict import MetricVerdict, Reason, Status
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from typing import Any
 
 from stepguard.evidence import Fault
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.reasons import Reason
 from stepguard.site import Site
-from stepguard.verdict import Reason
 from stepguard.worker.endings import Ending, Endings, first
 from stepguard.worker.lifeline import pids_by_token
 from stepguard.worker.position import read_position

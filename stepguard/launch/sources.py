@@ -20,8 +20,8 @@ from stepguard.git.worktree import FOLDER
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.launch.engine import ENGINE
 from stepguard.launch.torchrun import LaunchSpec
+from stepguard.reasons import Reason
 from stepguard.text import listed
-from stepguard.verdict import Reason
 
 SHOWN = 3
 NOT_SOURCES = {FOLDER, "site-packages", "dist-packages"}

@@ -38,7 +38,7 @@ from stepguard.measure.running_launch import RunningLaunch, WorkersFailed
 from stepguard.measure.warmup import Protocol
 from stepguard.measure.workers import Bench, CaseWorkers, Progress, Ticker, watch
 from stepguard.metrics import JUDGED_TIME
-from stepguard.verdict import Reason
+from stepguard.reasons import Reason
 
 FULL = 0.9  # of the card's memory: with more, two groups are not built at the same time
 COUNTING = "counting launch"  # the first of a tree

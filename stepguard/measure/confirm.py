@@ -20,7 +20,7 @@ from stepguard.measure.ab import PairsWanted, measure_ab
 from stepguard.measure.ahead import Ahead
 from stepguard.measure.workers import Bench, Progress
 from stepguard.metrics import JUDGED_TIME
-from stepguard.verdict import Reason
+from stepguard.reasons import Reason
 
 
 @dataclass

@@ -18,8 +18,8 @@ from stepguard.identity import StepIdentity
 from stepguard.judge.conditions import Conditions, Tag, comparable
 from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.profile import over_ranks
+from stepguard.reasons import Reason
 from stepguard.site import Site, merge
-from stepguard.verdict import Reason
 
 Answers = list[dict[str, Any]]  # of every rank, in rank order
 

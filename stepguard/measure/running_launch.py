@@ -15,7 +15,7 @@ from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ranks import Answers
 from stepguard.measure.warmup import Protocol, WarmUp
 from stepguard.measure.workers import CaseWorkers
-from stepguard.verdict import Reason
+from stepguard.reasons import Reason
 
 COMPILE_LIMIT_S = 600.0
 COMMAND_LIMIT_S = 120.0

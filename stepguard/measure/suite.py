@@ -30,10 +30,12 @@ from stepguard.measure.ranks import Answers
 from stepguard.measure.workers import Bench, Progress
 from stepguard.metrics import JUDGED_TIME
 from stepguard.permission import Permission
+from stepguard.reasons import Reason
+from stepguard.status import Status
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store
 from stepguard.storage.waivers import today
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.verdict import Verdict
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from stepguard.measure.ranks import (
     refuse_other_gpus,
     refuse_unlike_ranks,
 )
-from stepguard.verdict import Reason
+from stepguard.reasons import Reason
 
 # Imported even where nothing compiles: if a step is the first to import the compiler, it keeps only
 # the newest 64 compilations until its limit is raised (worker/count/compiler.py).

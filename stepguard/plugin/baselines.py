@@ -16,11 +16,11 @@ from stepguard.permission import Permission
 from stepguard.report.commands import Commands
 from stepguard.report.stored.baseline_changes import changes
 from stepguard.report.stored.permissions import described, of_waivers
+from stepguard.status import Status
 from stepguard.storage.baselines import CPU_MACHINE, WAIVERS, files, judged_by, load
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.text import first, meant, revision
-from stepguard.verdict import Status
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,10 @@ from stepguard.plugin.refusals import Refused
 from stepguard.plugin.session import Session
 from stepguard.plugin.terminal import VerdictText, write_summary
 from stepguard.report.documents import benchmark_info
+from stepguard.status import Status
 from stepguard.storage.json_file import FileError
 from stepguard.text import printable
-from stepguard.verdict import Status, Verdict
+from stepguard.verdict import Verdict
 from stepguard.worker.lifeline import notice_ends
 
 _SESSION = pytest.StashKey[Session]()

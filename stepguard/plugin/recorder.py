@@ -13,11 +13,13 @@ from msgspec import structs
 from stepguard.judge.acceptance import moved_together
 from stepguard.measure.suite import Result
 from stepguard.metrics import JUDGED_TIME
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, moves
+from stepguard.status import Status
 from stepguard.storage.accept import Action, Refused, accept
 from stepguard.storage.json_file import FileError, restore
-from stepguard.verdict import Confirmation, Reason, Status, Verdict
+from stepguard.verdict import Confirmation, Verdict
 
 DEFAULT_REASON = "accepted with --perf-update"
 

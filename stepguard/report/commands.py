@@ -9,7 +9,9 @@ from stepguard.judge.ab.pairs import deciding_margins
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS
 from stepguard.judge.permit import suggested_sizes
 from stepguard.permission import KEY, Permission
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.reasons import Reason
+from stepguard.status import Status
+from stepguard.verdict import Verdict
 from stepguard.worker.interpreter import called
 
 SYNCS = ("host_syncs_per_step", "sync_candidates_per_step")

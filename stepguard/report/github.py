@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from stepguard.document import Problem, ProblemCode, ResultDocument, RunDocument
 from stepguard.permission import FORM
 from stepguard.report.page import COMMENT_BYTES, page, worst_first
+from stepguard.status import Status
 from stepguard.text import markdown, printable
-from stepguard.verdict import Status
 
 MOST = 10  # annotations that GitHub shows of a step
 MARKER = "<!-- stepguard: one comment in a pull request -->"

@@ -2,16 +2,10 @@
 
 from stepguard.ab_margins import ALPHA
 from stepguard.metrics import format_value
+from stepguard.reasons import Reason
 from stepguard.sentences import margins_text
 from stepguard.text import listed
-from stepguard.verdict import (
-    Confirmation,
-    Confirmed,
-    Decision,
-    MetricVerdict,
-    PairsFinding,
-    Reason,
-)
+from stepguard.verdict import Confirmation, Confirmed, Decision, MetricVerdict, PairsFinding
 
 NOTE_PARTS = 3  # how many moved operators a note names
 

@@ -12,8 +12,8 @@ from stepguard.document import ResultDocument, RunDocument, State
 from stepguard.profile import grouped
 from stepguard.report import table
 from stepguard.report.repeated import ReportedCauses
+from stepguard.status import Status
 from stepguard.text import first, listed, markdown, printable_lines, revision, short_hash
-from stepguard.verdict import Status
 
 SUMMARY_BYTES = 900_000  # GitHub drops a summary of more than 1 MiB
 COMMENT_BYTES = 60_000  # and refuses a comment of more than 65,536 characters

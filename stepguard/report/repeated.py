@@ -4,7 +4,8 @@ from collections.abc import Hashable
 
 from stepguard.figures import Unstable
 from stepguard.metrics import METRICS
-from stepguard.verdict import Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import Verdict
 
 
 class ReportedCauses:

@@ -10,9 +10,9 @@ from typing import Any
 from stepguard.case import Scalar
 from stepguard.metrics import METRICS, format_value
 from stepguard.profile import grouped
+from stepguard.reasons import Reason
 from stepguard.report.table import LOG_WIDTH, aligned
 from stepguard.sweep import MEASURED, Row, SweepFile
-from stepguard.verdict import Reason
 
 HEADING = 12  # columns of a line of a heading: "step_ms [ms]"
 _STYLES = ("-", "--", ":", "-.")  # of ten lines each: there are ten colours

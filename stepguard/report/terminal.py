@@ -8,11 +8,12 @@ from stepguard.device import is_gpu
 from stepguard.document import Problem
 from stepguard.measure.suite import Result
 from stepguard.profile import grouped
+from stepguard.reasons import Reason
 from stepguard.report import table, why, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.stored.permissions import of_trailers
+from stepguard.status import Status
 from stepguard.text import listed
-from stepguard.verdict import Reason, Status
 
 Markup = dict[str, bool]  # keywords of pytest's terminal writer
 

@@ -5,12 +5,14 @@ from collections.abc import Iterator
 
 from stepguard.explanation import Cause, Kind, Side
 from stepguard.metrics import COLLECTIVES, JUDGED_TIME, OPERATORS
+from stepguard.reasons import Reason
 from stepguard.report.notes import on_ranks
 from stepguard.report.trace.causes import how, named
 from stepguard.report.trace.explanation import refused_because
 from stepguard.report.trace.page import is_generic
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict, cause_first
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, Verdict, cause_first
 
 # A cause that is named before the time makes up at least this share of what the time moved by; a
 # kernel comes before a wait that the source names from the next one on.

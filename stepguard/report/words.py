@@ -18,14 +18,16 @@ from stepguard.metrics import (
     format_value,
     unit_behind,
 )
+from stepguard.reasons import NOTICES, Reason
 from stepguard.report import why
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.notes import note, on_ranks, parts
 from stepguard.report.stored.permissions import of_trailers, of_waivers
 from stepguard.sentences import TREE_CHANGED
 from stepguard.site import Site
+from stepguard.status import Status
 from stepguard.text import counted, cut, first, listed, printable, shortened
-from stepguard.verdict import NOTICES, MetricVerdict, Reason, Status, Verdict, cause_first
+from stepguard.verdict import MetricVerdict, Verdict, cause_first
 
 BEFORE_THE_STEPS = "parameters, optimizer state or inputs"
 MOST_SHOWN_PCT = 1000.0  # of a move; beyond it the number of units says more

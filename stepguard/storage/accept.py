@@ -24,11 +24,13 @@ from stepguard.judge.noise_limits import LEVEL_LIMIT_PCT
 from stepguard.judge.screen import alike, drifted, judge, screen
 from stepguard.judge.summary import stored
 from stepguard.metrics import JUDGED_TIME, METRICS, WASTE, format_value
+from stepguard.reasons import Reason
 from stepguard.recording import Recording
+from stepguard.status import Status
 from stepguard.storage.baselines import load_for, machine_of, save
 from stepguard.storage.json_file import FileError, one_at_a_time, restore
 from stepguard.text import has_words
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import MetricVerdict, Verdict
 from stepguard.worker.interpreter import as_typed
 
 

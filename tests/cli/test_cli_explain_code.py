@@ -10,8 +10,10 @@ import pytest
 from stepguard.cli.explain_code import codes, page
 from stepguard.document import ProblemCode
 from stepguard.figures import OfCase, Said, Undecided
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands, next_steps
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import Verdict
 
 
 def test_the_page_is_the_table():

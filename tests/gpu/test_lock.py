@@ -21,7 +21,8 @@ from stepguard.measure import workers
 from stepguard.measure import workers as station
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
-from stepguard.verdict import Reason, Status
+from stepguard.reasons import Reason
+from stepguard.status import Status
 
 ROOT = Path(__file__).resolve().parents[2]
 UUID = "GPU-1234"

@@ -9,9 +9,11 @@ from stepguard.judge.compare import compare
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS, PEAK
+from stepguard.reasons import Reason
 from stepguard.report.words import evidence_lines, headline, operator_move
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, cause_first
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, cause_first
 
 COUNTERS = [n for n, m in METRICS.items() if m.kind == "counter"]
 

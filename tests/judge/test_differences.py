@@ -14,11 +14,13 @@ from stepguard.evidence import Counts, Difference
 from stepguard.judge.noise_limits import DIFFERENCE_LIMIT_PCT, paired
 from stepguard.judge.screen import judge
 from stepguard.measure.ranks import counts_of
+from stepguard.reasons import Reason
 from stepguard.recording import RecordedDifference
 from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
 from stepguard.site import Site
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import Verdict
 
 OVERHEAD = "sync_overhead_pct"
 SYNCS = "host_syncs_per_step"

@@ -21,8 +21,9 @@ from stepguard.judge.gate import expected, gate
 from stepguard.judge.guarded_run import Base
 from stepguard.metrics import OPERATORS, default_gates
 from stepguard.permission import Permission
+from stepguard.reasons import Reason
 from stepguard.recording import RecordedDifference
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 OTHER = "b" * 40
 SYNCS = "host_syncs_per_step"

@@ -16,7 +16,7 @@ from stepguard.judge.gate import expected, gate, run_of
 from stepguard.judge.guard import CONDITIONS, guard
 from stepguard.judge.guarded_run import Base, CaseResult, Door, Ending, Run, RunCase, Tree
 from stepguard.metrics import default_gates
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 IDS = (CASE_ID, "forward[a]", "eval[b]")
 BASE = Base(

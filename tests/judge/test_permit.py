@@ -14,13 +14,15 @@ from stepguard.judge.permit import MAX_DAYS, problem_of, suggested_size
 from stepguard.judge.screen import judge
 from stepguard.metrics import GATEABLE, METRICS
 from stepguard.permission import Permission
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands
 from stepguard.report.stored.permissions import of_waivers as sentences
 from stepguard.report.words import block as told
+from stepguard.status import Status
 from stepguard.storage.baselines import files, load, save
 from stepguard.storage.json_file import FileError
 from stepguard.storage.waivers import BadWaiver, WaiverRow, add_waiver, load_waivers, unknown
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.verdict import MetricVerdict, Verdict
 
 TODAY = date(2026, 11, 21)
 UNTIL = date(2026, 12, 31)

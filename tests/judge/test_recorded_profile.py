@@ -17,11 +17,13 @@ from stepguard.judge.recorded_profile import KERNELS, recorded, restored
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.profile import IdleRow, KernelRow, Parts, Profile, added
+from stepguard.reasons import Reason
 from stepguard.recording import RecordedProfile
 from stepguard.report.words import evidence_lines, headline
 from stepguard.roofline import Work
+from stepguard.status import Status
 from stepguard.storage.json_file import layout
-from stepguard.verdict import Confirmation, Reason, Status
+from stepguard.verdict import Confirmation
 
 STEPS = 6
 

@@ -33,8 +33,9 @@ from hypothesis import strategies as st
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge, measurement_problem, wants_another_launch
 from stepguard.metrics import METRICS
+from stepguard.reasons import Reason
 from stepguard.report.notes import note
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 WORK = [name for name, metric in METRICS.items() if metric.role == "work"]

@@ -20,10 +20,12 @@ from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.screen import judge
 from stepguard.judge.series import of_launches, of_pairs
 from stepguard.judge.summary import summarise
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands
 from stepguard.report.words import block as shown_block
 from stepguard.report.words import headline
-from stepguard.verdict import Confirmation, Reason, Status
+from stepguard.status import Status
+from stepguard.verdict import Confirmation
 
 GATES = ("step_ms", "flops_per_step")
 SCREEN = (range(110, 156), range(156, 202), range(202, 248))  # blocks of a launch, steps of 43 ms

@@ -13,8 +13,9 @@ from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.metrics import METRICS
 from stepguard.permission import Effect, Permission
+from stepguard.reasons import Reason
 from stepguard.report.notes import note
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 SYNCS, FLOPS = "host_syncs_per_step", "flops_per_step"
 

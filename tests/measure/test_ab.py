@@ -23,7 +23,8 @@ from stepguard.launch.diagnosis import LaunchFailed
 from stepguard.measure.ab import PAIR_TIMINGS, PairsWanted, measure_ab
 from stepguard.measure.launches import measure_launches
 from stepguard.measure.workers import Bench
-from stepguard.verdict import Reason, Status
+from stepguard.reasons import Reason
+from stepguard.status import Status
 
 H200 = Gpu("GPU-1234", "NVIDIA H200", "580.159", 1980)
 GIB = 2**30

@@ -13,7 +13,7 @@ from stepguard.judge.ab.pairs import decide, figures, out_of_line
 from stepguard.judge.ab.sequential_plan import SEQUENTIAL_PLAN
 from stepguard.judge.rules.mean_of_pairs import rule as by_plan
 from stepguard.measure.ab import MOST_AGAIN, PairsWanted, _PairRun
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 GPU = Case("a", "m:f")
 ANALYSES = {analysis.pairs for analysis in SEQUENTIAL_PLAN}

@@ -10,9 +10,11 @@ from stepguard.evidence import Difference
 from stepguard.judge.screen import judge
 from stepguard.measure.differences import measure_difference, pairs_of, plain_by_rank
 from stepguard.measure.warmup import Protocol
+from stepguard.reasons import Reason
 from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import Verdict
 
 PAIRS = ((250.0, 260.0), (252.0, 262.0))
 ALONE = (250.0, 245.0, 251.0, 248.0)

@@ -22,11 +22,13 @@ from stepguard.evidence import from_json, to_json
 from stepguard.judge.screen import judge
 from stepguard.measure.launches import planned_launches
 from stepguard.metrics import METRICS
+from stepguard.reasons import Reason
 from stepguard.report import table
 from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines
+from stepguard.status import Status
 from stepguard.storage.accept import recording_of
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.verdict import Verdict
 
 EFFICIENCY, ALONE = "scaling_efficiency_pct", "one_rank_step_ms"
 NAMES = {EFFICIENCY, ALONE}

@@ -5,7 +5,9 @@ from itertools import product
 import pytest
 
 from stepguard.plugin.hooks import Outcome, outcome_of
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.reasons import Reason
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, Verdict
 
 FAILING = [status for status in Status if status.outcome == "failed"]
 UNDECIDED = [status for status in Status if status.outcome == "error"]

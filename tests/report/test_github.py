@@ -13,7 +13,7 @@ from stepguard.document import Problem, ProblemCode
 from stepguard.figures import OtherWork
 from stepguard.report.github import ARTIFACT, MARKER, MOST, annotations, comment, no_document
 from stepguard.site import Site
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from run_documents import measured, run_document
 
 from stepguard.document import CaseState, Problem, ProblemCode, State, WaiverDocument
+from stepguard.reasons import Reason
 from stepguard.report.page import COMMENT_BYTES, LISTED, SUMMARY_BYTES, page
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 SAME = measured(entry())
 SLOWER = measured(entry(), launches=evidence((270.0,) * 3).launches)

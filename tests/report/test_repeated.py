@@ -5,11 +5,13 @@ from builders import replace
 
 from stepguard.figures import Failed, Unstable
 from stepguard.judge.findings import Findings, verdict_of
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands
 from stepguard.report.repeated import ReportedCauses
 from stepguard.report.words import block
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, Verdict
 
 ITEM = Site(".item()", "model/a.py", 88, "step", "loss.item()", count=2)
 OTHER = Site(".item()", "model/a.py", 90, "step", "norm.item()", count=2)

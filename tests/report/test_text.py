@@ -22,10 +22,12 @@ from stepguard.measure import workers as ticker
 from stepguard.measure.suite import Result
 from stepguard.metrics import METRICS
 from stepguard.permission import Effect, Permission, PermissionOutcome
+from stepguard.reasons import Reason
 from stepguard.report import documents, table, terminal, words
 from stepguard.report.commands import Commands, next_steps
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, PartMove, Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, PartMove, Verdict
 
 IDS = st.from_regex(r"[a-z_]{1,60}\[[a-z0-9.-]{1,60}\]", fullmatch=True)
 NUMBERS = st.none() | st.floats(0, 1e15)

@@ -8,10 +8,12 @@ from builders import CASE_ID, replace
 from stepguard.ab_margins import ALPHA, MARGINS
 from stepguard.explanation import MOST_CAUSES, Cause, Explanation, Kind, Refusal, Refused, Side
 from stepguard.judge.ab.pairs import decide, figures
+from stepguard.reasons import Reason
 from stepguard.report import why
 from stepguard.report.words import evidence_lines, headline, place
 from stepguard.site import Site
-from stepguard.verdict import MetricVerdict, PairsFinding, Reason, Status, Straggler, Verdict
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict, PairsFinding, Straggler, Verdict
 
 GELU = "triton_poi_fused_gelu_5"
 GENERIC = (

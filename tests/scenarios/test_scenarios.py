@@ -19,7 +19,8 @@ from unsound_scenarios import UNSOUND
 from waived_scenarios import WAIVED
 
 from stepguard.document import JudgedDocument
-from stepguard.verdict import Reason, Status
+from stepguard.reasons import Reason
+from stepguard.status import Status
 
 TABLES = RECORDED, COUNTED, UNSOUND, FAULTS, PAIRED, PAIRED_WORK, CONFIRMED, WAIVED
 SCENARIOS = tuple(scenario for table in TABLES for scenario in table)

@@ -36,8 +36,10 @@ from stepguard.judge.findings import NO_PERMITS, Findings, verdict_of
 from stepguard.measure.ab import PairsWanted
 from stepguard.measure.confirm import compare_with, confirm
 from stepguard.measure.workers import Bench
+from stepguard.reasons import Reason
 from stepguard.report.notes import note
-from stepguard.verdict import MetricVerdict, Reason, Status
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict
 
 ROOT = Path(__file__).resolve().parents[2]
 STEP_S = 0.01

@@ -7,7 +7,8 @@ from stepguard import Case
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import summarise
 from stepguard.measure.launches import measure_launches, planned_launches
-from stepguard.verdict import Reason, Status
+from stepguard.reasons import Reason
+from stepguard.status import Status
 
 EXPOSED = "exposed_comm_pct"
 

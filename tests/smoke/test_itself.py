@@ -8,7 +8,7 @@ import stepguard.measure.ab
 from stepguard import Case
 from stepguard.git.worktree import tree_of
 from stepguard.measure.suite import Suite
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 WORK = f"""
 import os

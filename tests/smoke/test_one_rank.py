@@ -11,8 +11,9 @@ from stepguard.baseline_file import Entry, Epoch
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored, summarise
 from stepguard.measure.launches import measure_launches, planned_launches
+from stepguard.reasons import Reason
 from stepguard.report.notes import note
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 
 def measured(bench, factory, wants_more=lambda evidence: False, times=()):

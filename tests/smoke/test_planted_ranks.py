@@ -21,8 +21,9 @@ from stepguard.measure.workers import Bench
 from stepguard.report.commands import Commands
 from stepguard.report.notes import note
 from stepguard.report.words import block, headline
+from stepguard.status import Status
 from stepguard.storage.accept import recording_of
-from stepguard.verdict import Status, Verdict
+from stepguard.verdict import Verdict
 
 CALLS, PAYLOAD = "collectives_per_step", "collective_bytes_per_step"
 SETTINGS = "    ddp = DdpSettings(\n        bucket_cap_mb,\n"

@@ -26,14 +26,15 @@ from stepguard.baseline_file import KEPT_RECORDINGS
 from stepguard.evidence import Counts, Difference, Fault
 from stepguard.judge.screen import judge
 from stepguard.metrics import BETWEEN_STEPS, METRICS, OPERATORS, WASTE
+from stepguard.reasons import Reason
 from stepguard.report.notes import note
 from stepguard.report.stored.recorded import moves
 from stepguard.site import Site
+from stepguard.status import Status
 from stepguard.storage import accept as acceptance
 from stepguard.storage.accept import Accepted, Action, Refused, accept, recording_of
 from stepguard.storage.baselines import load, save
 from stepguard.storage.json_file import FileError
-from stepguard.verdict import Reason, Status
 
 
 @pytest.fixture

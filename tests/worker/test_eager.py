@@ -14,8 +14,10 @@ from model import workloads
 from stepguard.allow import allow_sync, allowed_by_comment, allowed_now
 from stepguard.explanation import Cause, Kind, Side
 from stepguard.judge.findings import Findings, verdict_of
+from stepguard.reasons import Reason
 from stepguard.report.why import site_of
-from stepguard.verdict import MetricVerdict, Reason, Status
+from stepguard.status import Status
+from stepguard.verdict import MetricVerdict
 from stepguard.worker.count.eager import OperatorCounter, count_eager
 from stepguard.worker.count.placement import Placement
 from stepguard.worker.count.tally import RankStep, Tally

@@ -20,7 +20,7 @@ from stepguard.evidence import Counts
 from stepguard.judge.screen import judge
 from stepguard.judge.summary import stored
 from stepguard.report.words import evidence_lines, headline
-from stepguard.verdict import Status
+from stepguard.status import Status
 from stepguard.worker.count import candidates
 from stepguard.worker.count.counters import count
 from stepguard.worker.count.placement import Placement

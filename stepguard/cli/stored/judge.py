@@ -21,11 +21,12 @@ from stepguard.permission import KEY
 from stepguard.report import table, words
 from stepguard.report.documents import judged_document
 from stepguard.report.stored.permissions import of_waivers
+from stepguard.status import Status
 from stepguard.storage import baselines as baseline
 from stepguard.storage.runs import Store, pairs_beside, read_comparison
 from stepguard.storage.waivers import load_waivers, today, unknown
 from stepguard.text import short_hash
-from stepguard.verdict import Status, Verdict
+from stepguard.verdict import Verdict
 
 
 def add_command(commands: Any, root: Path) -> None:

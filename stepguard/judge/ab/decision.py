@@ -45,15 +45,10 @@ from stepguard.judge.soundness import (
 from stepguard.judge.summary import summarise
 from stepguard.metrics import JUDGED_TIME, METRICS
 from stepguard.permission import Permission
+from stepguard.reasons import Reason
 from stepguard.recording import Recording
-from stepguard.verdict import (
-    Decision,
-    MetricVerdict,
-    PairsFinding,
-    Reason,
-    Status,
-    Verdict,
-)
+from stepguard.status import Status
+from stepguard.verdict import Decision, MetricVerdict, PairsFinding, Verdict
 
 # Another revision's tree may well lack the case, without anybody having made HEAD worse.
 _LACKS = (Reason.BAD_WORKLOAD, Reason.RAISED)

@@ -27,7 +27,9 @@ from stepguard.judge.ab.sequential_plan import (
     level_share,
     may_decide,
 )
-from stepguard.verdict import Decision, Reason, Status
+from stepguard.reasons import Reason
+from stepguard.status import Status
+from stepguard.verdict import Decision
 
 POINTS = 200  # of the quadrature over the sample variance: good to 1 % of an error rate
 

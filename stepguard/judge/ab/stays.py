@@ -14,7 +14,7 @@ from stepguard.evidence import Evidence
 from stepguard.judge.ab.decision import refusal
 from stepguard.judge.conditions import comparable, conditions_of, said
 from stepguard.judge.rules import decision
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 
 def says_slower(comparison: Comparison) -> bool:

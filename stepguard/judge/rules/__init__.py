@@ -8,7 +8,8 @@ from typing import NamedTuple
 from stepguard.comparison import Comparison
 from stepguard.judge.rules import identical_step, mean_of_pairs, mean_on_cpu, slow_steps
 from stepguard.metrics import JUDGED_TIME
-from stepguard.verdict import Decision, Status
+from stepguard.status import Status
+from stepguard.verdict import Decision
 
 
 class Rule(NamedTuple):

@@ -19,7 +19,9 @@ from stepguard.judge.ab.profiled import IDLE_SHARE
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.series import of_pairs
 from stepguard.profile import mean
-from stepguard.verdict import Decision, Reason, Status
+from stepguard.reasons import Reason
+from stepguard.status import Status
+from stepguard.verdict import Decision
 
 # A host that needs most of the step for its launches may bound it when it gets slower. It waits for
 # room in the queue with more than some 1,000 launches: on H200s it needs 0.09 of a step for

@@ -6,7 +6,9 @@ every slowdown is still in doubt.
 
 from stepguard.comparison import Comparison
 from stepguard.judge.rules import mean_of_pairs
-from stepguard.verdict import Decision, Reason, Status
+from stepguard.reasons import Reason
+from stepguard.status import Status
+from stepguard.verdict import Decision
 
 # Two pairs that show no slowdown on average end the comparison, so do eight that leave it in doubt.
 LEAST_PAIRS, MOST_PAIRS = 2, 8

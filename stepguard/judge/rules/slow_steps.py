@@ -5,7 +5,8 @@ import math
 from stepguard.comparison import Comparison
 from stepguard.judge.rules import mean_of_pairs
 from stepguard.judge.series import REASONS, of_pairs
-from stepguard.verdict import Decision, Status
+from stepguard.status import Status
+from stepguard.verdict import Decision
 
 
 def rule(comparison: Comparison) -> Decision | None:

@@ -3,9 +3,10 @@
 from stepguard.judge.permit import largest_value, uncovered_count
 from stepguard.metrics import METRICS, format_value
 from stepguard.permission import Effect, Permission, PermissionOutcome
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands
 from stepguard.text import short_hash
-from stepguard.verdict import MetricVerdict, Reason, Verdict
+from stepguard.verdict import MetricVerdict, Verdict
 
 TYPED_ANYWHERE = Commands()
 _OF_TRAILERS = {

@@ -15,8 +15,9 @@ from stepguard.judge.ab.decision import (
     wants_every_pair,
 )
 from stepguard.judge.rules import mean_on_cpu
+from stepguard.reasons import Reason
 from stepguard.report.words import times
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 QUICK = {"floor_flops_per_step": 0.0, "margins_pct": MARGINS_PCT["cpu"]}
 HOW = {"head": QUICK, "base": QUICK, "glance": True}

@@ -31,12 +31,13 @@ from stepguard.judge.ab.decision import (
 from stepguard.judge.ab.pairs import deciding_margins, smallest_detectable_pct
 from stepguard.judge.ab.sequential_plan import level_of
 from stepguard.metrics import METRICS
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.notes import note
 from stepguard.report.words import block as told_block
 from stepguard.report.words import headline, place
 from stepguard.site import Site
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 OLD, NEW = "0" * 40, "f" * 40
 CASE = Case("124m-bf16", "model.workloads:train_step", {"size": "124m"})

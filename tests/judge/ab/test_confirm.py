@@ -16,10 +16,12 @@ from stepguard.judge.alarm import MACHINE_LIMIT_PCT
 from stepguard.judge.rules import decision
 from stepguard.judge.screen import judge
 from stepguard.metrics import JUDGED_TIME, METRICS
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands, next_steps
 from stepguard.report.notes import note
 from stepguard.report.words import evidence_lines, times
-from stepguard.verdict import Reason, Status, Verdict
+from stepguard.status import Status
+from stepguard.verdict import Verdict
 
 FIVE = entry((250.0, 250.1, 249.9, 250.0, 250.0))  # limit: the floor, 0.5 %
 HOW = "the recording's own commit, 000000000000"

@@ -9,10 +9,11 @@ from test_ab_rules import COST, fault, metric, shifted, turns
 
 from stepguard.judge.ab.decision import judge_ab
 from stepguard.permission import Effect, Permission
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands
 from stepguard.report.documents import text_of
 from stepguard.report.words import block as shown_block
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 ID = "train_step[124m-bf16]"
 

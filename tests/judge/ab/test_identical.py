@@ -23,10 +23,11 @@ from stepguard.judge.ab.profiled import IDLE_SHARE
 from stepguard.judge.rules.identical_step import HOST_SHARE, PAIR_SDS, enough, identical, unlike
 from stepguard.measure.suite import Result
 from stepguard.profile import Parts, Profile
+from stepguard.reasons import Reason
 from stepguard.report.commands import Commands
 from stepguard.report.terminal import Run, lines
 from stepguard.report.words import times
-from stepguard.verdict import Reason, Status
+from stepguard.status import Status
 
 MS, STEPS = 250.0, 32
 IDENTITY = StepIdentity({"kernels and copies": "a1", "operators": "b2", "settings": "c3"})

@@ -12,7 +12,7 @@ from stepguard.judge.ab.decision import judge_ab, wants_another_pair
 from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import EXPLAINED_PAIRS
 from stepguard.profile import KernelRow, Parts, Profile, added
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 STEPS = 6
 SPREAD = (0.0004, -0.0004, 0.0003, -0.0003, 0.0004, -0.0004)

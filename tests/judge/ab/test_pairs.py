@@ -22,7 +22,7 @@ from stepguard.judge.ab.sequential_plan import (
     level_of,
     level_share,
 )
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 BUDGET = SEQUENTIAL_PLAN[-1].pairs
 LOG_RATIOS = st.lists(st.floats(-0.02, 0.02), min_size=1, max_size=BUDGET)

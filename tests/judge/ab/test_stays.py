@@ -13,7 +13,7 @@ from stepguard.judge.ab.pairs import bounds
 from stepguard.judge.ab.sequential_plan import MOST_PAIRS, may_decide
 from stepguard.judge.ab.stays import says_slower, still_slower, unlike
 from stepguard.reasons import Reason
-from stepguard.verdict import Status
+from stepguard.status import Status
 
 QUIET = (0.05, -0.05, 0.02, -0.02)
 SLOW = (1.0, 1.1, 0.9, 1.05, 0.95, 1.0)

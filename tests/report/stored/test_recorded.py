@@ -6,11 +6,13 @@ import pytest
 from builders import CASE_ID, entry, epoch, recording, replace
 
 from stepguard.metrics import METRICS
+from stepguard.reasons import Reason
 from stepguard.recording import RecordedDifference
 from stepguard.report.commands import Commands
 from stepguard.report.stored.recorded import accepted_line, lines, moves
+from stepguard.status import Status
 from stepguard.storage.accept import Accepted, Action
-from stepguard.verdict import MetricVerdict, PartMove, Reason, Status
+from stepguard.verdict import MetricVerdict, PartMove
 
 
 def test_times_stand_with_their_distance_from_the_first():
