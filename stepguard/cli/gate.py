@@ -18,9 +18,9 @@ from typing import Any
 from stepguard.cli.common import UsageError, add_parser, complain, say
 from stepguard.core.baseline import Entry
 from stepguard.core.permission import Permission
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import RunDocument
 from stepguard.core.text import counted, short_hash
-from stepguard.core.verdict import Reason
 from stepguard.judge.gate_rules import expected, gate
 from stepguard.judge.guarded_run import Base
 from stepguard.machine.git.trailers import trailers

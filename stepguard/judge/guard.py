@@ -15,10 +15,12 @@ from dataclasses import dataclass
 
 from stepguard.core.baseline import Entry
 from stepguard.core.permission import Effect
+from stepguard.core.reasons import Reason
 from stepguard.core.run_document import End, Problem, ProblemCode, State
 from stepguard.core.sentences import TREE_CHANGED, wider_margins
+from stepguard.core.status import Status
 from stepguard.core.text import revision, short_hash
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.verdict import Verdict
 from stepguard.judge.guarded_run import Door, Run, RunCase, Tree
 from stepguard.judge.permit import effect_of
 

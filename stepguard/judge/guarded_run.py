@@ -13,7 +13,8 @@ from stepguard.core.baseline import Entry
 from stepguard.core.margins import Margins
 from stepguard.core.permission import Permission
 from stepguard.core.run_document import CaseState, End, Problem
-from stepguard.core.verdict import Outcome, Status, Verdict
+from stepguard.core.status import Outcome, Status
+from stepguard.core.verdict import Verdict
 
 
 class Door(Enum):

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from stepguard.core.evidence import Fault
+from stepguard.core.reasons import Reason
 from stepguard.core.site import Site
-from stepguard.core.verdict import Reason
 from stepguard.launch.torchrun import LaunchSpec
 from stepguard.machine.lifeline import pids_by_token
 from stepguard.worker.endings import Ending, Endings, first

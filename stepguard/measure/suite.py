@@ -16,7 +16,9 @@ from stepguard.core.evidence import Evidence, Fault
 from stepguard.core.margins import ALPHA, BUDGET_MIN
 from stepguard.core.metrics import JUDGED_TIME
 from stepguard.core.permission import Permission
-from stepguard.core.verdict import Reason, Status, Verdict
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
+from stepguard.core.verdict import Verdict
 from stepguard.judge.alarm import settled
 from stepguard.judge.decision import judge_ab, wants_every_pair
 from stepguard.judge.findings import Permits, verdict_of

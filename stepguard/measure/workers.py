@@ -16,7 +16,7 @@ from typing import Any
 from stepguard.core.case import Case
 from stepguard.core.device import is_gpu
 from stepguard.core.evidence import Block, Counts, Evidence, Fault, Launch
-from stepguard.core.verdict import Reason
+from stepguard.core.reasons import Reason
 from stepguard.launch.group import WorkerGroup
 from stepguard.launch.nodes.scheduler import Launcher, identity, spread
 from stepguard.launch.sources import check as check_sources

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import pytest
 
 from stepguard.core.case import Case
+from stepguard.core.status import Status
 from stepguard.core.text import printable
-from stepguard.core.verdict import Status, Verdict
+from stepguard.core.verdict import Verdict
 from stepguard.judge.summary import summarise
 from stepguard.machine.git.resolve import TreeError
 from stepguard.machine.lifeline import notice_ends

@@ -2,16 +2,10 @@
 
 from stepguard.core.margins import ALPHA
 from stepguard.core.metrics import format_value
+from stepguard.core.reasons import Reason
 from stepguard.core.sentences import margins_text
 from stepguard.core.text import listed
-from stepguard.core.verdict import (
-    Confirmation,
-    Confirmed,
-    Decision,
-    MetricVerdict,
-    PairsFinding,
-    Reason,
-)
+from stepguard.core.verdict import Confirmation, Confirmed, Decision, MetricVerdict, PairsFinding
 
 NOTE_PARTS = 3  # how many moved operators a note names
 

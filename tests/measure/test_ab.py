@@ -15,7 +15,8 @@ import stepguard.measure.workers
 from stepguard import Case
 from stepguard.core.evidence import Disturbance, Fault
 from stepguard.core.margins import Margins
-from stepguard.core.verdict import Reason, Status
+from stepguard.core.reasons import Reason
+from stepguard.core.status import Status
 from stepguard.judge.decision import judge_ab
 from stepguard.judge.screen import judge
 from stepguard.launch.diagnosis import LaunchFailed
