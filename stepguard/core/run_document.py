@@ -59,6 +59,7 @@ class ProblemCode(Enum):
     NO_COMMIT = "NO_COMMIT"  # what was measured is no commit
     DIRTY = "DIRTY"  # files differ from the commit
     TREE_CHANGED = "TREE_CHANGED"  # while it was measured
+    OTHER_ENVIRONMENT = "OTHER_ENVIRONMENT"  # than pytest was started with, or than is recorded
     # The gate's own, of a document:
     FOREIGN_COMMIT = "FOREIGN_COMMIT"  # another one should have been measured
     FEWER_GPUS = "FEWER_GPUS"  # than the machine should have

@@ -6,6 +6,7 @@ Both the pytest plugin and the command line drive this; neither measures nor jud
 import contextlib
 import os
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,7 @@ class Suite:
     launcher: Launcher | None = None
     base: str = ""  # the branch that the tree is merged into; empty: the main branch
     base_baselines: Path | None = None  # its baselines, which judge instead of the tree's own
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)  # of launches
     results: list[Result] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -89,6 +91,7 @@ class Suite:
             revision=current(self.root, self.baselines),
             command=shlex.join(self.arguments),
             launcher=self.launcher,
+            environment=self.environment,
         )
 
     @property

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+import stepguard.machine.inherited  # noqa: F401  before any conftest: it keeps what it finds
 from stepguard.core.case import Case
 from stepguard.machine.interpreter import as_typed
 from stepguard.plugin.benchmark import Bridge, Sink, WithBenchmark, WithoutBenchmark

@@ -18,10 +18,12 @@ from stepguard.core.run_document import CaseState, Problem, ProblemCode, State
 from stepguard.core.sentences import no_folder, uncommitted, wider_margins
 from stepguard.core.text import first, printable
 from stepguard.judge.acceptance import has_words
+from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, resolve
 from stepguard.machine.git.revision import current, git, no_commit, untracked
 from stepguard.machine.gpu.nvml import known_gpus
 from stepguard.machine.interpreter import as_typed
+from stepguard.measure.suite import Result
 from stepguard.plugin.baseline_folder import Recorded
 from stepguard.plugin.items import case_of
 from stepguard.plugin.options import TEXTS, is_typed, value_of
@@ -204,6 +206,30 @@ def strict_tree(root: Path, baselines: Path, written: Collection[Path]) -> Itera
         if path and path not in dirty and not (root / path).exists():
             text = "is in the commit, and a sparse checkout leaves it out: git sparse-checkout add "
             yield Problem(ProblemCode.DIRTY, f"{path} {text}{Path(path).parent}", file=path)
+
+
+def changed_since_start() -> Iterator[Problem]:
+    """Yield what has changed since pytest was started, of all that launches would inherit."""
+    for change in inherited.STARTED.changes(inherited.inherited_now()):
+        text = f"{change} since pytest was started, by a conftest, a test or a plugin: what is set "
+        text += "there is no part of the step; set it for the command, or in the workload's module"
+        yield Problem(ProblemCode.OTHER_ENVIRONMENT, text)
+
+
+def other_environment(result: Result, recorded: Recorded | None) -> Iterator[Problem]:
+    """Yield a problem if the other revision's launches had other variables that steer than its own
+    newest recording: both sides of the pairs had them.
+    """
+    base = result.comparison.base.fingerprint if result.comparison else None
+    if base is None or recorded is None or not recorded.entry.newest.software:
+        return
+    case, newest = result.case, recorded.entry.newest.software
+    was, now = (one.get("environment", "") for one in (newest, base.software_key(case.world_size)))
+    if was != now:
+        now, was = now or "no variable that steers", was or "none"
+        text = f"both sides were measured with {now}, its recording in {recorded.path.name} with "
+        text += f"{was}: set the same for the command, or record with it first"
+        yield Problem(ProblemCode.OTHER_ENVIRONMENT, text, case.id)
 
 
 def strict_marks(items: Sequence[pytest.Item]) -> Iterator[Problem]:

@@ -21,6 +21,7 @@ from stepguard.core.run_document import CaseState, Problem, ProblemCode
 from stepguard.core.text import counted, listed, printable
 from stepguard.core.waiver import Waiver
 from stepguard.launch.nodes.scheduler import Launcher, LauncherError, spread, survey
+from stepguard.machine import inherited
 from stepguard.machine.git.resolve import TreeError, left_behind
 from stepguard.machine.git.revision import current
 from stepguard.machine.git.trailers import expectations
@@ -258,6 +259,7 @@ class Session:
                 launcher=self._launcher,
                 base=option.perf_base or "",
                 base_baselines=self._base.folder if self._base else None,
+                environment=inherited.STARTED.variables,
             )
             self._stack.callback(self._suite.close)
             pairs = self._tree is not None
@@ -301,7 +303,7 @@ class Session:
         if self._option.collectonly and not self._refused:
             return True
         results = self._results()
-        self._notices += self.recorder.notices
+        self._notices += [*self.guard.notices, *self.recorder.notices]
         self._notices += waiver_lines(self._waivers, results, self._commands)
         if self._whole:
             self._notices += stale_lines(self._collection.cases, results, self._commands)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from stepguard.core.case import Case
 from stepguard.core.device import CPU, GPU
@@ -20,9 +21,11 @@ from stepguard.plugin.options import is_strict
 from stepguard.plugin.refusals import (
     NO_GATE,
     Refused,
+    changed_since_start,
     fewer_gates,
     missing_cases,
     other_case,
+    other_environment,
     strict_marks,
     strict_options,
     strict_tree,
@@ -47,6 +50,7 @@ class Guard:
     ) -> None:
         self.strict = is_strict(config)
         self.missed: list[Problem] = []  # found at the run's end
+        self.notices: dict[str, None] = {}  # of a run that is not strict
         self._refused: list[Problem] = []  # the failures of tests that tell them
         self._config, self._option = config, config.option
         self._baselines, self._commands = baselines, commands
@@ -67,7 +71,7 @@ class Guard:
             root = self._config.rootpath
             self._revision = current(root, self._baselines)
             tree = strict_tree(root, self._baselines, written)
-            self._refuse([*strict_options(self._config), *tree])
+            self._refuse([*strict_options(self._config), *tree, *changed_since_start()])
 
     def plan(self, items: Sequence[pytest.Item], needed: bool) -> None:
         """Refuse a strict run that would leave a case unguarded, as far as is known before it
@@ -93,9 +97,11 @@ class Guard:
         """Refuse, in a strict run, what a test measures if it guards less than it should. ``own``
         is what the test declares. Raises Refused.
         """
+        changed = [replace(one, case=case.id) for one in changed_since_start()]
         if not self.strict:
+            self.notices |= {one.text: None for one in changed}
             return
-        problems = list(self._less(case))
+        problems = [*self._less(case), *changed]
         if own is not None and own != case and not problems:
             text = "its test measures another case than it declares, though of the same id"
             problems.append(Problem(ProblemCode.OTHER_CASE, text, case.id))
@@ -129,6 +135,8 @@ class Guard:
         known = {problem.case for problem in self._refused}
         missing = missing_cases(states, self._files)
         self.missed += [one for one in missing if one.case not in known]
+        if not known:  # else the tests have said it
+            self.missed += changed_since_start()
         self.missed += [one for result in results for one in self._changed(result)]
 
     def _changed(self, result: Result) -> Iterator[Problem]:
@@ -139,6 +147,7 @@ class Guard:
             yield Problem(ProblemCode.TREE_CHANGED, TREE_CHANGED, result.case.id)
         if recorded is None or recorded.path.name != result.baseline_path.name:
             return
+        yield from other_environment(result, recorded)
         if result.judged_by not in ("", recorded.entry.digest):
             text = "was judged by another recording than the run began with: leave the files alone"
             yield Problem(ProblemCode.OTHER_BASELINE, text, result.case.id)
