@@ -40,6 +40,7 @@ from stepguard.plugin.baseline_folder import (
 )
 from stepguard.plugin.benchmark import Bridge
 from stepguard.plugin.items import Collected, asks_for_perf, case_of, refuse_without_perf
+from stepguard.plugin.options import base_branch
 from stepguard.plugin.pytest_terminal import progress_line
 from stepguard.plugin.recorder import Recorder
 from stepguard.plugin.refusals import Refused, refuse_bad_options, refuse_unmeasured
@@ -157,9 +158,10 @@ class Session:
     def _check_folder(self, all_collected: bool) -> None:
         refuse_bad_options(self._config, self._root, self._baselines, len(self._gpus))
         self._whole = all_collected and whole_folders(self._config)
-        if rev := self._option.perf_base:
+        rev, said = base_branch(self._config)
+        if rev:
             folder = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="stepguard-"))
-            with _usage_errors(f"--perf-base={rev}: "):
+            with _usage_errors(f"{said}: "):
                 into = Path(folder) / self._baselines.name
                 self._base = base_of(self._root, self._baselines, rev, into)
         judges = self._base.folder if self._base else self._baselines
@@ -257,7 +259,7 @@ class Session:
                 confirms=not option.perf_no_confirm,
                 tree=self._tree,
                 launcher=self._launcher,
-                base=option.perf_base or "",
+                base=self._base.name if self._base else "",
                 base_baselines=self._base.folder if self._base else None,
                 environment=inherited.STARTED.variables,
             )
