@@ -7,11 +7,13 @@ need, and nothing is given up early because the machine is busy with something e
 import hashlib
 import os
 import pickle
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import agent_forks
 import pytest
 
 from stepguard.case import Case
@@ -37,6 +39,7 @@ PROTOCOL = Protocol(
 PAIR_TIMING = PairTiming(0.02, 0.1, Protocol(0.1, 0.3, 0.05, 0.5, blocks=2, block_s=0.1), ahead=1)
 REAL_PAIRS = 2  # each order once, and one that imported while the other was timed
 BUSY_LIMIT_S = 900.0
+START_COLD = torchrun.spawn
 # First lines of the conftest.py of a repository that a test makes.
 CONFTEST = """
 import pytest
@@ -84,6 +87,19 @@ def launch_spec(folder: Path, **changes: Any) -> LaunchSpec:
     return replace(spec, **changes)
 
 
+def fork_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start agents by fork where a server of agents is there, and can stand in (agent_forks)."""
+
+    def spawn(
+        command: list[str], spec: LaunchSpec, environment: Mapping[str, str], log: Path
+    ) -> Any:
+        own = {name: value for name, value in environment.items() if name != agent_forks.VARIABLE}
+        forked = agent_forks.spawn(command, spec.root, own, log, spec.standby)
+        return forked or START_COLD(command, spec, own, log)
+
+    monkeypatch.setattr(torchrun, "spawn", spawn)
+
+
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give up nothing early, however slow the machine is."""
     monkeypatch.setattr(group, "HELLO_LIMIT_S", BUSY_LIMIT_S)
@@ -115,6 +131,7 @@ def shorten_launches(monkeypatch: pytest.MonkeyPatch, compiler: bool = False) ->
     monkeypatch.setitem(warmup.PROTOCOLS, "cpu", PROTOCOL)
     monkeypatch.setitem(ab.PAIR_TIMINGS, "cpu", PAIR_TIMING)
     be_patient(monkeypatch)
+    fork_agents(monkeypatch)
 
 
 def repeat_pairs(monkeypatch: pytest.MonkeyPatch, real: int = REAL_PAIRS) -> None:
