@@ -34,7 +34,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -115,23 +115,32 @@ def served(environment: dict[str, str]) -> Iterator[str]:
         server.wait()
 
 
-def spawn(
-    command: list[str], cwd: Path, environment: dict[str, str], log: Path, standby: bool
-) -> "ForkedAgent | None":
-    """Start an agent as torchrun.spawn does, but by fork; None if it has to start cold."""
-    name = os.environ.get(VARIABLE)
-    if not name or command[:4] != [sys.executable, "-P", "-m", AGENT]:
-        return None
+def forking(start_cold: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what takes the place of torchrun.spawn: it forks where a server can stand in."""
+
+    def spawn(command: list[str], spec: Any, environment: Mapping[str, str], log: Path) -> Any:
+        own = {name: value for name, value in environment.items() if name != VARIABLE}
+        name = os.environ.get(VARIABLE)
+        if name and command[:4] == [sys.executable, "-P", "-m", AGENT]:
+            request = {
+                "command": command,
+                "cwd": str(spec.root.resolve()),
+                "environment": own,
+                "process": _inherited(),
+            }
+            if forked := _forked(name, request, log, spec.standby):
+                return forked
+        return start_cold(command, spec, own, log)
+
+    return spawn
+
+
+def _forked(name: str, request: dict[str, Any], log: Path, standby: bool) -> "ForkedAgent | None":
+    """Return the agent that a server forked; None if it cannot stand in for a new process."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours = theirs = None
     try:
         connection.connect("\0" + name)
-        request = {
-            "command": command,
-            "cwd": str(cwd.resolve()),
-            "environment": environment,
-            "process": _inherited(),
-        }
         theirs, ours = os.pipe() if standby else (os.open(os.devnull, os.O_RDWR), None)
         with log.open("wb") as file:
             _send(connection, request, [theirs, file.fileno()])

@@ -7,7 +7,6 @@ need, and nothing is given up early because the machine is busy with something e
 import hashlib
 import os
 import pickle
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,15 +88,7 @@ def launch_spec(folder: Path, **changes: Any) -> LaunchSpec:
 
 def fork_agents(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start agents by fork where a server of agents is there, and can stand in (agent_forks)."""
-
-    def spawn(
-        command: list[str], spec: LaunchSpec, environment: Mapping[str, str], log: Path
-    ) -> Any:
-        own = {name: value for name, value in environment.items() if name != agent_forks.VARIABLE}
-        forked = agent_forks.spawn(command, spec.root, own, log, spec.standby)
-        return forked or START_COLD(command, spec, own, log)
-
-    monkeypatch.setattr(torchrun, "spawn", spawn)
+    monkeypatch.setattr(torchrun, "spawn", agent_forks.forking(START_COLD))
 
 
 def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
