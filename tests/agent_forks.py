@@ -32,7 +32,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -47,6 +46,7 @@ BASE = (
     "torch.distributed.elastic.rendezvous.static_tcp_rendezvous",
     "torch.utils.flop_counter",
 )
+CACHES = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "TRITON_CACHE_DIR")
 # Variables of a launch or a test that neither Python nor torch reads on import. All others must be
 # the server's own.
 FREE = (
@@ -69,10 +69,8 @@ FREE = (
     "STEPGUARD_",
     "TERM",
     "TMPDIR",
-    "TORCHINDUCTOR_CACHE_DIR",
-    "TORCH_EXTENSIONS_DIR",
-    "TRITON_CACHE_DIR",
     "_",
+    *CACHES,
 )
 # What every launch on a CPU has (launch/torchrun.py), of what is read on import.
 OF_LAUNCHES = {
@@ -90,9 +88,9 @@ ENVIRONMENT_FIELDS = slice(47, 49)  # of /proc/PID/stat, behind the process's na
 
 
 @contextlib.contextmanager
-def served(environment: dict[str, str]) -> Iterator[str]:
+def served(environment: dict[str, str], folder: Path) -> Iterator[str]:
     """Run a server whose agents get ``environment``'s settings; yield the name of its socket. It
-    ends with the block, and with this process.
+    ends with the block, and with this process. ``folder``: an empty one, for what imports write.
     """
     name = f"agent-forks-{os.getpid()}-{os.urandom(8).hex()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
@@ -100,13 +98,17 @@ def served(environment: dict[str, str]) -> Iterator[str]:
         listener.listen(64)
         main = f"__import__({__name__!r}).main({listener.fileno()}, {os.getpid()})"
         own = {"PYTHONPATH": str(Path(__file__).parent), "ROOM": "." * ROOM_BYTES}
+        places = [folder / name for name in ("temporary", "current")]
+        for place in places:
+            place.mkdir()
+        own |= {"TMPDIR": str(places[0])} | dict.fromkeys(CACHES, str(folder / "caches"))
         theirs = {key: value for key, value in environment.items() if key != VARIABLE}
         server = subprocess.Popen(
             [sys.executable, "-P", "-c", main],
             env=theirs | OF_LAUNCHES | own,
             pass_fds=[listener.fileno()],
             stdin=subprocess.DEVNULL,
-            cwd="/",
+            cwd=places[1],
         )
     try:
         yield name
@@ -255,6 +257,7 @@ class Stage:
         self._callers: dict[int, socket.socket] = {}  # by agent
         self._ends: dict[int, int] = {}  # agents by what becomes readable at their end
         self._orphans: set[int] = set()  # agents that do not heed yet what tells them
+        self._paths = _paths(environment["TMPDIR"], os.getcwd())
 
     def serve(self) -> None:
         """Answer requests until whoever sends them is gone."""
@@ -362,10 +365,12 @@ class Stage:
             os.dup2(streams[1], 1)
             os.dup2(streams[1], 2)
             _become(request, host, self._room)
+            for names, name, number, rest in self._paths:
+                names[name] = (os.environ["TMPDIR"], request["cwd"])[number] + rest
             with contextlib.suppress(OSError):  # the caller has died, which serve() notices
                 caller.send(json.dumps({"pid": os.getpid()}).encode())
             self._leave(caller, streams)
-            runpy.run_module(AGENT, run_name="__main__", alter_sys=True)
+            runpy._run_module_as_main(AGENT)  # as python -m does
             status = 0
         except SystemExit as leaving:
             status = leaving.code if isinstance(leaving.code, int) else int(bool(leaving.code))
@@ -397,6 +402,23 @@ class Stage:
             if _mask(_status(pid), "SigCgt", signal.SIGUSR1):
                 self._orphans.remove(pid)
                 os.kill(pid, signal.SIGUSR1)
+
+
+def _paths(*folders: str) -> list[tuple[dict[str, Any], str, int, str]]:
+    """Return what modules made of these folders on import: where it stands, under which name, of
+    which folder, and the rest of the path.
+    """
+    found = []
+    for module in [*sys.modules.values()]:
+        places = [vars(module)]
+        if isinstance(config := places[0].get("_config"), dict):  # settings of torch's compiler
+            places += [vars(entry) for entry in config.values() if hasattr(entry, "default")]
+        for names in places:
+            for name, value in [*names.items()]:
+                for number, folder in enumerate(folders):
+                    if type(value) is str and value.startswith(folder):
+                        found.append((names, name, number, value.removeprefix(folder)))
+    return found
 
 
 def _die_with(parent: int, signum: int) -> None:
@@ -437,7 +459,6 @@ def _become(request: dict[str, Any], host: int, room: tuple[int, int]) -> None:
     sys.orig_argv = request["command"]
     del sys.modules[__name__]
     importlib.invalidate_caches()
-    tempfile.tempdir = None  # TMPDIR is another one now
     # All forks would draw the same random numbers; Python reseeds its own after each fork.
     sys.modules["torch"].default_generator.seed()
     if numpy_random := sys.modules.get("numpy.random"):

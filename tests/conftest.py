@@ -52,9 +52,9 @@ COMPILER = {"TORCHINDUCTOR_VEC_ISA_OK": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1
 
 
 @pytest.fixture(scope="session", autouse=True)
-def agent_server() -> Iterator[str]:
+def agent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The name of the server whose forks the agents of launches are."""
-    with served({**os.environ, **COMPILER}) as name:
+    with served({**os.environ, **COMPILER}, tmp_path_factory.mktemp("agents")) as name:
         yield name
 
 

@@ -31,6 +31,11 @@ def read(name):
 
 MASKS = ("SigBlk", "SigIgn", "SigCgt", "Umask", "Cpus_allowed")
 shown = [line for line in read("environ").split("\\0") if line]
+everything = [(name, vars(module).copy()) for name, module in sys.modules.copy().items()]
+for name, names in everything.copy():
+    if isinstance(names.get("_config"), dict):
+        everything += [(f"{name}.{key}", vars(entry)) for key, entry in names["_config"].items()
+                       if hasattr(entry, "default")]
 facts = {
     "environment": dict(os.environ),
     "shown": sorted(shown),
@@ -49,6 +54,8 @@ facts = {
     "limits": read("limits"),
     "nice": os.nice(0),
     "temporary": tempfile.gettempdir(),
+    "paths": {f"{module} {name}": value for module, names in everything for name, value in
+              names.items() if type(value) is str and value.startswith("/")},
     "collects": gc.isenabled(),
     "frozen": gc.get_freeze_count() > 0,
     "threads": [threading.active_count(), torch.get_num_threads()],
@@ -203,9 +210,10 @@ def test_a_forked_agent_dies_with_its_caller(tmp_path):
 
 OWNER = """
 import os, sys
+from pathlib import Path
 from agent_forks import VARIABLE, served
 
-with served({**os.environ}) as name:
+with served({**os.environ}, Path(os.environ["TMPDIR"])) as name:
     os.environ[VARIABLE] = name
     exec(sys.argv[2])
 """
