@@ -113,13 +113,14 @@ def test_the_gpu_is_main_s_alone():
 
 
 def test_owners_have_files():
-    """Every path of CODEOWNERS is there, the workflows' among them, or would be read by pytest in
-    place of the one that is.
+    """Every path of CODEOWNERS is there, the workflows' among them, or would be read by pytest or
+    make in place of the one that is.
     """
     lines = (ROOT / ".github" / "CODEOWNERS").read_text().splitlines()
     owned = [line.split()[0] for line in lines if line and not line.startswith("#")]
     assert "/.github/" in owned and len(owned) == len(set(owned))
-    settings = {f"/{name}" for name in (*OWN_FILES, "pyproject.toml", "tox.ini", "setup.cfg")}
+    names = (*OWN_FILES, "pyproject.toml", "tox.ini", "setup.cfg", "GNUmakefile", "makefile")
+    settings = {f"/{name}" for name in names}
     assert settings <= {*owned}
     for path in {*owned} - settings:
         assert (ROOT / path.strip("/")).is_dir() == path.endswith("/"), path
