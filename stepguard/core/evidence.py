@@ -23,6 +23,7 @@ from stepguard.core.recording import Count
 from stepguard.core.site import Site
 from stepguard.core.step_identity import StepIdentity
 from stepguard.core.strict_json import Check, Content, OtherSchema, parse
+from stepguard.core.text import DETAIL_CHARACTERS, MESSAGE_CHARACTERS, bounded
 from stepguard.core.verdict import Reason
 
 SCHEMA = 2
@@ -178,6 +179,9 @@ class Fault:
     def __post_init__(self) -> None:
         # Here, since evidence and both sides of a comparison are read by way of it.
         object.__setattr__(self, "code", FORMER_CODES.get(self.code, self.code))
+        # Both quote a workload, whose exception may print a whole tensor.
+        object.__setattr__(self, "message", bounded(self.message, MESSAGE_CHARACTERS))
+        object.__setattr__(self, "detail", bounded(self.detail, DETAIL_CHARACTERS))
 
 
 @dataclass(frozen=True)
