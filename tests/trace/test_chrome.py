@@ -17,7 +17,7 @@ from kineto import Kineto, steps
 
 from stepguard.trace.columns import CALL, NONE
 from stepguard.trace.read.chrome import read_chrome
-from stepguard.trace.read.chunks import Chunks, TraceError
+from stepguard.trace.read.chunks import EVENTS, Chunks, TraceError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -65,7 +65,7 @@ def test_all_events_arrive(count, size, packed, data):
     indent = data.draw(st.sampled_from([None, 0, 2]))
     events = [dict(ph="X", name=f"n{i}", args={"x": [[1], {}]}) for i in range(count)]
     text = json.dumps({"traceEvents": events, "deviceProperties": [{}, {}]}, indent=indent).encode()
-    chunks = Chunks(BytesIO(gzip.compress(text) if packed else text), size)
+    chunks = Chunks(BytesIO(gzip.compress(text) if packed else text), EVENTS, size)
     assert [event.name for part in chunks for event in part] == [e["name"] for e in events]
     assert chunks.head == {"deviceProperties": [{}, {}]}
 

@@ -6,10 +6,11 @@ quotes of any other cut do not balance.
 """
 
 import gzip
+import math
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
@@ -45,7 +46,11 @@ class TraceError(ValueError):
     """A trace that cannot be read, or that cannot be right; one sentence."""
 
 
-class Scalar(msgspec.Struct, gc=False):
+class CutOffError(TraceError):
+    """A trace that ends too early."""
+
+
+class Scalar(msgspec.Struct, frozen=True, gc=False):
     """The arguments of an event that are used; all others are skipped undecoded."""
 
     correlation: int | float | None = None
@@ -69,7 +74,7 @@ class Scalar(msgspec.Struct, gc=False):
     code: str | None = msgspec.field(name="kernel_hash", default=None)
 
 
-class Event(msgspec.Struct, gc=False):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One event as it stands in the file; times in us."""
 
     name: str | int | float | None = None
@@ -82,21 +87,52 @@ class Event(msgspec.Struct, gc=False):
     args: Scalar | None = None
 
 
-_decode = msgspec.json.Decoder(list[Event]).decode
+class Details(Scalar, frozen=True, gc=False):
+    """The arguments of which a step's counts and identity are made, beside those of Scalar."""
+
+    strides: msgspec.Raw = msgspec.field(name="Input Strides", default=NO_JSON)
+    kernel_kwargs: Any = None
+    warps: Any = msgspec.field(name="num_warps", default=None)
+    stages: Any = msgspec.field(name="num_stages", default=None)
+    backend: Any = msgspec.field(name="kernel_backend", default=None)
+    registers: Any = msgspec.field(name="registers per thread", default=None)
+    shared_memory: Any = msgspec.field(name="shared memory", default=None)
+    copied_bytes: Any = msgspec.field(name="bytes", default=None)
 
 
-class Chunks:
+NO_DETAILS = Details()
+
+
+class DetailedEvent(Event, frozen=True, gc=False):
+    """An event of a rank's own profile. What it lacks cannot be mistaken for a figure."""
+
+    name: str = ""
+    cat: str = ""
+    ts: float = math.nan
+    dur: float = -1.0
+    args: Details = NO_DETAILS
+
+
+E = TypeVar("E", bound=Event)
+Decode = Callable[[bytes], list[E]]
+# Files of any size are decoded without details, which cost up to a tenth of the decoding.
+EVENTS: Decode[Event] = msgspec.json.Decoder(list[Event]).decode
+DETAILED: Decode[DetailedEvent] = msgspec.json.Decoder(list[DetailedEvent]).decode
+
+
+class Chunks(Generic[E]):
     """Iterates over lists of events; afterwards ``head`` has what stands beside them in the file.
 
     Raises TraceError where the file is no trace, is cut off, or cannot be decoded.
     """
 
-    def __init__(self, file: BinaryIO, chunk_bytes: int = CHUNK_BYTES) -> None:
+    def __init__(self, file: BinaryIO, decode: Decode[E], chunk_bytes: int = CHUNK_BYTES) -> None:
         self.head: dict[str, object] = {}
+        self._decode = decode
         self._pull = _source(file, chunk_bytes)
         self._events = 0
 
-    def __iter__(self) -> Iterator[list[Event]]:
+    def __iter__(self) -> Iterator[list[E]]:
         buffer, is_list = self._open()
         while True:
             more = self._pull()
@@ -127,19 +163,19 @@ class Chunks:
                 return buffer[found.end() :], False
             if len(buffer) > MAX_EVENT_BYTES:
                 break
-        raise TraceError('it has no list "traceEvents": not a Chrome trace, or cut off before it')
+        raise CutOffError('it has no list "traceEvents": not a Chrome trace, or cut off before it')
 
-    def _cut(self, buffer: bytes) -> tuple[list[Event], bytes] | None:
+    def _cut(self, buffer: bytes) -> tuple[list[E], bytes] | None:
         """Return the events up to the last border that holds, and the bytes behind it."""
         try:
-            return _up_to_a_border(buffer)
+            return _up_to_a_border(buffer, self._decode)
         except ValueError as error:
             # The list may end in here, with more behind it: the end of the file decides.
             if len(buffer) < _UNDECIDED_BYTES and not isinstance(error, msgspec.ValidationError):
                 return None
             raise TraceError(f"after {self._events:,} events: {error}") from None
 
-    def _last(self, buffer: bytes, is_list: bool) -> list[Event]:
+    def _last(self, buffer: bytes, is_list: bool) -> list[E]:
         """Return the events of the rest of the file, whose end closes the list and the object."""
         error: Exception | None = None
         for found in reversed(list(_END.finditer(b"[" + buffer))):
@@ -148,12 +184,12 @@ class Chunks:
             if (tail != b"") if is_list else not self._closes(tail):
                 continue
             try:
-                return _events(inside) if inside.strip() else []
+                return _events(inside, self._decode) if inside.strip() else []
             except _UNDECODED as problem:
                 error = error or problem
         if error:
             raise TraceError(f"after {self._events:,} events: {error}")
-        raise TraceError(f"it is cut off after {self._events:,} events: the list has no end")
+        raise CutOffError(f"it is cut off after {self._events:,} events: the list has no end")
 
     def _closes(self, tail: bytes) -> bool:
         """Return whether the bytes behind the list end the object; keep what they hold."""
@@ -178,7 +214,7 @@ def _source(file: BinaryIO, size: int) -> Callable[[], bytes]:
         try:
             return source.read(size)
         except EOFError:
-            raise TraceError("it is cut off: the gzip stream has no end") from None
+            raise CutOffError("it is cut off: the gzip stream has no end") from None
         except _DAMAGED as error:
             raise TraceError(f"the gzip stream is damaged: {error}") from None
 
@@ -196,7 +232,7 @@ def _last_borders(buffer: bytes) -> list[tuple[int, int]]:
         window *= 16
 
 
-def _up_to_a_border(buffer: bytes) -> tuple[list[Event], bytes] | None:
+def _up_to_a_border(buffer: bytes, decode: Decode[E]) -> tuple[list[E], bytes] | None:
     """Return the events up to the last border, and what is behind it; None where there is none.
 
     Raises ValueError if no border is one, as the file stands and with its faults mended.
@@ -206,7 +242,7 @@ def _up_to_a_border(buffer: bytes) -> tuple[list[Event], bytes] | None:
     for mend in (bytes, _mended):
         for begin, end in borders:
             try:
-                return _decode(mend(b"[" + buffer[: begin + 1] + b"]")), buffer[end:]
+                return decode(mend(b"[" + buffer[: begin + 1] + b"]")), buffer[end:]
             except msgspec.ValidationError:
                 raise
             except _UNDECODED as error:
@@ -216,15 +252,15 @@ def _up_to_a_border(buffer: bytes) -> tuple[list[Event], bytes] | None:
     return None
 
 
-def _events(text: bytes) -> list[Event]:
+def _events(text: bytes, decode: Decode[E]) -> list[E]:
     """Decode events without their brackets. Raises an _UNDECODED error."""
     whole = b"[" + text + b"]"
     try:
-        return _decode(whole)
+        return decode(whole)
     except msgspec.ValidationError:
         raise
     except _UNDECODED:
-        return _decode(_mended(whole))
+        return decode(_mended(whole))
 
 
 def _mended(text: bytes) -> bytes:
