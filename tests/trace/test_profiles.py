@@ -71,6 +71,35 @@ def test_a_step_with_lost_records_is_left_out():
         trace.analysis()
 
 
+def test_fills_without_a_record_lose_no_step():
+    """Whole files lack them. One that has its record counts, and is work of the step."""
+    trace = two_steps()
+    for number in range(3):
+        trace.call("cudaMemsetAsync", 1000 * number + 300, correlation=900 + number)
+    found = trace.analysis().windows
+    assert (found.steps, found.incomplete, found.lost, found.launches) == (2, 0, 0, 2)
+
+
+@pytest.mark.parametrize("empty", [(1000, 1040), (-50, -10)])
+def test_an_empty_step_ends_nothing(empty):
+    """A loop that ends in a mark of its own: the one step before it lasts to its last record."""
+    trace = Kineto()
+    trace.step(0, 0, 999)
+    trace.step(1, *empty)
+    trace.kernel(5, 100, 200)
+    trace.kernel(300, 400, 600)
+    found = trace.analysis().windows
+    assert (found.step_us.tolist(), found.marked, found.incomplete) == ([500], 1, 0)
+
+
+def test_an_empty_last_step_leaves_the_others_as_they_are():
+    """The last one that launches has no end."""
+    trace = two_steps()
+    trace.step(3, 3000, 3040)
+    found = trace.analysis().windows
+    assert (found.step_us.tolist(), found.marked) == ([1000, 1000], 3)
+
+
 def test_without_marks_the_whole_file_is_one_step():
     """It is said; the figures are of all records."""
     trace = Kineto()

@@ -11,7 +11,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -44,8 +44,10 @@ from stepguard.trace.read.chunks import (
     Chunks,
     DetailedEvent,
     Event,
+    Plain,
     Scalar,
     TraceError,
+    Triple,
 )
 from stepguard.trace.work import Inputs, is_known, work_of
 
@@ -67,7 +69,7 @@ _GPU = {
     "gpu_memset": FILL,
     "memset": FILL,
 }
-_NOTHING = Scalar()
+_NO_ARGS = Scalar()
 _MEMORY, _CUDA = "[memory]", 1  # an allocation's event, and its type of device
 
 
@@ -76,8 +78,8 @@ class _Device(msgspec.Struct):
 
 
 class _Ranks(msgspec.Struct):
-    rank: int | None = None
-    world_size: int | None = None
+    rank: Plain = None
+    world_size: Plain = None
 
 
 class _Head(msgspec.Struct):
@@ -162,7 +164,7 @@ class _Columns:
         for event in events:
             if event.ph == "X":
                 found[event.cat].append(event)
-            elif event.name == _MEMORY and event.args is not None:
+            elif event.name == _MEMORY and isinstance(event.args, Scalar):
                 self._add_allocation(event, event.args)
         for category, rows in found.items():
             kind = (category or "").lower()
@@ -180,7 +182,7 @@ class _Columns:
 
     def _add_host(self, kind: int, rows: list[Event]) -> None:
         threads = self._threads
-        args = [row.args or _NOTHING for row in rows]
+        args = cast("list[Scalar]", [row.args or _NO_ARGS for row in rows])
         if kind == OPERATOR:
             self._add_work(rows)
         columns = (
@@ -196,7 +198,11 @@ class _Columns:
         """Note the work of operators whose shapes are in the file (``record_shapes=True``)."""
         for row in rows:
             args = row.args
-            if args is None or args.dims is NO_JSON or not is_known(name := str(row.name)):
+            if (
+                not isinstance(args, Scalar)
+                or args.dims is NO_JSON
+                or not is_known(name := str(row.name))
+            ):
                 continue
             inputs = Inputs(name, *(bytes(raw) for raw in (args.dims, args.types, args.values)))
             if (work := self._known.get(inputs)) is None:
@@ -206,7 +212,7 @@ class _Columns:
                 self._work[external] = work
 
     def _add_gpu(self, kind: int, rows: list[Event]) -> None:
-        args = [row.args or _NOTHING for row in rows]
+        args = cast("list[Scalar]", [row.args or _NO_ARGS for row in rows])
         pairs = list(zip(rows, args, strict=True))
         columns = (
             [kind] * len(rows),
@@ -215,7 +221,7 @@ class _Columns:
             _numbers([row.tid if one.stream is None else one.stream for row, one in pairs]),
             _numbers([one.correlation for one in args]),
             self._externals(args),
-            [self._shapes[one.grid or (), one.block or ()] for one in args]
+            [self._shapes[_sizes(one.grid), _sizes(one.block)] for one in args]
             if kind == KERNEL
             else [NONE] * len(rows),
         )
@@ -239,7 +245,7 @@ class _Columns:
             if one.collective is not None:
                 self._messages[external] = _message(one)
             if one.code:
-                self._codes[external] = one.code
+                self._codes[external] = str(one.code)
         return found
 
     def trace(self, machine: Machine) -> Trace:
@@ -294,7 +300,12 @@ def _numbers(values: list[Any]) -> list[int]:
     return [_number(value) for value in found]
 
 
-def _number(value: int | float | str | None) -> int:
+def _sizes(value: Triple) -> tuple[int, ...]:
+    """Return the blocks or threads along each axis; () where the file has no list of them."""
+    return value if isinstance(value, tuple) else ()
+
+
+def _number(value: Plain) -> int:
     """Return a number that may be written as another type, NONE for what is none."""
     if isinstance(value, int | float):
         return int(value)
@@ -316,10 +327,12 @@ def _machine(head: dict[str, Any]) -> Machine:
         found = msgspec.convert(head, _Head)
     except msgspec.ValidationError as error:
         raise TraceError(f"what it says of its machine is not as it should be: {error}") from None
+    ranks = found.ranks or _Ranks()
+    rank = _number(ranks.rank)
     return Machine(
         gpu=found.devices[0].name if found.devices else "",
-        rank=found.ranks.rank if found.ranks else None,
-        world_size=(found.ranks and found.ranks.world_size) or 1,
+        rank=None if rank == NONE else rank,
+        world_size=max(1, _number(ranks.world_size)),
         software=tuple((key, str(head[key])) for key in _SOFTWARE if key in head),
         base_ns=int(found.base_ns or 0),
     )

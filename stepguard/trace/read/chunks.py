@@ -5,29 +5,28 @@ ends: a prefix that decodes as a list of events was cut at the right place, sinc
 quotes of any other cut do not balance.
 """
 
-import gzip
 import math
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Any, BinaryIO, Generic, TypeVar
+from contextlib import suppress
+from typing import Annotated, Any, BinaryIO, Generic, TypeVar
 
 import msgspec
 
 try:  # it unpacks in a third of the time
     from isal import isal_zlib
-    from isal.igzip import IGzipFile as GzipFile
 
-    _DAMAGED: tuple[type[Exception], ...] = (gzip.BadGzipFile, isal_zlib.error)  # type: ignore[assignment]
+    _unpacker: Callable[..., Any] = isal_zlib.decompressobj
+    _DAMAGED: type[Exception] = isal_zlib.error  # type: ignore[assignment]
 except ImportError:
-    from gzip import GzipFile  # type: ignore[assignment]
-
-    _DAMAGED = (gzip.BadGzipFile, zlib.error)
+    _unpacker, _DAMAGED = zlib.decompressobj, zlib.error
 
 CHUNK_BYTES = 1 << 18  # larger ones leave the cache: 1 MiB takes a tenth longer
 # No event is larger: the longest that were seen hold a shape list of some hundred KiB.
 MAX_EVENT_BYTES = 256 << 20
-_GZIP = b"\x1f\x8b"
+_GZIP, _GZIP_WBITS = b"\x1f\x8b", 31
+_PACKED_BYTES = 1 << 15  # unpacked these are a chunk or two
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _BORDER = re.compile(rb"\}\s*,\s*(?=\{)")
 _END = re.compile(rb"[}\[]\s*,?\s*\](?=\s*(?:\}|,\s*\"|$))")
@@ -50,46 +49,55 @@ class CutOffError(TraceError):
     """A trace that ends too early."""
 
 
+Plain = int | float | str | None  # some versions and tools write numbers as text
+Triple = tuple[int, ...] | str | None  # "grid(100,)" of an operator that launches it
+
+
 class Scalar(msgspec.Struct, frozen=True, gc=False):
     """The arguments of an event that are used; all others are skipped undecoded."""
 
-    correlation: int | float | None = None
-    external: int | float | None = msgspec.field(name="External id", default=None)
-    external_old: int | float | None = msgspec.field(name="external id", default=None)
-    stream: int | str | None = None
-    device: int | str | None = None
-    grid: tuple[int, ...] | None = None
-    block: tuple[int, ...] | None = None
-    collective: str | None = msgspec.field(name="Collective name", default=None)
-    elements_in: int | float | None = msgspec.field(name="In msg nelems", default=None)
-    elements_out: int | float | None = msgspec.field(name="Out msg nelems", default=None)
-    group: int | float | None = msgspec.field(name="Group size", default=None)
-    dtype: str | None = None
+    correlation: Plain = None
+    external: Plain = msgspec.field(name="External id", default=None)
+    external_old: Plain = msgspec.field(name="external id", default=None)
+    stream: Plain = None
+    device: Plain = None
+    grid: Triple = None
+    block: Triple = None
+    collective: Plain = msgspec.field(name="Collective name", default=None)
+    elements_in: Plain = msgspec.field(name="In msg nelems", default=None)
+    elements_out: Plain = msgspec.field(name="Out msg nelems", default=None)
+    group: Plain = msgspec.field(name="Group size", default=None)
+    dtype: Plain = None
     dims: msgspec.Raw = msgspec.field(name="Input Dims", default=NO_JSON)
     types: msgspec.Raw = msgspec.field(name="Input type", default=NO_JSON)
     values: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=NO_JSON)
-    address: int | float | str | None = msgspec.field(name="Addr", default=None)
-    changed: int | float | str | None = msgspec.field(name="Bytes", default=None)
-    device_type: int | float | str | None = msgspec.field(name="Device Type", default=None)
-    code: str | None = msgspec.field(name="kernel_hash", default=None)
+    address: Plain = msgspec.field(name="Addr", default=None)
+    changed: Plain = msgspec.field(name="Bytes", default=None)
+    device_type: Plain = msgspec.field(name="Device Type", default=None)
+    code: Plain = msgspec.field(name="kernel_hash", default=None)
+
+
+Nothing = Annotated[list[Any], msgspec.Meta(max_length=0)]  # PHP's way to write {}
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
     """One event as it stands in the file; times in us."""
 
-    name: str | int | float | None = None
+    name: Plain = None
     ph: str | None = None
     cat: str | None = None
     ts: float | None = None
     dur: float = 0.0
-    pid: int | float | str | None = None
-    tid: int | float | str | None = None
-    args: Scalar | None = None
+    pid: Plain = None
+    tid: Plain = None
+    args: Scalar | Nothing | None = None
 
 
 class Details(Scalar, frozen=True, gc=False):
     """The arguments of which a step's counts and identity are made, beside those of Scalar."""
 
+    correlation: int | float | None = None
+    elements_in: int | float | None = msgspec.field(name="In msg nelems", default=None)
     strides: msgspec.Raw = msgspec.field(name="Input Strides", default=NO_JSON)
     kernel_kwargs: Any = None
     warps: Any = msgspec.field(name="num_warps", default=None)
@@ -189,6 +197,9 @@ class Chunks(Generic[E]):
                 error = error or problem
         if error:
             raise TraceError(f"after {self._events:,} events: {error}")
+        if is_list:  # Chrome's format lets a list go without its bracket
+            with suppress(*_UNDECODED):
+                return _events(buffer.rstrip().removesuffix(b","), self._decode)
         raise CutOffError(f"it is cut off after {self._events:,} events: the list has no end")
 
     def _closes(self, tail: bytes) -> bool:
@@ -208,17 +219,33 @@ def _source(file: BinaryIO, size: int) -> Callable[[], bytes]:
     """Return a function that returns the next ``size`` bytes or so, unpacked if they are gzip."""
     packed = file.read(len(_GZIP)) == _GZIP
     file.seek(0)
-    source = GzipFile(fileobj=file) if packed else file  # type: ignore[no-untyped-call]
+    if not packed:
+        return lambda: file.read(size)
+    parts = _unpacked(file, size)
+    return lambda: next(parts, b"")
 
-    def pull() -> bytes:
-        try:
-            return source.read(size)
-        except EOFError:
-            raise CutOffError("it is cut off: the gzip stream has no end") from None
-        except _DAMAGED as error:
-            raise TraceError(f"the gzip stream is damaged: {error}") from None
 
-    return pull
+def _unpacked(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield what the members of a gzip file hold, at most ``size`` bytes at a time. What follows
+    the last member and is none is left alone, as gunzip does.
+    """
+    packed = file.read(_PACKED_BYTES)
+    while packed.startswith(_GZIP):
+        member = _unpacker(wbits=_GZIP_WBITS)
+        while not member.eof:
+            packed = packed or file.read(_PACKED_BYTES)
+            if not packed:
+                raise CutOffError("it is cut off: the gzip stream has no end")
+            try:
+                part = member.decompress(packed, size)
+            except _DAMAGED as error:
+                raise TraceError(f"the gzip stream is damaged: {error}") from None
+            packed = member.unconsumed_tail
+            if part:
+                yield part
+        packed = member.unused_data
+        while len(packed) < len(_GZIP) and (more := file.read(_PACKED_BYTES)):
+            packed += more
 
 
 def _last_borders(buffer: bytes) -> list[tuple[int, int]]:
