@@ -172,6 +172,27 @@ def test_malformed_json_is_refused_where_it_is():
         read(text[:half] + b"}{" + text[half:], 1000)
 
 
+@pytest.mark.parametrize("stray", ['"', "x", "{", "}", "[", ",", "\\"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_stray_character_is_refused_where_it_stands(stray, inside):
+    """The rest of a file is not read, which would take longer than reading a good one."""
+    events = [dict(ph="X", cat="cpu_op", name="aten::mm", ts=at, dur=1) for at in range(5000)]
+    text = json.dumps({"traceEvents": events})
+    at = text.index('"cat"' if inside else '{"ph"', len(text) // 10)
+    file = BytesIO((text[:at] + stray + text[at:]).encode())
+    with pytest.raises(TraceError, match=r"after [\d,]+ events"):
+        read_chrome(file, 1000)
+    assert file.tell() < at + 3000
+
+
+def test_a_list_may_end_in_a_comma():
+    """As some tools write it; lists of objects that follow are none of its events."""
+    trace = steps(300)
+    events, devices = (json.dumps(one)[1:-1] for one in (trace.events, [{"name": "H"}] * 9))
+    text = f'{{"traceEvents": [{events}, ], "deviceProperties": [{devices}]}}'.encode()
+    assert len(read(text, 1000).gpu.kind) == 301 and read(text, 1 << 20).machine.gpu == "H"
+
+
 def test_old_and_foreign_spellings():
     """Before 2023 Kineto wrote "Kernel" and "Runtime", ids in lower case, streams as text."""
     trace = Kineto()

@@ -34,8 +34,10 @@ _END = re.compile(rb"[}\[]\s*,?\s*\](?=\s*(?:\}|,\s*\"|$))")
 _NO_NUMBER = re.compile(rb'("\s*:\s*)-?(?:nan|inf(?:inity)?)\b', re.IGNORECASE)
 _CONTROL = bytes(range(32))
 _UNDECODED = (msgspec.DecodeError, UnicodeDecodeError)
+# What msgspec says where the list ends and more follows.
+_AT_THE_END = ("trailing characters", "trailing comma in array")
 _TRIES = 8  # of cuts in one chunk: text that looks like a border may stand in a name
-_UNDECIDED_BYTES = 32 << 20  # read on this far where no cut holds
+_UNDECIDED_BYTES = 8 << 20  # read on this far where no cut holds
 
 
 NO_JSON = msgspec.Raw(b"")
@@ -142,26 +144,34 @@ class Chunks(Generic[E]):
 
     def __iter__(self) -> Iterator[list[E]]:
         buffer, is_list = self._open()
-        while True:
-            more = self._pull()
-            if not more:
-                break
+        wanted = 0
+        while more := self._more(wanted):
             buffer += more
             cut = self._cut(buffer)
             if cut is None:
                 if len(buffer) > MAX_EVENT_BYTES:
                     raise TraceError(f"no event ends in {MAX_EVENT_BYTES >> 20} MiB: not a trace")
+                wanted = len(buffer)  # to decode twice as much, not each chunk again
                 continue
-            events, rest = cut
+            wanted = 0
+            events, buffer = cut
             self._events += len(events)
             yield events
-            buffer = rest
         yield self._last(buffer, is_list)
+
+    def _more(self, least: int) -> bytes:
+        """Return the next chunk, or chunks of at least so many bytes; b"" at the end."""
+        parts: list[bytes] = []
+        while more := self._pull():
+            parts.append(more)
+            if (least := least - len(more)) <= 0:
+                break
+        return b"".join(parts)
 
     def _open(self) -> tuple[bytes, bool]:
         """Read up to the first event; return what follows, and whether the file is a bare list."""
         buffer = b""
-        while more := self._pull():
+        while more := self._more(len(buffer)):
             buffer += more
             start = buffer.lstrip()
             if start.startswith(b"["):
@@ -179,7 +189,7 @@ class Chunks(Generic[E]):
             return _up_to_a_border(buffer, self._decode)
         except ValueError as error:
             # The list may end in here, with more behind it: the end of the file decides.
-            if len(buffer) < _UNDECIDED_BYTES and not isinstance(error, msgspec.ValidationError):
+            if len(buffer) < _UNDECIDED_BYTES and not _is_final(error):
                 return None
             raise TraceError(f"after {self._events:,} events: {error}") from None
 
@@ -265,18 +275,28 @@ def _up_to_a_border(buffer: bytes, decode: Decode[E]) -> tuple[list[E], bytes] |
     Raises ValueError if no border is one, as the file stands and with its faults mended.
     """
     borders = _last_borders(buffer)
+    if not borders:
+        return None
     first: ValueError | None = None
-    for mend in (bytes, _mended):
-        for begin, end in borders:
-            try:
-                return decode(mend(b"[" + buffer[: begin + 1] + b"]")), buffer[end:]
-            except msgspec.ValidationError:
-                raise
-            except _UNDECODED as error:
-                first = first or ValueError(str(error))
-    if first:
-        raise first
-    return None
+    for begin, end in borders:
+        try:
+            return decode(b"[" + buffer[: begin + 1] + b"]"), buffer[end:]
+        except msgspec.ValidationError:
+            raise
+        except _UNDECODED as error:
+            first = first or ValueError(str(error))
+    begin, end = borders[0]
+    mended, rest = _mended(buffer[: begin + 1]), buffer[begin + 1 :]
+    if mended == buffer[: begin + 1]:
+        raise first or ValueError("no border")
+    return _up_to_a_border(mended + rest, decode)
+
+
+def _is_final(error: ValueError) -> bool:
+    """Tell whether text stays wrong whatever follows it: malformed, and not by the list's end."""
+    words = str(error)
+    wrong = "malformed" in words and not any(end in words for end in _AT_THE_END)
+    return wrong or isinstance(error, msgspec.ValidationError)
 
 
 def _events(text: bytes, decode: Decode[E]) -> list[E]:
