@@ -1,5 +1,6 @@
 """Files of profilers: the traces in them by rank, taken apart. What is wrong with one names it."""
 
+import shlex
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -14,10 +15,17 @@ from stepguard.trace.profiles import Analysis, analyse
 from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.read.nsys import read_nsys
+from stepguard.trace.read.tables import refuse_page
 
 _TRACES = (".json", ".json.gz", ".sqlite")
 _TWO_RUNS = "two runs: name the files of one, or put each run into a folder of its own"
+_LOOKED_AT = 1 << 12  # bytes from the begin
 _SQLITE = b"SQLite format 3\0"
+_REPORTS = {  # of Nsight's tools: the command that exports one
+    ".nsys-rep": "nsys export --type sqlite {path}",
+    ".qdrep": "nsys export --type sqlite {path}",
+    ".ncu-rep": "ncu --import {path} --csv --page raw > {stem}.csv",
+}
 Files = dict[int, tuple[Path, Trace]]  # by rank
 Ranks = dict[int, tuple[Path, Analysis]]
 
@@ -103,8 +111,13 @@ def traces_in(folder: Path) -> list[Path]:
 
 def _traces(path: Path) -> list[Trace]:
     """Return the traces in a file: one of torch.profiler, or one a process in an export of nsys."""
+    if command := _REPORTS.get(path.suffix):
+        export = command.format(path=shlex.quote(str(path)), stem=shlex.quote(str(path.stem)))
+        raise TraceError(f"it is a report of Nsight's own; export it: {export}")
     with path.open("rb") as file:
-        if file.read(len(_SQLITE)) != _SQLITE:
+        begin = file.read(_LOOKED_AT)
+        refuse_page(begin.decode("utf-8", "replace"))
+        if not begin.startswith(_SQLITE):
             file.seek(0)
             return [read_chrome(file)]
     with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
