@@ -175,6 +175,21 @@ def test_a_difference_is_explained(tmp_path, capsys):
     assert total == pytest.approx(found["after_us"] - found["before_us"], abs=1e-6)
 
 
+def test_files_without_marks_may_have_recorded_more(tmp_path, capsys):
+    """A whole file counts as one step: the page says so before it explains the difference."""
+    marked = write(tmp_path / "marked.json")
+    for name, count in (("short", 3), ("long", 6)):
+        trace = Kineto()
+        for at in range(count):
+            trace.kernel(100 * at, 100 * at + 20, 100 * at + 70)
+        (tmp_path / name).write_bytes(trace.text())
+    _, out, _ = run(capsys, tmp_path / "long", "--against", tmp_path / "short")
+    assert out.startswith("Nothing marks steps in FILE and --against: a whole file counts as one")
+    assert "All differences, the largest first:" in out and "within what the steps" not in out
+    _, out, _ = run(capsys, marked, "--against", marked)
+    assert "Nothing marks steps" not in out and "All differences" not in out
+
+
 def test_what_cannot_be_compared_is_an_error(tmp_path, capsys):
     """Exit status 1 with the reason; other ranks are a mistake in the command."""
     other = write(tmp_path / "b.json", deviceProperties=[{"name": "NVIDIA H100"}])

@@ -166,9 +166,20 @@ def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     sides = (before, after)
     profiles = [over_ranks([profile(side[rank][1]) for rank in sorted(side)]) for side in sides]
     found = explain(*profiles)
-    say(*explanation.lines(found, peaks=peaks.newest(profiles[1].gpu)))
+    say(*_unmarked(before, after), *explanation.lines(found, peaks=peaks.newest(profiles[1].gpu)))
     put_json({"explanation": found, "before": profiles[0], "after": profiles[1]}, options.json)
     return 1 if found.refused else 0
+
+
+def _unmarked(before: Ranks, after: Ranks) -> Iterator[str]:
+    """Yield that the sides may have recorded more or less, where nothing marks steps in one."""
+    sides = {"FILE": after, "--against": before}
+    bare = [name for name, side in sides.items()
+            if not all(one.windows.has_marks for _, one in side.values())]  # fmt: skip
+    if bare:
+        yield f"Nothing marks steps in {' and '.join(bare)}: a whole file counts as one step, and"
+        yield "the two may have recorded more or less. Mark steps: --step, profiler.step()"
+        yield ""
 
 
 def _classes(path: Path | None, step: str | None) -> Classes:
