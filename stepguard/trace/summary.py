@@ -165,7 +165,8 @@ def _queue(found: Analysis) -> Queue:
     delay = gpu.start_us[rows] - windows.calls.end_us[windows.call_of_record[rows]]
     delay = np.maximum(delay, 0.0)
     depth = queue_depth(windows)[rows]
-    late = np.count_nonzero(found.gaps.cause != CAUSES.index(Idle.GAP))
+    queued = [CAUSES.index(Idle.GAP), CAUSES.index(Idle.STREAM)]
+    late = np.count_nonzero(~np.isin(found.gaps.cause, queued))
     return Queue(
         delay_median_us=float(np.median(delay)),
         delay_p90_us=float(np.quantile(delay, 0.9)),

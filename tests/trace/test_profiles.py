@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kineto import AUTOGRAD, COMMS, Kineto, steps
 
+from stepguard.explain.bottleneck import Bound, bottleneck
 from stepguard.profile import mean
+from stepguard.report.trace.timeline import timeline
 from stepguard.trace.classes import parse_classes, usual_classes, with_more
 from stepguard.trace.collectives import bus_factor, exchanges
 from stepguard.trace.profiles import profile
@@ -197,6 +199,21 @@ def test_a_gap_between_queued_kernels():
         if event["cat"] == "kernel":
             event["dur"] -= 30
     assert idle(trace) == {("between kernels", ""): 30}
+
+
+def test_a_stream_that_stalls_is_no_pause_between_kernels():
+    """Its kernels were queued too, and begin 60 us or 64 ms later: no small kernel is to blame."""
+    trace = Kineto()
+    for number, begin in enumerate((100, 64_500)):
+        trace.step(number, 50 * number, 50 * number + 40)
+        trace.kernel(50 * number + 5, begin, begin + 100)
+    trace.kernel(10, 260, 400)
+    trace.kernel(11, 64_400, 64_500)
+    found = trace.analysis()
+    assert idle(trace) == {("stream wait", ""): 60 + 64_000}
+    assert bottleneck(profile(found)).bound == Bound.STREAM
+    assert "stream wait: 64.000 ms" in timeline(found, "")
+    assert summary(found, "", 0).queue.late_share == 0
 
 
 def test_the_host_is_late():

@@ -91,6 +91,7 @@ _LOSSES = {
     Bound.COMMUNICATION: "exposed communication",
     Bound.COPIES: "exposed copies",
     Bound.KERNELS: "pauses between queued kernels",
+    Bound.STREAM: "queued kernels wait for another stream or an event",
     Bound.PROFILER: "the profiler itself",
 }
 
