@@ -1,5 +1,7 @@
 """What is said of a step: each formula on a trace of known answer, the identity on any trace."""
 
+from io import BytesIO
+
 import pytest
 from builders import PROPERTY
 from hypothesis import given
@@ -11,7 +13,8 @@ from stepguard.profile import mean
 from stepguard.report.trace.timeline import timeline
 from stepguard.trace.classes import parse_classes, usual_classes, with_more
 from stepguard.trace.collectives import bus_factor, exchanges
-from stepguard.trace.profiles import profile
+from stepguard.trace.profiles import analyse, profile
+from stepguard.trace.read.chrome import read_chrome
 from stepguard.trace.read.chunks import TraceError
 from stepguard.trace.summary import summary
 
@@ -351,6 +354,40 @@ def test_generated_kernels_have_the_hash_of_their_source():
     trace.kernel(300, 300, 310, name="triton_poi_fused_gelu_0", **{"External id": 78})
     codes = {row.name: row.code for row in profile(trace.analysis()).kernels}
     assert codes == {"gemm": "", "triton_poi_fused_gelu_0": "cxyz"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("multimem_all_reduce_kernel<c10::BFloat16, 16>(long)", "communication"),
+        ("void c10d::(anonymous namespace)::one_shot_all_reduce_kernel<float>", "communication"),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)", "communication"),
+        ("userbuffers_fp16_sum_inplace_gpu_rr_rs_oop(int)", "communication"),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*)", "communication"),
+        ("void internode_ll::combine<7168, 9>(void*)", "communication"),
+        ("bmm_E4m3_E4m3E4m3_Fp32_t128x8x128u2_s6", "GEMM"),
+        ("_matmul_ogs_NNT_bf16xbf16xmxfp4_16x256x128", "GEMM"),
+        ("Cijk_Ailk_Bljk_BBS_BH_Bias_HAS_SAV_UserArgs_MT256x224x64", "GEMM"),
+        ("triton_poi_fused_all_reduce_add_3", "Triton"),
+        ("triton_poi_fused_bmm_3", "Triton"),
+        ("void at::native::elementwise_kernel<128, 4>", "elementwise"),
+    ],
+)
+def test_kernels_of_other_libraries(kernel, kind):
+    """Exchanges that are not NCCL's, and products that are not cuBLAS's."""
+    assert usual_classes().kernel(kernel) == kind
+
+
+def test_a_trace_of_an_amd_gpu():
+    """Calls of HIP launch, copy and wait as CUDA's do."""
+    trace = two_steps()
+    trace.copy(250, 280, 300)
+    trace.call("cudaStreamSynchronize", 310, 5)
+    trace.kernel(340, 350, 1090)
+    text = trace.text().replace(b'"cuda', b'"hip').replace(b'"hip_runtime"', b'"cuda_runtime"')
+    found = profile(analyse(read_chrome(BytesIO(text)), usual_classes()))
+    assert found.steps == 2 and found.parts == profile(trace.analysis()).parts
+    assert found.calls["hipLaunchKernel"] == (2, 1)
 
 
 def test_classes_are_an_open_table():
