@@ -5,10 +5,13 @@ import errno
 import json
 import os
 import re
+import sqlite3
+from contextlib import closing
 from xml.etree import ElementTree
 
 import pytest
 from kineto import COMMS, Kineto, host_steps
+from trace_exports import export
 
 from stepguard.cli.main import main
 from stepguard.report import documents
@@ -62,6 +65,50 @@ def test_several_ranks(tmp_path, capsys):
     assert "Below: rank 1" in run(capsys, *files, "--rank", 1)[1]
     status, _, err = run(capsys, *files, "--rank", 2)
     assert (status, err) == (2, "stepguard: --rank 2: the files have 0, 1\n")
+
+
+def test_the_width_is_that_of_the_terminal(tmp_path, capsys, monkeypatch):
+    """As COLUMNS says: kernels' names in full, or cut; a phase keeps its end."""
+    trace, name = Kineto(), f"nvjet_{'x' * 70}"
+    for number in range(3):
+        trace.step(number, 1000 * number, 1000 * number + 999)
+        for depth in range(5):
+            trace.annotation(f"block_{depth}", 1000 * number + depth, 1000 * number + 90 - depth)
+        trace.kernel(1000 * number + 8, 1000 * number + 100, 1000 * number + 500, name=name)
+    (tmp_path / "a.json").write_bytes(trace.text())
+    pages = {}
+    for width in (66, 80, 130):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["trace", str(tmp_path / "a.json")]) == 0
+        pages[width] = capsys.readouterr().out
+        assert max(map(len, pages[width].splitlines())) <= width
+    path = "/".join(f"block_{depth}" for depth in range(5))
+    assert name in pages[130] and path in pages[130]
+    assert name not in pages[80] and f"{path} " not in pages[66] and "ock_3/block_4 " in pages[66]
+
+
+def test_processes_of_one_file_are_named_once(tmp_path, capsys):
+    """An export of nsys with two processes: a line for both, a row for each."""
+    path = tmp_path / "r.sqlite"
+    with closing(sqlite3.connect(path)) as file:
+        export(second=True).backup(file)
+    _, out, _ = run(capsys, path)
+    assert "\nr.sqlite: ranks 0, 1, NVIDIA H100, 2 of 3 steps\n" in f"\n{out}"
+    assert out.count("rank 0") == 2 and out.count("r.sqlite") == out.count("rank 1") == 1
+
+
+def test_no_figure_is_less_than_nothing(tmp_path, capsys):
+    """Nor is a gap that is not in every step 0 gaps beside its time."""
+    trace = Kineto()
+    for number in range(4):
+        began = 1000 * number
+        trace.step(number, began, began + 999)
+        trace.kernel(began + 5, began + 100, began + 1100 - 30 * (number == 1))
+        trace.kernel(began + 7, began + 100.1, began + 900.3, name="ncclDevKernel", stream=COMMS)
+    (tmp_path / "a.json").write_bytes(trace.text())
+    _, out, _ = run(capsys, tmp_path / "a.json")
+    assert "-0.0" not in out
+    assert re.search(r"\n(host late|between kernels) +0\.010 +1\.\d\d +0\.33\b", out)
 
 
 def test_a_rank_that_no_file_of_a_cpu_has(tmp_path, capsys):

@@ -18,6 +18,7 @@ from stepguard.cli.common import (
     UsageError,
     add_json,
     add_top,
+    page_width,
     put_json,
     put_text,
     refuse_target,
@@ -94,7 +95,7 @@ def _trace(options: argparse.Namespace) -> int:
             raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
         _refuse_rank(options, sorted(traces))
         hosts = on_cpu(traces, classes, options.rank)
-        say(*host_page(hosts, options.top))
+        say(*host_page(hosts, options.top, page_width()))
         put_json({"ranks": hosts}, options.json)
         return 0
     found = analysed(traces, classes)
@@ -141,7 +142,7 @@ def show(found: Ranks, order: list[int], top: int) -> tuple[list[Summary], list[
     """Print the page of these ranks, in this order; return its figures."""
     ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
     rows = exchanges([found[rank][1] for rank in order])
-    say(*page(ranks, rows, top), *_roofline(ranks[0]))
+    say(*page(ranks, rows, top, page_width()), *_roofline(ranks[0]))
     return ranks, rows
 
 
@@ -209,10 +210,10 @@ def print_table(path: Path, classes: Classes, top: int) -> list[NcuRow]:
     """
     text = path.read_text(encoding="utf-8", errors="replace")
     if not is_ncu(text):
-        say(*stats_page(read_stats(text), classes, top))
+        say(*stats_page(read_stats(text), classes, top, page_width()))
         return []
     rows = read_ncu(text)
-    say(*ncu_page(rows, top))
+    say(*ncu_page(rows, top, page_width()))
     return rows
 
 

@@ -91,4 +91,4 @@ def _ms(us: float) -> str:
 
 
 def _signed(us: float) -> str:
-    return f"{us / 1e3:+.3f}"
+    return f"{round(us / 1e3, 3) + 0.0:+.3f}"  # never -0.000
