@@ -111,6 +111,48 @@ def test_no_figure_is_less_than_nothing(tmp_path, capsys):
     assert re.search(r"\n(host late|between kernels) +0\.010 +1\.\d\d +0\.33\b", out)
 
 
+def test_one_kernel_is_one_row_where_that_is_asked_for(tmp_path, capsys):
+    """Whatever its launch shapes and phases: calls and times of a step are summed."""
+    trace, table = Kineto(), tmp_path / "k.csv"
+    for number in range(3):
+        began = 1000 * number
+        trace.step(number, began, began + 999)
+        trace.annotation("forward", began + 3, began + 20)
+        trace.kernel(began + 5, began + 100, began + 500, grid=[1, 1, 1])
+        trace.kernel(began + 6, began + 500, began + 550, grid=[2, 1, 1])
+        trace.kernel(began + 30, began + 600, began + 650)
+        trace.kernel(began + 31, began + 700, began + 710, name="other")
+    (tmp_path / "a.json").write_bytes(trace.text())
+    _, out, _ = run(capsys, tmp_path / "a.json", "--by-name", "--csv", table)
+    assert re.search(r"\ntop 2 kernels.*\ngemm +0\.500 +0\.000 +3 +166\.7\nother ", out)
+    rows = {row["kernel"]: row for row in csv.DictReader(table.open())}
+    assert len(rows) == 2 and float(rows["gemm"]["us_per_step"]) == 500
+    _, out, _ = run(capsys, tmp_path / "a.json")
+    assert "top 4 kernels" in out
+
+
+@pytest.mark.parametrize(
+    ("forward", "backward"), [("fmha", "fmha"), ("flash_fwd_kernel", "flash_bwd_dq_kernel")]
+)
+def test_attention_is_forward_and_backward(forward, backward, tmp_path, capsys):
+    """By phase, or by name; and as a whole where only one of them is there."""
+    trace = Kineto()
+    for number in range(3):
+        began = 1000 * number
+        trace.step(number, began, began + 999)
+        trace.kernel(began + 5, began + 100, began + 300, name=forward)
+        if forward == backward:
+            trace.annotation("backward", began + 8, began + 20)
+        trace.kernel(began + 9, began + 300, began + 900, name=backward)
+    (tmp_path / "a.json").write_bytes(trace.text())
+    _, out, _ = run(capsys, tmp_path / "a.json")
+    rows = [r"attention +0\.800 +100\.0 +2", r"  forward +0\.200 +25\.0 +1"]
+    assert re.search("\n".join([*rows, r"  backward +0\.600 +75\.0 +1"]), out)
+    one = trace.text().replace(backward.encode(), b"elementwise_kernel")
+    (tmp_path / "a.json").write_bytes(one.replace(forward.encode(), b"fmha_fwd"))
+    assert "  forward" not in run(capsys, tmp_path / "a.json")[1]
+
+
 def test_a_rank_that_no_file_of_a_cpu_has(tmp_path, capsys):
     """It is refused as that of a GPU is."""
     (tmp_path / "a.json").write_bytes(host_steps(3).text())

@@ -36,7 +36,7 @@ from stepguard.cli.profilers.files import (
 )
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
-from stepguard.profile import mean, over_ranks
+from stepguard.profile import mean, merged_by_name, over_ranks
 from stepguard.report.documents import Kind
 from stepguard.report.trace import explanation
 from stepguard.report.trace.host import host_page
@@ -75,6 +75,9 @@ def add_command(commands: Any, root: Path) -> None:
     trace.add_argument("--step", metavar="REGEX", help="the annotations that mark steps")
     trace.add_argument("--classes", type=Path, metavar="TOML", help="kernel classes of your own")
     add_top(trace, 12)
+    trace.add_argument(
+        "--by-name", action="store_true", help="a row for each kernel's name, all launches in one"
+    )
     add_json(trace)
     trace.add_argument("--svg", type=Path, metavar="PATH", help="draw one step: host and GPU")
     trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
@@ -104,7 +107,7 @@ def _trace(options: argparse.Namespace) -> int:
         return _explain(found, before, options)
     order = sorted(found, key=lambda rank: (rank != options.rank, rank))
     _refuse_rank(options, order)
-    ranks, rows = show(found, order, options.top)
+    ranks, rows = show(found, order, options.top, options.by_name)
     put_json({"ranks": ranks, "collectives": rows}, options.json)
     if options.csv:
         put_text(_csv(ranks), options.csv, "--csv")
@@ -138,11 +141,16 @@ def _refuse_rank(options: argparse.Namespace, ranks: list[int]) -> None:
         raise UsageError(f"--rank {options.rank}: the files have {', '.join(map(str, ranks))}")
 
 
-def show(found: Ranks, order: list[int], top: int) -> tuple[list[Summary], list[Exchange]]:
+def show(
+    found: Ranks, order: list[int], top: int, by_name: bool = False
+) -> tuple[list[Summary], list[Exchange]]:
     """Print the page of these ranks, in this order; return its figures."""
     ranks = [summary(found[rank][1], found[rank][0].name, rank) for rank in order]
+    roofline = list(_roofline(ranks[0]))  # which needs the work of each shape
+    if by_name:
+        ranks = [replace(one, profile=merged_by_name(one.profile)) for one in ranks]
     rows = exchanges([found[rank][1] for rank in order])
-    say(*page(ranks, rows, top, page_width()), *_roofline(ranks[0]))
+    say(*page(ranks, rows, top, page_width()), *roofline)
     return ranks, rows
 
 

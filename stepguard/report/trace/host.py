@@ -30,9 +30,16 @@ def host_page(ranks: Sequence[HostSummary], top: int, width: int = WIDTH) -> Ite
         phases = [(row.path, _ms(row.us), _pct(row.us, step)) for row in one.phases]
         yield from fitted([("phase", "[ms]", "[% of the step]"), *phases], width, end_of)
     yield ""
-    titles = ("operator, own time", "phase", "calls", "[ms]", "[%]")
+    titles = ("operator", "phase", "calls", "own [ms]", "[%]", "total [ms]")
     operators = [
-        (row.name, end_of(row.phase, 22), f"{row.calls:g}", _ms(row.us), _pct(row.us, step))
+        (
+            row.name,
+            end_of(row.phase, 22),
+            f"{row.calls:g}",
+            _ms(row.us),
+            _pct(row.us, step),
+            _ms(row.total_us),
+        )
         for row in one.operators[:top]
     ]
     yield from fitted([titles, *operators], width, cut, left=(0, 1))

@@ -14,7 +14,7 @@ from stepguard.report.table import aligned, fitted
 from stepguard.roofline import Peaks
 from stepguard.text import cut, end_of, listed
 from stepguard.trace.collectives import Exchange
-from stepguard.trace.summary import Summary
+from stepguard.trace.summary import ClassRow, Summary
 
 WIDTH = 80
 _PARTS = (
@@ -199,11 +199,30 @@ def _communication(one: Summary, exchanges: Sequence[Exchange]) -> Iterator[str]
 def _classes(one: Summary) -> Iterator[str]:
     yield ""
     header = ("kernel class", "[ms]", "[% of the sum]", "calls")
-    body = [
-        (row.name, _ms(row.us), f"{100 * row.share:.1f}", f"{row.calls:,.1f}".removesuffix(".0"))
-        for row in one.classes
-    ]
+    body = []
+    for row in one.classes:
+        body.append(_class(row.name, row.us, row.share, row.calls))
+        if row.name == "attention":
+            body += _directions(one, row)
     yield from aligned([header, *body])
+
+
+def _class(name: str, us: float, share: float, calls: float) -> tuple[str, ...]:
+    return name, _ms(us), f"{100 * share:.1f}", f"{calls:,.1f}".removesuffix(".0")
+
+
+def _directions(one: Summary, whole: ClassRow) -> Iterator[tuple[str, ...]]:
+    """Yield the forward and the backward kernels of a class, where there are both."""
+    mine = [row for row in one.profile.kernels if row.kind == whole.name]
+    halves = grouped(mine, lambda row: bool(_BACKWARD.search(f"{row.phase} {row.name}")))
+    for backward in (False, True) if len(halves) == 2 else ():
+        us = sum(mean(row.us) for row in halves[backward])
+        calls = sum(mean(row.calls) for row in halves[backward])
+        share = whole.share * us / whole.us if whole.us else 0.0
+        yield _class(f"  {'backward' if backward else 'forward'}", us, share, calls)
+
+
+_BACKWARD = re.compile("backward|bwd|bprop|dot_do_o|convert_dq", re.IGNORECASE)
 
 
 def _kernels(one: Summary, top: int, width: int) -> Iterator[str]:
