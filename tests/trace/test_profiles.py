@@ -390,6 +390,20 @@ def test_a_trace_of_an_amd_gpu():
     assert found.calls["hipLaunchKernel"] == (2, 1)
 
 
+def test_a_phase_has_its_own_time_beside_those_inside_it():
+    """Of 90 us on the host 30 are the optimizer's own; the clip inside it has 60 in two passes."""
+    trace = two_steps()
+    for number in range(3):
+        began = 1000 * number
+        trace.annotation("Optimizer.step#AdamW.step", began + 300, began + 390)
+        for at in (310, 350):
+            trace.annotation("clip", began + at, began + at + 30)
+            trace.kernel(began + at + 1, began + at + 200, began + at + 210)
+    rows = {row.path: row for row in summary(trace.analysis(), "", 0).phases}
+    assert (rows["optimizer"].host_us, rows["optimizer"].own_us) == (90, 30)
+    assert rows["optimizer/clip"].host_us == rows["optimizer/clip"].own_us == 60
+
+
 def test_classes_are_an_open_table():
     """A user's rules come first; a wrong file says which entry."""
     assert usual_classes().kernel("triton_per_fused_attention_3") == "Triton"

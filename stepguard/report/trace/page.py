@@ -281,11 +281,12 @@ def _phases(one: Summary, width: int) -> Iterator[str]:
     if all(not row.path for row in one.phases):
         return
     yield ""
-    header = ("phase", "host [ms]", "GPU busy [ms]", "GPU, begin to end [ms]")
+    header = ("phase", "host [ms]", "own", "GPU busy", "GPU, begin to end")
     body = [
         (
             row.path or "(outside all)",
             _ms(row.host_us) if row.path else "",
+            _ms(row.own_us) if row.own_us < row.host_us else "",
             _ms(row.gpu_us),
             _ms(row.gpu_span_us) if row.path else "",
         )
