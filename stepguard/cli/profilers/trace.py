@@ -36,11 +36,12 @@ from stepguard.cli.profilers.files import (
 )
 from stepguard.explain.causes import explain
 from stepguard.explain.roofs import class_roofs
-from stepguard.profile import mean, merged_by_name, over_ranks
+from stepguard.profile import Profile, mean, merged_by_name, over_ranks
 from stepguard.report.documents import Kind
 from stepguard.report.trace import explanation
 from stepguard.report.trace.host import host_page
 from stepguard.report.trace.page import page, roof_lines
+from stepguard.report.trace.roofline_picture import roofline
 from stepguard.report.trace.tables import ncu_page, stats_page
 from stepguard.report.trace.timeline import BEGINS, timeline
 from stepguard.storage import peaks
@@ -80,6 +81,8 @@ def add_command(commands: Any, root: Path) -> None:
     )
     add_json(trace)
     trace.add_argument("--svg", type=Path, metavar="PATH", help="draw one step: host and GPU")
+    text = "draw the kernels under the roof"
+    trace.add_argument("--roofline", type=Path, metavar="PATH", help=text)
     trace.add_argument("--csv", type=Path, metavar="PATH", help="write the table of kernels")
     trace.set_defaults(call=_trace, root=root)
 
@@ -94,8 +97,9 @@ def _trace(options: argparse.Namespace) -> int:
         return _tables(options, classes)
     traces = _read(options.files, classes, options.step)
     if not has_kernels(traces):
-        if options.against or options.csv or options.svg:
-            raise UsageError("--against, --csv and --svg need traces with kernels of a GPU")
+        if options.against or options.csv or options.svg or options.roofline:
+            needs = "--against, --csv, --svg and --roofline need traces with kernels of a GPU"
+            raise UsageError(needs)
         _refuse_rank(options, sorted(traces))
         hosts = on_cpu(traces, classes, options.rank)
         say(*host_page(hosts, options.top, page_width()))
@@ -113,7 +117,22 @@ def _trace(options: argparse.Namespace) -> int:
         put_text(_csv(ranks), options.csv, "--csv")
     if options.svg:
         put_text(timeline(found[order[0]][1], ranks[0].source), options.svg, "--svg")
+    if options.roofline:
+        put_text(_picture(profile(found[order[0]][1]), ranks[0]), options.roofline, "--roofline")
     return 0
+
+
+def _picture(of_shapes: Profile, one: Summary) -> str:
+    """Return the roofline. Raises UsageError where work or peaks are not known."""
+    known = peaks.newest(of_shapes.gpu)
+    picture = roofline(of_shapes, known, one.source) if known else ""
+    if not picture:
+        measure = as_typed("stepguard doctor --peaks")
+        raise UsageError(
+            f"--roofline: it needs shapes (record_shapes=True) and the card's peaks ({measure}); "
+            f"{'no kernel has known work' if known else 'no peaks are known'}"
+        )
+    return picture
 
 
 def _refuse_targets(options: argparse.Namespace) -> None:
@@ -123,6 +142,7 @@ def _refuse_targets(options: argparse.Namespace) -> None:
     refuse_target(options.json, inputs=inputs)
     refuse_target(options.csv, "--csv", TABLE, inputs)
     refuse_target(options.svg, "--svg", PICTURE, inputs)
+    refuse_target(options.roofline, "--roofline", PICTURE, inputs)
 
 
 def _read(files: list[Path], classes: Classes, step: str | None) -> Files:
@@ -167,8 +187,9 @@ def _roofline(one: Summary) -> Iterator[str]:
 
 def _explain(after: Ranks, before: Ranks, options: argparse.Namespace) -> int:
     """Print why ``after`` takes longer; return 1 if the two cannot be compared."""
-    if options.csv or options.svg or options.rank is not None:
-        raise UsageError("--against: it takes no --csv, --svg or --rank; it compares all ranks")
+    if options.csv or options.svg or options.roofline or options.rank is not None:
+        refused = "--against: it takes no --csv, --svg, --roofline or --rank; it compares all ranks"
+        raise UsageError(refused)
     if before.keys() != after.keys():
         ranks = [", ".join(map(str, sorted(side))) for side in (after, before)]
         raise UsageError(f"--against: ranks {ranks[0]} against {ranks[1]}; give the same ones")
