@@ -249,3 +249,5 @@ def test_what_has_to_be_exported_names_the_command(name, text, words, tmp_path, 
     for command in ("trace", "analyze"):
         assert main([command, str(tmp_path / name)]) == 1
         assert words in capsys.readouterr().err
+    if name.endswith("-rep"):  # the only file of a folder
+        assert main(["analyze", str(tmp_path)]) == 1 and words in capsys.readouterr().err

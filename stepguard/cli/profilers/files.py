@@ -94,10 +94,12 @@ def on_cpu(traces: Files, classes: Classes, first: int | None = None) -> list[Ho
 
 
 def in_folders(paths: list[Path]) -> list[Path]:
-    """Return the paths, and for a folder the traces in it. Raises FileError for one without."""
+    """Return the paths, and for a folder the traces in it, or else the reports of Nsight's tools,
+    which name their export when they are read. Raises FileError for a folder without.
+    """
     found: list[Path] = []
     for path in paths:
-        inside = traces_in(path)
+        inside = traces_in(path) or sorted(p for p in path.glob("*") if p.suffix in _REPORTS)
         if path.is_dir() and not inside:
             raise FileError(f"{path}: no trace in it, looked for {', '.join(_TRACES)}")
         found += inside if path.is_dir() else [path]
